@@ -1,0 +1,86 @@
+"""Files and folders that are either whole or not there: written beside their place, synced, renamed into it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import NmtError
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Write JSON with sorted keys, so that equal content is equal bytes."""
+    text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
+    path.write_text(text + "\n", encoding="utf-8", newline="\n")
+
+
+@contextlib.contextmanager
+def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
+    """Give an empty folder to fill, which takes the place of `folder` when the block ends without an exception.
+
+    `marker` is a file that every such folder holds: anything else that is in the way is not ours and is refused.
+    """
+    if folder.exists() and not (folder / marker).is_file() and any(folder.iterdir()):
+        raise NmtError(f"{folder} exists and holds no {marker}; choose another folder or remove it")
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        raise NmtError(
+            f"{folder} cannot be written: {error.strerror}; choose another folder"
+        ) from None
+    try:
+        yield temporary
+        _sync_tree(temporary)
+        _swap(temporary, folder)
+    finally:
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def replace_file(path: Path) -> Iterator[Path]:
+    """Give a path to write to, which takes the place of `path` when the block ends without an exception."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        yield temporary
+        _sync(temporary)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def replace_link(link: Path, target: str) -> None:
+    """Point the symbolic link `link` at the relative path `target` in one step."""
+    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary.unlink(missing_ok=True)
+    temporary.symlink_to(target)
+    os.replace(temporary, link)
+
+
+def _swap(new: Path, place: Path) -> None:
+    if place.exists():
+        old = place.with_name(f".{place.name}.{os.getpid()}.old")
+        os.rename(place, old)
+        os.rename(new, place)
+        shutil.rmtree(old)
+    else:
+        os.rename(new, place)
+    _sync(place.parent)
+
+
+def _sync_tree(folder: Path) -> None:
+    for path in (*folder.rglob("*"), folder):
+        _sync(path)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
