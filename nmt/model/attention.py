@@ -1,0 +1,101 @@
+"""Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2) and the cache for decoding.
+
+It knows neither positions nor padding ids: a boolean mask says what may be attended to.
+"""
+
+# B batch, T queries, S keys, H heads, D d_model; the rows of queries may be K times those of keys (beams)
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class KeyValueCache:
+    """Keys and values of the target positions decoded so far, for one self-attention layer."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None
+        self.values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Add the newest positions, each (B, H, T, D/H), and return all of them."""
+        if self.keys is not None and self.values is not None:
+            keys = torch.cat([self.keys, keys], dim=2)
+            values = torch.cat([self.values, values], dim=2)
+        self.keys, self.values = keys, values
+        return keys, values
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep the rows given, in that order, `rows` (B',)."""
+        if self.keys is not None and self.values is not None:
+            self.keys = self.keys.index_select(0, rows)
+            self.values = self.values.index_select(0, rows)
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention with `num_heads` heads of D/H dimensions each.
+
+    The projections of queries, keys and values are the three D x D blocks of one matrix, so that self-attention needs
+    one product for all of them.
+    """
+
+    def __init__(self, d_model: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.in_projection = nn.Linear(d_model, 3 * d_model)
+        self.out_projection = nn.Linear(d_model, d_model)
+        for block in self.in_projection.weight.chunk(3):
+            nn.init.xavier_uniform_(block)
+        nn.init.xavier_uniform_(self.out_projection.weight)
+        nn.init.zeros_(self.in_projection.bias)
+        nn.init.zeros_(self.out_projection.bias)
+
+    def self_attention(
+        self, x: Tensor, *, mask: Tensor | None, causal: bool, cache: KeyValueCache | None = None
+    ) -> Tensor:
+        """Let the positions of `x` (B, T, D) attend to each other; `mask` (B, 1, 1, T), True = may be attended to."""
+        queries, keys, values = (
+            self._split_heads(part) for part in self.in_projection(x).chunk(3, dim=-1)
+        )  # 3 x (B, H, T, D/H)
+        if cache is not None:
+            assert not causal or x.size(1) == 1, "decoding with a cache goes one position at a time"
+            keys, values, causal = *cache.append(keys, values), False
+        return self._attend(queries, keys, values, mask=mask, causal=causal)
+
+    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Project the encoder's output (B, S, D) to keys and values, each (B, H, S, D/H)."""
+        d_model = memory.size(-1)
+        weight, bias = self.in_projection.weight[d_model:], self.in_projection.bias[d_model:]
+        keys, values = F.linear(memory, weight, bias).chunk(2, dim=-1)
+        return self._split_heads(keys), self._split_heads(values)
+
+    def cross_attention(
+        self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None
+    ) -> Tensor:
+        """Let `x` (B*K, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask` (B, 1, 1, S).
+
+        With K > 1 the K beams of a sentence share its memory: they become further queries of one row.
+        """
+        num_rows, num_positions, d_model = x.shape
+        weight, bias = self.in_projection.weight[:d_model], self.in_projection.bias[:d_model]
+        x = x.reshape(keys.size(0), -1, d_model)  # (B, K*T, D)
+        queries = self._split_heads(F.linear(x, weight, bias))  # (B, H, K*T, D/H)
+        attended = self._attend(queries, keys, values, mask=mask, causal=False)
+        return attended.view(num_rows, num_positions, d_model)  # (B*K, T, D)
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        batch, length, d_model = x.shape
+        x = x.view(batch, length, self.num_heads, d_model // self.num_heads)  # (B, T, H, D/H)
+        return x.transpose(1, 2)  # (B, H, T, D/H)
+
+    def _attend(
+        self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool
+    ) -> Tensor:
+        # softmax(Q K^T / sqrt(D/H)) V, equation 1 of the paper; torch picks the fastest kernel
+        heads = F.scaled_dot_product_attention(
+            queries, keys, values, attn_mask=mask, is_causal=causal
+        )  # (B, H, T, D/H)
+        joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
+        return self.out_projection(joined)  # type: ignore[no-any-return]

@@ -1,0 +1,113 @@
+"""The layers around attention: positions, feed-forward, and one layer of the encoder and of the decoder (paper, section 3).
+
+A layer knows one residual rule, `_residual`, for both placements of the norm.
+"""
+
+# B batch, S source, T target, D d_model, F d_ff, H heads; B*K rows of targets when K beams share a memory
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig, Norm, Positions
+from nmt.model.attention import KeyValueCache, MultiHeadAttention
+
+LAYER_NORM_EPS = 1e-5
+
+
+def sinusoidal_positions(length: int, d_model: int, layout: Positions) -> Tensor:
+    """Compute the positional encodings (length, D) in float32 (paper, section 3.5).
+
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)) and PE(pos, 2i+1) the cosine; `sinusoidal_concat` has all sines first, then the
+    cosines, over the D/2 wavelengths of Tensor2Tensor, which reach 2 pi * 10000 with the last.
+    """
+    half = d_model // 2
+    position = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
+    steps = torch.arange(half, dtype=torch.float64)
+    if layout is Positions.sinusoidal:
+        angle = position * torch.exp(-math.log(10000.0) * 2 * steps / d_model)  # (length, D/2)
+        table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (length, D)
+    else:
+        angle = position * torch.exp(-math.log(10000.0) * steps / max(half - 1, 1))
+        table = torch.cat([angle.sin(), angle.cos()], dim=-1)
+    return table.float()
+
+
+class FeedForward(nn.Module):
+    """max(0, x W1 + b1) W2 + b2 at every position (paper, equation 2)."""
+
+    def __init__(self, d_model: int, d_ff: int) -> None:
+        super().__init__()
+        self.inner = nn.Linear(d_model, d_ff)
+        self.outer = nn.Linear(d_ff, d_model)
+        for linear in (self.inner, self.outer):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (B, T, D) to (B, T, D)."""
+        return self.outer(torch.relu(self.inner(x)))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """What encoder and decoder layers share: sub-layers, each with dropout, residual sum and norm (section 5.4)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.is_post_norm = config.norm is Norm.post
+        self.dropout = nn.Dropout(config.dropout)
+        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+        if self.is_post_norm:
+            return norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
+        return x + self.dropout(sublayer(norm(x)))  # type: ignore[no-any-return]
+
+
+class EncoderLayer(Layer):
+    """Self-attention, then feed-forward (left half of figure 1)."""
+
+    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
+        """Map (B, S, D) to (B, S, D); `mask` (B, 1, 1, S), True = may be attended to."""
+        x = self._residual(
+            x,
+            self.self_attention_norm,
+            lambda y: self.self_attention.self_attention(y, mask=mask, causal=False),
+        )
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+
+class DecoderLayer(Layer):
+    """Masked self-attention, attention to the encoder's output, then feed-forward (right half of figure 1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+
+    def forward(
+        self,
+        x: Tensor,
+        memory: tuple[Tensor, Tensor],
+        memory_mask: Tensor | None,
+        cache: KeyValueCache | None,
+    ) -> Tensor:
+        """Map (B*K, T, D) to (B*K, T, D); `memory` are this layer's keys and values of the source, (B, H, S, D/H)."""
+        x = self._residual(
+            x,
+            self.self_attention_norm,
+            lambda y: self.self_attention.self_attention(y, mask=None, causal=True, cache=cache),
+        )
+        x = self._residual(
+            x,
+            self.cross_attention_norm,
+            lambda y: self.cross_attention.cross_attention(y, *memory, mask=memory_mask),
+        )
+        return self._residual(x, self.feed_forward_norm, self.feed_forward)

@@ -1,0 +1,132 @@
+"""The encoder-decoder of "Attention Is All You Need" with one matrix for both embeddings and the output.
+
+It knows token ids and lengths, but neither the tokenizer nor any loss or search.
+"""
+
+# B batch, S source, T target, D d_model, V vocab, H heads; B*K rows of targets when K beams share a memory
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig, Norm
+from nmt.model.attention import KeyValueCache
+from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
+
+NUM_POSITIONS = 512  # the table starts with so many rows and doubles when a longer sentence comes
+
+
+@dataclass
+class Memory:
+    """The encoded source as the decoder needs it: `layers` holds keys and values (B, H, S, D/H) of each decoder layer."""
+
+    hidden: Tensor  # (B, S, D)
+    mask: Tensor | None  # (B, 1, 1, S), True = may be attended to; None when nothing is padded
+    layers: list[tuple[Tensor, Tensor]]
+
+    def select(self, rows: Tensor) -> Memory:
+        """Keep the sentences `rows` (B',), in that order."""
+        mask = None if self.mask is None else self.mask.index_select(0, rows)
+        layers = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
+        return Memory(self.hidden.index_select(0, rows), mask, layers)
+
+
+class DecoderCache:
+    """The self-attention caches of all decoder layers and the number of positions in them."""
+
+    def __init__(self, num_layers: int) -> None:
+        self.layers = [KeyValueCache() for _ in range(num_layers)]
+        self.num_positions = 0
+
+    def reorder(self, rows: Tensor) -> None:
+        """Keep the rows given, in that order, `rows` (B',)."""
+        for layer in self.layers:
+            layer.reorder(rows)
+
+
+class Transformer(nn.Module):
+    """Encoder, decoder and the shared embedding.
+
+    `encode` and `decode` are all that training and search call. Embeddings are scaled by sqrt(D) on their way in (section
+    3.4) and used unscaled, without a bias, on their way out.
+    """
+
+    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+        super().__init__()
+        self.config = config
+        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        self.dropout = nn.Dropout(config.dropout)
+        self.encoder_layers = nn.ModuleList(
+            EncoderLayer(config) for _ in range(config.num_encoder_layers)
+        )
+        self.decoder_layers = nn.ModuleList(
+            DecoderLayer(config) for _ in range(config.num_decoder_layers)
+        )
+        self.encoder_norm = self._final_norm()
+        self.decoder_norm = self._final_norm()
+        self.positions: Tensor
+        self.reset_positions()
+
+    def reset_positions(self) -> None:
+        """Compute the table of positional encodings, which is not stored with the weights."""
+        table = sinusoidal_positions(NUM_POSITIONS, self.config.d_model, self.config.positions)
+        self.register_buffer("positions", table, persistent=False)
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
+        mask = torch.arange(src.size(1), device=src.device) < src_lengths.unsqueeze(1)  # (B, S)
+        mask = mask[:, None, None, :]  # (B, 1, 1, S)
+        x = self._embed(src, start=0)
+        for layer in self.encoder_layers:
+            x = layer(x, mask)
+        hidden = self.encoder_norm(x)  # (B, S, D)
+        layers = [
+            layer.cross_attention.project_memory(hidden)  # type: ignore[operator, union-attr]
+            for layer in self.decoder_layers
+        ]
+        return Memory(hidden, mask, layers)
+
+    def decode(self, tgt: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
+        """Decode target ids (B*K, T) to hidden states (B*K, T, D); position t sees targets up to t alone.
+
+        With a cache, `tgt` holds only the newest position (T = 1). Padding on the right needs no mask: no real position
+        looks to its right.
+        """
+        x = self._embed(tgt, start=cache.num_positions if cache else 0)
+        for i, layer in enumerate(self.decoder_layers):
+            x = layer(x, memory.layers[i], memory.mask, cache.layers[i] if cache else None)
+        if cache:
+            cache.num_positions += tgt.size(1)
+        return self.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states (..., D) to unnormalised log-probabilities (..., V)."""
+        return F.linear(hidden, self.embedding.weight)
+
+    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Tensor:
+        """Return the hidden states (B, T, D) that predict the token after each of `tgt_in` (B, T)."""
+        return self.decode(tgt_in, self.encode(src, src_lengths))
+
+    def _embed(self, ids: Tensor, *, start: int) -> Tensor:
+        end = start + ids.size(1)
+        if end > self.positions.size(0):
+            table = sinusoidal_positions(2 * end, self.config.d_model, self.config.positions)
+            self.positions = table.to(self.positions)
+        scaled = self.embedding(ids) * math.sqrt(self.config.d_model)  # (B, T, D)
+        return self.dropout(scaled + self.positions[start:end])  # type: ignore[no-any-return]
+
+    def _final_norm(self) -> nn.Module:
+        if self.config.norm is Norm.post:
+            return nn.Identity()
+        return nn.LayerNorm(self.config.d_model, eps=LAYER_NORM_EPS)
+
+
+def num_parameters(model: nn.Module) -> int:
+    """Count the parameters, shared ones once."""
+    return sum(parameter.numel() for parameter in model.parameters())
