@@ -1,0 +1,269 @@
+"""Scores equal sacreBLEU's own, unfit text is refused, paired tests can be trusted."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+from sacrebleu.metrics.bleu import BLEU
+from sacrebleu.metrics.chrf import CHRF
+from sacrebleu.metrics.ter import TER
+from sacrebleu.significance import PairedTest, Result
+from sacrebleu.tokenizers import tokenizer_ja_mecab
+
+from nmt.errors import ConfigError, DataError
+from nmt.evaluate import (
+    Comparison,
+    Method,
+    Metric,
+    Significance,
+    as_json,
+    as_table,
+    bleu,
+    check_tokenizer,
+    compare,
+    evaluate,
+    tokenizer_for,
+)
+
+QUICK = {method: Significance(method=method, num_samples=200) for method in Method}
+both_methods = pytest.mark.parametrize("method", list(Method))
+
+
+def corpus(num_lines: int, *, seed: int = 1) -> list[str]:
+    rng = random.Random(seed)
+    words = [f"word{i}" for i in range(50)]
+    return [" ".join(rng.choices(words, k=rng.randint(6, 14))) + "." for _ in range(num_lines)]
+
+
+def damaged(lines: list[str], share: float, *, seed: int = 2) -> list[str]:
+    """Replace a share of the words, so that scores fall with it."""
+    rng = random.Random(seed)
+    return [" ".join("wrong" if rng.random() < share else w for w in s.split()) for s in lines]
+
+
+REFERENCE = corpus(200)
+GOOD = damaged(REFERENCE, 0.1)
+BAD = damaged(REFERENCE, 0.3, seed=3)
+
+
+def bleu_comparison(
+    system: list[str], baseline: list[str], method: Method, *, reference: list[str] = REFERENCE
+) -> Comparison:
+    (result,) = compare(
+        system, [reference], baseline=baseline, test=QUICK[method], metrics=[Metric.bleu]
+    )
+    return result
+
+
+def test_scores_and_signatures_equal_those_of_sacrebleu() -> None:
+    references = [REFERENCE, damaged(REFERENCE, 0.2, seed=4)]
+    metrics = [BLEU(tokenize="intl"), CHRF(), CHRF(word_order=2), TER()]
+    expected = [metric.corpus_score(GOOD, references) for metric in metrics]
+
+    scores = evaluate(GOOD, references, tokenize="intl", metrics=list(Metric))
+
+    assert [s.name for s in scores] == ["BLEU", "chrF2", "chrF2++", "TER"]
+    assert [s.value for s in scores] == [e.score for e in expected]
+    assert [s.signature for s in scores] == [str(m.get_signature()) for m in metrics]
+
+
+def test_scores_equal_the_sacrebleu_command(tmp_path: Path) -> None:
+    files = {"ref": REFERENCE, "hyp": GOOD}
+    for name, lines in files.items():
+        (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
+    command = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-m", "bleu", "chrf", "ter"]
+    done = subprocess.run(
+        [*command, "-w", "6"], cwd=tmp_path, capture_output=True, check=True, text=True
+    )
+    expected = [(e["name"], e["score"], e["signature"]) for e in json.loads(done.stdout)]
+    scores = evaluate(GOOD, [REFERENCE])
+    assert [(s.name, round(s.value, 6), s.signature) for s in scores] == expected
+
+
+def test_detail_explains_bleu_and_ter() -> None:
+    score_bleu, score_chrf, score_ter = evaluate([s[: len(s) // 2] for s in GOOD], [REFERENCE])
+    assert 0 < score_bleu.detail["brevity_penalty"] < 1
+    assert score_bleu.detail["hypothesis_tokens"] < score_bleu.detail["reference_tokens"]
+    assert score_chrf.detail == {}
+    rate = 100 * score_ter.detail["num_edits"] / score_ter.detail["reference_tokens"]
+    assert score_ter.value == pytest.approx(rate)
+
+
+def test_perfect_hypotheses_score_100_and_no_edits() -> None:
+    scores = evaluate(REFERENCE, [REFERENCE], metrics=list(Metric))
+    assert [s.value for s in scores] == pytest.approx([100, 100, 100, 0])
+    assert bleu(REFERENCE, [REFERENCE]) == pytest.approx(100)
+
+
+def test_bleu_helper_equals_evaluate() -> None:
+    (score,) = evaluate(GOOD, [REFERENCE], tokenize="char", metrics=[Metric.bleu])
+    assert bleu(GOOD, [REFERENCE], tokenize="char") == score.value
+
+
+def test_unequal_counts_are_refused_with_both_numbers() -> None:
+    with pytest.raises(DataError, match=r"hypotheses: 199 lines, reference set 2: 200;"):
+        evaluate(GOOD[1:], [REFERENCE[1:], REFERENCE])
+    with pytest.raises(DataError, match=r"199.*200"):
+        bleu(GOOD[1:], [REFERENCE])
+    with pytest.raises(DataError, match=r"baseline: 199 lines, reference set 1: 200;"):
+        compare(GOOD, [REFERENCE], baseline=BAD[1:])
+
+
+def test_nothing_to_score_is_refused() -> None:
+    with pytest.raises(DataError, match="0 lines"):
+        evaluate([], [[]])
+    with pytest.raises(DataError, match="no references"):
+        evaluate(GOOD, [])
+
+
+def test_empty_lines_are_scored_not_skipped() -> None:
+    assert bleu(["", *GOOD[1:]], [REFERENCE]) < bleu(GOOD, [REFERENCE])
+    assert bleu([""] * 200, [REFERENCE]) == 0
+
+
+def test_tokenised_text_is_refused_unless_forced() -> None:
+    tokenised = [line[:-1] + " ." for line in GOOD[:101]] + GOOD[101:]
+    with pytest.raises(DataError, match=r"hypotheses: 101 of 200 .*force=true"):
+        evaluate(tokenised, [REFERENCE])
+    with pytest.raises(DataError, match="references: 101"):
+        evaluate(GOOD, [REFERENCE, tokenised])
+    with pytest.raises(DataError, match="baseline: 101"):
+        compare(GOOD, [REFERENCE], baseline=tokenised)
+    assert evaluate(tokenised, [REFERENCE], force=True)
+    assert bleu(tokenised, [REFERENCE]) > 0
+
+
+def test_a_hundred_tokenised_lines_are_still_accepted() -> None:
+    lines = [line[:-1] + " ." for line in GOOD[:100]] + GOOD[100:]
+    assert evaluate(lines, [REFERENCE], metrics=[Metric.bleu])
+
+
+@pytest.mark.parametrize(
+    ("language", "tokenizer"),
+    [
+        ("de", "13a"),
+        ("zh_CN", "zh"),
+        ("zho-Hans", "zh"),
+        ("JA", "ja-mecab"),
+        ("jpn_Jpan", "ja-mecab"),
+        ("ko", "ko-mecab"),
+        ("kok", "13a"),
+    ],
+)
+def test_tokenizer_follows_the_target_language(language: str, tokenizer: str) -> None:
+    assert tokenizer_for(language) == tokenizer
+    assert tokenizer in BLEU.TOKENIZERS
+
+
+def test_unknown_tokenizer_names_the_nearest() -> None:
+    with pytest.raises(ConfigError, match=r"tokenize=ja-mecap .*did you mean ja-mecab"):
+        evaluate(["a"], [["a"]], tokenize="ja-mecap")
+
+
+def test_missing_extra_names_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+    with pytest.raises(ConfigError) as error:
+        check_tokenizer("ja-mecab")
+    assert "pip install 'sacrebleu[ja]'" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@both_methods
+def test_identical_systems_do_not_differ(method: Method) -> None:
+    result = bleu_comparison(GOOD, GOOD, method)
+    assert result.p_value == 1
+    assert (result.difference, result.difference_low, result.difference_high) == (0, 0, 0)
+
+
+@both_methods
+def test_one_changed_line_is_no_evidence(method: Method) -> None:
+    assert bleu_comparison([REFERENCE[0], *BAD[1:]], BAD, method).p_value == 1
+
+
+@both_methods
+def test_equally_good_systems_do_not_differ_significantly(method: Method) -> None:
+    result = bleu_comparison(GOOD + BAD, BAD + GOOD, method, reference=REFERENCE * 2)
+    assert result.difference == 0
+    assert result.p_value > 0.2
+    assert result.difference_low < 0 < result.difference_high
+
+
+@both_methods
+def test_clearly_better_system_is_significant(method: Method) -> None:
+    result = bleu_comparison(GOOD, BAD, method)
+    assert result.p_value < 0.05
+    assert 0 < result.difference_low < result.difference < result.difference_high
+    assert result.difference == pytest.approx(result.system - result.baseline)
+
+
+@both_methods
+def test_intervals_contain_the_scores(method: Method) -> None:
+    comparisons = compare(GOOD[:60], [REFERENCE[:60]], baseline=BAD[:60], test=QUICK[method])
+    assert [c.name for c in comparisons] == ["BLEU", "chrF2", "TER"]
+    for c in comparisons:
+        assert abs(c.system - c.system_mean) < c.system_ci
+        assert abs(c.baseline - c.baseline_mean) < c.baseline_ci
+        assert c.difference_low < c.difference < c.difference_high
+
+
+@both_methods
+def test_comparison_equals_the_paired_test_of_sacrebleu(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = damaged(REFERENCE, 0.12, seed=6)
+    result = bleu_comparison(GOOD, other, method)
+    monkeypatch.setenv("SACREBLEU_SEED", "12345")
+    systems: list[tuple[str, Sequence[str]]] = [("a", other), ("b", GOOD)]
+    kind = "bs" if method is Method.bootstrap else "ar"
+    extra = -1 if method is Method.bootstrap else 1000
+    signatures, table = PairedTest(systems, {"x": BLEU()}, [REFERENCE], kind, 200, extra)()
+    baseline, system = table["BLEU"]
+    assert isinstance(baseline, Result)
+    assert isinstance(system, Result)
+    assert (result.baseline, result.baseline_mean) == (baseline.score, baseline.mean)
+    assert (result.system, result.system_ci) == (system.score, system.ci)
+    assert result.p_value == system.p_value
+    assert result.signature == str(signatures["BLEU"])
+
+
+@both_methods
+def test_same_seed_gives_the_same_comparison_whatever_the_environment(
+    method: Method, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("SACREBLEU_SEED", raising=False)
+    first = bleu_comparison(GOOD, BAD, method)
+    assert "SACREBLEU_SEED" not in os.environ
+    monkeypatch.setenv("SACREBLEU_SEED", "7")
+    assert bleu_comparison(GOOD, BAD, method) == first
+    assert os.environ["SACREBLEU_SEED"] == "7"
+    assert "seed:12345" in first.signature
+
+
+def test_settings_that_would_mislead_are_refused() -> None:
+    with pytest.raises(ConfigError, match="num_samples=39"):
+        Significance(num_samples=39)
+    with pytest.raises(ConfigError, match="seed=0"):
+        Significance(seed=0)
+
+
+def test_table_and_json_show_every_score_with_its_signature() -> None:
+    scores = evaluate(GOOD, [REFERENCE])
+    comparison = bleu_comparison(GOOD, BAD, Method.bootstrap)
+    table, data = as_table(scores, [comparison]), as_json(scores, [comparison])
+
+    assert len(table.splitlines()) == 5
+    for signature in (*(s.signature for s in scores), comparison.signature):
+        assert signature in table
+    assert f"{scores[0].value:.2f}" in table
+    assert f"p = {comparison.p_value:.4f}" in table
+    assert json.loads(json.dumps(data)) == data
+    assert list(data) == ["unit", "confidence", "scores", "comparisons"]
+    assert data["scores"][2]["value"] == scores[2].value
+    assert data["comparisons"][0]["p_value"] == comparison.p_value
