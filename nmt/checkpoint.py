@@ -1,0 +1,151 @@
+"""Model folders: weights in safetensors, config in JSON, the tokenizer; every checkpoint is one.
+
+It knows how a model is stored and found, not how it is trained: a trainer adds a file of its own to the folder.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from nmt.config import ModelConfig, Norm, Positions, SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ModelError
+from nmt.files import replace_folder, write_json
+from nmt.model.transformer import Transformer
+
+FORMAT_VERSION = 1
+WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
+_STEP = re.compile(r"step-(\d{8,})")
+
+
+@dataclass
+class ModelInfo:
+    """What `config.json` says beside the format version."""
+
+    model: ModelConfig
+    search: SearchConfig
+    vocab_size: int
+    src_lang: str
+    tgt_lang: str
+    tokenizer_sha256: str
+    updates: int  # updates of training behind the weights; of the newest one for an average
+
+
+def save_model(
+    folder: Path,
+    weights: dict[str, Tensor],
+    info: ModelInfo,
+    tokenizer: Tokenizer,
+    extra: Callable[[Path], None] | None = None,
+) -> None:
+    """Write a model folder in one step; `extra` may add files before it is renamed into place."""
+    with replace_folder(folder, marker=CONFIG) as temporary:
+        tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
+        safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **asdict(info)})
+        (temporary / TOKENIZER).write_bytes(tokenizer.model)
+        if extra is not None:
+            extra(temporary)
+
+
+def load_info(folder: Path) -> ModelInfo:
+    """Read `config.json`; a folder that is none of ours, or a newer format, is a `ModelError`."""
+    path = folder / CONFIG
+    if not path.is_file():
+        what = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
+        raise ModelError(f"{folder} {what}; give a run, a checkpoint or a model folder")
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = content.pop("format_version")
+    except (ValueError, KeyError, AttributeError):
+        raise ModelError(f"{path} is no config of nmt; copy the model folder again") from None
+    if version > FORMAT_VERSION:
+        raise ModelError(
+            f"{folder} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; update nmt"
+        )
+    try:
+        model = content.pop("model")
+        model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])
+        search = SearchConfig(**content.pop("search"))
+        return ModelInfo(model=ModelConfig(**model), search=search, **content)
+    except (TypeError, KeyError, ValueError) as error:
+        raise ModelError(
+            f"{path} does not fit this nmt ({error}); use the nmt that wrote it"
+        ) from None
+
+
+def load_weights(folder: Path) -> dict[str, Tensor]:
+    """Read the weights to memory; a missing or truncated file is a `ModelError`."""
+    path = folder / WEIGHTS
+    try:
+        return safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; copy the model folder again") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged ({error}); use another checkpoint") from None
+
+
+def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizer:
+    """Read the tokenizer; one that is not the model's is a `ModelError`."""
+    tokenizer = Tokenizer.load(folder / TOKENIZER)
+    if tokenizer.sha256 != info.tokenizer_sha256:
+        raise ModelError(
+            f"{folder / TOKENIZER} is not the one of this model; copy the folder again"
+        )
+    return tokenizer
+
+
+def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.device) -> Transformer:
+    """Make the Transformer of `info` with `weights`; names and shapes must match."""
+    with torch.device("meta"):
+        model = Transformer(info.model, info.vocab_size)
+    try:
+        model.load_state_dict(weights, strict=True, assign=True)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(f"the weights do not fit the model's config: {reason}") from None
+    model.reset_positions()
+    return model.to(device)
+
+
+def find_model(folder: Path) -> Path:
+    """Return the model folder that `folder` stands for: itself, or a run's average, best or latest checkpoint."""
+    choices = (
+        folder,
+        folder / "average",
+        folder / "checkpoints/best",
+        folder / "checkpoints/latest",
+    )
+    for choice in choices:
+        if (choice / CONFIG).is_file():
+            return choice.resolve()
+    load_info(folder)
+    raise AssertionError("load_info raises for a folder without config.json")
+
+
+def list_checkpoints(run_dir: Path) -> list[Path]:
+    """Return the checkpoints of a run, oldest first; leftovers of an interrupted write are none."""
+    folders = (run_dir / "checkpoints").glob("step-*")
+    return sorted(f for f in folders if _STEP.fullmatch(f.name) and (f / CONFIG).is_file())
+
+
+def checkpoint_dir(run_dir: Path, update: int) -> Path:
+    """Name the checkpoint after `update` updates."""
+    return run_dir / "checkpoints" / f"step-{update:08d}"
+
+
+def checkpoint_update(folder: Path) -> int:
+    """Read the number of updates from a checkpoint's name."""
+    found = _STEP.fullmatch(folder.name)
+    assert found, f"{folder} is no checkpoint folder"
+    return int(found[1])

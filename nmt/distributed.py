@@ -1,0 +1,52 @@
+"""The processes that train together and the devices they use.
+
+One process is the world of size 1; code above asks for rank and size and does not care how many there are.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from nmt.config import DType
+from nmt.errors import ConfigError, DeviceError
+
+_DEVICES = "auto, cpu, cuda, cuda:1, mps"
+
+
+def find_device(name: str) -> torch.device:
+    """Turn the setting `device` into a device that is there; anything else is one line of error."""
+    if name == "auto":
+        if torch.cuda.is_available():
+            return torch.device("cuda")
+        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
+    kind, _, index = name.partition(":")
+    if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()):
+        raise ConfigError(f"device={name}: must be one of {_DEVICES}")
+    count = {
+        "cpu": 1,
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+    }
+    if int(index or 0) >= count[kind]:
+        raise DeviceError(
+            f"device={name}: this machine has {count[kind]} {kind} devices; use device=cpu or device=auto"
+        )
+    return torch.device(name)
+
+
+def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
+    """Turn the setting `dtype` into the format of matrix products on `device`."""
+    has_bfloat16 = device.type == "cpu" or (
+        device.type == "cuda" and torch.cuda.is_bf16_supported()
+    )
+    if choice is DType.auto:
+        return torch.bfloat16 if device.type == "cuda" and has_bfloat16 else torch.float32
+    if choice is DType.bfloat16 and not has_bfloat16:
+        raise DeviceError(f"dtype=bfloat16: {device.type} here has no bfloat16; use dtype=float32")
+    return torch.bfloat16 if choice is DType.bfloat16 else torch.float32
+
+
+def set_num_threads(num_threads: int) -> None:
+    """Limit torch to so many processor threads; 0 leaves its own choice."""
+    if num_threads:
+        torch.set_num_threads(num_threads)

@@ -1,0 +1,1 @@
+"""From a data folder to a trained model."""

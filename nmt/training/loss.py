@@ -1,0 +1,78 @@
+"""Label-smoothed cross-entropy over the vocabulary, summed over target tokens (paper, section 5.4).
+
+Definition (Szegedy et al., 2016, section 7; the one torch uses): with smoothing eps the wanted distribution q gives the right
+token 1 - eps + eps / V and every other of the V entries eps / V, and loss = -sum_v q(v) log p(v) =
+(1 - eps) * nll + eps * mean_v(-log p(v)). Padding positions are taken out before anything is computed.
+"""
+
+# N real target tokens, D d_model, V vocab
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+_ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
+
+
+class _LinearCrossEntropy(torch.autograd.Function):
+    """Output product, softmax and loss chunk by chunk; the gradient is computed on the way, so no logits are kept.
+
+    d loss / d logits = p - q: softmax minus the wanted distribution.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
+    ) -> tuple[Tensor, Tensor]:
+        needs_grad = any(ctx.needs_input_grad)
+        grad_hidden = torch.empty_like(hidden) if needs_grad else None
+        grad_weight = torch.zeros_like(weight) if needs_grad else None
+        loss_sum = nll_sum = torch.zeros((), device=hidden.device)
+        for start in range(0, len(targets), _ROWS_A_CHUNK):
+            rows, wanted = (
+                hidden[start : start + _ROWS_A_CHUNK],
+                targets[start : start + _ROWS_A_CHUNK],
+            )
+            log_probs = torch.log_softmax((rows @ weight.T).float(), dim=-1)  # (chunk, V)
+            nll = -log_probs.gather(1, wanted[:, None]).sum()
+            nll_sum = nll_sum + nll
+            loss_sum = loss_sum + (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
+            if grad_hidden is not None and grad_weight is not None:
+                error = log_probs.exp_().sub_(smoothing / weight.size(0))  # p - q, (chunk, V)
+                error.scatter_add_(
+                    1, wanted[:, None], error.new_full((len(wanted), 1), smoothing - 1)
+                )
+                error = error.to(rows.dtype)
+                grad_hidden[start : start + _ROWS_A_CHUNK] = error @ weight.to(rows.dtype)
+                grad_weight += error.T @ rows
+        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.mark_non_differentiable(nll_sum)
+        return loss_sum, nll_sum
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        grad_hidden, grad_weight = ctx.saved_tensors
+        return grads[0] * grad_hidden, grads[0] * grad_weight, None, None
+
+
+def smoothed_cross_entropy(
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float, pad_id: int
+) -> tuple[Tensor, Tensor, int]:
+    """Return (loss_sum, nll_sum, num_tokens) over the target tokens that are not padding.
+
+    Args:
+        hidden: the decoder's output (B, T, D).
+        weight: the output matrix (V, D).
+        targets: wanted ids (B, T).
+        smoothing: eps of the definition above.
+        pad_id: id of positions that do not count.
+
+    `nll_sum` is not smoothed: perplexity = exp(nll_sum / num_tokens). Both are in nats and float32.
+    """
+    real = targets != pad_id  # (B, T)
+    kept = targets[real]  # (N,)
+    loss_sum, nll_sum = _LinearCrossEntropy.apply(hidden[real], weight, kept, smoothing)
+    return loss_sum, nll_sum, kept.numel()
