@@ -1,0 +1,1 @@
+"""The YAML of models, corpora and experiments, installed as `nmt.configs`."""

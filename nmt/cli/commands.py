@@ -1,0 +1,75 @@
+"""The commands there are, light enough to list without importing what they need."""
+
+from __future__ import annotations
+
+from nmt import config
+from nmt.cli.shell import Command
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command(
+            name="preprocess",
+            summary="Turn parallel text into a data folder: a joint BPE tokenizer and token ids.",
+            reads="two aligned text files a split, or one TSV file (both plain or .gz), a Hugging Face "
+            "dataset, or a corpus that comes along (data=numbers, data=copy, data=homeassistant)",
+            writes="data_dir: tokenizer.model, train-*.arrow, valid-*.arrow, meta.json, report.json",
+            examples=(
+                "nmt-preprocess",
+                "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
+                "data.valid.tgt=v.de data_dir=data/mine tokenizer.vocab_size=8000",
+            ),
+            schema=config.PreprocessConfig,
+            module="nmt.cli.preprocess",
+            groups=("data", "experiment"),
+        ),
+        Command(
+            name="train",
+            summary="Train a Transformer; started again, go on from the last checkpoint.",
+            reads="data_dir, made by nmt-preprocess",
+            writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (each a model folder)",
+            examples=(
+                "nmt-train +model=base",
+                "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
+            ),
+            schema=config.TrainConfig,
+            module="nmt.cli.train",
+            groups=("model", "experiment"),
+        ),
+        Command(
+            name="average",
+            summary="Average the weights of several checkpoints to one model.",
+            reads="run_dir (its newest checkpoints, or its best), or a list of checkpoints",
+            writes="output: a model folder",
+            examples=("nmt-average run_dir=runs/mine last=5 output=runs/mine/average",),
+            schema=config.AverageConfig,
+            module="nmt.cli.average",
+            groups=("experiment",),
+        ),
+        Command(
+            name="translate",
+            summary="Translate text line by line; line i of the output answers line i of the input.",
+            reads="text on stdin or in a file, and a run, checkpoint or model folder",
+            writes="translations to stdout or a file; format=json gives n-best lists with scores",
+            examples=(
+                "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
+                "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out.jsonl",
+            ),
+            schema=config.TranslateConfig,
+            module="nmt.cli.translate",
+            groups=("experiment",),
+        ),
+        Command(
+            name="evaluate",
+            summary="Score translations with BLEU, chrF and TER; test the difference to a baseline.",
+            reads="hypotheses and references, detokenised; or a model, a source and references",
+            writes="scores with sacreBLEU signatures to stdout, as text or JSON",
+            examples=(
+                "nmt-evaluate hypotheses=out.de references=ref.de",
+                "nmt-evaluate hypotheses=out.de references=ref.de baseline=old.de format=json",
+            ),
+            schema=config.EvaluateConfig,
+            module="nmt.cli.evaluate",
+        ),
+    )
+}

@@ -1,0 +1,61 @@
+"""The text of `--help`, made from the command and the dataclass of its settings; needs neither Hydra nor torch."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from enum import Enum
+from importlib import resources
+from typing import Any
+
+from nmt.cli.shell import Command
+
+_COLUMN = 34
+
+
+def command_help(command: Command) -> str:
+    """Return what the command reads and writes, examples, and every setting with default and unit."""
+    examples = "\n".join(f"  {example}" for example in command.examples)
+    options = "\n".join(_option_lines(command.schema, ""))
+    groups = "\n".join(f"  {g + '=NAME':<{_COLUMN}}{', '.join(choices(g))}" for g in command.groups)
+    parts = [
+        f"nmt-{command.name}: {command.summary}",
+        f"reads:  {command.reads}\nwrites: {command.writes}",
+        f"examples:\n{examples}",
+        f"ready-made settings:\n{groups}" if groups else "",
+        f"settings, as key=value (default in brackets):\n{options}",
+        "exit status: 0 done, 2 a mistake in what was given, 1 a bug, 130 interrupted",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def choices(group: str) -> list[str]:
+    """List the YAML files of a config group."""
+    folder = resources.files("nmt.configs") / group
+    return sorted(
+        f.name.removesuffix(".yaml") for f in folder.iterdir() if f.name.endswith(".yaml")
+    )
+
+
+def _option_lines(schema: type[Any], prefix: str) -> Iterator[str]:
+    for field in dataclasses.fields(schema):
+        key, default = prefix + field.name, field.default
+        if default is dataclasses.MISSING:
+            assert field.default_factory is not dataclasses.MISSING
+            default = field.default_factory()
+        if dataclasses.is_dataclass(default):
+            yield from _option_lines(type(default), key + ".")
+        else:
+            name = f"{key} [{_shown(default)}]"
+            gap = "\n" + " " * (_COLUMN + 2) if len(name) >= _COLUMN else ""
+            yield f"  {name:<{0 if gap else _COLUMN}}{gap}{field.metadata['help']}"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, Enum):
+        return str(value.value)
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, list):
+        return "[" + ",".join(map(_shown, value)) + "]"
+    return "null" if value is None else str(value)

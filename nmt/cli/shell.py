@@ -1,0 +1,75 @@
+"""What every command shares: help, configuration, logging, and one line instead of a traceback for the user's mistakes."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import os
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from nmt.errors import NmtError
+
+EXIT_OK, EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command: what `--help` says of it, its settings, and where the code is that runs it."""
+
+    name: str
+    summary: str
+    reads: str
+    writes: str
+    examples: tuple[str, ...]
+    schema: type[Any]
+    module: str  # imported only when the command runs: it may need torch
+    groups: tuple[str, ...] = ()  # config groups that help mentions
+
+
+def main(command: Command, argv: Sequence[str] | None = None) -> int:
+    """Run `command` with the arguments of the process and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if {"-h", "--help"} & set(arguments):
+        from nmt.cli.help import command_help
+
+        print(command_help(command))
+        return EXIT_OK
+    return guarded(lambda: _run(command, arguments), command.name)
+
+
+def guarded(task: Callable[[], None], name: str) -> int:
+    """Call `task` and turn what it raises into an exit status."""
+    _log_to_stderr()
+    try:
+        task()
+        sys.stdout.flush()
+    except NmtError as error:
+        print(f"nmt-{name}: {error}", file=sys.stderr)
+        return EXIT_USER
+    except KeyboardInterrupt:
+        print(f"nmt-{name}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        # the reader, for example head, has what it wants; python would complain once more at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_OK
+    return EXIT_OK
+
+
+def _run(command: Command, arguments: list[str]) -> None:
+    from nmt.cli.compose import with_config  # Hydra takes a while to import
+
+    run = importlib.import_module(command.module).run
+    with_config(command, arguments, run)
+
+
+def _log_to_stderr() -> None:
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("nmt")
+    logger.handlers = [handler]
+    logger.setLevel(logging.INFO)
+    logger.propagate = False

@@ -1,0 +1,76 @@
+"""Runs `nmt-translate`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from nmt.config import OutputFormat, TranslateConfig, resolve
+from nmt.data.corpus import read_lines, read_stream
+from nmt.distributed import set_num_threads
+from nmt.errors import ConfigError
+from nmt.files import replace_file
+from nmt.inference.translator import Translation, Translator
+
+
+def run(config: TranslateConfig, config_yaml: str) -> None:
+    """Translate `input` to `output`; a file is written beside its place and renamed into it."""
+    set_num_threads(config.num_threads)
+    translator = Translator.load(config.model_dir, device=config.device, dtype=config.dtype)
+    search = translator.search_config(
+        beam_size=config.beam_size,
+        length_penalty=config.length_penalty,
+        max_length_a=config.max_length_a,
+        max_length_b=config.max_length_b,
+    )
+    if config.n_best > search.beam_size:
+        raise ConfigError(
+            f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
+        )
+    lines = (
+        read_stream(sys.stdin.buffer, "stdin") if config.input == "-" else read_lines(config.input)
+    )
+    found = translator.n_best_stream(
+        lines, search, max_tokens=config.max_tokens, window_lines=config.window_lines
+    )
+    _write(_format(found, config), config.output)
+
+
+def _format(found: Iterable[list[Translation]], config: TranslateConfig) -> Iterator[str]:
+    for index, translations in enumerate(found):
+        if config.format is OutputFormat.text:
+            yield translations[0].text
+        else:
+            hypotheses = [
+                {
+                    "text": t.text,
+                    "score": t.score,
+                    "log_prob": t.log_prob,
+                    "tokens": t.tokens,
+                    "finished": t.finished,
+                }
+                for t in translations[: config.n_best]
+            ]
+            yield json.dumps({"index": index, "hypotheses": hypotheses}, ensure_ascii=False)
+
+
+def _write(lines: Iterable[str], output: str) -> None:
+    if output == "-":
+        for line in lines:
+            sys.stdout.buffer.write(line.encode("utf-8") + b"\n")
+        sys.stdout.buffer.flush()
+        return
+    path = resolve(output)
+    if not path.parent.is_dir():
+        raise ConfigError(
+            f"output={output}: the folder {path.parent} does not exist; make it first"
+        )
+    with replace_file(path) as temporary:
+        _write_file(temporary, lines)
+
+
+def _write_file(path: Path, lines: Iterable[str]) -> None:
+    with path.open("w", encoding="utf-8", newline="\n") as stream:
+        stream.writelines(line + "\n" for line in lines)
