@@ -1,6 +1,7 @@
 """Neural machine translation with the Transformer of "Attention Is All You Need".
 
-`from nmt import Translator` loads torch only when the name is first used, so that `import nmt` stays quick.
+`from nmt import Translator` loads torch only when the name is first used, so that `import nmt`
+stays quick.
 """
 
 from __future__ import annotations

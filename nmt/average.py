@@ -6,7 +6,6 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from nmt.checkpoint import (
@@ -18,14 +17,16 @@ from nmt.checkpoint import (
     load_weights,
     save_model,
 )
-from nmt.config import BestMetric
 from nmt.errors import ModelError
+from nmt.options import BestMetric
 
 
 def average(folders: list[Path], output: Path) -> None:
-    """Write to `output` the model whose weights are the mean of those in `folders`, computed in float64.
+    """Write to `output` the model whose weights are the mean of those in `folders`, computed in
+    float64.
 
-    Raises `ModelError` when architecture, vocabulary, names or shapes differ; nothing is written then.
+    Raises `ModelError` when architecture, vocabulary, names or shapes differ; nothing is written
+    then.
     """
     infos = [load_info(folder) for folder in folders]
     tokenizer = load_tokenizer(folders[0], infos[0])
@@ -37,7 +38,7 @@ def average(folders: list[Path], output: Path) -> None:
 
 
 def mean_weights(folders: list[Path]) -> dict[str, Tensor]:
-    """Return the mean of each tensor, summed in float64 one checkpoint at a time and rounded once."""
+    """Return the mean of each tensor, summed in float64 and rounded once."""
     first = load_weights(folders[0])
     sums = {name: tensor.double() for name, tensor in first.items()}
     for folder in folders[1:]:
@@ -61,7 +62,7 @@ def last_checkpoints(run_dir: Path, count: int) -> list[Path]:
 
 
 def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
-    """Return the `count` checkpoints with the best validation score in `metrics.jsonl`, best first."""
+    """Return the `count` checkpoints with the best validation scores, best first."""
     scores = _validation_scores(run_dir / "metrics.jsonl", metric)
     scored = [f for f in list_checkpoints(run_dir) if checkpoint_update(f) in scores]
     sign = -1 if metric is BestMetric.bleu else 1

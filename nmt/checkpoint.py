@@ -1,6 +1,7 @@
 """Model folders: weights in safetensors, config in JSON, the tokenizer; every checkpoint is one.
 
-It knows how a model is stored and found, not how it is trained: a trainer adds a file of its own to the folder.
+It knows how a model is stored and found, not how it is trained: a trainer adds a file of its own to
+the folder.
 """
 
 from __future__ import annotations
@@ -17,11 +18,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
-from nmt.config import ModelConfig, Norm, Positions, SearchConfig
+from nmt.config import ModelConfig, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
 from nmt.model.transformer import Transformer
+from nmt.options import Norm, Positions
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
@@ -71,7 +73,8 @@ def load_info(folder: Path) -> ModelInfo:
         raise ModelError(f"{path} is no config of nmt; copy the model folder again") from None
     if version > FORMAT_VERSION:
         raise ModelError(
-            f"{folder} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; update nmt"
+            f"{folder} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; "
+            "update nmt"
         )
     try:
         model = content.pop("model")
@@ -119,7 +122,9 @@ def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.devic
 
 
 def find_model(folder: Path) -> Path:
-    """Return the model folder that `folder` stands for: itself, or a run's average, best or latest checkpoint."""
+    """Return the model folder that `folder` stands for: itself, or a run's average, best or latest
+    checkpoint.
+    """
     choices = (
         folder,
         folder / "average",

@@ -1,84 +1,30 @@
 """Every setting of every command: its type, default, unit, range and contradictions.
 
-The dataclasses are the truth; the YAML under `configs/` only holds what differs from them. The defaults are the
-recipe of the base model in "Attention Is All You Need" (Vaswani et al., 2017). This module knows neither Hydra nor torch.
+The dataclasses are the truth; the YAML under `configs/` only holds what differs from them. The
+defaults are the recipe of the base model in "Attention Is All You Need" (Vaswani et al., 2017).
+This module knows neither Hydra nor torch.
 """
 
 from __future__ import annotations
 
-import os
-from dataclasses import dataclass, field
-from enum import Enum
-from pathlib import Path
-from typing import Any
+from dataclasses import dataclass
 
 from nmt.errors import ConfigError
+from nmt.options import (
+    BestMetric,
+    Corpus,
+    DType,
+    Method,
+    Metric,
+    Norm,
+    OutputFormat,
+    Positions,
+    option,
+    require,
+)
 
-MISSING: Any = "???"  # a value that the user must give; the mark OmegaConf uses
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
-
-
-class Norm(str, Enum):
-    """Where layer normalisation stands."""
-
-    post = "post"  # after the residual sum, as in the paper
-    pre = "pre"  # before each sub-layer, with one more at the end of each stack
-
-
-class Positions(str, Enum):
-    """How sines and cosines share the dimensions of the positional encoding."""
-
-    sinusoidal = "sinusoidal"  # interleaved, as the paper writes it
-    sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
-
-
-class DType(str, Enum):
-    """The number format of matrix products; parameters, softmax, loss and scores stay in float32."""
-
-    auto = "auto"  # bfloat16 where the GPU has it, float32 elsewhere
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-
-
-class Corpus(str, Enum):
-    """Where parallel text comes from."""
-
-    files = "files"
-    numbers = "numbers"
-    copy = "copy"
-    homeassistant = "homeassistant"
-
-
-class BestMetric(str, Enum):
-    """What decides which checkpoint is the best one."""
-
-    loss = "loss"
-    bleu = "bleu"
-
-
-class OutputFormat(str, Enum):
-    """How results are written to stdout."""
-
-    text = "text"
-    json = "json"
-
-
-def option(default: Any, help: str) -> Any:
-    """Declare a setting with its default and the line that `--help` shows for it."""
-    metadata = {"help": help}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
-    return field(default=default, metadata=metadata)
-
-
-def require(valid: bool, key: str, value: object, rule: str) -> None:
-    """Raise a `ConfigError` that names key, value and rule unless `valid`."""
-    if not valid:
-        shown = value.value if isinstance(value, Enum) else value
-        raise ConfigError(f"{key}={shown}: {rule}")
 
 
 @dataclass(kw_only=True)
@@ -315,26 +261,6 @@ class TranslateConfig:
         require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
 
 
-class Metric(str, Enum):
-    """What to score with, at sacreBLEU's defaults: 0 to 100, higher is better, but for TER.
-
-    BLEU (Papineni et al., 2002); chrF2 (Popovic, 2015); chrF2++ (Popovic, 2017), which adds word uni- and bigrams;
-    TER (Snover et al., 2006), edits per 100 reference words split at spaces.
-    """
-
-    bleu = "bleu"
-    chrf = "chrf"
-    chrfpp = "chrfpp"
-    ter = "ter"
-
-
-class Method(str, Enum):
-    """How significance is tested: as Koehn (2004) or, with fewer false alarms, Riezler and Maxwell (2005)."""
-
-    bootstrap = "bootstrap"
-    approximate_randomization = "approximate_randomization"
-
-
 @dataclass(kw_only=True)
 class EvaluateConfig:
     """Settings of `nmt-evaluate`."""
@@ -366,8 +292,3 @@ class EvaluateConfig:
         missing = self.model_dir is not None and self.src is None
         require(not missing, "model_dir", self.model_dir, "needs src=FILE to translate")
         require(self.num_samples >= 1, "num_samples", self.num_samples, "must be at least 1")
-
-
-def resolve(path: str | Path) -> Path:
-    """Expand `~` and make `path` absolute against the current folder."""
-    return Path(os.path.abspath(os.path.expanduser(str(path))))

@@ -1,14 +1,15 @@
 """The processes that train together and the devices they use.
 
-One process is the world of size 1; code above asks for rank and size and does not care how many there are.
+One process is the world of size 1; code above asks for rank and size and does not care how many
+there are.
 """
 
 from __future__ import annotations
 
 import torch
 
-from nmt.config import DType
 from nmt.errors import ConfigError, DeviceError
+from nmt.options import DType
 
 _DEVICES = "auto, cpu, cuda, cuda:1, mps"
 
@@ -29,7 +30,8 @@ def find_device(name: str) -> torch.device:
     }
     if int(index or 0) >= count[kind]:
         raise DeviceError(
-            f"device={name}: this machine has {count[kind]} {kind} devices; use device=cpu or device=auto"
+            f"device={name}: this machine has {count[kind]} {kind} devices; "
+            "use device=cpu or device=auto"
         )
     return torch.device(name)
 

@@ -1,4 +1,6 @@
-"""Errors that are the user's to mend: one line that says what is wrong, with which value, and what to do."""
+"""Errors that are the user's to mend: one line that says what is wrong, with which value, and what
+to do.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Files and folders that are either whole or not there: written beside their place, synced, renamed into it."""
+"""Files and folders that are either whole or not there: written beside their place, synced, renamed
+into it.
+"""
 
 from __future__ import annotations
 
@@ -21,30 +23,36 @@ def write_json(path: Path, content: Any) -> None:
 
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
-    """Give an empty folder to fill, which takes the place of `folder` when the block ends without an exception.
+    """Give an empty folder to fill, which takes the place of `folder` when the block ends without
+    an exception.
 
-    `marker` is a file that every such folder holds: anything else that is in the way is not ours and is refused.
+    `marker` is a file that every such folder holds: anything else that is in the way is not ours
+    and is refused.
     """
     if folder.exists() and not (folder / marker).is_file() and any(folder.iterdir()):
         raise NmtError(f"{folder} exists and holds no {marker}; choose another folder or remove it")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    new_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
-        raise NmtError(
-            f"{folder} cannot be written: {error.strerror}; choose another folder"
-        ) from None
+        raise NmtError(f"{folder} cannot be written: {error.strerror}; choose another") from None
     try:
         yield temporary
         _sync_tree(temporary)
         _swap(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
+        for parent in new_parents:  # those that stayed empty go again
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `path` when the block ends without an exception."""
+    """Give a path to write to, which takes the place of `path` when the block ends without an
+    exception.
+    """
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary

@@ -8,8 +8,9 @@ from pathlib import Path
 from omegaconf import OmegaConf
 
 from nmt.average import average, best_checkpoints, last_checkpoints
-from nmt.config import AverageConfig, BestMetric, resolve
+from nmt.config import AverageConfig
 from nmt.errors import ModelError
+from nmt.options import BestMetric, resolve
 
 log = logging.getLogger(__name__)
 

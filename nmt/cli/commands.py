@@ -11,9 +11,9 @@ COMMANDS = {
         Command(
             name="preprocess",
             summary="Turn parallel text into a data folder: a joint BPE tokenizer and token ids.",
-            reads="two aligned text files a split, or one TSV file (both plain or .gz), a Hugging Face "
+            reads="two aligned text files a split or one TSV file (plain or .gz), a Hugging Face "
             "dataset, or a corpus that comes along (data=numbers, data=copy, data=homeassistant)",
-            writes="data_dir: tokenizer.model, train-*.arrow, valid-*.arrow, meta.json, report.json",
+            writes="data_dir: tokenizer.model, train-*.arrow, valid-*.arrow, meta.json ...",
             examples=(
                 "nmt-preprocess",
                 "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
@@ -27,7 +27,7 @@ COMMANDS = {
             name="train",
             summary="Train a Transformer; started again, go on from the last checkpoint.",
             reads="data_dir, made by nmt-preprocess",
-            writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (each a model folder)",
+            writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
             examples=(
                 "nmt-train +model=base",
                 "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
@@ -48,12 +48,12 @@ COMMANDS = {
         ),
         Command(
             name="translate",
-            summary="Translate text line by line; line i of the output answers line i of the input.",
+            summary="Translate text; line i of the output answers line i of the input.",
             reads="text on stdin or in a file, and a run, checkpoint or model folder",
             writes="translations to stdout or a file; format=json gives n-best lists with scores",
             examples=(
                 "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
-                "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out.jsonl",
+                "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
             ),
             schema=config.TranslateConfig,
             module="nmt.cli.translate",
@@ -61,7 +61,7 @@ COMMANDS = {
         ),
         Command(
             name="evaluate",
-            summary="Score translations with BLEU, chrF and TER; test the difference to a baseline.",
+            summary="Score translations with BLEU, chrF, TER; test the difference to a baseline.",
             reads="hypotheses and references, detokenised; or a model, a source and references",
             writes="scores with sacreBLEU signatures to stdout, as text or JSON",
             examples=(

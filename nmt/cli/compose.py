@@ -1,7 +1,8 @@
 """From arguments to a typed config, by Hydra and OmegaConf.
 
-Hydra composes YAML files for all commands alike, since a model or an experiment speaks of data, training and search in one
-file; each command then takes the keys of its own dataclass. Keys that the user types must be among these.
+Hydra composes YAML files for all commands alike, since a model or an experiment speaks of data,
+training and search in one file; each command then takes the keys of its own dataclass. Keys that
+the user types must be among these.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.cli.commands import COMMANDS
 from nmt.cli.help import choices
 from nmt.cli.shell import Command
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, NmtError, nearest
 
 GROUPS = ("model", "data", "experiment")
 
@@ -33,15 +34,35 @@ def with_config(command: Command, arguments: list[str], run: Callable[[Any, str]
     overrides = [_prepare(argument, command) for argument in arguments]
     if command.name == "preprocess" and not _chooses_corpus(overrides):
         overrides.insert(0, "data=files")
+    job = _Job(command, run)
     task = hydra.main(
         version_base="1.3", config_path="pkg://nmt.configs", config_name=command.name
-    )(lambda composed: run(*to_config(composed, command.schema)))
+    )(job)
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands exceptions on instead of printing them
     sys.argv = [f"nmt-{command.name}", *overrides]
     try:
         task()
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_one_line(error)) from None
+    if job.error is not None:
+        raise job.error
+
+
+class _Job:
+    """What Hydra calls, once or for each run of a sweep; keeps an error that Hydra would print."""
+
+    def __init__(self, command: Command, run: Callable[[Any, str], None]) -> None:
+        self.schema = command.schema
+        self.run = run
+        self.error: BaseException | None = None
+
+    def __call__(self, composed: DictConfig) -> None:
+        if self.error is None:
+            try:
+                self.run(*to_config(composed, self.schema))
+            except (OmegaConfBaseException, NmtError, KeyboardInterrupt) as error:
+                wrong_value = isinstance(error, OmegaConfBaseException)
+                self.error = ConfigError(_one_line(error)) if wrong_value else error
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
@@ -49,11 +70,9 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     known = {
         field.name for command in COMMANDS.values() for field in dataclasses.fields(command.schema)
     }
-    for key in composed:
+    for key in map(str, composed):
         if key not in known:
-            raise ConfigError(
-                f"the YAML sets {key}, which no command has; {nearest(str(key), known)}"
-            )
+            raise ConfigError(f"the YAML sets {key}, which no command has; {nearest(key, known)}")
     mine = [field.name for field in dataclasses.fields(schema)]
     chosen = {key: composed[key] for key in mine}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
@@ -68,7 +87,7 @@ def _register_schemas() -> None:
 
 
 def _prepare(argument: str, command: Command) -> str:
-    """Check the key of one argument, drop a needless +, and quote text that Hydra would take apart."""
+    """Check the key of an argument, drop a needless +, quote text that Hydra would take apart."""
     if argument.startswith(("-", "hydra.", "hydra/", "+hydra", "~")):
         return argument
     key, equals, value = argument.removeprefix("+").removeprefix("+").partition("=")
@@ -95,7 +114,9 @@ def _check_choice(group: str, name: str) -> None:
 
 
 def _type_of(key: str, command: Command) -> str:
-    """Return text, list or other for the setting `key`; an unknown one is an error that names the nearest."""
+    """Return text, list or other for the setting `key`; an unknown one is an error that names the
+    nearest.
+    """
     schema: Any = command.schema
     known = []
     for part in key.split("."):
@@ -108,9 +129,8 @@ def _type_of(key: str, command: Command) -> str:
         known.append(part)
         schema = hints[part]
     if dataclasses.is_dataclass(schema):
-        raise ConfigError(
-            f"{key} is a group of settings; set one of them, such as {_all_keys(schema, key + '.')[0]}"
-        )
+        first = _all_keys(schema, f"{key}.")[0]
+        raise ConfigError(f"{key} is a group of settings; set one of them, such as {first}")
     if schema in (str, str | None):
         return "text"
     return "list" if typing.get_origin(schema) is list else "other"
@@ -135,7 +155,7 @@ def _chooses_corpus(overrides: list[str]) -> bool:
     return chosen or not any(o.startswith("data.") for o in overrides)
 
 
-def _one_line(error: Exception) -> str:
+def _one_line(error: BaseException) -> str:
     key = getattr(error, "full_key", None)
     message = str(error).split("\n    full_key:")[0]
     text = " ".join(message.split())

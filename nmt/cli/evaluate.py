@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 
-from nmt.config import EvaluateConfig, OutputFormat
+from nmt.config import EvaluateConfig
 from nmt.data.corpus import read_lines, read_stream
 from nmt.distributed import set_num_threads
 from nmt.evaluate import (
@@ -17,6 +17,7 @@ from nmt.evaluate import (
     evaluate,
     tokenizer_for,
 )
+from nmt.options import OutputFormat
 
 
 def run(config: EvaluateConfig, config_yaml: str) -> None:
@@ -55,6 +56,7 @@ def _read(path: str) -> list[str]:
 def _translate(config: EvaluateConfig) -> list[str]:
     from nmt.inference.translator import Translator  # torch, which scoring alone does not need
 
-    assert config.model_dir is not None and config.src is not None
+    assert config.model_dir is not None
+    assert config.src is not None
     set_num_threads(config.num_threads)
     return Translator.load(config.model_dir, device=config.device).translate(_read(config.src))

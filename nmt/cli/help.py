@@ -1,4 +1,6 @@
-"""The text of `--help`, made from the command and the dataclass of its settings; needs neither Hydra nor torch."""
+"""The text of `--help`, made from the command and the dataclass of its settings; needs neither
+Hydra nor torch.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _COLUMN = 34
 
 
 def command_help(command: Command) -> str:
-    """Return what the command reads and writes, examples, and every setting with default and unit."""
+    """Say what the command reads and writes, with examples and every setting."""
     examples = "\n".join(f"  {example}" for example in command.examples)
     options = "\n".join(_option_lines(command.schema, ""))
     groups = "\n".join(f"  {g + '=NAME':<{_COLUMN}}{', '.join(choices(g))}" for g in command.groups)

@@ -1,4 +1,6 @@
-"""What every command shares: help, configuration, logging, and one line instead of a traceback for the user's mistakes."""
+"""What every command shares: help, configuration, logging, and one line instead of a traceback for
+the user's mistakes.
+"""
 
 from __future__ import annotations
 

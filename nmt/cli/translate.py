@@ -7,12 +7,13 @@ import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from nmt.config import OutputFormat, TranslateConfig, resolve
+from nmt.config import TranslateConfig
 from nmt.data.corpus import read_lines, read_stream
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
 from nmt.files import replace_file
 from nmt.inference.translator import Translation, Translator
+from nmt.options import OutputFormat, resolve
 
 
 def run(config: TranslateConfig, config_yaml: str) -> None:

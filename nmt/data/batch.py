@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,9 @@ Ids = Sequence[int] | np.ndarray[Any, Any]
 
 @dataclass
 class Batch:
-    """What one forward pass of training reads: `tgt_in` is BOS + target, `tgt_out` is target + EOS, both padded."""
+    """What one forward pass of training reads: `tgt_in` is BOS + target, `tgt_out` is target + EOS,
+    both padded.
+    """
 
     src: Tensor  # (B, S)
     src_lengths: Tensor  # (B,)
@@ -30,15 +32,17 @@ class Batch:
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`."""
-        tensors = (self.src, self.src_lengths, self.tgt_in, self.tgt_out)
-        moved = [tensor.to(device, non_blocking=True) for tensor in tensors]
-        return Batch(*moved, self.num_tokens, self.num_src_tokens)
+        names = ("src", "src_lengths", "tgt_in", "tgt_out")
+        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
+        return replace(self, **moved)
 
 
 def pad(
     rows: Sequence[Ids], *, pad_id: int, bos: int | None = None, eos: int | None = None
 ) -> Tensor:
-    """Stack rows of ids to (B, longest), padded on the right, with BOS before or EOS after each when given."""
+    """Stack rows of ids to (B, longest), padded on the right, with BOS before or EOS after each
+    when given.
+    """
     start = int(bos is not None)
     longest = max(len(row) for row in rows) + start + int(eos is not None)
     table = np.full((len(rows), longest), pad_id, dtype=np.int64)

@@ -1,6 +1,7 @@
 """Which sentences go through the model together: token-bucket batches, grouped into updates.
 
-The order is a pure function of (seed, epoch), so that a run can start again anywhere without replay.
+The order is a pure function of (seed, epoch), so that a run can start again anywhere without
+replay.
 """
 
 # N pairs; lengths are in tokens and count EOS
@@ -54,7 +55,8 @@ class TokenBatchSampler:
     Args:
         lengths: source and target tokens of every pair (N, 2).
         max_tokens: bound on `batch_cost` of one batch.
-        tokens_per_update: real target tokens of one update over all ranks; the batches of an update are accumulated.
+        tokens_per_update: real target tokens of one update over all ranks; its batches are
+            accumulated, and none is larger than a rank's share of the update.
         seed: of the order; the same on all ranks.
         rank: takes every `world_size`-th batch of an update.
         world_size: number of ranks.
@@ -77,16 +79,18 @@ class TokenBatchSampler:
                 f"set max_tokens={longest} or more, or preprocess with a smaller max_length"
             )
         self.lengths = lengths
-        self.max_tokens = max_tokens
+        self.max_tokens = min(max_tokens, max(longest, tokens_per_update // world_size))
         self.tokens_per_update = tokens_per_update
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
 
     def updates(self, epoch: int) -> list[list[Rows]]:
-        """Return the updates of an epoch, each a list of this rank's batches, each a vector of pair numbers.
+        """Return the updates of an epoch, each a list of this rank's batches, each a vector of pair
+        numbers.
 
-        Every pair comes once an epoch. The number of updates, at least one, is the same on every rank.
+        Every pair comes once an epoch. The number of updates, at least one, is the same on every
+        rank.
         """
         generator = np.random.default_rng((self.seed, epoch))
         order = generator.permutation(len(self.lengths))
@@ -100,7 +104,9 @@ class TokenBatchSampler:
         ]
 
     def _group(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
-        """Cut batches of `tokens` into updates as equal as can be; return where each starts, and the end."""
+        """Cut batches of `tokens` into updates as equal as can be; return where each starts, and
+        the end.
+        """
         total = int(tokens.sum())
         num_updates = min(max(1, round(total / self.tokens_per_update)), len(tokens))
         ends = np.cumsum(tokens)

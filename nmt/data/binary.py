@@ -1,4 +1,5 @@
-"""Sentence pairs as token ids on disk: Arrow IPC streams with the columns `src` and `tgt`, opened by memory map.
+"""Sentence pairs as token ids on disk: Arrow IPC streams with the columns `src` and `tgt`, opened
+by memory map.
 
 Any Arrow reader opens the same files. It knows nothing of text.
 """
@@ -39,7 +40,9 @@ def write_pairs(path: Path, pairs: Iterable[IdPair], vocab_size: int) -> int:
 
 
 class _Column:
-    """One column of all files: list `i` is `values[offsets[i] : offsets[i + 1]]` of its chunk, without a copy."""
+    """One column of all files: list `i` is `values[offsets[i] : offsets[i + 1]]` of its chunk,
+    without a copy.
+    """
 
     def __init__(self, chunks: list[pa.ListArray]) -> None:
         self.values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]

@@ -1,24 +1,27 @@
-"""Reads parallel text: file pairs, TSV, Hugging Face datasets, and the corpora that nmt brings along.
+"""Reads parallel text: file pairs, TSV, Hugging Face datasets, and the corpora that nmt brings
+along.
 
-Lines end at the byte \\n and nowhere else, so that both sides of a pair always have the same number. It knows nothing of
-tokens.
+Lines end at the byte \\n and nowhere else, so that both sides of a pair always have the same
+number. It knows nothing of tokens.
 """
 
 from __future__ import annotations
 
+import functools
 import gzip
 import itertools
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
-from nmt.config import Corpus, DataConfig, SplitConfig, resolve
+from nmt.config import DataConfig, SplitConfig
 from nmt.data import copying, homeassistant, numbers
 from nmt.errors import DataError
+from nmt.options import Corpus, resolve
 
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
-# What str.splitlines() and many tools take for the end of a line, inside one of ours; NUL is no text at all
+# What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
 _TO_SPACE = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
 
 
@@ -31,7 +34,9 @@ def open_bytes(path: Path) -> IO[bytes]:
 
 
 def clean_line(raw: bytes, place: str) -> str:
-    """Decode one line without its \\n: UTF-8, no BOM, no trailing \\r, other line breaks inside become a space."""
+    """Decode one line without its \\n: UTF-8, no BOM, no trailing \\r, other line breaks inside
+    become a space.
+    """
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
@@ -60,18 +65,20 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 
 def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:
-    """Yield the pairs of two aligned files; raise a `DataError` with both counts when they are not equally long."""
+    """Yield the pairs of two aligned files; raise a `DataError` with both counts when they are not
+    equally long.
+    """
     end = object()
-    num_pairs = 0
     src_lines, tgt_lines = read_lines(src), read_lines(tgt)
-    for source, target in itertools.zip_longest(src_lines, tgt_lines, fillvalue=end):
+    for num_pairs, (source, target) in enumerate(
+        itertools.zip_longest(src_lines, tgt_lines, fillvalue=end)
+    ):
         if source is end or target is end:
             num_src = num_pairs + (source is not end) + sum(1 for _ in src_lines)
             num_tgt = num_pairs + (target is not end) + sum(1 for _ in tgt_lines)
             raise DataError(
                 f"{src} has {num_src} lines, {tgt} {num_tgt}; extract the pair again, line by line"
             )
-        num_pairs += 1
         yield cast(str, source), cast(str, target)
 
 
@@ -87,7 +94,8 @@ def read_tsv(path: str) -> Iterator[Pair]:
 def read_dataset(split: SplitConfig, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
     """Stream pairs from a Hugging Face dataset, by hub name or local folder.
 
-    Records are `{"translation": {src_lang: ..., tgt_lang: ...}}` as in wmt14, or have the two languages as fields.
+    Records are `{"translation": {src_lang: ..., tgt_lang: ...}}` as in wmt14, or have the two
+    languages as fields.
     """
     import datasets  # takes seconds; only those who use it pay
 
@@ -118,18 +126,25 @@ def read_pairs(config: DataConfig, split: str, *, seed: int) -> Iterator[Pair]:
     """Yield the pairs of a split (train, valid or test), before any filter."""
     if config.corpus is Corpus.files:
         yield from _read_split(getattr(config, split), config)
-    elif config.corpus is Corpus.numbers:
-        yield from numbers.generate(seed)[split]
-    elif config.corpus is Corpus.copy:
-        yield from copying.generate(seed)[split]
     else:
-        wheel = homeassistant.fetch(resolve(config.cache_dir))
-        yield from homeassistant.extract(wheel, config.src_lang, config.tgt_lang)[split]
+        langs = (config.src_lang, config.tgt_lang)
+        yield from _bundled(config.corpus, langs, resolve(config.cache_dir), seed)[split]
 
 
 def has_split(config: DataConfig, split: str) -> bool:
     """Say whether the corpus has this split."""
     return config.corpus is not Corpus.files or getattr(config, split).given
+
+
+@functools.lru_cache(maxsize=1)  # the splits are read one after the other
+def _bundled(
+    corpus: Corpus, langs: tuple[str, str], cache_dir: Path, seed: int
+) -> dict[str, list[Pair]]:
+    if corpus is Corpus.numbers:
+        return numbers.generate(seed)
+    if corpus is Corpus.copy:
+        return copying.generate(seed)
+    return homeassistant.extract(homeassistant.fetch(cache_dir), *langs)
 
 
 def _read_split(split: SplitConfig, config: DataConfig) -> Iterator[Pair]:
@@ -138,5 +153,6 @@ def _read_split(split: SplitConfig, config: DataConfig) -> Iterator[Pair]:
     elif split.tsv is not None:
         yield from read_tsv(split.tsv)
     else:
-        assert split.src is not None and split.tgt is not None
+        assert split.src is not None
+        assert split.tgt is not None
         yield from read_file_pair(split.src, split.tgt)

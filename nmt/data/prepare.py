@@ -1,4 +1,5 @@
-"""Makes a data folder: reads the corpus, trains the tokenizer, writes ids, counts what was dropped and why.
+"""Makes a data folder: reads the corpus, trains the tokenizer, writes ids, counts what was dropped
+and why.
 
 The folder is written beside its place and renamed into it, so that an interrupted run leaves none.
 """
@@ -9,19 +10,19 @@ import hashlib
 import json
 import logging
 import shutil
-from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from nmt.config import DataConfig, PreprocessConfig, resolve
+from nmt.config import DataConfig, PreprocessConfig
 from nmt.data import corpus
 from nmt.data.binary import write_pairs
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.files import replace_folder, write_json
+from nmt.options import resolve
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
@@ -38,12 +39,12 @@ class SplitReport:
     src_tokens: int = 0  # of the kept pairs, EOS not counted
     tgt_tokens: int = 0
     unknown_tokens: int = 0
-    dropped: Counter[str] = field(default_factory=Counter)  # by reason
+    dropped: dict[str, int] = field(default_factory=dict)  # by reason
     examples: dict[str, list[int]] = field(default_factory=dict)  # the first lines dropped, from 1
 
     def drop(self, reason: str, line: int) -> None:
         """Count a dropped pair."""
-        self.dropped[reason] += 1
+        self.dropped[reason] = self.dropped.get(reason, 0) + 1
         if self.dropped[reason] <= _NUM_EXAMPLES:
             self.examples.setdefault(reason, []).append(line)
 
@@ -51,7 +52,8 @@ class SplitReport:
 def prepare(config: PreprocessConfig) -> dict[str, SplitReport]:
     """Write the data folder `config.data_dir` and return a report by split.
 
-    Raises `DataError` or `ConfigError` for input that cannot be used; the old folder, if any, then stays as it was.
+    Raises `DataError` or `ConfigError` for input that cannot be used; the old folder, if any, then
+    stays as it was.
     """
     _check_sources(config.data)
     with replace_folder(resolve(config.data_dir), marker="meta.json") as folder:
@@ -180,7 +182,7 @@ def _encode(
 def _reasons(report: SplitReport) -> str:
     return ", ".join(
         f"{count} {reason} (line {report.examples[reason][0]} first)"
-        for reason, count in report.dropped.most_common()
+        for reason, count in sorted(report.dropped.items(), key=lambda item: -item[1])
     )
 
 

@@ -60,10 +60,13 @@ class Tokenizer:
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
         """Turn sentences into ids; -1 uses all processor threads."""
-        return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
+        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into one line of text; control symbols vanish, a generated line break becomes a space."""
+        """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
+        space.
+        """
         text: str = self._processor.decode(list(ids))
         return text.replace("\n", " ").replace("\r", " ")
 
@@ -77,7 +80,8 @@ def train_tokenizer(
 ) -> Tokenizer:
     """Train a BPE model with byte fallback on `sentences`.
 
-    Raises a `ConfigError` that names the largest possible vocabulary when the corpus is too small for the one asked for.
+    Raises a `ConfigError` that names the largest possible vocabulary when the corpus is too small
+    for the one asked for.
     """
     model = io.BytesIO()
     sentencepiece.set_random_generator_seed(seed)

@@ -1,8 +1,8 @@
 """Greedy and beam search over a `Stepper` (paper, section 6.1).
 
-The score of a hypothesis is log P(y | x) / ((5 + |y|) / 6)^alpha (Wu et al., 2016, equation 14 without coverage), its
-log-probabilities summed in float32 and EOS counted in |y|. Every sentence is searched as if it were alone: its beam, its
-length limit and its end depend on no neighbour.
+The score of a hypothesis is log P(y | x) / ((5 + |y|) / 6)^alpha (Wu et al., 2016, equation 14
+without coverage), its log-probabilities summed in float32 and EOS counted in |y|. Every sentence is
+searched as if it were alone: its beam, its length limit and its end depend on no neighbour.
 """
 
 # B live sentences, K beams, V vocab; rows = B * K
@@ -31,7 +31,7 @@ class ControlIds:
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation: `tokens` ends with EOS when `finished`; otherwise it met the length limit."""
+    """One translation; it ends with EOS when `finished`, otherwise it met the length limit."""
 
     tokens: list[int]
     log_prob: float  # nats
@@ -45,7 +45,9 @@ def length_penalty(length: int, alpha: float) -> float:
 
 
 def length_limits(src_lengths: Tensor, config: SearchConfig) -> list[int]:
-    """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted) + b."""
+    """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted)
+    + b.
+    """
     return [
         int(config.max_length_a * (length - 1)) + config.max_length_b
         for length in src_lengths.tolist()
@@ -115,10 +117,12 @@ class _Pool:
         del self.kept[self.size :]
 
     def is_closed(self, best_live: float, length: int, alpha: float) -> bool:
-        """Say whether no live hypothesis of `length` tokens and `best_live` log-probability can still get in.
+        """Say whether no live hypothesis of `length` tokens and `best_live` log-probability can
+        still get in.
 
-        Log-probabilities only fall, so the best that can become of it is to end with the same sum at the length
-        that the penalty favours: the limit for alpha > 0, the next token for alpha <= 0.
+        Log-probabilities only fall, so the best that can become of it is to end with the same sum
+        at the length that the penalty favours: the limit for alpha > 0, the next token for alpha <=
+        0.
         """
         if len(self.kept) < self.size:
             return False
@@ -170,7 +174,9 @@ class _Candidates:
 def _extend(
     tokens: Tensor, sums: Tensor, log_probs: Tensor, size: int, ids: ControlIds
 ) -> _Candidates:
-    """Rank all continuations; a hypothesis ends when EOS is among the K best, and K others stay alive."""
+    """Rank all continuations; a hypothesis ends when EOS is among the K best, and K others stay
+    alive.
+    """
     batch, beams, length = tokens.shape
     vocab_size = log_probs.size(-1)
     totals = sums.unsqueeze(-1) + log_probs.view(batch, beams, vocab_size)  # (B, K, V)
@@ -201,7 +207,9 @@ def _collect(
 def _close_sentences(
     sums: Tensor, tokens: Tensor, pools: list[_Pool], length: int, config: SearchConfig
 ) -> list[int]:
-    """Return the sentences (indices into the batch) that go on; at its limit a sentence takes what is alive, unfinished."""
+    """Return the sentences (indices into the batch) that go on; at its limit a sentence takes what
+    is alive, unfinished.
+    """
     going = []
     for i, (pool, best) in enumerate(zip(pools, sums.amax(dim=1).tolist(), strict=True)):
         if length == pool.limit:

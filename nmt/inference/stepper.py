@@ -1,6 +1,6 @@
 """What search knows of a model: three calls. `ModelStepper` is the one for a Transformer."""
 
-# B sentences, S source, K beams of a sentence, V vocab; rows = B * K, the beams of a sentence side by side
+# B sentences, S source, K beams, V vocab; rows = B * K, the beams of a sentence side by side
 
 from __future__ import annotations
 
@@ -20,13 +20,17 @@ class Stepper(Protocol):
     device: torch.device
 
     def start(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """Encode the source (B, S), EOS included, and return the state of B rows, one a sentence."""
+        """Encode source ids (B, S) and return the state of B rows, one a sentence."""
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
-        """Add the newest `tokens` (rows,) and return log-probabilities of the next (rows, V) in float32."""
+        """Add the newest `tokens` (rows,) and return log-probabilities of the next (rows, V) in
+        float32.
+        """
 
     def reorder(self, state: Any, rows: Tensor, num_beams: int) -> Any:
-        """Keep the rows given (B' * num_beams,), in that order; those of a sentence come from that sentence's."""
+        """Keep the rows given (B' * num_beams,), in that order; those of a sentence come from that
+        sentence's.
+        """
 
 
 @dataclass

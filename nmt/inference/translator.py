@@ -7,17 +7,19 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from nmt.checkpoint import build_model, find_model, load_info, load_tokenizer, load_weights
-from nmt.config import DType, SearchConfig, resolve
+from nmt.config import SearchConfig
 from nmt.data.batch import pad_source
 from nmt.data.batching import bucket
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import find_device, find_dtype
 from nmt.inference.search import ControlIds, Hypothesis, search
 from nmt.inference.stepper import ModelStepper, Stepper
+from nmt.options import DType, resolve
 
 log = logging.getLogger(__name__)
 
@@ -71,14 +73,16 @@ class Translator:
     ) -> list[str]:
         """Return the best translation of each line; an empty line stays empty.
 
-        `max_tokens` bounds a batch: rows * beam * longest source. What is None comes from the model folder.
+        `max_tokens` bounds a batch: rows * beam * longest source. What is None comes from the model
+        folder.
         """
         config = self.search_config(beam_size=beam_size, length_penalty=length_penalty)
         return [best[0].text for best in self.n_best(lines, config, max_tokens=max_tokens)]
 
     def search_config(self, **changes: float | None) -> SearchConfig:
         """Return the model's search settings with those changes that are not None."""
-        return replace(self.defaults, **{k: v for k, v in changes.items() if v is not None})  # type: ignore[arg-type]
+        given: dict[str, Any] = {key: v for key, v in changes.items() if v is not None}
+        return replace(self.defaults, **given)
 
     def n_best(
         self, lines: Sequence[str], config: SearchConfig, *, max_tokens: int = 4096
@@ -101,7 +105,9 @@ class Translator:
     def n_best_stream(
         self, lines: Iterable[str], config: SearchConfig, *, max_tokens: int, window_lines: int
     ) -> Iterator[list[Translation]]:
-        """Translate a stream in windows of so many lines, so that memory does not grow with its length."""
+        """Translate a stream in windows of so many lines, so that memory does not grow with its
+        length.
+        """
         lines = iter(lines)
         while window := list(islice(lines, window_lines)):
             yield from self.n_best(window, config, max_tokens=max_tokens)

@@ -1,9 +1,10 @@
-"""Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2) and the cache for decoding.
+"""Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2) and the cache for
+decoding.
 
 It knows neither positions nor padding ids: a boolean mask says what may be attended to.
 """
 
-# B batch, T queries, S keys, H heads, D d_model; the rows of queries may be K times those of keys (beams)
+# B batch, T queries, S keys, H heads, D d_model, K beams that share keys and values
 
 from __future__ import annotations
 
@@ -37,8 +38,8 @@ class KeyValueCache:
 class MultiHeadAttention(nn.Module):
     """Attention with `num_heads` heads of D/H dimensions each.
 
-    The projections of queries, keys and values are the three D x D blocks of one matrix, so that self-attention needs
-    one product for all of them.
+    The projections of queries, keys and values are the three D x D blocks of one matrix, so that
+    self-attention needs one product for all of them.
     """
 
     def __init__(self, d_model: int, num_heads: int) -> None:
@@ -55,7 +56,9 @@ class MultiHeadAttention(nn.Module):
     def self_attention(
         self, x: Tensor, *, mask: Tensor | None, causal: bool, cache: KeyValueCache | None = None
     ) -> Tensor:
-        """Let the positions of `x` (B, T, D) attend to each other; `mask` (B, 1, 1, T), True = may be attended to."""
+        """Let the positions of `x` (B, T, D) attend to each other; `mask` (B, 1, 1, T), True = may
+        be attended to.
+        """
         queries, keys, values = (
             self._split_heads(part) for part in self.in_projection(x).chunk(3, dim=-1)
         )  # 3 x (B, H, T, D/H)
@@ -74,9 +77,11 @@ class MultiHeadAttention(nn.Module):
     def cross_attention(
         self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None
     ) -> Tensor:
-        """Let `x` (B*K, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask` (B, 1, 1, S).
+        """Let `x` (B*K, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask`
+        (B, 1, 1, S).
 
-        With K > 1 the K beams of a sentence share its memory: they become further queries of one row.
+        With K > 1 the K beams of a sentence share its memory: they become further queries of one
+        row.
         """
         num_rows, num_positions, d_model = x.shape
         weight, bias = self.in_projection.weight[:d_model], self.in_projection.bias[:d_model]

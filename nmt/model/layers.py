@@ -1,9 +1,10 @@
-"""The layers around attention: positions, feed-forward, and one layer of the encoder and of the decoder (paper, section 3).
+"""The layers around attention: positions, feed-forward, and one layer of the encoder and of the
+decoder (paper, section 3).
 
 A layer knows one residual rule, `_residual`, for both placements of the norm.
 """
 
-# B batch, S source, T target, D d_model, F d_ff, H heads; B*K rows of targets when K beams share a memory
+# B batch, S source, T target, D d_model, H heads; B*K rows of targets when K beams share a memory
 
 from __future__ import annotations
 
@@ -13,8 +14,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig, Norm, Positions
+from nmt.config import ModelConfig
 from nmt.model.attention import KeyValueCache, MultiHeadAttention
+from nmt.options import Norm, Positions
 
 LAYER_NORM_EPS = 1e-5
 
@@ -22,8 +24,9 @@ LAYER_NORM_EPS = 1e-5
 def sinusoidal_positions(length: int, d_model: int, layout: Positions) -> Tensor:
     """Compute the positional encodings (length, D) in float32 (paper, section 3.5).
 
-    PE(pos, 2i) = sin(pos / 10000^(2i/D)) and PE(pos, 2i+1) the cosine; `sinusoidal_concat` has all sines first, then the
-    cosines, over the D/2 wavelengths of Tensor2Tensor, which reach 2 pi * 10000 with the last.
+    PE(pos, 2i) = sin(pos / 10000^(2i/D)) and PE(pos, 2i+1) the cosine; `sinusoidal_concat` has all
+    sines first, then the cosines, over the D/2 wavelengths of Tensor2Tensor, which reach 2 pi *
+    10000 with the last.
     """
     half = d_model // 2
     position = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
@@ -54,7 +57,7 @@ class FeedForward(nn.Module):
 
 
 class Layer(nn.Module):
-    """What encoder and decoder layers share: sub-layers, each with dropout, residual sum and norm (section 5.4)."""
+    """What all layers share: sub-layers, each with dropout, residual sum and norm (section 5.4)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
@@ -85,7 +88,7 @@ class EncoderLayer(Layer):
 
 
 class DecoderLayer(Layer):
-    """Masked self-attention, attention to the encoder's output, then feed-forward (right half of figure 1)."""
+    """Causal self-attention, attention to the source, feed-forward (right half of figure 1)."""
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
@@ -99,7 +102,10 @@ class DecoderLayer(Layer):
         memory_mask: Tensor | None,
         cache: KeyValueCache | None,
     ) -> Tensor:
-        """Map (B*K, T, D) to (B*K, T, D); `memory` are this layer's keys and values of the source, (B, H, S, D/H)."""
+        """Map (B*K, T, D) to (B*K, T, D).
+
+        `memory` holds this layer's keys and values of the source, each (B, H, S, D/H).
+        """
         x = self._residual(
             x,
             self.self_attention_norm,

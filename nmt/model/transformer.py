@@ -1,9 +1,10 @@
-"""The encoder-decoder of "Attention Is All You Need" with one matrix for both embeddings and the output.
+"""The encoder-decoder of "Attention Is All You Need" with one matrix for both embeddings and the
+output.
 
 It knows token ids and lengths, but neither the tokenizer nor any loss or search.
 """
 
-# B batch, S source, T target, D d_model, V vocab, H heads; B*K rows of targets when K beams share a memory
+# B batch, S source, T target, D d_model, V vocab, H heads, K beams that share a source
 
 from __future__ import annotations
 
@@ -14,16 +15,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig, Norm
+from nmt.config import ModelConfig
 from nmt.model.attention import KeyValueCache
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
+from nmt.options import Norm
 
 NUM_POSITIONS = 512  # the table starts with so many rows and doubles when a longer sentence comes
 
 
 @dataclass
 class Memory:
-    """The encoded source as the decoder needs it: `layers` holds keys and values (B, H, S, D/H) of each decoder layer."""
+    """The encoded source as the decoder needs it: `layers` holds keys and values (B, H, S, D/H) of
+    each decoder layer.
+    """
 
     hidden: Tensor  # (B, S, D)
     mask: Tensor | None  # (B, 1, 1, S), True = may be attended to; None when nothing is padded
@@ -52,8 +56,8 @@ class DecoderCache:
 class Transformer(nn.Module):
     """Encoder, decoder and the shared embedding.
 
-    `encode` and `decode` are all that training and search call. Embeddings are scaled by sqrt(D) on their way in (section
-    3.4) and used unscaled, without a bias, on their way out.
+    `encode` and `decode` are all that training and search call. Embeddings are scaled by sqrt(D) on
+    their way in (section 3.4) and used unscaled, without a bias, on their way out.
     """
 
     def __init__(self, config: ModelConfig, vocab_size: int) -> None:
@@ -93,10 +97,11 @@ class Transformer(nn.Module):
         return Memory(hidden, mask, layers)
 
     def decode(self, tgt: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
-        """Decode target ids (B*K, T) to hidden states (B*K, T, D); position t sees targets up to t alone.
+        """Decode target ids (B*K, T) to hidden states (B*K, T, D); position t sees targets up to t
+        alone.
 
-        With a cache, `tgt` holds only the newest position (T = 1). Padding on the right needs no mask: no real position
-        looks to its right.
+        With a cache, `tgt` holds only the newest position (T = 1). Padding on the right needs no
+        mask: no real position looks to its right.
         """
         x = self._embed(tgt, start=cache.num_positions if cache else 0)
         for i, layer in enumerate(self.decoder_layers):
@@ -110,7 +115,7 @@ class Transformer(nn.Module):
         return F.linear(hidden, self.embedding.weight)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Tensor:
-        """Return the hidden states (B, T, D) that predict the token after each of `tgt_in` (B, T)."""
+        """Return hidden states (B, T, D) that predict what follows each of `tgt_in` (B, T)."""
         return self.decode(tgt_in, self.encode(src, src_lengths))
 
     def _embed(self, ids: Tensor, *, start: int) -> Tensor:

@@ -1,8 +1,9 @@
 """Label-smoothed cross-entropy over the vocabulary, summed over target tokens (paper, section 5.4).
 
-Definition (Szegedy et al., 2016, section 7; the one torch uses): with smoothing eps the wanted distribution q gives the right
-token 1 - eps + eps / V and every other of the V entries eps / V, and loss = -sum_v q(v) log p(v) =
-(1 - eps) * nll + eps * mean_v(-log p(v)). Padding positions are taken out before anything is computed.
+Definition (Szegedy et al., 2016, section 7; the one torch uses): with smoothing eps the wanted
+distribution q gives the right token 1 - eps + eps / V and every other of the V entries eps / V, and
+loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)). Padding positions are taken
+out before anything is computed.
 """
 
 # N real target tokens, D d_model, V vocab
@@ -18,7 +19,8 @@ _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Output product, softmax and loss chunk by chunk; the gradient is computed on the way, so no logits are kept.
+    """Output product, softmax and loss chunk by chunk; the gradient is computed on the way, so no
+    logits are kept.
 
     d loss / d logits = p - q: softmax minus the wanted distribution.
     """
@@ -74,5 +76,7 @@ def smoothed_cross_entropy(
     """
     real = targets != pad_id  # (B, T)
     kept = targets[real]  # (N,)
-    loss_sum, nll_sum = _LinearCrossEntropy.apply(hidden[real], weight, kept, smoothing)
+    loss_sum, nll_sum = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
+        hidden[real], weight, kept, smoothing
+    )
     return loss_sum, nll_sum, kept.numel()

@@ -1,4 +1,6 @@
-"""Where the figures of a run go: `metrics.jsonl`, TensorBoard where it is installed, and the terminal."""
+"""Where the figures of a run go: `metrics.jsonl`, TensorBoard where it is installed, and the
+terminal.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ class MetricsLog:
     """Appends one object a line to `metrics.jsonl` and the same figures to TensorBoard."""
 
     def __init__(self, run_dir: Path, *, update: int) -> None:
-        """Open the log of a run that goes on after `update`; later lines of an interrupted run are removed."""
+        """Open the log of a run that goes on after `update`; later lines of an interrupted run are
+        removed.
+        """
         self._path = run_dir / "metrics.jsonl"
         if self._path.exists():
             _forget_after(self._path, update)
@@ -44,7 +48,9 @@ class MetricsLog:
 
 
 def _forget_after(path: Path, update: int) -> None:
-    """Keep what was logged up to `update`; its validation is done again on resume, so that line goes too."""
+    """Keep what was logged up to `update`; its validation is done again on resume, so that line
+    goes too.
+    """
     lines = path.read_text(encoding="utf-8").split("\n")
     kept = [line for line in lines if line.endswith("}") and _is_before(json.loads(line), update)]
     with replace_file(path) as temporary:
@@ -61,7 +67,7 @@ def _open_tensorboard(folder: Path, update: int) -> Any:
         from torch.utils.tensorboard import SummaryWriter  # the extra "tensorboard"
     except ImportError:
         return None
-    return SummaryWriter(str(folder), purge_step=update + 1)  # type: ignore[no-untyped-call]
+    return SummaryWriter(str(folder), purge_step=update + 1)
 
 
 class Meter:
@@ -106,6 +112,7 @@ class Progress:
             dynamic_ncols=True,
         )
         self._start = (time.perf_counter(), update)
+        self._max_updates = max_updates
 
     def advance(self) -> None:
         """Count one update."""
@@ -121,7 +128,7 @@ class Progress:
         if self._bar.disable:
             text = ", ".join(f"{name} {value}" for name, value in figures.items())
             left = self._time_left(record["update"])
-            log.info("update %d/%d: %s, %s left", record["update"], self._bar.total, text, left)
+            log.info("update %d/%d: %s, %s left", record["update"], self._max_updates, text, left)
         else:
             self._bar.set_postfix(figures, refresh=False)
 
@@ -139,4 +146,4 @@ class Progress:
     def _time_left(self, update: int) -> str:
         start_seconds, start_update = self._start
         pace = (time.perf_counter() - start_seconds) / max(update - start_update, 1)
-        return str(tqdm.format_interval(pace * (self._bar.total - update)))
+        return str(tqdm.format_interval(pace * (self._max_updates - update)))

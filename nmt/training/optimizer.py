@@ -20,7 +20,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Ada
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradient down to `max_norm` (0 disables) and return its norm before that, a scalar."""
+    """Scale the gradient down to `max_norm` (0 disables); return the norm that it had."""
     limit = max_norm if max_norm > 0 else float("inf")
     return nn.utils.clip_grad_norm_(model.parameters(), limit)
 

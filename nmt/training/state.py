@@ -1,4 +1,5 @@
-"""What a run must remember to go on as if nothing had happened, and how it is stored beside the weights.
+"""What a run must remember to go on as if nothing had happened, and how it is stored beside the
+weights.
 
 `trainer.pt` holds tensors and primitives alone; it is read with `weights_only=True`.
 """

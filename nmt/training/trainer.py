@@ -1,4 +1,6 @@
-"""The training loop: updates, validation, checkpoints, and going on where an interrupted run stopped."""
+"""The training loop: updates, validation, checkpoints, and going on where an interrupted run
+stopped.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nmt import checkpoint
-from nmt.config import BestMetric, TrainConfig, resolve
+from nmt.config import TrainConfig
 from nmt.data.batch import Batch, make_batch
 from nmt.data.batching import Rows, TokenBatchSampler, padding_share
 from nmt.data.binary import open_split
@@ -25,6 +27,7 @@ from nmt.distributed import find_device, find_dtype, set_num_threads
 from nmt.errors import ModelError, NmtError
 from nmt.files import replace_file, replace_link
 from nmt.model.transformer import Transformer, num_parameters
+from nmt.options import BestMetric, resolve
 from nmt.training import state as saved
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.metrics import Meter, MetricsLog, Progress
@@ -88,7 +91,9 @@ class Trainer:
                 return
 
     def _update(self, batches: list[Rows]) -> None:
-        """Change the weights once: gradients of all batches summed, divided once by their target tokens."""
+        """Change the weights once: gradients of all batches summed, divided once by their target
+        tokens.
+        """
         self.model.train()
         self.gradient_norm = 0.0
         num_tokens = sum(int(self.sampler.lengths[rows, 1].sum()) for rows in batches)
@@ -105,8 +110,8 @@ class Trainer:
         norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm).item()
         if not (math.isfinite(norm) and math.isfinite(loss_sum)):
             raise NmtError(
-                f"update {self.state.update + 1}: loss {loss_sum / num_tokens:.4g} or gradient norm {norm:.4g} "
-                "is not finite; the weights are as after the update before. Lower "
+                f"update {self.state.update + 1}: loss {loss_sum / num_tokens:.4g} or gradient "
+                f"norm {norm:.4g} is not finite; the weights are as after the update before. Lower "
                 "optimizer.learning_rate_scale or set optimizer.max_grad_norm=1"
             )
         self.gradient_norm = norm
@@ -229,7 +234,7 @@ class Trainer:
         batches = [rows for update in updates for rows in update]
         warmup = config.optimizer.warmup_steps
         log.info(
-            "%d pairs, %d updates of %d batches an epoch, %d target tokens an update, %.1f %% padding",
+            "%d pairs; %d updates an epoch of %d batches, %d target tokens; %.1f %% padding",
             len(self.data),
             len(updates),
             round(len(batches) / len(updates)),

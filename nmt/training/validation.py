@@ -26,7 +26,9 @@ from nmt.training.loss import smoothed_cross_entropy
 def validation_loss(
     model: Transformer, data: ParallelData, tokenizer: Tokenizer, max_tokens: int
 ) -> dict[str, Any]:
-    """Return nats a target token without smoothing, and the perplexity, in float32 and without dropout."""
+    """Return nats a target token without smoothing, and the perplexity, in float32 and without
+    dropout.
+    """
     device = model.embedding.weight.device
     model.eval()
     nll_sum, num_tokens = 0.0, 0

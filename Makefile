@@ -1,0 +1,41 @@
+# make demo: from nothing to a trained translator.  make test: from nothing to green tests.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+INSTALLED = $(VENV)/.installed
+
+.PHONY: install demo test test-all check format wheel clean
+
+install: $(INSTALLED)
+
+$(INSTALLED): setup.cfg pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --upgrade "pip>=23" "setuptools>=68" -c constraints.txt
+	$(BIN)/python -m pip install --quiet --editable ".[dev,tensorboard]" -c constraints.txt
+	touch $@
+
+demo: $(INSTALLED)
+	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/demo.py
+
+test: $(INSTALLED)
+	$(BIN)/python -m pytest
+
+test-all: $(INSTALLED)
+	$(BIN)/python -m pytest -m "slow or not slow"
+
+check: $(INSTALLED)
+	$(BIN)/ruff format --check nmt configs scripts tests
+	$(BIN)/ruff check nmt configs scripts tests
+	$(BIN)/mypy --strict nmt
+	$(BIN)/python -m pytest
+
+format: $(INSTALLED)
+	$(BIN)/ruff format nmt configs scripts tests
+	$(BIN)/ruff check --fix nmt configs scripts tests
+
+wheel: $(INSTALLED)
+	rm -rf build dist
+	$(BIN)/python -m build --outdir dist
+
+clean:
+	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

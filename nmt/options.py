@@ -1,0 +1,100 @@
+"""The choices that settings offer, and the helpers that declare and check a setting."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import field
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import ConfigError
+
+
+class Norm(str, Enum):
+    """Where layer normalisation stands."""
+
+    post = "post"  # after the residual sum, as in the paper
+    pre = "pre"  # before each sub-layer, with one more at the end of each stack
+
+
+class Positions(str, Enum):
+    """How sines and cosines share the dimensions of the positional encoding."""
+
+    sinusoidal = "sinusoidal"  # interleaved, as the paper writes it
+    sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
+
+
+class DType(str, Enum):
+    """The number format of matrix products; weights, softmax, loss and scores stay float32."""
+
+    auto = "auto"  # bfloat16 where the GPU has it, float32 elsewhere
+    float32 = "float32"
+    bfloat16 = "bfloat16"
+
+
+class Corpus(str, Enum):
+    """Where parallel text comes from."""
+
+    files = "files"
+    numbers = "numbers"
+    copy = "copy"
+    homeassistant = "homeassistant"
+
+
+class BestMetric(str, Enum):
+    """What decides which checkpoint is the best one."""
+
+    loss = "loss"
+    bleu = "bleu"
+
+
+class OutputFormat(str, Enum):
+    """How results are written to stdout."""
+
+    text = "text"
+    json = "json"
+
+
+class Metric(str, Enum):
+    """What to score with, at sacreBLEU's defaults: 0 to 100, higher is better, but for TER.
+
+    BLEU (Papineni et al., 2002); chrF2 (Popovic, 2015); chrF2++ (Popovic, 2017), which adds word
+    uni- and bigrams; TER (Snover et al., 2006), edits per 100 reference words split at spaces.
+    """
+
+    bleu = "bleu"
+    chrf = "chrf"
+    chrfpp = "chrfpp"
+    ter = "ter"
+
+
+class Method(str, Enum):
+    """How significance is tested: as Koehn (2004) or, with fewer false alarms, Riezler and Maxwell
+    (2005).
+    """
+
+    bootstrap = "bootstrap"
+    approximate_randomization = "approximate_randomization"
+
+
+def option(default: Any, help: str) -> Any:
+    """Declare a setting with its default and the line that `--help` shows for it."""
+    metadata = {"help": help}
+    if isinstance(default, list):
+        return field(default_factory=lambda: list(default), metadata=metadata)
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    return field(default=default, metadata=metadata)
+
+
+def require(valid: bool, key: str, value: object, rule: str) -> None:
+    """Raise a `ConfigError` that names key, value and rule unless `valid`."""
+    if not valid:
+        shown = value.value if isinstance(value, Enum) else value
+        raise ConfigError(f"{key}={shown}: {rule}")
+
+
+def resolve(path: str | Path) -> Path:
+    """Expand `~` and make `path` absolute against the current folder."""
+    return Path(os.path.abspath(os.path.expanduser(str(path))))

@@ -1,0 +1,243 @@
+"""The Home Assistant corpus, on a small wheel made here: cleaning, splits and what goes wrong."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import runpy
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from nmt.data import homeassistant
+from nmt.errors import DataError
+
+Texts = dict[str, dict[str, str]]
+SCRIPT = Path(__file__).parents[1] / "scripts" / "fetch_homeassistant.py"
+
+
+def _write_wheel(path: Path, texts: Texts) -> Path:
+    """Write {language: {key: text}} as two components, with a key path of two steps."""
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("homeassistant/components/light/manifest.json", "{}")
+        for lang, flat in texts.items():
+            for component in ("light", "lock"):
+                own = {key: text for key, text in flat.items() if key.startswith(component)}
+                member = f"homeassistant/components/{component}/translations/{lang}.json"
+                archive.writestr(member, json.dumps({"config": {"step": own}}))
+    return path
+
+
+def _word(number: int) -> str:
+    """Spell a number in letters: normalisation takes all numbers for one."""
+    return "".join("abcdefghij"[int(digit)] for digit in str(number))
+
+
+def _corpus(extra: list[tuple[str, str]]) -> Texts:
+    """Add `extra` pairs to 200 ordinary ones, where every tenth has its neighbour's target."""
+    pairs = [
+        (f"the word {_word(n)}", f"das Wort {_word(n - (n % 10 == 0))}") for n in range(1, 201)
+    ]
+    texts: Texts = {"en": {}, "de": {}}
+    for n, (src, tgt) in enumerate([*pairs, *extra]):
+        key = f"{'light' if n % 2 else 'lock'}{n}"
+        texts["en"][key], texts["de"][key] = src, tgt
+    return texts
+
+
+def _extract(folder: Path, extra: list[tuple[str, str]]) -> dict[str, list[tuple[str, str]]]:
+    return homeassistant.extract(_write_wheel(folder / "ha.whl", _corpus(extra)), "en", "de")
+
+
+def _all_pairs(splits: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]]:
+    return [pair for pairs in splits.values() for pair in pairs]
+
+
+def test_languages_are_those_with_a_translation_file(tmp_path: Path) -> None:
+    wheel = _write_wheel(tmp_path / "ha.whl", {"en": {}, "pt-BR": {}, "de": {}})
+    assert homeassistant.languages(wheel) == ["de", "en", "pt-BR"]
+
+
+def test_texts_are_joined_by_key_in_either_direction(tmp_path: Path) -> None:
+    texts = _corpus([])
+    texts["en"]["light_only_here"] = "nobody translated this"
+    wheel = _write_wheel(tmp_path / "ha.whl", texts)
+    expected = {(src, texts["de"][key]) for key, src in texts["en"].items() if key in texts["de"]}
+    forward = _all_pairs(homeassistant.extract(wheel, "en", "de"))
+    backward = _all_pairs(homeassistant.extract(wheel, "de", "en"))
+    assert forward
+    assert set(forward) <= expected
+    assert {(src, tgt) for tgt, src in backward} <= expected
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt"),
+    [
+        ("", ""),
+        ("Empty here", ""),
+        ("{name} ({host})", "{name} ({host})"),
+        ("100 %", "100 %"),
+        ("https://example.org/a/long/path here", "https://example.org/a/long/path hier"),
+        ("Read the code", "[%key:common::state::on%] Code lesen"),
+        ("Nobody did translate this", "Nobody did translate this"),
+        ("Short text", "Kurzer Text, dem ein ganz anderer und viel zu langer Satz folgt"),
+        ("long " * 100, "lang " * 100),
+    ],
+)
+def test_pairs_that_teach_nothing_are_dropped(tmp_path: Path, src: str, tgt: str) -> None:
+    assert _all_pairs(_extract(tmp_path, [(src, tgt)])) == _all_pairs(_extract(tmp_path, []))
+
+
+@pytest.mark.parametrize(
+    ("src", "tgt"),
+    [
+        ("Cache", "Zwischenspeichern"),
+        ("Status", "Status"),
+        ("Connect to {host}", "Mit {host} verbinden"),
+        ("See [the manual]({url}).", "Siehe [Handbuch]({url})."),
+        ("75 watts", "75 Watt"),
+    ],
+)
+def test_names_labels_and_placeholders_are_kept(tmp_path: Path, src: str, tgt: str) -> None:
+    assert (src, tgt) in _all_pairs(_extract(tmp_path, [(src, tgt)]))
+
+
+def test_line_breaks_and_runs_of_spaces_become_one_space(tmp_path: Path) -> None:
+    splits = _extract(tmp_path, [(" Two\n\nlines\u00a0here", "Zwei  Zeilen\thier ")])
+    assert ("Two lines here", "Zwei Zeilen hier") in _all_pairs(splits)
+
+
+def test_each_source_has_its_commonest_target(tmp_path: Path) -> None:
+    splits = _extract(tmp_path, [("Clear", "Frei"), ("Clear", "Leeren"), ("Clear", "Leeren")])
+    assert [tgt for src, tgt in _all_pairs(splits) if src == "Clear"] == ["Leeren"]
+
+
+def test_no_held_out_sentence_stands_in_train_on_either_side(tmp_path: Path) -> None:
+    variants = [(f"The word, {_word(n)}!", f"Das  Wort: {_word(n)}.") for n in range(1, 201)]
+    splits = _extract(tmp_path, variants)
+    for side in (0, 1):
+        seen = {
+            name: {homeassistant.normalise(pair[side]) for pair in pairs}
+            for name, pairs in splits.items()
+        }
+        assert not seen["train"] & (seen["test"] | seen["valid"])
+        assert not seen["valid"] & seen["test"]
+
+
+def test_numbered_labels_stay_on_one_side_and_count_once_when_held_out(tmp_path: Path) -> None:
+    families = [
+        (f"Relay {_word(n)} {i}", f"Relais {_word(n)} {i}") for n in range(200) for i in (1, 2)
+    ]
+    splits = _extract(tmp_path, families)
+    for name in ("valid", "test"):
+        normalised = [homeassistant.normalise(src) for src, _ in splits[name]]
+        assert len(set(normalised)) == len(normalised)
+
+
+def test_split_does_not_depend_on_keys_or_order(tmp_path: Path) -> None:
+    texts = _corpus([])
+    renamed = {
+        lang: {f"lock_new_{key}": text for key, text in reversed(flat.items())}
+        for lang, flat in texts.items()
+    }
+    first = homeassistant.extract(_write_wheel(tmp_path / "a.whl", texts), "en", "de")
+    second = homeassistant.extract(_write_wheel(tmp_path / "b.whl", renamed), "en", "de")
+    assert {name: set(pairs) for name, pairs in first.items()} == {
+        name: set(pairs) for name, pairs in second.items()
+    }
+
+
+@pytest.mark.parametrize(
+    ("src_lang", "tgt_lang", "message"),
+    [
+        ("en", "dee", "unknown Home Assistant language 'dee'; did you mean de?"),
+        ("en", "en", "both 'en'"),
+        ("en", "fr", "en-fr has only 1 texts in common"),
+    ],
+)
+def test_languages_that_cannot_be_paired_say_why(
+    tmp_path: Path, src_lang: str, tgt_lang: str, message: str
+) -> None:
+    wheel = _write_wheel(tmp_path / "ha.whl", _corpus([]) | {"fr": {"light1": "un mot"}})
+    with pytest.raises(DataError, match=message.replace("?", r"\?")):
+        homeassistant.extract(wheel, src_lang, tgt_lang)
+
+
+def _pretend_pip(
+    monkeypatch: pytest.MonkeyPatch, content: bytes | None, stderr: str = ""
+) -> list[list[str]]:
+    """Put a fake in pip's place that "downloads" `content`, or fails; return its list of calls."""
+    calls: list[list[str]] = []
+
+    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(command)
+        if content is None:
+            return subprocess.CompletedProcess(command, 1, "", stderr)
+        folder = Path(command[command.index("-d") + 1])
+        (folder / homeassistant.WHEEL_NAME).write_bytes(content)
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return calls
+
+
+def _expect(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
+    monkeypatch.setattr(homeassistant, "WHEEL_SHA256", hashlib.sha256(content).hexdigest())
+
+
+def test_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _expect(monkeypatch, b"wheel")
+    calls = _pretend_pip(monkeypatch, b"wheel")
+    first = homeassistant.fetch(tmp_path / "cache")
+    assert homeassistant.fetch(tmp_path / "cache") == first
+    assert first.read_bytes() == b"wheel"
+    assert len(calls) == 1
+
+
+def test_damaged_cache_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _expect(monkeypatch, b"wheel")
+    _pretend_pip(monkeypatch, b"wheel")
+    (tmp_path / homeassistant.WHEEL_NAME).write_bytes(b"whe")
+    assert homeassistant.fetch(tmp_path).read_bytes() == b"wheel"
+
+
+def test_wrong_checksum_is_refused_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _expect(monkeypatch, b"wheel")
+    _pretend_pip(monkeypatch, b"something else")
+    with pytest.raises(DataError, match="has SHA-256 .*, expected .*; run again"):
+        homeassistant.fetch(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_failing_pip_is_quoted_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _pretend_pip(monkeypatch, None, "WARNING: retrying\nERROR: No matching distribution found")
+    with pytest.raises(DataError, match="ERROR: No matching distribution found") as caught:
+        homeassistant.fetch(tmp_path)
+    assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_script_explains_itself() -> None:
+    result = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    assert "--output" in result.stdout
+
+
+def test_script_writes_line_aligned_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel = _write_wheel(tmp_path / "ha.whl", _corpus([]))
+    monkeypatch.setattr(homeassistant, "fetch", lambda _: wheel)
+    options = ["--src", "de", "--tgt", "en", "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
+    with pytest.raises(SystemExit, match="0"):
+        runpy.run_path(str(SCRIPT), run_name="__main__")
+    for name, pairs in homeassistant.extract(wheel, "de", "en").items():
+        sides = [(tmp_path / "out" / f"{name}.{lang}").read_bytes() for lang in ("de", "en")]
+        lines = [side.decode().removesuffix("\n").split("\n") for side in sides]
+        assert list(zip(*lines, strict=True)) == pairs

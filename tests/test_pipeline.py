@@ -1,0 +1,237 @@
+"""The commands in a row on a toy corpus: what they write, and that runs resume exactly."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from toy import SIZES, TINY, command, train, write_corpus
+
+from nmt import Translator
+from nmt.data.prepare import read_meta
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a data folder, a run of 20 updates and its average."""
+    folder = tmp_path_factory.mktemp("pipeline")
+    assert command("preprocess", *write_corpus(folder)) == 0
+    assert train(folder / "data", folder / "run", "max_updates=20") == 0
+    assert command("average", f"run_dir={folder / 'run'}", "last=3") == 0
+    return folder
+
+
+def records(run_dir: Path, key: str) -> list[dict[str, Any]]:
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    return [record for record in map(json.loads, lines) if key in record]
+
+
+def weights(run_dir: Path) -> dict[str, torch.Tensor]:
+    return safetensors.torch.load_file(run_dir / "checkpoints/latest/model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    first, second = weights(one), weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_preprocess_counts_and_keeps_the_text_of_held_out_pairs(root: Path) -> None:
+    assert read_meta(root / "data")["num_pairs"] == SIZES
+    for split in ("valid", "test"):
+        for side in ("src", "tgt"):
+            kept = (root / f"data/{split}.{side}").read_bytes()
+            assert kept == (root / f"{split}.{side}.txt").read_bytes()
+
+
+def test_preprocess_writes_the_same_bytes_again(root: Path, tmp_path: Path) -> None:
+    again = [f"data_dir={tmp_path / 'data'}" if "data_dir" in a else a for a in write_corpus(root)]
+    assert command("preprocess", *again) == 0
+    names = sorted(path.name for path in (root / "data").iterdir())
+    assert names == sorted(path.name for path in (tmp_path / "data").iterdir())
+    for name in names:
+        assert (tmp_path / "data" / name).read_bytes() == (root / "data" / name).read_bytes()
+
+
+def test_preprocess_counts_what_it_drops(root: Path, tmp_path: Path) -> None:
+    for side in ("src", "tgt"):
+        lines = (root / f"train.{side}.txt").read_bytes()
+        odd = b"\nx\n" if side == "src" else b"y\nz" + b" long" * 99 + b"\n"
+        (tmp_path / f"train.{side}").write_bytes(odd + lines)
+    changed = {f"data.train.{side}={tmp_path / f'train.{side}'}" for side in ("src", "tgt")}
+    others = [a for a in write_corpus(root) if "train" not in a and "data_dir" not in a]
+    folder = tmp_path / "data"
+    assert command("preprocess", *others, *changed, f"data_dir={folder}", "max_length=60") == 0
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))["train"]
+    assert report["dropped"] == {"empty side": 1, "too long": 1}
+    assert report["examples"] == {"empty side": [1], "too long": [2]}
+    assert report["kept"] == report["read"] - 2 == SIZES["train"]
+
+
+def test_a_run_folder_tells_the_whole_run(root: Path) -> None:
+    run = root / "run"
+    saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
+    assert saved["model"]["d_model"] == 16
+    assert saved["label_smoothing"] == 0.1
+    assert [r["update"] for r in records(run, "loss")] == [5, 10, 15, 20]
+    assert [r["update"] for r in records(run, "valid_loss")] == [10, 20]
+    keys = {"learning_rate", "gradient_norm", "tokens_per_second", "padding_share", "epoch"}
+    assert keys <= set(records(run, "loss")[0])
+    assert {"valid_perplexity", "valid_bleu"} <= set(records(run, "valid_loss")[0])
+    assert (run / "checkpoints/latest").resolve().name == "step-00000020"
+    assert (run / "checkpoints/best").resolve().is_dir()
+
+
+def test_the_loss_falls(root: Path) -> None:
+    losses = [r["loss"] for r in records(root / "run", "loss")]
+    assert losses[-1] < losses[0]
+
+
+def test_each_checkpoint_is_a_model_folder_and_the_newest_are_kept(root: Path) -> None:
+    folders = sorted((root / "run/checkpoints").glob("step-*"))
+    assert [int(folder.name[5:]) for folder in folders][-5:] == [8, 10, 12, 16, 20]
+    for folder in folders:
+        names = {path.name for path in folder.iterdir()}
+        assert names == {"model.safetensors", "config.json", "tokenizer.model", "trainer.pt"}
+
+
+def test_translate_answers_line_by_line(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    text = "red house\n\ngreen tree sees\u2028big house\r\n\nlast"
+
+    class Stdin:
+        buffer = io.BytesIO(text.encode())
+
+    monkeypatch.setattr(sys, "stdin", Stdin)
+    assert command("translate", f"model_dir={root / 'run'}", "device=cpu", "window_lines=2") == 0
+    lines = capfd.readouterr().out.split("\n")
+    assert lines.pop() == ""
+    assert len(lines) == 5
+    assert [i for i, line in enumerate(lines) if not line] == [1, 3]
+
+
+def test_translate_gives_n_best_with_scores_as_json(root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out.jsonl"
+    places = [f"model_dir={root / 'run/average'}", f"input={root / 'test.src.txt'}"]
+    options = ["beam_size=4", "n_best=3", "format=json", f"output={output}", "device=cpu"]
+    assert command("translate", *places, *options) == 0
+    rows = [json.loads(line) for line in output.read_text(encoding="utf-8").split("\n")[:-1]]
+    assert [row["index"] for row in rows] == list(range(SIZES["test"]))
+    for row in rows:
+        scores = [h["score"] for h in row["hypotheses"]]
+        assert len(scores) == 3
+        assert scores == sorted(scores, reverse=True) or not all(
+            h["finished"] for h in row["hypotheses"]
+        )
+
+
+@pytest.mark.parametrize("place", ["run", "run/average", "run/checkpoints/latest"])
+def test_a_run_a_model_and_a_checkpoint_translate_in_python(root: Path, place: str) -> None:
+    translator = Translator.load(root / place, device="cpu")
+    assert len(translator.translate(["red house", ""])) == 2
+    assert translator.translate([""]) == [""]
+    assert translator.translate([]) == []
+
+
+def test_evaluate_scores_files_and_models(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same = root / "test.tgt.txt"
+    assert command("evaluate", f"hypotheses={same}", f"references={same}", "format=json") == 0
+    perfect = json.loads(capsys.readouterr().out)
+    assert perfect["scores"][0]["value"] == pytest.approx(100)
+    assert "version:" in perfect["scores"][0]["signature"]
+    model = [f"model_dir={root / 'run'}", f"src={root / 'test.src.txt'}", "device=cpu"]
+    assert command("evaluate", *model, f"references={same}", "metrics=[bleu]") == 0
+    assert "BLEU" in capsys.readouterr().out
+
+
+def test_evaluate_tests_against_a_baseline(root: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    same, other = root / "test.tgt.txt", root / "test.src.txt"
+    arguments = [f"hypotheses={same}", f"references={same}", f"baseline={other}", "num_samples=100"]
+    assert command("evaluate", *arguments, "format=json", "metrics=[chrf]") == 0
+    comparison = json.loads(capsys.readouterr().out)["comparisons"][0]
+    assert comparison["p_value"] < 0.05
+    assert comparison["difference_low"] > 0
+
+
+def test_average_takes_the_runs_own_number_by_default(root: Path, tmp_path: Path) -> None:
+    assert command("average", f"run_dir={root / 'run'}", f"output={tmp_path / 'five'}") == 0
+    assert command("average", f"run_dir={root / 'run'}", "last=5", f"output={tmp_path / 'a'}") == 0
+    files = [(tmp_path / name / "model.safetensors").read_bytes() for name in ("five", "a")]
+    assert files[0] == files[1]
+
+
+def test_average_of_the_best_needs_no_more_than_one(root: Path, tmp_path: Path) -> None:
+    output = tmp_path / "best"
+    assert command("average", f"run_dir={root / 'run'}", "best=1", f"output={output}") == 0
+    best = (root / "run/checkpoints/best/model.safetensors").read_bytes()
+    assert (output / "model.safetensors").read_bytes() == best
+
+
+@pytest.mark.parametrize("stop", [4, 7, 10])
+def test_a_resumed_run_ends_with_the_same_bits(root: Path, tmp_path: Path, stop: int) -> None:
+    assert train(root / "data", tmp_path / "run", f"max_updates={stop}") == 0
+    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
+    assert_same_weights(root / "run", tmp_path / "run")
+
+
+def test_a_resumed_run_logs_each_update_once(root: Path, tmp_path: Path) -> None:
+    assert train(root / "data", tmp_path / "run", "max_updates=10") == 0
+    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
+    assert [r["update"] for r in records(tmp_path / "run", "loss")] == [5, 10, 15, 20]
+    assert [r["update"] for r in records(tmp_path / "run", "valid_loss")] == [10, 20]
+
+
+def test_a_killed_run_goes_on_with_the_same_bits(root: Path, tmp_path: Path) -> None:
+    places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
+    arguments = [sys.executable, "-m", "nmt.cli.main", "train", *places, *TINY, "max_updates=20"]
+    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
+    first = tmp_path / "run/checkpoints/step-00000004"
+    deadline = time.monotonic() + 60
+    while not first.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    assert first.exists()
+    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
+    assert_same_weights(root / "run", tmp_path / "run")
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert train(root / "data", tmp_path / "run", "max_updates=12") == 0
+    os.truncate(tmp_path / "run/checkpoints/step-00000012/model.safetensors", 100)
+    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
+    assert re.search(r"step-00000012.* is damaged", capfd.readouterr().err)
+    assert_same_weights(root / "run", tmp_path / "run")
+
+
+def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
+    frozen = ["optimizer.learning_rate_scale=1e-12", "patience=2", "validate_every_updates=2"]
+    assert (
+        train(root / "data", tmp_path / "run", "max_updates=50", *frozen, "valid_bleu=false") == 0
+    )
+    assert 4 <= records(tmp_path / "run", "valid_loss")[-1]["update"] < 50
+
+
+def test_accumulation_does_not_change_the_run(root: Path, tmp_path: Path) -> None:
+    """One batch an update against several small ones: the same sentences, the same gradient."""
+    still = ["model.dropout=0", "tokens_per_update=100000", "max_updates=3", "valid_bleu=false"]
+    still += ["optimizer.eps=1"]  # linear in the gradient, so that rounding is not blown up
+    for name, size in (("one", 100_000), ("many", 60)):
+        assert train(root / "data", tmp_path / name, *still, f"max_tokens={size}") == 0
+    one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
+    assert max((one[k] - many[k]).abs().max() for k in one) < 1e-6
