@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo test test-all check format wheel clean
+.PHONY: install demo test test-all check check-style format wheel clean
 
 install: $(INSTALLED)
 
@@ -23,11 +23,12 @@ test: $(INSTALLED)
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -m "slow or not slow"
 
-check: $(INSTALLED)
+check: check-style test
+
+check-style: $(INSTALLED)
 	$(BIN)/ruff format --check nmt configs scripts tests
 	$(BIN)/ruff check nmt configs scripts tests
 	$(BIN)/mypy --strict nmt
-	$(BIN)/python -m pytest
 
 format: $(INSTALLED)
 	$(BIN)/ruff format nmt configs scripts tests
@@ -35,7 +36,7 @@ format: $(INSTALLED)
 
 wheel: $(INSTALLED)
 	rm -rf build dist
-	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --no-isolation --outdir dist
 
 clean:
 	rm -rf build dist *.egg-info .mypy_cache .pytest_cache .ruff_cache

@@ -19,6 +19,7 @@ from nmt.options import (
     Norm,
     OutputFormat,
     Positions,
+    Schedule,
     option,
     require,
 )
@@ -78,7 +79,8 @@ class OptimizerConfig:
     beta2: float = option(0.98, "decay of the mean of squared gradients")
     eps: float = option(1e-9, "added to the root of the second moment")
     warmup_steps: int = option(4000, "updates during which the learning rate rises")
-    learning_rate_scale: float = option(1.0, "factor on the paper's schedule")
+    learning_rate_scale: float = option(1.0, "factor on the paper's learning rate")
+    schedule: Schedule = option(Schedule.noam, "after warm-up: noam, or cosine to 0 at max_updates")
     max_grad_norm: float = option(0.0, "gradients are clipped to this norm; 0 disables")
 
     def __post_init__(self) -> None:

@@ -18,6 +18,13 @@ class Norm(str, Enum):
     pre = "pre"  # before each sub-layer, with one more at the end of each stack
 
 
+class Schedule(str, Enum):
+    """How the learning rate goes on after the warm-up, which is the same for all."""
+
+    noam = "noam"  # with the inverse square root of the update, as in the paper
+    cosine = "cosine"  # along half a cosine to 0 at max_updates; better for short runs
+
+
 class Positions(str, Enum):
     """How sines and cosines share the dimensions of the positional encoding."""
 

@@ -275,12 +275,10 @@ def _draw_cardinal(rng: random.Random) -> Pair:
 
 
 def _draw_decimal(rng: random.Random) -> Pair:
-    """Draw a number such as 3.05, its decimals read digit by digit."""
-    whole = rng.randrange(100)
-    decimals = [rng.randrange(10) for _ in range(rng.randint(1, 2))]
-    en = " ".join([english_cardinal(whole), "point", *(_EN_SMALL[d] for d in decimals)])
-    de = " ".join([german_cardinal(whole), "Komma", *(_DE_SMALL[d] for d in decimals)])
-    return en, de
+    """Draw a number with one decimal, such as 3.5."""
+    whole, tenths = rng.randrange(100), rng.randrange(10)
+    en = f"{english_cardinal(whole)} point {_EN_SMALL[tenths]}"
+    return en, f"{german_cardinal(whole)} Komma {_DE_SMALL[tenths]}"
 
 
 def _draw_ordinal(rng: random.Random) -> Pair:
@@ -339,12 +337,12 @@ def _draw_measure(rng: random.Random) -> Pair:
 
 _KINDS: dict[Callable[[random.Random], Pair], float] = {
     _draw_cardinal: 0.25,
-    _draw_decimal: 0.06,
+    _draw_decimal: 0.05,
     _draw_ordinal: 0.12,
     _draw_time: 0.20,
     _draw_date: 0.17,
     _draw_money: 0.08,
-    _draw_duration: 0.06,
+    _draw_duration: 0.07,
     _draw_measure: 0.06,
 }
 """How to draw each kind of pair, and its share of the draws."""

@@ -18,6 +18,7 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.errors import ConfigError, ModelError
+from nmt.options import Schedule
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 1
@@ -108,6 +109,8 @@ def fingerprint(config: TrainConfig, meta: Mapping[str, Any]) -> dict[str, Any]:
         "tokens_per_update": config.tokens_per_update,
         "label_smoothing": config.label_smoothing,
     }
+    if config.optimizer.schedule is Schedule.cosine:
+        flat["max_updates"] = config.max_updates
     for group in ("model", "optimizer"):
         for name, value in asdict(getattr(config, group)).items():
             flat[f"{group}.{name}"] = getattr(value, "value", value)

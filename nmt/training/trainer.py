@@ -252,7 +252,7 @@ class Trainer:
         )
 
     def _learning_rate(self, update: int) -> float:
-        return learning_rate(update, self.config.optimizer, self.config.model.d_model)
+        return learning_rate(update, self.config)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is torch.float32:

@@ -1,0 +1,87 @@
+"""Tiny models, ids and a tokenizer that the tests share."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig, TokenizerConfig
+from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.model.transformer import Transformer
+
+torch.set_num_threads(1)
+
+PAD, UNK, BOS, EOS = range(4)
+VOCAB_SIZE = 23
+WORDS = ["the", "a", "small", "green", "house", "tree", "sees", "Haus", "grün", "größer", "über"]
+
+
+def tiny_config(**changes: Any) -> ModelConfig:
+    """Two layers a side and 16 dimensions, without dropout."""
+    settings: dict[str, Any] = {
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "d_model": 16,
+        "d_ff": 32,
+        "num_heads": 4,
+        "dropout": 0.0,
+    }
+    return ModelConfig(**settings | changes)
+
+
+def tiny_model(
+    seed: int = 0, *, sharpness: float = 1.0, vocab_size: int = VOCAB_SIZE, **changes: Any
+) -> Transformer:
+    """Make a model in eval mode whose weights, biases and norms are all random.
+
+    `sharpness` scales the shared matrix, so that an untrained model has clear preferences.
+    """
+    torch.manual_seed(seed)
+    model = Transformer(tiny_config(**changes), vocab_size)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, nn.LayerNorm):
+                module.weight.uniform_(0.5, 1.5)
+            if isinstance(module, (nn.LayerNorm, nn.Linear)):
+                module.bias.uniform_(-0.5, 0.5)
+        model.embedding.weight.mul_(sharpness)
+    return model.eval()
+
+
+def random_source(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draw source ids of those lengths, EOS included, padded on the right, (B, S) and (B,)."""
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in enumerate(lengths):
+        src[row, : length - 1] = torch.randint(4, VOCAB_SIZE, (length - 1,), generator=generator)
+        src[row, length - 1] = EOS
+    return src, torch.tensor(lengths)
+
+
+def random_target(batch: int, length: int, seed: int = 1) -> Tensor:
+    """Draw decoder inputs (B, T) that start with BOS."""
+    generator = torch.Generator().manual_seed(seed)
+    tgt = torch.randint(4, VOCAB_SIZE, (batch, length), generator=generator)
+    tgt[:, 0] = BOS
+    return tgt
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Draw sentences of 1 to 12 words."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(count)]
+
+
+def tokenizer_config(**changes: Any) -> TokenizerConfig:
+    """Return the settings of a tokenizer that a few sentences are enough for."""
+    return TokenizerConfig(**{"vocab_size": 330, **changes})
+
+
+@pytest.fixture(scope="session")
+def tokenizer() -> Tokenizer:
+    """A joint BPE model of 330 pieces."""
+    return train_tokenizer(sentences(200), tokenizer_config(), seed=0, num_threads=1)

@@ -1,0 +1,278 @@
+"""Averaged checkpoints are the arithmetic mean, and what does not fit is refused."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import safetensors.torch
+import torch
+from conftest import (
+    VOCAB_SIZE,
+    random_source,
+    random_target,
+    sentences,
+    tiny_config,
+    tiny_model,
+    tokenizer_config,
+)
+from torch import Tensor
+
+from nmt.average import average, best_checkpoints, last_checkpoints
+from nmt.checkpoint import (
+    ModelInfo,
+    build_model,
+    find_model,
+    load_info,
+    load_tokenizer,
+    load_weights,
+    save_model,
+)
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.errors import ModelError
+from nmt.model.transformer import Transformer
+from nmt.options import BestMetric, Norm, Positions
+
+
+def info(tokenizer: Tokenizer, **changes: Any) -> ModelInfo:
+    settings: dict[str, Any] = {
+        "model": tiny_config(),
+        "search": SearchConfig(beam_size=3),
+        "vocab_size": VOCAB_SIZE,
+        "src_lang": "en",
+        "tgt_lang": "de",
+        "tokenizer_sha256": tokenizer.sha256,
+        "updates": 7,
+    }
+    return ModelInfo(**settings | changes)
+
+
+def save(
+    folder: Path,
+    tokenizer: Tokenizer,
+    *,
+    seed: int = 0,
+    weights: dict[str, Tensor] | None = None,
+    **changes: Any,
+) -> Path:
+    """Write a model folder of random weights, or of those given."""
+    tensors = tiny_model(seed).state_dict() if weights is None else weights
+    save_model(folder, tensors, info(tokenizer, **changes), tokenizer)
+    return folder
+
+
+def load(folder: Path) -> Transformer:
+    return build_model(load_info(folder), load_weights(folder), torch.device("cpu")).eval()
+
+
+# --- one model folder
+
+
+@pytest.mark.parametrize("norm", list(Norm))
+@pytest.mark.parametrize("positions", list(Positions))
+def test_a_loaded_model_gives_the_logits_of_the_saved_one(
+    tokenizer: Tokenizer, tmp_path: Path, norm: Norm, positions: Positions
+) -> None:
+    model = tiny_model(3, norm=norm, positions=positions)
+    folder = save(tmp_path / "m", tokenizer, weights=model.state_dict(), model=model.config)
+    loaded = load(folder)
+    src, tgt = random_source([6, 3]), random_target(2, 5)
+    with torch.no_grad():
+        found, expected = loaded(*src, tgt), model(*src, tgt)
+        assert torch.equal(loaded.logits(found), model.logits(expected))
+    assert load_info(folder) == info(tokenizer, model=model.config)
+    assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
+
+
+def test_the_shared_matrix_is_stored_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = save(tmp_path / "m", tokenizer)
+    shapes = {name: tuple(t.shape) for name, t in load_weights(folder).items()}
+    assert [name for name, shape in shapes.items() if VOCAB_SIZE in shape] == ["embedding.weight"]
+    num_weights = sum(tensor.numel() for tensor in load_weights(folder).values())
+    assert num_weights == sum(p.numel() for p in tiny_model().parameters())
+
+
+def test_a_run_stands_for_its_average_then_its_best_then_its_latest(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    for place in ("checkpoints/latest", "checkpoints/best", "average"):
+        expected = save(tmp_path / place, tokenizer)
+        assert find_model(tmp_path) == expected.resolve()
+    with pytest.raises(ModelError, match=r"no config\.json"):
+        find_model(tmp_path / "checkpoints")
+
+
+# --- the mean
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
+def test_the_average_of_copies_is_the_copy_bit_for_bit(
+    tokenizer: Tokenizer, tmp_path: Path, count: int
+) -> None:
+    folders = [save(tmp_path / str(i), tokenizer) for i in range(count)]
+    average(folders, tmp_path / "average")
+    before, after = load_weights(folders[0]), load_weights(tmp_path / "average")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+    assert (tmp_path / "average/tokenizer.model").read_bytes() == tokenizer.model
+
+
+@pytest.mark.parametrize("count", [2, 3, 7])
+def test_the_average_is_the_arithmetic_mean_of_every_tensor(
+    tokenizer: Tokenizer, tmp_path: Path, count: int
+) -> None:
+    folders = [save(tmp_path / str(i), tokenizer, seed=i) for i in range(count)]
+    average(folders, tmp_path / "average")
+    loaded = [load_weights(folder) for folder in folders]
+    for name, tensor in load_weights(tmp_path / "average").items():
+        exact = torch.stack([weights[name].double() for weights in loaded]).mean(0)
+        assert tensor.dtype is torch.float32
+        torch.testing.assert_close(tensor, exact.float(), rtol=1e-7, atol=1e-9)
+        assert not torch.equal(tensor, loaded[0][name])
+
+
+def test_the_mean_of_two_is_rounded_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    """In float32 the sum of these would already be infinite."""
+    name, large = "embedding.weight", 3e38
+    weights = [tiny_model().state_dict(), tiny_model().state_dict()]
+    for state, value in zip(weights, (large, large / 2), strict=True):
+        state[name] = torch.full_like(state[name], value)
+    folders = [save(tmp_path / str(i), tokenizer, weights=w) for i, w in enumerate(weights)]
+    average(folders, tmp_path / "average")
+    mean = load_weights(tmp_path / "average")[name]
+    torch.testing.assert_close(mean, torch.full_like(mean, 0.75 * large))
+
+
+def test_an_average_is_a_model_of_the_newest_update(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folders = [save(tmp_path / str(n), tokenizer, updates=n) for n in (10, 30, 20)]
+    average(folders, tmp_path / "average")
+    assert load_info(tmp_path / "average") == replace(load_info(folders[0]), updates=30)
+    assert load(tmp_path / "average")
+
+
+# --- what does not fit
+
+
+def refuse(folders: list[Path], match: str) -> None:
+    """Average must fail, and leave no file behind."""
+    root = folders[0].parent
+    before = sorted(root.rglob("*"))
+    with pytest.raises(ModelError, match=match) as caught:
+        average(folders, root / "average")
+    assert "\n" not in str(caught.value)
+    assert sorted(root.rglob("*")) == before
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"d_ff": 64},
+        {"num_heads": 2},
+        {"norm": Norm.pre},
+        {"positions": Positions.sinusoidal_concat},
+    ],
+)
+def test_another_architecture_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    first = save(tmp_path / "0", tokenizer)
+    other = tiny_model(1, **change)
+    second = save(tmp_path / "1", tokenizer, weights=other.state_dict(), model=other.config)
+    refuse([first, second], match="architecture")
+    refuse([first, first, second], match=re.escape(str(second)))
+
+
+def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    other = train_tokenizer(sentences(150, seed=5), tokenizer_config(), seed=0, num_threads=1)
+    assert other.vocab_size == tokenizer.vocab_size
+    assert other.sha256 != tokenizer.sha256
+    folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", other)]
+    refuse(folders, match="different vocabularies")
+
+
+@pytest.mark.parametrize("change", ["lack", "more", "shape"])
+def test_other_tensors_are_refused_by_name(
+    tokenizer: Tokenizer, tmp_path: Path, change: str
+) -> None:
+    name, weights = "encoder_layers.0.feed_forward.outer.bias", dict(tiny_model().state_dict())
+    if change == "lack":
+        del weights[name]
+    elif change == "more":
+        weights["odd"] = torch.zeros(3)
+    else:
+        weights[name] = torch.zeros(1)  # it could be broadcast
+    folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", tokenizer, weights=weights)]
+    refuse(folders, match="odd" if change == "more" else re.escape(name))
+    refuse(folders[::-1], match="odd" if change == "more" else re.escape(name))
+
+
+def test_a_missing_or_damaged_checkpoint_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    first, second = (save(tmp_path / str(i), tokenizer) for i in range(2))
+    refuse([first, tmp_path / "none"], match="none does not exist")
+    whole = (second / "model.safetensors").read_bytes()
+    (second / "model.safetensors").write_bytes(whole[:-10])
+    refuse([first, second], match="damaged")
+
+
+def test_weights_that_do_not_fit_their_config_are_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    folder = save(tmp_path / "m", tokenizer)
+    weights = load_weights(folder)
+    weights.pop("embedding.weight")
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    with pytest.raises(ModelError, match="embedding"):
+        load(folder)
+
+
+# --- which checkpoints
+
+
+@pytest.fixture
+def run_dir(tokenizer: Tokenizer, tmp_path: Path) -> Path:
+    """A run with checkpoints at updates 2, 4, 10, 100000000 and 6, not in the order of writing."""
+    for update in (10, 2, 100_000_000, 4, 6):
+        save(tmp_path / f"checkpoints/step-{update:08d}", tokenizer, updates=update)
+    (tmp_path / "checkpoints/latest").symlink_to("step-00000010")
+    (tmp_path / "checkpoints/.step-00000012.1.tmp").mkdir()
+    (tmp_path / "checkpoints/step-00000012").mkdir()  # without config.json: not whole
+    records: list[dict[str, float]] = [
+        {"update": 2, "valid_loss": 5.0, "valid_bleu": 1.0},
+        {"update": 3, "valid_loss": 0.1, "valid_bleu": 99.0},  # its checkpoint is gone
+        {"update": 4, "valid_loss": 2.0, "valid_bleu": 30.0},
+        {"update": 6, "valid_loss": 1.0, "valid_bleu": 20.0},
+        {"update": 10, "loss": 0.0},  # not validated
+        {"update": 100_000_000, "valid_loss": 3.0, "valid_bleu": 3.0},
+    ]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "metrics.jsonl").write_text(lines, encoding="utf-8")
+    return tmp_path
+
+
+def updates(folders: list[Path]) -> list[int]:
+    return [load_info(folder).updates for folder in folders]
+
+
+def test_the_last_checkpoints_are_the_newest_by_number(run_dir: Path) -> None:
+    assert updates(last_checkpoints(run_dir, 2)) == [10, 100_000_000]
+    assert updates(last_checkpoints(run_dir, 5)) == [2, 4, 6, 10, 100_000_000]
+
+
+def test_the_best_checkpoints_are_those_with_the_best_scores(run_dir: Path) -> None:
+    assert updates(best_checkpoints(run_dir, 2, BestMetric.loss)) == [6, 4]
+    assert updates(best_checkpoints(run_dir, 3, BestMetric.bleu)) == [4, 6, 100_000_000]
+
+
+def test_too_few_checkpoints_are_refused_with_both_numbers(run_dir: Path, tmp_path: Path) -> None:
+    with pytest.raises(ModelError, match="holds 5 checkpoints.* 6 are asked for"):
+        last_checkpoints(run_dir, 6)
+    with pytest.raises(ModelError, match="holds 4 checkpoints.* 5 are asked for"):
+        best_checkpoints(run_dir, 5, BestMetric.loss)
+    (run_dir / "metrics.jsonl").unlink()
+    with pytest.raises(ModelError, match="metrics.jsonl"):
+        best_checkpoints(run_dir, 1, BestMetric.loss)

@@ -1,0 +1,170 @@
+"""Files and folders are whole or not there, whatever happens while they are written."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from nmt.errors import NmtError
+from nmt.files import replace_file, replace_folder, replace_link, write_json
+
+MARKER = "meta.json"
+
+
+def tree(folder: Path) -> dict[str, str]:
+    """Read every file below `folder`; folders are empty strings."""
+    return {
+        str(path.relative_to(folder)): path.read_text() if path.is_file() else ""
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def fill(folder: Path, text: str) -> None:
+    with replace_folder(folder, marker=MARKER) as place:
+        (place / "deep").mkdir()
+        (place / "deep/file").write_text(text)
+        (place / MARKER).write_text("{}")
+
+
+def interrupt(folder: Path, error: type[BaseException] = RuntimeError) -> None:
+    def write() -> None:
+        with replace_folder(folder, marker=MARKER) as place:
+            (place / MARKER).write_text("{}")
+            (place / "half").write_text("half")
+            raise error("interrupted")
+
+    with pytest.raises(error, match="interrupted"):
+        write()
+
+
+WRITTEN = {"deep": "", "deep/file": "text", MARKER: "{}"}
+
+
+def test_a_folder_appears_whole_with_its_parents(tmp_path: Path) -> None:
+    fill(tmp_path / "a/b/new", "text")
+    assert tree(tmp_path / "a/b/new") == WRITTEN
+    assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["new"]
+
+
+def test_a_folder_is_not_there_before_its_block_ends(tmp_path: Path) -> None:
+    with replace_folder(tmp_path / "new", marker=MARKER) as place:
+        assert place.parent == tmp_path  # the same file system, so that a rename is enough
+        assert list(place.iterdir()) == []
+        assert not (tmp_path / "new").exists()
+
+
+def test_an_old_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    fill(tmp_path / "data", "old")
+    (tmp_path / "data/stale").write_text("stale")
+    fill(tmp_path / "data", "text")
+    assert tree(tmp_path) == {"data": ""} | {f"data/{k}": v for k, v in WRITTEN.items()}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
+def test_an_exception_leaves_no_trace(tmp_path: Path, error: type[BaseException]) -> None:
+    interrupt(tmp_path / "new", error)
+    interrupt(tmp_path / "a/b/new", error)
+    assert tree(tmp_path) == {}
+
+
+@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
+def test_an_exception_leaves_the_old_folder_as_it_was(
+    tmp_path: Path, error: type[BaseException]
+) -> None:
+    fill(tmp_path / "data", "text")
+    before = tree(tmp_path)
+    interrupt(tmp_path / "data", error)
+    assert tree(tmp_path) == before
+
+
+def test_a_folder_of_somebody_else_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "home").mkdir()
+    (tmp_path / "home/thesis").write_text("text")
+    with (
+        pytest.raises(NmtError, match=rf"home exists and holds no {MARKER}"),
+        replace_folder(tmp_path / "home", marker=MARKER),
+    ):
+        pytest.fail("the block must not be entered")
+    assert tree(tmp_path) == {"home": "", "home/thesis": "text"}
+
+
+def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    fill(tmp_path / "data", "text")
+    assert tree(tmp_path / "data") == WRITTEN
+
+
+def test_a_file_in_the_way_is_refused_and_kept(tmp_path: Path) -> None:
+    (tmp_path / "data").write_text("text")
+    with pytest.raises(NmtError, match="data"), replace_folder(tmp_path / "data", marker=MARKER):
+        pytest.fail("the block must not be entered")
+    assert tree(tmp_path) == {"data": "text"}
+
+
+def test_what_a_killed_process_left_behind_is_in_nobodys_way(tmp_path: Path) -> None:
+    """In a container every process may have the same number as the one killed before it."""
+    for suffix in ("tmp", "old"):
+        left = tmp_path / f".data.{os.getpid()}.{suffix}"
+        left.mkdir()
+        (left / "half").write_text("half")
+    fill(tmp_path / "data", "old")
+    fill(tmp_path / "data", "text")
+    assert tree(tmp_path / "data") == WRITTEN
+
+
+def test_a_folder_behind_a_link_is_replaced(tmp_path: Path) -> None:
+    """A data folder often lies on another disk."""
+    fill(tmp_path / "disk/data", "old")
+    (tmp_path / "data").symlink_to("disk/data")
+    fill(tmp_path / "data", "text")
+    assert tree(tmp_path / "data") == WRITTEN
+
+
+def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    for text in ("old", "new"):
+        with replace_file(path) as place:
+            place.write_text(text)
+            assert place.parent == tmp_path
+            assert not path.exists() or path.read_text() == "old"
+        assert tree(tmp_path) == {"file": text}
+
+
+def test_an_exception_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    path.write_text("old")
+
+    def write() -> None:
+        with replace_file(path) as place:
+            place.write_text("half")
+            raise RuntimeError("interrupted")
+
+    with pytest.raises(RuntimeError, match="interrupted"):
+        write()
+    assert tree(tmp_path) == {"file": "old"}
+
+
+def test_a_link_is_made_and_then_pointed_elsewhere(tmp_path: Path) -> None:
+    link = tmp_path / "latest"
+    for name in ("step-1", "step-2"):
+        (tmp_path / name).mkdir()
+        replace_link(link, name)
+        assert os.readlink(link) == name
+        assert link.resolve() == tmp_path / name
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1", "step-2"]
+
+
+def test_a_link_may_point_at_what_is_gone(tmp_path: Path) -> None:
+    replace_link(tmp_path / "best", "gone")
+    replace_link(tmp_path / "best", "also-gone")
+    assert os.readlink(tmp_path / "best") == "also-gone"
+
+
+def test_equal_json_is_equal_bytes(tmp_path: Path) -> None:
+    write_json(tmp_path / "a", {"x": 1, "ü": [2]})
+    write_json(tmp_path / "b", {"ü": [2], "x": 1})
+    assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
+    assert (tmp_path / "a").read_bytes().endswith(b"}\n")
+    assert "ü" in (tmp_path / "a").read_text(encoding="utf-8")

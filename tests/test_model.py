@@ -1,0 +1,450 @@
+"""The Transformer against torch's own, naive loops, and the properties that masks promise."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from conftest import (
+    BOS,
+    EOS,
+    PAD,
+    VOCAB_SIZE,
+    random_source,
+    random_target,
+    tiny_config,
+    tiny_model,
+)
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig
+from nmt.model import transformer
+from nmt.model.attention import MultiHeadAttention
+from nmt.model.layers import sinusoidal_positions
+from nmt.model.transformer import DecoderCache, Memory, Transformer, num_parameters
+from nmt.options import Norm, Positions
+
+NORMS = [Norm.post, Norm.pre]
+LENGTHS = [7, 3, 5, 1]  # of source sentences, EOS included
+BASE = ModelConfig()
+BIG = ModelConfig(d_model=1024, d_ff=4096, num_heads=16)
+
+
+# --- size
+
+
+def paper_parameters(config: ModelConfig, vocab_size: int) -> int:
+    """Count the weights of figure 1 one matrix at a time."""
+    d, d_ff = config.d_model, config.d_ff
+    attention, norm = 4 * (d * d + d), 2 * d
+    feed_forward = d * d_ff + d_ff + d_ff * d + d
+    encoder = attention + feed_forward + 2 * norm
+    decoder = 2 * attention + feed_forward + 3 * norm
+    layers = config.num_encoder_layers * encoder + config.num_decoder_layers * decoder
+    return vocab_size * d + layers
+
+
+@pytest.mark.parametrize(("config", "expected"), [(BASE, 63_082_496), (BIG, 214_245_376)])
+def test_base_and_big_have_the_papers_number_of_parameters(
+    config: ModelConfig, expected: int
+) -> None:
+    with torch.device("meta"):
+        model = Transformer(config, 37_000)
+    assert num_parameters(model) == expected == paper_parameters(config, 37_000)
+
+
+def test_pre_norm_adds_one_norm_to_each_stack() -> None:
+    post, pre = (num_parameters(Transformer(tiny_config(norm=norm), 50)) for norm in NORMS)
+    assert pre - post == 2 * 2 * 16
+
+
+# --- positions
+
+
+def paper_positions(length: int, d_model: int) -> Tensor:
+    """Section 3.5, one number at a time."""
+    table = torch.zeros(length, d_model, dtype=torch.float64)
+    for pos in range(length):
+        for i in range(d_model // 2):
+            angle = pos / 10000 ** (2 * i / d_model)
+            table[pos, 2 * i] = math.sin(angle)
+            table[pos, 2 * i + 1] = math.cos(angle)
+    return table
+
+
+def tensor2tensor_positions(length: int, d_model: int) -> Tensor:
+    """`get_timing_signal_1d` of Tensor2Tensor, one number at a time."""
+    num_timescales = d_model // 2
+    increment = math.log(10000.0 / 1.0) / (num_timescales - 1)
+    table = torch.zeros(length, d_model, dtype=torch.float64)
+    for pos in range(length):
+        for i in range(num_timescales):
+            angle = pos * math.exp(-i * increment)
+            table[pos, i] = math.sin(angle)
+            table[pos, num_timescales + i] = math.cos(angle)
+    return table
+
+
+LAYOUTS = [
+    (Positions.sinusoidal, paper_positions),
+    (Positions.sinusoidal_concat, tensor2tensor_positions),
+]
+
+
+@pytest.mark.parametrize("d_model", [4, 16, 30])
+@pytest.mark.parametrize(("layout", "oracle"), LAYOUTS)
+def test_positions_follow_their_formula(layout: Positions, oracle: Any, d_model: int) -> None:
+    table = sinusoidal_positions(300, d_model, layout)
+    assert table.dtype is torch.float32
+    torch.testing.assert_close(table.double(), oracle(300, d_model), atol=1e-7, rtol=0)
+
+
+@pytest.mark.parametrize(("layout", "oracle"), LAYOUTS)
+def test_positions_in_bfloat16_are_the_float32_table_rounded_once(
+    layout: Positions, oracle: Any
+) -> None:
+    model = tiny_model(positions=layout).bfloat16()
+    model.encode(*random_source([1024]))  # the table grows beyond its first 512 rows
+    table = model.positions[:1024]
+    assert table.dtype is torch.bfloat16
+    assert torch.equal(table, sinusoidal_positions(1024, 16, layout).bfloat16())
+    assert torch.equal(table, oracle(1024, 16).float().bfloat16())
+
+
+def test_positions_in_bfloat16_are_distinct() -> None:
+    table = sinusoidal_positions(1024, 512, Positions.sinusoidal).bfloat16()
+    assert len(torch.unique(table.float(), dim=0)) == 1024
+
+
+@pytest.mark.parametrize("norm", NORMS)
+def test_sentences_longer_than_the_table_of_positions_work(
+    norm: Norm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    long_table, src, tgt = tiny_model(norm=norm), random_source([40, 9]), random_target(2, 33)
+    monkeypatch.setattr(transformer, "NUM_POSITIONS", 4)
+    short_table = tiny_model(norm=norm)
+    assert len(short_table.positions) == 4
+    torch.testing.assert_close(short_table(*src, tgt), long_table(*src, tgt))
+    stepped = decode_by_steps(short_table, tgt, short_table.encode(*src))
+    torch.testing.assert_close(stepped, long_table(*src, tgt), atol=1e-5, rtol=1e-5)
+
+
+def test_the_table_of_positions_is_no_weight() -> None:
+    model = tiny_model()
+    assert "positions" not in model.state_dict()
+    assert all(parameter is not model.positions for parameter in model.parameters())
+
+
+# --- torch's Transformer as the oracle
+
+
+def copy_attention(ours: MultiHeadAttention, theirs: nn.MultiheadAttention) -> None:
+    theirs.in_proj_weight.copy_(ours.in_projection.weight)
+    theirs.in_proj_bias.copy_(ours.in_projection.bias)
+    theirs.out_proj.load_state_dict(ours.out_projection.state_dict())
+
+
+@torch.no_grad()
+def copy_layer(ours: Any, theirs: Any) -> None:
+    copy_attention(ours.self_attention, theirs.self_attn)
+    norms = [ours.self_attention_norm, ours.feed_forward_norm]
+    if hasattr(ours, "cross_attention"):
+        copy_attention(ours.cross_attention, theirs.multihead_attn)
+        norms.insert(1, ours.cross_attention_norm)
+    theirs.linear1.load_state_dict(ours.feed_forward.inner.state_dict())
+    theirs.linear2.load_state_dict(ours.feed_forward.outer.state_dict())
+    for number, norm in enumerate(norms, start=1):
+        getattr(theirs, f"norm{number}").load_state_dict(norm.state_dict())
+
+
+def torch_stack(model: Transformer, side: str) -> Any:
+    """Build torch's encoder or decoder with the weights of `model`."""
+    config = model.config
+    pre = config.norm is Norm.pre
+    kinds = {
+        "encoder": (nn.TransformerEncoderLayer, nn.TransformerEncoder),
+        "decoder": (nn.TransformerDecoderLayer, nn.TransformerDecoder),
+    }
+    layer_kind, stack_kind = kinds[side]
+    layer: Any = layer_kind(
+        config.d_model,
+        config.num_heads,
+        config.d_ff,
+        dropout=config.dropout,
+        batch_first=True,
+        norm_first=pre,
+    )
+    norm = nn.LayerNorm(config.d_model) if pre else None
+    extra = {"enable_nested_tensor": False} if side == "encoder" else {}
+    stack: Any = stack_kind(layer, getattr(config, f"num_{side}_layers"), norm=norm, **extra)
+    for ours, theirs in zip(getattr(model, f"{side}_layers"), stack.layers, strict=True):
+        copy_layer(ours, theirs)
+    if pre:
+        stack.norm.load_state_dict(getattr(model, f"{side}_norm").state_dict())
+    return stack.train(model.training)
+
+
+def oracle_embed(model: Transformer, ids: Tensor) -> Tensor:
+    """sqrt(d_model) * embedding + positions (sections 3.4 and 3.5)."""
+    d_model = model.config.d_model
+    vectors = model.embedding.weight[ids] * d_model**0.5
+    return vectors + paper_positions(ids.size(1), d_model).float()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_encoder_and_decoder_equal_torchs(norm: Norm, training: bool) -> None:
+    model = tiny_model(norm=norm).train(training)
+    encoder, decoder = torch_stack(model, "encoder"), torch_stack(model, "decoder")
+    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
+    is_padding = torch.arange(src.size(1)) >= lengths[:, None]  # True = ignored, torch's convention
+    is_future = torch.ones(6, 6, dtype=torch.bool).triu(1)
+
+    memory = model.encode(src, lengths)
+    hidden = model.decode(tgt, memory)
+    expected = encoder(oracle_embed(model, src), src_key_padding_mask=is_padding)
+    torch.testing.assert_close(
+        memory.hidden[~is_padding], expected[~is_padding], atol=1e-5, rtol=1e-5
+    )
+    expected = decoder(
+        oracle_embed(model, tgt),
+        expected,
+        tgt_mask=is_future,
+        memory_key_padding_mask=is_padding,
+    )
+    torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(model(src, lengths, tgt), hidden)
+    torch.testing.assert_close(
+        model.logits(hidden), expected @ model.embedding.weight.T, atol=1e-4, rtol=1e-5
+    )
+
+
+def test_dropout_acts_in_training_alone_and_on_every_sublayer() -> None:
+    model, src, tgt = tiny_model(dropout=0.5), random_source(LENGTHS), random_target(4, 6)
+    assert torch.equal(model(*src, tgt), model(*src, tgt))
+    model.train()
+    assert not torch.equal(model(*src, tgt), model(*src, tgt))
+    calls: list[nn.Module] = []
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            assert module.p == 0.5
+            module.register_forward_hook(lambda module, *_: calls.append(module))
+    model(*src, tgt)
+    # embeddings of both sides, two sub-layers of 2 encoder layers, three of 2 decoder layers
+    assert len(calls) == 2 + 2 * 2 + 2 * 3
+
+
+# --- attention, by loops
+
+
+def naive_attention(
+    attention: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor
+) -> Tensor:
+    """Equation 1 and section 3.2.2 for each sentence, head and query; `visible` is (B, T, S)."""
+    weights = attention.in_projection.weight.chunk(3)
+    biases = attention.in_projection.bias.chunk(3)
+    d_model, num_heads = x.size(-1), attention.num_heads
+    size = d_model // num_heads
+    joined = torch.zeros_like(x)
+    for b in range(x.size(0)):
+        queries = x[b] @ weights[0].T + biases[0]
+        keys = memory[b] @ weights[1].T + biases[1]
+        values = memory[b] @ weights[2].T + biases[2]
+        for h in range(num_heads):
+            part = slice(h * size, (h + 1) * size)
+            for t in range(x.size(1)):
+                seen = [s for s in range(memory.size(1)) if visible[b, t, s]]
+                scores = [float(queries[t, part] @ keys[s, part]) / math.sqrt(size) for s in seen]
+                shares = [math.exp(score - max(scores)) for score in scores]
+                for s, share in zip(seen, shares, strict=True):
+                    joined[b, t, part] += share / sum(shares) * values[s, part]
+    return joined @ attention.out_projection.weight.T + attention.out_projection.bias
+
+
+@pytest.fixture
+def attention() -> MultiHeadAttention:
+    layer: Any = tiny_model(3).decoder_layers[0]
+    assert isinstance(layer.cross_attention, MultiHeadAttention)
+    return layer.cross_attention.double()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_self_attention_equals_loops(attention: MultiHeadAttention, causal: bool) -> None:
+    x = torch.randn(3, 5, 16, dtype=torch.float64)
+    real = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]  # (B, T)
+    if causal:
+        mask, visible = None, torch.ones(5, 5).tril().expand(3, 5, 5)
+    else:
+        mask, visible = real[:, None, None, :], real[:, None, :].expand(3, 5, 5)
+    found = attention.self_attention(x, mask=mask, causal=causal)
+    torch.testing.assert_close(found, naive_attention(attention, x, x, visible))
+
+
+@pytest.mark.parametrize("num_beams", [1, 3])
+@torch.no_grad()
+def test_cross_attention_equals_loops(attention: MultiHeadAttention, num_beams: int) -> None:
+    memory = torch.randn(2, 6, 16, dtype=torch.float64)
+    x = torch.randn(2 * num_beams, 4, 16, dtype=torch.float64)
+    real = torch.arange(6) < torch.tensor([6, 3])[:, None]
+    keys, values = attention.project_memory(memory)
+    found = attention.cross_attention(x, keys, values, mask=real[:, None, None, :])
+    visible = real[:, None, :].expand(2, 4, 6).repeat_interleave(num_beams, 0)
+    expected = naive_attention(attention, x, memory.repeat_interleave(num_beams, 0), visible)
+    torch.testing.assert_close(found, expected)
+
+
+# --- one matrix
+
+
+@torch.no_grad()
+def test_one_matrix_is_both_embeddings_and_the_output() -> None:
+    model = tiny_model()
+    with_vocabulary = [n for n, t in model.state_dict().items() if VOCAB_SIZE in t.shape]
+    assert with_vocabulary == ["embedding.weight"]
+    src, lengths = torch.tensor([[5, 6, EOS]]), torch.tensor([3])
+    tgt, hidden = torch.tensor([[BOS, 5]]), torch.randn(16)
+    memory = model.encode(src, lengths)
+    before = [memory.hidden, model.decode(tgt, memory), model.logits(hidden)]
+    model.embedding.weight[5] += 1.0
+    after = [model.encode(src, lengths).hidden, model.decode(tgt, memory), model.logits(hidden)]
+    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert (before[2] != after[2]).nonzero().tolist() == [[5]]
+
+
+# --- causality
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_a_position_sees_itself_and_the_past_but_no_future(norm: Norm, training: bool) -> None:
+    model = tiny_model(norm=norm, dropout=0.1).train(training)
+    tgt = random_target(2, 6)
+    embedded: list[Tensor] = []
+    memory = model.encode(*random_source([5, 3]))
+    model.embedding.register_forward_hook(lambda *call: embedded.append(call[-1]))
+    logits = model.logits(model.decode(tgt, memory))
+    for t in range(6):
+        score = logits[:, t].log_softmax(-1)[:, 7].sum()
+        (gradient,) = torch.autograd.grad(score, embedded[0], retain_graph=True)
+        sizes = gradient.abs().amax(dim=(0, 2))  # (T,)
+        assert (sizes[t + 1 :] == 0).all()
+        assert (sizes[: t + 1] > 0).all()
+
+
+@pytest.mark.parametrize("training", [False, True], ids=["eval", "train"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_later_targets_change_no_earlier_logits(norm: Norm, training: bool) -> None:
+    model = tiny_model(norm=norm, dropout=0.1).train(training)
+    src, tgt = random_source([5, 3]), random_target(2, 6)
+
+    def logits(ids: Tensor) -> Tensor:
+        torch.manual_seed(1)  # the same dropout
+        return model.logits(model(*src, ids))
+
+    for t in range(1, 6):
+        other = tgt.clone()
+        other[:, t:] = PAD if t == 3 else tgt[:, t:] % 19 + 4
+        with torch.no_grad():
+            first, second = logits(tgt), logits(other)
+        assert torch.equal(first[:, :t], second[:, :t])
+        assert not torch.equal(first[:, t], second[:, t])
+
+
+# --- padding and neighbours
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
+def test_what_stands_at_padded_places_changes_nothing(norm: Norm) -> None:
+    model = tiny_model(norm=norm)
+    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
+    is_padding = torch.arange(src.size(1)) >= lengths[:, None]
+    clean, hidden = model.encode(src, lengths), model(src, lengths, tgt)
+    other = src.masked_scatter(is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4)
+    for changed in (other, src):
+        dirty = model.encode(changed, lengths)
+        torch.testing.assert_close(dirty.hidden[~is_padding], clean.hidden[~is_padding])
+        torch.testing.assert_close(model(changed, lengths, tgt), hidden)
+        model.embedding.weight[PAD] = 1e4  # for the second round
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
+def test_a_sentence_alone_is_as_in_a_batch(norm: Norm) -> None:
+    model = tiny_model(norm=norm)
+    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
+    together = model(src, lengths, tgt)
+    for i, length in enumerate(LENGTHS):
+        for num_padding in (0, 50):
+            padded = nn.functional.pad(src[i : i + 1, :length], (0, num_padding), value=PAD)
+            for num_targets in (2, 6):
+                alone = model(padded, lengths[i : i + 1], tgt[i : i + 1, :num_targets])
+                torch.testing.assert_close(
+                    alone[0], together[i, :num_targets], atol=1e-5, rtol=1e-5
+                )
+
+
+# --- beams and the cache
+
+
+def decode_by_steps(model: Transformer, tgt: Tensor, memory: Memory) -> Tensor:
+    cache = DecoderCache(model.config.num_decoder_layers)
+    steps = [model.decode(tgt[:, t : t + 1], memory, cache) for t in range(tgt.size(1))]
+    return torch.cat(steps, dim=1)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
+def test_beams_that_share_a_memory_equal_beams_with_copies_of_it(norm: Norm) -> None:
+    model, tgt = tiny_model(norm=norm), random_target(4 * 3, 6)
+    memory = model.encode(*random_source(LENGTHS))
+    copies = memory.select(torch.arange(4).repeat_interleave(3))
+    assert copies.hidden.size(0) == 12
+    expected = model.decode(tgt, copies)
+    torch.testing.assert_close(model.decode(tgt, memory), expected, atol=1e-5, rtol=1e-5)
+    stepped = decode_by_steps(model, tgt, memory)
+    torch.testing.assert_close(stepped, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
+def test_decoding_step_by_step_equals_decoding_at_once(norm: Norm) -> None:
+    model, tgt = tiny_model(norm=norm), random_target(len(LENGTHS), 8)
+    memory = model.encode(*random_source(LENGTHS))
+    expected = model.decode(tgt, memory)
+    found = decode_by_steps(model, tgt, memory)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@torch.no_grad()
+def test_a_reordered_cache_goes_on_as_the_rows_it_was_given(norm: Norm) -> None:
+    model = tiny_model(norm=norm)
+    memory = model.encode(*random_source(LENGTHS))
+    num_beams, cache = 2, DecoderCache(2)
+    history = random_target(4 * num_beams, 3)
+    for t in range(3):
+        model.decode(history[:, t : t + 1], memory, cache)
+    # sentences 3, 0 and 1 stay in that order; beams swap in one, and one takes the other's place
+    sentences, rows = torch.tensor([3, 0, 1]), torch.tensor([7, 6, 1, 1, 2, 3])
+    memory, history = memory.select(sentences), history[rows]
+    cache.reorder(rows)
+    for _ in range(2):
+        newest = torch.randint(4, VOCAB_SIZE, (6, 1))
+        history = torch.cat([history, newest], dim=1)
+        found = model.decode(newest, memory, cache)
+        expected = model.decode(history, memory)[:, -1:]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_selected_sentences_are_the_sentences_encoded_alone() -> None:
+    model = tiny_model()
+    src, lengths = random_source(LENGTHS)
+    rows, tgt = torch.tensor([2, 0, 2]), random_target(3, 5)
+    selected = model.encode(src, lengths).select(rows)
+    expected = model(src[rows], lengths[rows], tgt)
+    torch.testing.assert_close(model.decode(tgt, selected), expected, atol=1e-5, rtol=1e-5)

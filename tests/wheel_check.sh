@@ -1,0 +1,21 @@
+#!/usr/bin/env bash
+# Runs the console scripts of an installed wheel in an empty folder, as the README shows them.
+set -euo pipefail
+
+for name in preprocess train average translate evaluate; do
+    "nmt-$name" --help | grep -q "nmt-$name:"
+    nmt "$name" --help | grep -q "settings"
+done
+nmt | grep -q preprocess
+
+nmt-preprocess
+nmt-train +model=tiny max_updates=20 checkpoint_every_updates=10 validate_every_updates=10 \
+    average_last=2 num_threads=1
+nmt-average
+printf 'half past three\n\ntwelve euros\n' | nmt-translate num_threads=1 > out.de
+test "$(wc -l < out.de)" -eq 3
+test -z "$(sed -n 2p out.de)"
+nmt translate input=data/prepared/test.src output=test.de beam_size=1 num_threads=1
+nmt-evaluate hypotheses=test.de references=data/prepared/test.tgt
+python -c "from nmt import Translator; print(Translator.load('runs/default').translate(['ten']))"
+echo "the wheel works"
