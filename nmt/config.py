@@ -146,7 +146,7 @@ class TokenizerConfig:
     max_sentences: int = option(1_000_000, "sentences that the tokenizer is trained on, sampled")
 
     def __post_init__(self) -> None:
-        key, low = "tokenizer.vocab_size", 300
+        key, low = "tokenizer.vocab_size", 261
         rule = f"must be at least {low} (256 bytes and the control symbols)"
         require(self.vocab_size >= low, key, self.vocab_size, rule)
         names = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
