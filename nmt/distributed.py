@@ -1,8 +1,4 @@
-"""The processes that train together and the devices they use.
-
-One process is the world of size 1; code above asks for rank and size and does not care how many
-there are.
-"""
+"""The device that a process computes on, and the number format of its products."""
 
 from __future__ import annotations
 

@@ -1,6 +1,7 @@
-"""The main job on real text: fetch, preprocess, train, average, translate, evaluate; what is done is not done again.
+"""The main job on real text: fetch, preprocess, train, average, translate, evaluate.
 
-Runs the console scripts as a user would, prints each command first, and ends with ten sentences and the scores.
+Runs the console scripts as a user would and prints each command first; what is done is not done
+again. Ends with ten sentences and the scores.
 """
 
 from __future__ import annotations

@@ -48,6 +48,13 @@ def assert_same_weights(one: Path, other: Path) -> None:
     assert all(torch.equal(first[name], second[name]) for name in first)
 
 
+def wait_for(folder: Path, process: subprocess.Popen[Any]) -> None:
+    deadline = time.monotonic() + 120
+    while not folder.exists() and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.002)
+    assert folder.exists()
+
+
 def test_preprocess_counts_and_keeps_the_text_of_held_out_pairs(root: Path) -> None:
     assert read_meta(root / "data")["num_pairs"] == SIZES
     for split in ("valid", "test"):
@@ -198,15 +205,22 @@ def test_a_killed_run_goes_on_with_the_same_bits(root: Path, tmp_path: Path) -> 
     places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
     arguments = [sys.executable, "-m", "nmt.cli.main", "train", *places, *TINY, "max_updates=20"]
     process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
-    first = tmp_path / "run/checkpoints/step-00000004"
-    deadline = time.monotonic() + 60
-    while not first.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
+    wait_for(tmp_path / "run/checkpoints/step-00000004", process)
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert first.exists()
     assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
     assert_same_weights(root / "run", tmp_path / "run")
+
+
+def test_ctrl_c_ends_a_run_with_130(root: Path, tmp_path: Path) -> None:
+    places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
+    arguments = [sys.executable, "-m", "nmt.cli.main", "train", *places, *TINY]
+    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
+        wait_for(tmp_path / "run/checkpoints/step-00000004", process)
+        process.send_signal(signal.SIGINT)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert err.endswith("nmt-train: interrupted\n")
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(

@@ -50,12 +50,26 @@ def find(
 # --- a toy model whose probabilities are a function of source and prefix
 
 
-def toy_log_probs(source: Sentence, prefix: Sentence, eos_bonus: float) -> Any:
+@dataclass(frozen=True)
+class Taste:
+    """How the toy model likes its sentences."""
+
+    eos_bonus: float = 0.0  # above 0 they are short
+    sharpness: float = 1.5  # of the choice among symbols
+    certain_after: int = 99  # from this length on one word is all but certain
+
+
+def toy_log_probs(source: Sentence, prefix: Sentence, taste: Taste) -> Any:
     """Draw log-probabilities of the next symbol (6,), PAD and BOS likely too."""
     draw = np.random.default_rng([*source, 99, *prefix])
-    logits = draw.normal(size=SYMBOLS) * 1.5
-    logits[EOS] += eos_bonus
+    logits = draw.normal(size=SYMBOLS) * taste.sharpness
+    logits[EOS] += taste.eos_bonus
+    if len(prefix) > taste.certain_after:
+        logits[4] += 9.0
     return logits - np.log(np.exp(logits).sum())
+
+
+NO_TASTE = Taste()
 
 
 @dataclass
@@ -69,8 +83,8 @@ class ToyStepper:
 
     device = torch.device("cpu")
 
-    def __init__(self, eos_bonus: float = 0.0) -> None:
-        self.eos_bonus = eos_bonus
+    def __init__(self, taste: Taste = NO_TASTE) -> None:
+        self.taste = taste
         self.num_rows: list[int] = []  # of each step
         self.sources: list[set[Sentence]] = []  # that each step works on
 
@@ -83,7 +97,7 @@ class ToyStepper:
         state.rows = [(source, (*prefix, token)) for (source, prefix), token in pairs]
         self.num_rows.append(len(state.rows))
         self.sources.append({source for source, _ in state.rows})
-        table = [toy_log_probs(*row, self.eos_bonus) for row in state.rows]
+        table = [toy_log_probs(*row, self.taste) for row in state.rows]
         return torch.tensor(np.array(table), dtype=torch.float32)
 
     def reorder(self, state: ToyState, rows: Tensor, num_beams: int) -> ToyState:
@@ -101,11 +115,11 @@ def source_of(source: tuple[Tensor, Tensor], row: int) -> Sentence:
     return tuple(source[0][row, : source[1][row]].tolist())
 
 
-def score_of(tokens: Sentence, source: Sentence, eos_bonus: float = 0.0) -> float:
+def score_of(tokens: Sentence, source: Sentence, taste: Taste = NO_TASTE) -> float:
     """Sum the toy's log-probabilities of `tokens`, in float64."""
     prefixes = [(BOS, *tokens[:i]) for i in range(len(tokens))]
     return sum(
-        float(toy_log_probs(source, prefix, eos_bonus)[token])
+        float(toy_log_probs(source, prefix, taste)[token])
         for prefix, token in zip(prefixes, tokens, strict=True)
     )
 
@@ -166,15 +180,24 @@ def test_of_a_wide_beam_the_best_are_kept(alpha: float) -> None:
 # --- beam search by lists, one sentence at a time, that never stops early
 
 
+TASTES = [
+    Taste(eos_bonus=-3.0),
+    Taste(),
+    Taste(eos_bonus=1.5),
+    Taste(eos_bonus=1.5, certain_after=2),
+    Taste(eos_bonus=-1.0, sharpness=4.0),
+]
+
+
 def beam_by_lists(
-    source: Sentence, limit: int, beam_size: int, alpha: float, eos_bonus: float
+    source: Sentence, limit: int, beam_size: int, alpha: float, taste: Taste
 ) -> list[Hypothesis]:
     live: list[tuple[float, Sentence]] = [(0.0, ())]
     finished: list[Hypothesis] = []
     for length in range(1, limit + 1):
         extended = []
         for log_prob, tokens in live:
-            log_probs = toy_log_probs(source, (BOS, *tokens), eos_bonus)
+            log_probs = toy_log_probs(source, (BOS, *tokens), taste)
             extended += [(log_prob + log_probs[s], (*tokens, s)) for s in ALLOWED]
         extended.sort(reverse=True)
         for log_prob, tokens in extended[:beam_size]:
@@ -190,29 +213,29 @@ def beam_by_lists(
 
 @pytest.mark.parametrize("beam_size", [2, 3, 5])
 @pytest.mark.parametrize("alpha", ALPHAS)
-@pytest.mark.parametrize("eos_bonus", [-3.0, 0.0, 1.5])
+@pytest.mark.parametrize("taste", TASTES)
 def test_beam_search_equals_one_by_lists_that_never_stops_early(
-    beam_size: int, alpha: float, eos_bonus: float
+    beam_size: int, alpha: float, taste: Taste
 ) -> None:
     source = toy_source(6, 2, 9, 4, 1, 3)
-    settings = config(beam_size, alpha, a=1.0, b=3)
-    limits = [length - 1 + 3 for length in source[1].tolist()]
-    found = find(ToyStepper(eos_bonus), source, settings)
+    settings = config(beam_size, alpha, a=2.0, b=3)
+    limits = [2 * (length - 1) + 3 for length in source[1].tolist()]
+    found = find(ToyStepper(taste), source, settings)
     for row, (hypotheses, limit) in enumerate(zip(found, limits, strict=True)):
-        expected = beam_by_lists(source_of(source, row), limit, beam_size, alpha, eos_bonus)
+        expected = beam_by_lists(source_of(source, row), limit, beam_size, alpha, taste)
         assert_same(hypotheses, expected)
 
 
-@pytest.mark.parametrize("eos_bonus", [-3.0, 0.0, 1.5])
-def test_a_beam_of_one_is_greedy(eos_bonus: float) -> None:
+@pytest.mark.parametrize("taste", TASTES)
+def test_a_beam_of_one_is_greedy(taste: Taste) -> None:
     source = toy_source(6, 2, 9, 4)
-    found = find(ToyStepper(eos_bonus), source, config(1, 0.6, a=1.0, b=3))
+    found = find(ToyStepper(taste), source, config(1, 0.6, a=1.0, b=3))
     for row, (hypothesis,) in enumerate(found):
         tokens: Sentence = ()
         while len(tokens) < source[1][row] - 1 + 3 and EOS not in tokens:
-            log_probs = toy_log_probs(source_of(source, row), (BOS, *tokens), eos_bonus)
+            log_probs = toy_log_probs(source_of(source, row), (BOS, *tokens), taste)
             tokens = (*tokens, max(ALLOWED, key=lambda symbol: log_probs[symbol]))
-        log_prob = score_of(tokens, source_of(source, row), eos_bonus)
+        log_prob = score_of(tokens, source_of(source, row), taste)
         score = penalized(log_prob, len(tokens), 0.6)
         assert_same([hypothesis], [Hypothesis(list(tokens), log_prob, score, EOS in tokens)])
 
@@ -224,7 +247,7 @@ def test_the_length_penalty_counts_eos() -> None:
     assert length_penalty(1, 0.6) == 1.0
     assert length_penalty(7, 1.0) == pytest.approx(2.0)
     assert length_penalty(7, 0.6) == pytest.approx(2**0.6)
-    (found,) = find(ToyStepper(eos_bonus=20.0), toy_source(3), config(2, alpha=1.0))
+    (found,) = find(ToyStepper(Taste(eos_bonus=20.0)), toy_source(3), config(2, alpha=1.0))
     assert found[0].tokens == [EOS]
     assert found[0].score == found[0].log_prob
 
@@ -252,7 +275,7 @@ def test_each_sentence_has_its_own_limit_and_hypotheses_that_meet_it_are_unfinis
     settings = config(beam_size, a=1.5, b=2)
     source = toy_source(7, 1, 4)
     assert length_limits(source[1], settings) == [9 + 2, 0 + 2, 4 + 2]
-    found = find(ToyStepper(eos_bonus=-50.0), source, settings)
+    found = find(ToyStepper(Taste(eos_bonus=-50.0)), source, settings)
     for hypotheses, limit in zip(found, [11, 2, 6], strict=True):
         assert len(hypotheses) == beam_size
         assert {len(h.tokens) for h in hypotheses} == {limit}
@@ -261,13 +284,13 @@ def test_each_sentence_has_its_own_limit_and_hypotheses_that_meet_it_are_unfinis
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_eos_at_the_limit_finishes(beam_size: int) -> None:
-    found = find(ToyStepper(eos_bonus=50.0), toy_source(3, 1), config(beam_size, b=1))
+    found = find(ToyStepper(Taste(eos_bonus=50.0)), toy_source(3, 1), config(beam_size, b=1))
     assert [(h[0].tokens, h[0].finished) for h in found] == [([EOS], True)] * 2
 
 
 @pytest.mark.parametrize("beam_size", [1, 3])
 def test_sentences_that_are_done_leave_the_batch(beam_size: int) -> None:
-    stepper, source = ToyStepper(eos_bonus=-50.0), toy_source(9, 2, 5)
+    stepper, source = ToyStepper(Taste(eos_bonus=-50.0)), toy_source(9, 2, 5)
     find(stepper, source, config(beam_size, a=1.0, b=3))
     limits = [11, 4, 7]
     for step, sources in enumerate(stepper.sources, start=1):
@@ -280,7 +303,7 @@ def test_sentences_that_are_done_leave_the_batch(beam_size: int) -> None:
 
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_search_stops_when_nothing_better_can_come(beam_size: int) -> None:
-    stepper = ToyStepper(eos_bonus=8.0)
+    stepper = ToyStepper(Taste(eos_bonus=8.0))
     find(stepper, toy_source(3, 5), config(beam_size, b=200))
     assert len(stepper.num_rows) < 20
 
@@ -473,4 +496,4 @@ def test_beam_search_of_size_one_ends_at_its_best_hypothesis() -> None:
     source = toy_source(4, 2)
     found = beam_search(ToyStepper(), *source, config(1), IDS)
     for row, hypotheses in enumerate(found):
-        assert_same(hypotheses, beam_by_lists(source_of(source, row), 5, 1, 0.6, 0.0))
+        assert_same(hypotheses, beam_by_lists(source_of(source, row), 5, 1, 0.6, NO_TASTE))

@@ -31,7 +31,7 @@ GROUPS = ("model", "data", "experiment")
 def with_config(command: Command, arguments: list[str], run: Callable[[Any, str], None]) -> None:
     """Compose the config of `command` from `arguments` and call `run(config, its YAML)`."""
     _register_schemas()
-    overrides = [_prepare(argument, command) for argument in arguments]
+    overrides = [check_argument(argument, command) for argument in arguments]
     if command.name == "preprocess" and not _chooses_corpus(overrides):
         overrides.insert(0, "data=files")
     job = _Job(command, run)
@@ -86,7 +86,7 @@ def _register_schemas() -> None:
         ConfigStore.instance().store(group="schema", name=name, node=plain, package="_global_")
 
 
-def _prepare(argument: str, command: Command) -> str:
+def check_argument(argument: str, command: Command) -> str:
     """Check the key of an argument, drop a needless +, quote text that Hydra would take apart."""
     if argument.startswith(("-", "hydra.", "hydra/", "+hydra", "~")):
         return argument

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import json
-import sys
 
 from nmt.config import EvaluateConfig
-from nmt.data.corpus import read_lines, read_stream
+from nmt.data.corpus import read_input
 from nmt.distributed import set_num_threads
 from nmt.evaluate import (
     Significance,
@@ -24,8 +23,8 @@ def run(config: EvaluateConfig, config_yaml: str) -> None:
     """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
     tokenize = config.tokenize or tokenizer_for(config.tgt_lang)
     check_tokenizer(tokenize)
-    references = [_read(path) for path in config.references]
-    hypotheses = _read(config.hypotheses) if config.hypotheses else _translate(config)
+    references = [list(read_input(path)) for path in config.references]
+    hypotheses = list(read_input(config.hypotheses)) if config.hypotheses else _translate(config)
     scores = evaluate(
         hypotheses, references, tokenize=tokenize, metrics=config.metrics, force=config.force
     )
@@ -34,7 +33,7 @@ def run(config: EvaluateConfig, config_yaml: str) -> None:
         comparisons = compare(
             hypotheses,
             references,
-            baseline=_read(config.baseline),
+            baseline=list(read_input(config.baseline)),
             test=Significance(
                 method=config.method, num_samples=config.num_samples, seed=config.seed
             ),
@@ -48,15 +47,12 @@ def run(config: EvaluateConfig, config_yaml: str) -> None:
         print(as_table(scores, comparisons))
 
 
-def _read(path: str) -> list[str]:
-    lines = read_stream(sys.stdin.buffer, "stdin") if path == "-" else read_lines(path)
-    return list(lines)
-
-
 def _translate(config: EvaluateConfig) -> list[str]:
     from nmt.inference.translator import Translator  # torch, which scoring alone does not need
 
     assert config.model_dir is not None
     assert config.src is not None
     set_num_threads(config.num_threads)
-    return Translator.load(config.model_dir, device=config.device).translate(_read(config.src))
+    return Translator.load(config.model_dir, device=config.device).translate(
+        list(read_input(config.src))
+    )

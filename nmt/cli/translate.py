@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from nmt.config import TranslateConfig
-from nmt.data.corpus import read_lines, read_stream
+from nmt.data.corpus import read_input
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
 from nmt.files import replace_file
@@ -30,11 +30,12 @@ def run(config: TranslateConfig, config_yaml: str) -> None:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
-    lines = (
-        read_stream(sys.stdin.buffer, "stdin") if config.input == "-" else read_lines(config.input)
-    )
+    is_typed = config.input == "-" and sys.stdin.buffer.isatty()
     found = translator.n_best_stream(
-        lines, search, max_tokens=config.max_tokens, window_lines=config.window_lines
+        read_input(config.input),
+        search,
+        max_tokens=config.max_tokens,
+        window_lines=1 if is_typed else config.window_lines,
     )
     _write(_format(found, config), config.output)
 
@@ -61,7 +62,7 @@ def _write(lines: Iterable[str], output: str) -> None:
     if output == "-":
         for line in lines:
             sys.stdout.buffer.write(line.encode("utf-8") + b"\n")
-        sys.stdout.buffer.flush()
+            sys.stdout.buffer.flush()
         return
     path = resolve(output)
     if not path.parent.is_dir():

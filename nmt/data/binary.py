@@ -18,6 +18,7 @@ from nmt.errors import DataError
 
 IdPair = tuple[Sequence[int], Sequence[int]]
 _ROWS_A_BATCH = 10_000
+_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end-of-stream marker of Arrow's IPC format
 
 
 def id_type(vocab_size: int) -> pa.DataType:
@@ -89,8 +90,17 @@ class ParallelData:
 
 def _record_batches(path: Path) -> list[pa.RecordBatch]:
     try:
-        with pa.memory_map(str(path)) as source, pa.ipc.open_stream(source) as reader:
-            return [batch for batch in reader if batch.num_rows]
+        with pa.memory_map(str(path)) as source:
+            # pyarrow takes a stream that was cut between two batches for a whole one
+            if (
+                source.size() < len(_END)
+                or source.read_at(len(_END), source.size() - len(_END)) != _END
+            ):
+                raise pa.ArrowInvalid("it ends too early")
+            with pa.ipc.open_stream(source) as reader:
+                if reader.schema.names != ["src", "tgt"]:
+                    raise pa.ArrowInvalid(f"its columns are {reader.schema.names}")
+                return [batch for batch in reader if batch.num_rows]
     except (pa.ArrowInvalid, OSError) as error:
         reason = " ".join(str(error).split())
         raise DataError(f"{path} is damaged ({reason}); run nmt-preprocess again") from None

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import gzip
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -62,6 +63,11 @@ def read_lines(path: str | Path) -> Iterator[str]:
     path = resolve(path)
     with open_bytes(path) as stream:
         yield from read_stream(stream, str(path))
+
+
+def read_input(path: str) -> Iterator[str]:
+    """Yield the lines of a file, or of stdin for "-"."""
+    return read_stream(sys.stdin.buffer, "stdin") if path == "-" else read_lines(path)
 
 
 def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:

@@ -25,6 +25,7 @@ from nmt.data.prepare import read_meta
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import find_device, find_dtype, set_num_threads
 from nmt.errors import ModelError, NmtError
+from nmt.evaluate import check_tokenizer, tokenizer_for
 from nmt.files import replace_file, replace_link
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.options import BestMetric, resolve
@@ -51,6 +52,8 @@ class Trainer:
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
         self.data = open_split(self.data_dir, "train")
         self.valid_data = open_split(self.data_dir, "valid")
+        if config.valid_bleu:
+            check_tokenizer(tokenizer_for(self.meta["tgt_lang"]))  # now, not hours later
         self.sampler = TokenBatchSampler(
             self.data.lengths(),
             config.max_tokens,

@@ -1,0 +1,34 @@
+"""The corpora that come along are learned as promised; minutes, so only in make test-all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from toy import command
+
+from nmt import Translator
+
+
+def exact_share(data_dir: Path, run_dir: Path) -> float:
+    """Return the share of test sentences whose translation is the reference to the letter."""
+    sources, references = (
+        (data_dir / f"test.{side}").read_text(encoding="utf-8").split("\n")[:-1]
+        for side in ("src", "tgt")
+    )
+    hypotheses = Translator.load(run_dir, device="cpu").translate(sources)
+    pairs = zip(hypotheses, references, strict=True)
+    return sum(hypothesis == reference for hypothesis, reference in pairs) / len(references)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("corpus", "least"), [("copy", 1.0), ("numbers", 0.99)])
+def test_a_corpus_that_comes_along_is_learned(
+    corpus: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chosen = [f"experiment={corpus}", "num_threads=2"]
+    monkeypatch.chdir(tmp_path)
+    assert command("preprocess", *chosen) == 0
+    assert command("train", *chosen, "device=cpu") == 0
+    assert command("average", f"experiment={corpus}") == 0
+    assert exact_share(Path(f"data/{corpus}"), Path(f"runs/{corpus}")) >= least
