@@ -476,13 +476,35 @@ def test_the_best_translation_is_the_first_of_n(translator: Translator) -> None:
         assert scores == sorted(scores, reverse=True)
 
 
-def test_texts_hold_no_control_symbol_and_eos_is_no_piece(
-    translator: Translator, tokenizer: Tokenizer
+class Copier(ToyStepper):
+    """Wants the source, and any other id far less."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def step(self, tokens: Tensor, state: ToyState) -> Tensor:
+        super().step(tokens, state)
+        log_probs = torch.full((len(state.rows), self.vocab_size), -20.0)
+        for row, (source, prefix) in enumerate(state.rows):
+            log_probs[row, source[min(len(prefix), len(source)) - 1]] = -0.01
+        return log_probs
+
+
+@pytest.mark.parametrize(("beam_size", "max_length_a"), [(1, 1.0), (3, 1.0), (1, 0.5)])
+def test_a_model_that_copies_gives_back_the_text_or_what_the_limit_left_of_it(
+    tokenizer: Tokenizer, beam_size: int, max_length_a: float
 ) -> None:
-    for translations in translator.n_best(LINES, translator.search_config()):
-        for translation in translations:
-            assert not {"<s>", "</s>", "<pad>"} & set(translation.tokens)
-            assert "\n" not in translation.text
+    settings = config(beam_size, a=max_length_a, b=1)
+    translator = Translator(Copier(tokenizer.vocab_size), tokenizer, settings)
+    lines = [line for line in LINES if line.strip()]
+    for line, translations in zip(lines, translator.n_best(lines, settings), strict=True):
+        best, ids = translations[0], tokenizer.encode(line)
+        limit = int(max_length_a * len(ids)) + 1
+        assert best.finished == (limit > len(ids))
+        assert best.text == (line.strip() if best.finished else tokenizer.decode(ids[:limit]))
+        assert best.tokens == tokenizer.pieces(ids[:limit])
+        assert best.log_prob == pytest.approx(-0.01 * min(len(ids) + 1, limit), abs=1e-4)
 
 
 def test_what_the_caller_sets_wins_over_the_models_defaults(translator: Translator) -> None:

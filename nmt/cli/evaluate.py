@@ -6,7 +6,6 @@ import json
 
 from nmt.config import EvaluateConfig
 from nmt.data.corpus import read_input
-from nmt.distributed import set_num_threads
 from nmt.evaluate import (
     Significance,
     as_json,
@@ -48,7 +47,9 @@ def run(config: EvaluateConfig, config_yaml: str) -> None:
 
 
 def _translate(config: EvaluateConfig) -> list[str]:
-    from nmt.inference.translator import Translator  # torch, which scoring alone does not need
+    # torch, which scoring alone does not need
+    from nmt.distributed import set_num_threads
+    from nmt.inference.translator import Translator
 
     assert config.model_dir is not None
     assert config.src is not None

@@ -35,10 +35,7 @@ def main(command: Command, argv: Sequence[str] | None = None) -> int:
     """Run `command` with the arguments of the process and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if {"-h", "--help"} & set(arguments):
-        from nmt.cli.help import command_help
-
-        print(command_help(command))
-        return EXIT_OK
+        return guarded(lambda: _help(command), command.name)
     return guarded(lambda: _run(command, arguments), command.name)
 
 
@@ -59,6 +56,12 @@ def guarded(task: Callable[[], None], name: str) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
     return EXIT_OK
+
+
+def _help(command: Command) -> None:
+    from nmt.cli.help import command_help  # which lists YAML files; a run has no need of it
+
+    print(command_help(command))
 
 
 def _run(command: Command, arguments: list[str]) -> None:
