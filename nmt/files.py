@@ -29,10 +29,12 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     `marker` is a file that every such folder holds: anything else that is in the way is not ours
     and is refused.
     """
-    if folder.exists() and not (folder / marker).is_file() and any(folder.iterdir()):
+    folder = folder.resolve()  # a link stays, and what it points to is replaced
+    if folder.is_file() or _is_foreign(folder, marker):
         raise NmtError(f"{folder} exists and holds no {marker}; choose another folder or remove it")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
+    _remove(temporary)  # left by a process of this number that was killed
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
@@ -42,7 +44,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         _sync_tree(temporary)
         _swap(temporary, folder)
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
+        _remove(temporary)
         for parent in new_parents:  # those that stayed empty go again
             with contextlib.suppress(OSError):
                 parent.rmdir()
@@ -73,12 +75,21 @@ def replace_link(link: Path, target: str) -> None:
 def _swap(new: Path, place: Path) -> None:
     if place.exists():
         old = place.with_name(f".{place.name}.{os.getpid()}.old")
+        _remove(old)
         os.rename(place, old)
         os.rename(new, place)
-        shutil.rmtree(old)
+        _remove(old)
     else:
         os.rename(new, place)
     _sync(place.parent)
+
+
+def _is_foreign(folder: Path, marker: str) -> bool:
+    return folder.is_dir() and not (folder / marker).is_file() and any(folder.iterdir())
+
+
+def _remove(folder: Path) -> None:
+    shutil.rmtree(folder, ignore_errors=True)
 
 
 def _sync_tree(folder: Path) -> None:

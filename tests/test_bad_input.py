@@ -55,7 +55,7 @@ class Refused:
 
 
 @pytest.fixture
-def refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused:
+def assert_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused:
     return Refused(capfd, tmp_path)
 
 
@@ -66,47 +66,47 @@ def preprocess_arguments(root: Path, folder: Path, **changes: str) -> list[str]:
     return [f"{key}={value}" for key, value in arguments.items()]
 
 
-def test_a_missing_file(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_missing_file(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     arguments = preprocess_arguments(root, tmp_path, data__valid__tgt="no/such.de")
-    refused(["no/such.de does not exist", "give"], "preprocess", *arguments)
+    assert_refused(["no/such.de does not exist", "give"], "preprocess", *arguments)
 
 
-def test_files_of_unequal_length(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_files_of_unequal_length(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     (tmp_path / "short.de").write_bytes(b"eins\nzwei\n")
     arguments = preprocess_arguments(root, tmp_path, data__train__tgt=str(tmp_path / "short.de"))
-    refused(["200 lines", "short.de 2", "again"], "preprocess", *arguments)
+    assert_refused(["200 lines", "short.de 2", "again"], "preprocess", *arguments)
 
 
-def test_an_empty_corpus(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_an_empty_corpus(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     (tmp_path / "empty").write_bytes(b"")
     empty = str(tmp_path / "empty")
     both = {"data__train__src": empty, "data__train__tgt": empty}
-    refused(["empty"], "preprocess", *preprocess_arguments(root, tmp_path, **both))
+    assert_refused(["empty"], "preprocess", *preprocess_arguments(root, tmp_path, **both))
     both = {"data__valid__src": empty, "data__valid__tgt": empty}
-    refused(["valid", "empty"], "preprocess", *preprocess_arguments(root, tmp_path, **both))
+    assert_refused(["valid", "empty"], "preprocess", *preprocess_arguments(root, tmp_path, **both))
 
 
-def test_no_validation_set(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_no_validation_set(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     arguments = [a for a in preprocess_arguments(root, tmp_path) if "valid" not in a]
-    refused(["data.valid.src=FILE"], "preprocess", *arguments)
+    assert_refused(["data.valid.src=FILE"], "preprocess", *arguments)
 
 
-def test_text_that_is_not_utf8(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_text_that_is_not_utf8(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     (tmp_path / "latin").write_bytes(b"ja\n" * 7 + "grün".encode("latin-1") + b"\n")
     arguments = preprocess_arguments(root, tmp_path, data__train__src=str(tmp_path / "latin"))
-    refused(["latin:8", "byte 3", "0xfc", "iconv"], "preprocess", *arguments)
+    assert_refused(["latin:8", "byte 3", "0xfc", "iconv"], "preprocess", *arguments)
 
 
-def test_every_pair_too_long(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_every_pair_too_long(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     arguments = [*preprocess_arguments(root, tmp_path), "max_length=2"]
-    refused(["all 200", "too long", "max_length=2"], "preprocess", *arguments)
+    assert_refused(["all 200", "too long", "max_length=2"], "preprocess", *arguments)
 
 
 def test_a_vocabulary_too_large_names_the_largest(
-    root: Path, tmp_path: Path, refused: Refused, capfd: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, assert_refused: Refused, capfd: pytest.CaptureFixture[str]
 ) -> None:
     arguments = preprocess_arguments(root, tmp_path, tokenizer__vocab_size="37000")
-    refused(["vocab_size=37000", "largest possible is"], "preprocess", *arguments)
+    assert_refused(["vocab_size=37000", "largest possible is"], "preprocess", *arguments)
     assert command("preprocess", *arguments) == 2
     largest = capfd.readouterr().err.rsplit("largest possible is ", 1)[1].split(":")[0]
     arguments = preprocess_arguments(root, tmp_path, tokenizer__vocab_size=largest)
@@ -114,64 +114,66 @@ def test_a_vocabulary_too_large_names_the_largest(
 
 
 def test_a_folder_that_is_not_ours_is_not_replaced(
-    root: Path, tmp_path: Path, refused: Refused
+    root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/letter.txt").write_text("dear", encoding="utf-8")
     arguments = preprocess_arguments(root, tmp_path, data_dir=str(tmp_path / "home"))
-    refused(["home exists", "choose another"], "preprocess", *arguments)
+    assert_refused(["home exists", "choose another"], "preprocess", *arguments)
 
 
-def test_an_old_data_folder_survives_a_failed_run(root: Path, refused: Refused) -> None:
+def test_an_old_data_folder_survives_a_failed_run(root: Path, assert_refused: Refused) -> None:
     before = {path: path.read_bytes() for path in (root / "data").iterdir()}
     arguments = preprocess_arguments(root, root, data__train__src="no/such")
-    refused(["no/such"], "preprocess", *arguments, f"data_dir={root / 'data'}")
+    assert_refused(["no/such"], "preprocess", *arguments, f"data_dir={root / 'data'}")
     assert {path: path.read_bytes() for path in (root / "data").iterdir()} == before
 
 
-def test_an_unknown_model(refused: Refused) -> None:
-    refused(["model=bigg", "did you mean big"], "train", "+model=bigg")
+def test_an_unknown_model(assert_refused: Refused) -> None:
+    assert_refused(["model=bigg", "did you mean big"], "train", "+model=bigg")
 
 
-def test_a_mistyped_key(refused: Refused) -> None:
-    refused(["max_update", "did you mean max_updates"], "train", "max_update=3")
-    refused(["typo", "no such setting"], "train", "+typo=1")
+def test_a_mistyped_key(assert_refused: Refused) -> None:
+    assert_refused(["max_update", "did you mean max_updates"], "train", "max_update=3")
+    assert_refused(["typo", "no such setting"], "train", "+typo=1")
 
 
-def test_a_missing_data_folder(tmp_path: Path, refused: Refused) -> None:
+def test_a_missing_data_folder(tmp_path: Path, assert_refused: Refused) -> None:
     places = [f"data_dir={tmp_path / 'none'}", f"run_dir={tmp_path / 'run'}"]
-    refused(["none does not exist", "nmt-preprocess"], "train", *places)
+    assert_refused(["none does not exist", "nmt-preprocess"], "train", *places)
     places = [f"data_dir={tmp_path}", f"run_dir={tmp_path / 'run'}"]
-    refused(["is no data folder", "nmt-preprocess"], "train", *places)
+    assert_refused(["is no data folder", "nmt-preprocess"], "train", *places)
 
 
-def test_a_data_folder_of_a_newer_format(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_data_folder_of_a_newer_format(
+    root: Path, tmp_path: Path, assert_refused: Refused
+) -> None:
     shutil.copytree(root / "data", tmp_path / "data")
     meta = json.loads((tmp_path / "data/meta.json").read_text(encoding="utf-8"))
     (tmp_path / "data/meta.json").write_text(json.dumps({**meta, "format_version": 99}))
     places = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    refused(["format_version 99", "update nmt"], "train", *places)
+    assert_refused(["format_version 99", "update nmt"], "train", *places)
 
 
-def test_damaged_arrow_files(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_damaged_arrow_files(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     shutil.copytree(root / "data", tmp_path / "data")
     os.truncate(tmp_path / "data/train-00000.arrow", 700)
     places = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    refused(["train-00000.arrow is damaged", "nmt-preprocess"], "train", *places)
+    assert_refused(["train-00000.arrow is damaged", "nmt-preprocess"], "train", *places)
 
 
 def test_batches_too_small_for_the_longest_sentence(
-    root: Path, tmp_path: Path, refused: Refused
+    root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
     places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    refused(["max_tokens=3", "longest sentence"], "train", *places, "max_tokens=3")
+    assert_refused(["max_tokens=3", "longest sentence"], "train", *places, "max_tokens=3")
 
 
-def test_a_device_that_is_not_there(root: Path, tmp_path: Path, refused: Refused) -> None:
+def test_a_device_that_is_not_there(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    refused(["device=cuda:77", "device=cpu"], "train", *places, "device=cuda:77")
-    refused(["device=gpu", "auto, cpu, cuda"], "train", *places, "device=gpu")
-    refused(["device=cuda:77"], "translate", f"model_dir={root / 'run'}", "device=cuda:77")
+    assert_refused(["device=cuda:77", "device=cpu"], "train", *places, "device=cuda:77")
+    assert_refused(["device=gpu", "auto, cpu, cuda"], "train", *places, "device=gpu")
+    assert_refused(["device=cuda:77"], "translate", f"model_dir={root / 'run'}", "device=cuda:77")
 
 
 def test_a_run_folder_of_another_run(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
@@ -187,66 +189,66 @@ def test_a_loss_that_is_not_finite_stops_before_the_weights(
     assert "not finite" in capfd.readouterr().err
 
 
-def test_a_model_folder_that_is_none(tmp_path: Path, refused: Refused) -> None:
-    refused(["is no model folder"], "translate", f"model_dir={tmp_path}")
-    refused(["does not exist"], "translate", f"model_dir={tmp_path / 'none'}")
-    refused(["is no run folder"], "average", f"run_dir={tmp_path}")
-    refused(["does not exist"], "average", f"run_dir={tmp_path / 'none'}")
+def test_a_model_folder_that_is_none(tmp_path: Path, assert_refused: Refused) -> None:
+    assert_refused(["is no model folder"], "translate", f"model_dir={tmp_path}")
+    assert_refused(["does not exist"], "translate", f"model_dir={tmp_path / 'none'}")
+    assert_refused(["is no run folder"], "average", f"run_dir={tmp_path}")
+    assert_refused(["does not exist"], "average", f"run_dir={tmp_path / 'none'}")
 
 
-def test_a_checkpoint_of_a_newer_format(model: Path, refused: Refused) -> None:
+def test_a_checkpoint_of_a_newer_format(model: Path, assert_refused: Refused) -> None:
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     (model / "config.json").write_text(json.dumps({**config, "format_version": 99}))
-    refused(["format_version 99", "update nmt"], "translate", f"model_dir={model}")
+    assert_refused(["format_version 99", "update nmt"], "translate", f"model_dir={model}")
 
 
-def test_a_config_that_is_no_json(model: Path, refused: Refused) -> None:
+def test_a_config_that_is_no_json(model: Path, assert_refused: Refused) -> None:
     (model / "config.json").write_text("{", encoding="utf-8")
-    refused(["config.json", "copy"], "translate", f"model_dir={model}")
+    assert_refused(["config.json", "copy"], "translate", f"model_dir={model}")
 
 
-def test_a_truncated_safetensors_file(model: Path, refused: Refused) -> None:
+def test_a_truncated_safetensors_file(model: Path, assert_refused: Refused) -> None:
     os.truncate(model / "model.safetensors", 1000)
-    refused(["model.safetensors is damaged"], "translate", f"model_dir={model}")
+    assert_refused(["model.safetensors is damaged"], "translate", f"model_dir={model}")
     output = f"output={model.parent / 'average'}"
-    refused(["is damaged"], "average", f"checkpoints=[{model}]", output)
+    assert_refused(["is damaged"], "average", f"checkpoints=[{model}]", output)
 
 
-def test_weights_of_another_architecture(model: Path, refused: Refused) -> None:
+def test_weights_of_another_architecture(model: Path, assert_refused: Refused) -> None:
     config = json.loads((model / "config.json").read_text(encoding="utf-8"))
     config["model"]["d_ff"] = 64
     (model / "config.json").write_text(json.dumps(config), encoding="utf-8")
-    refused(["do not fit"], "translate", f"model_dir={model}")
+    assert_refused(["do not fit"], "translate", f"model_dir={model}")
 
 
-def test_a_tokenizer_of_another_model(model: Path, refused: Refused) -> None:
+def test_a_tokenizer_of_another_model(model: Path, assert_refused: Refused) -> None:
     (model / "tokenizer.model").write_bytes(b"nonsense")
-    refused(["tokenizer.model"], "translate", f"model_dir={model}")
+    assert_refused(["tokenizer.model"], "translate", f"model_dir={model}")
 
 
-def test_more_n_best_than_beam(model: Path, refused: Refused) -> None:
-    refused(["n_best=2", "format=json"], "translate", f"model_dir={model}", "n_best=2")
+def test_more_n_best_than_beam(model: Path, assert_refused: Refused) -> None:
+    assert_refused(["n_best=2", "format=json"], "translate", f"model_dir={model}", "n_best=2")
     wide = ["n_best=9", "format=json"]
-    refused(["n_best=9", "beam_size=4"], "translate", f"model_dir={model}", *wide)
+    assert_refused(["n_best=9", "beam_size=4"], "translate", f"model_dir={model}", *wide)
 
 
-def test_translate_to_a_folder_that_is_not_there(model: Path, refused: Refused) -> None:
+def test_translate_to_a_folder_that_is_not_there(model: Path, assert_refused: Refused) -> None:
     places = [f"model_dir={model}", f"input={model / 'config.json'}"]
-    refused(["does not exist"], "translate", *places, f"output={model / 'no/out.de'}")
+    assert_refused(["does not exist"], "translate", *places, f"output={model / 'no/out.de'}")
 
 
-def test_translate_of_a_missing_input(model: Path, refused: Refused) -> None:
+def test_translate_of_a_missing_input(model: Path, assert_refused: Refused) -> None:
     places = [f"model_dir={model}", f"output={model.parent / 'out'}"]
-    refused(["nothing.en does not exist"], "translate", *places, "input=nothing.en")
+    assert_refused(["nothing.en does not exist"], "translate", *places, "input=nothing.en")
 
 
-def test_evaluate_refuses_unequal_counts(tmp_path: Path, refused: Refused) -> None:
+def test_evaluate_refuses_unequal_counts(tmp_path: Path, assert_refused: Refused) -> None:
     (tmp_path / "h").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "r").write_text("a\n", encoding="utf-8")
     places = [f"hypotheses={tmp_path / 'h'}", f"references={tmp_path / 'r'}"]
-    refused(["2", "1"], "evaluate", *places)
+    assert_refused(["2", "1"], "evaluate", *places)
 
 
-def test_evaluate_needs_hypotheses_or_a_model(refused: Refused) -> None:
-    refused(["hypotheses=FILE"], "evaluate", "references=r")
-    refused(["references"], "evaluate", "hypotheses=h")
+def test_evaluate_needs_hypotheses_or_a_model(assert_refused: Refused) -> None:
+    assert_refused(["hypotheses=FILE"], "evaluate", "references=r")
+    assert_refused(["references"], "evaluate", "hypotheses=h")

@@ -11,6 +11,7 @@ import functools
 import gzip
 import itertools
 import sys
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any, cast
@@ -54,7 +55,7 @@ def read_stream(stream: IO[bytes], name: str) -> Iterator[str]:
     try:
         for number, raw in enumerate(stream, start=1):
             yield clean_line(raw.removesuffix(b"\n"), f"{name}:{number}")
-    except (EOFError, gzip.BadGzipFile) as error:
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DataError(f"{name}: not a whole gzip file ({error}); fetch it again") from None
 
 
@@ -103,20 +104,7 @@ def read_dataset(split: SplitConfig, src_lang: str, tgt_lang: str) -> Iterator[P
     Records are `{"translation": {src_lang: ..., tgt_lang: ...}}` as in wmt14, or have the two
     languages as fields.
     """
-    import datasets  # takes seconds; only those who use it pay
-
-    assert split.dataset is not None
-    local = resolve(split.dataset)
-    name = str(local) if local.is_dir() else split.dataset
-    part = split.dataset_split or "train"
-    try:
-        records = datasets.load_dataset(name, split.dataset_config, split=part, streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"dataset {split.dataset} (configuration {split.dataset_config}, split {part}) "
-            f"cannot be loaded: {' '.join(str(error).split())[:300]}"
-        ) from None
-    for number, record in enumerate(records, start=1):
+    for number, record in enumerate(_records(split), start=1):
         fields: dict[str, Any] = record.get("translation", record)
         if src_lang not in fields or tgt_lang not in fields:
             raise DataError(
@@ -140,6 +128,22 @@ def read_pairs(config: DataConfig, split: str, *, seed: int) -> Iterator[Pair]:
 def has_split(config: DataConfig, split: str) -> bool:
     """Say whether the corpus has this split."""
     return config.corpus is not Corpus.files or getattr(config, split).given
+
+
+def _records(split: SplitConfig) -> Iterator[dict[str, Any]]:
+    import datasets  # takes seconds; only those who use it pay
+
+    assert split.dataset is not None
+    local = resolve(split.dataset)
+    name = str(local) if local.is_dir() else split.dataset
+    part = split.dataset_split or "train"
+    try:
+        yield from datasets.load_dataset(name, split.dataset_config, split=part, streaming=True)
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
+        raise DataError(
+            f"dataset {split.dataset} (configuration {split.dataset_config}, split {part}) "
+            f"cannot be read: {' '.join(str(error).split())[:300]}"
+        ) from None
 
 
 @functools.lru_cache(maxsize=1)  # the splits are read one after the other

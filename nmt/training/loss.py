@@ -30,25 +30,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad)
-        grad_hidden = torch.empty_like(hidden) if needs_grad else None
-        grad_weight = torch.zeros_like(weight) if needs_grad else None
-        loss_sum = nll_sum = torch.zeros((), device=hidden.device)
-        for start in range(0, len(targets), _ROWS_A_CHUNK):
-            rows, wanted = (
-                hidden[start : start + _ROWS_A_CHUNK],
-                targets[start : start + _ROWS_A_CHUNK],
-            )
+        loss_sum = torch.zeros((), device=hidden.device)
+        nll_sum = torch.zeros_like(loss_sum)
+        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        chunks = (torch.split(x, _ROWS_A_CHUNK) for x in (hidden, targets, grad_hidden))
+        for rows, wanted, grad_rows in zip(*chunks, strict=True):
             log_probs = torch.log_softmax((rows @ weight.T).float(), dim=-1)  # (chunk, V)
             nll = -log_probs.gather(1, wanted[:, None]).sum()
-            nll_sum = nll_sum + nll
-            loss_sum = loss_sum + (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
-            if grad_hidden is not None and grad_weight is not None:
-                error = log_probs.exp_().sub_(smoothing / weight.size(0))  # p - q, (chunk, V)
-                error.scatter_add_(
-                    1, wanted[:, None], error.new_full((len(wanted), 1), smoothing - 1)
-                )
-                error = error.to(rows.dtype)
-                grad_hidden[start : start + _ROWS_A_CHUNK] = error @ weight.to(rows.dtype)
+            nll_sum += nll
+            loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
+            if needs_grad:
+                error = _softmax_error(log_probs, wanted, smoothing).to(rows.dtype)
+                grad_rows += error @ weight.to(rows.dtype)
                 grad_weight += error.T @ rows
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
@@ -58,6 +51,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grads[0] * grad_hidden, grads[0] * grad_weight, None, None
+
+
+def _softmax_error(log_probs: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
+    """Turn log p (N, V) into p - q in place, with q as defined above."""
+    error = log_probs.exp_().sub_(smoothing / log_probs.size(1))
+    right = error.new_full((len(wanted), 1), smoothing - 1)
+    return error.scatter_add_(1, wanted[:, None], right)
 
 
 def smoothed_cross_entropy(
