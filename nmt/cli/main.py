@@ -6,23 +6,22 @@ import sys
 
 from nmt import __version__
 from nmt.cli.commands import COMMANDS
-from nmt.cli.shell import EXIT_OK, EXIT_USER, main
-from nmt.errors import nearest
+from nmt.cli.shell import guarded, main
+from nmt.errors import NmtError, nearest
 
 
 def nmt() -> int:
     """Dispatch `nmt NAME ...`; alone, list the commands."""
     name, rest = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
-    if name in ("-h", "--help"):
-        print(_list_commands())
-        return EXIT_OK
-    if name == "--version":
-        print(f"nmt {__version__}")
-        return EXIT_OK
-    if name not in COMMANDS:
-        print(f"nmt: no command {name}; {nearest(name, COMMANDS)}", file=sys.stderr)
-        return EXIT_USER
-    return main(COMMANDS[name], rest)
+    if name in COMMANDS:
+        return main(COMMANDS[name], rest)
+    return guarded(lambda: _describe(name), "nmt")
+
+
+def _describe(wish: str) -> None:
+    if wish not in ("-h", "--help", "--version"):
+        raise NmtError(f"no command {wish}; {nearest(wish, COMMANDS)}")
+    print(f"nmt {__version__}" if wish == "--version" else _list_commands())
 
 
 def _list_commands() -> str:

@@ -34,22 +34,23 @@ class Command:
 def main(command: Command, argv: Sequence[str] | None = None) -> int:
     """Run `command` with the arguments of the process and return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    program = f"nmt-{command.name}"
     if {"-h", "--help"} & set(arguments):
-        return guarded(lambda: _help(command), command.name)
-    return guarded(lambda: _run(command, arguments), command.name)
+        return guarded(lambda: _help(command), program)
+    return guarded(lambda: _run(command, arguments), program)
 
 
-def guarded(task: Callable[[], None], name: str) -> int:
+def guarded(task: Callable[[], None], program: str) -> int:
     """Call `task` and turn what it raises into an exit status."""
     _log_to_stderr()
     try:
         task()
         sys.stdout.flush()
     except NmtError as error:
-        print(f"nmt-{name}: {error}", file=sys.stderr)
+        print(f"{program}: {error}", file=sys.stderr)
         return EXIT_USER
     except KeyboardInterrupt:
-        print(f"nmt-{name}: interrupted", file=sys.stderr)
+        print(f"{program}: interrupted", file=sys.stderr)
         return EXIT_INTERRUPTED
     except BrokenPipeError:
         # the reader, for example head, has what it wants; python would complain once more at exit
