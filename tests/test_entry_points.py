@@ -44,7 +44,7 @@ def test_help_needs_less_than_a_second_and_is_the_same_by_both_names(name: str) 
 def test_an_unknown_command_names_the_nearest() -> None:
     result = run("nmt", "trian")
     assert result.returncode == 2
-    assert result.stderr == "nmt: no command trian; did you mean train?\n"
+    assert result.stderr == "nmt: no command trian; did you mean train or translate?\n"
 
 
 def test_importing_nmt_loads_no_torch() -> None:

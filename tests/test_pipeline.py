@@ -249,3 +249,14 @@ def test_accumulation_does_not_change_the_run(root: Path, tmp_path: Path) -> Non
         assert train(root / "data", tmp_path / name, *still, f"max_tokens={size}") == 0
     one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
     assert max((one[k] - many[k]).abs().max() for k in one) < 1e-6
+
+
+def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
+    options = ["max_updates=20", "model.dropout=0", "valid_bleu=false"]
+    for dtype in ("float32", "bfloat16"):
+        assert train(root / "data", tmp_path / dtype, *options, f"dtype={dtype}") == 0
+    losses = [records(tmp_path / d, "loss")[-1]["loss"] for d in ("float32", "bfloat16")]
+    assert losses[1] == pytest.approx(losses[0], rel=0.01)
+    assert weights(tmp_path / "bfloat16")["embedding.weight"].dtype is torch.float32
+    translator = Translator.load(tmp_path / "bfloat16", device="cpu", dtype="bfloat16")
+    assert len(translator.translate(["red house", "big tree sees"])) == 2
