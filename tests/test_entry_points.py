@@ -41,6 +41,12 @@ def test_help_needs_less_than_a_second_and_is_the_same_by_both_names(name: str) 
     assert one.stdout == run("nmt", name, "--help").stdout
 
 
+def test_hydra_shows_the_composed_config() -> None:
+    result = run("nmt-train", "+model=big", "--cfg", "job")
+    assert result.returncode == 0
+    assert "d_model: 1024" in result.stdout
+
+
 def test_an_unknown_command_names_the_nearest() -> None:
     result = run("nmt", "trian")
     assert result.returncode == 2

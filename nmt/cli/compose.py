@@ -26,12 +26,16 @@ from nmt.cli.shell import Command
 from nmt.errors import ConfigError, NmtError, nearest
 
 GROUPS = ("model", "data", "experiment")
+VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra's own, followed by a value
 
 
 def with_config(command: Command, arguments: list[str], run: Callable[[Any, str], None]) -> None:
     """Compose the config of `command` from `arguments` and call `run(config, its YAML)`."""
     _register_schemas()
-    overrides = [check_argument(argument, command) for argument in arguments]
+    overrides = [
+        argument if previous in VALUE_FLAGS else check_argument(argument, command)
+        for previous, argument in zip(["", *arguments], arguments, strict=False)
+    ]
     if command.name == "preprocess" and not _chooses_corpus(overrides):
         overrides.insert(0, "data=files")
     job = _Job(command, run)
