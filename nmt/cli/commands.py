@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from nmt import config
-from nmt.cli.shell import Command
+from nmt.cli.command import Command
 
 COMMANDS = {
     command.name: command

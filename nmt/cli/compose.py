@@ -20,9 +20,9 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from nmt.cli.command import Command
 from nmt.cli.commands import COMMANDS
 from nmt.cli.help import choices
-from nmt.cli.shell import Command
 from nmt.errors import ConfigError, NmtError, nearest
 
 GROUPS = ("model", "data", "experiment")

@@ -10,7 +10,7 @@ from enum import Enum
 from importlib import resources
 from typing import Any
 
-from nmt.cli.shell import Command
+from nmt.cli.command import Command
 
 _COLUMN = 34
 

@@ -9,26 +9,11 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any
 
+from nmt.cli.command import Command
 from nmt.errors import NmtError
 
 EXIT_OK, EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
-
-
-@dataclass(frozen=True)
-class Command:
-    """One command: what `--help` says of it, its settings, and where the code is that runs it."""
-
-    name: str
-    summary: str
-    reads: str
-    writes: str
-    examples: tuple[str, ...]
-    schema: type[Any]
-    module: str  # imported only when the command runs: it may need torch
-    groups: tuple[str, ...] = ()  # config groups that help mentions
 
 
 def main(command: Command, argv: Sequence[str] | None = None) -> int:
