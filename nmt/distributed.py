@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+import os
+
 import torch
 
 from nmt.errors import ConfigError, DeviceError
 from nmt.options import DType
 
 _DEVICES = "auto, cpu, cuda, cuda:1, mps"
+
+
+def check_single_process() -> None:
+    """Refuse to be one of several processes of a launcher, which would all write the same run."""
+    world_size = os.environ.get("WORLD_SIZE", "1")
+    if world_size != "1":
+        raise ConfigError(
+            f"WORLD_SIZE={world_size}: this nmt trains in one process; "
+            "start nmt-train without torchrun"
+        )
 
 
 def find_device(name: str) -> torch.device:

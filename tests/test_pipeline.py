@@ -145,6 +145,19 @@ def test_translate_gives_n_best_with_scores_as_json(root: Path, tmp_path: Path) 
         )
 
 
+def test_translations_cut_at_the_limit_are_counted(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "in").write_text("red house sees\n\n", encoding="utf-8")
+    places = [f"model_dir={root / 'run'}", f"input={tmp_path / 'in'}", "device=cpu"]
+    short = ["max_length_a=0", "max_length_b=1", "format=json"]
+    assert command("translate", *places, *short) == 0
+    out, err = capfd.readouterr()
+    first = json.loads(out.split("\n")[0])["hypotheses"][0]
+    assert first["finished"] == (not first["tokens"])
+    assert ("met the length limit" in err) == (not first["finished"])
+
+
 @pytest.mark.parametrize("place", ["run", "run/average", "run/checkpoints/latest"])
 def test_a_run_a_model_and_a_checkpoint_translate_in_python(root: Path, place: str) -> None:
     translator = Translator.load(root / place, device="cpu")

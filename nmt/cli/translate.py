@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -14,6 +15,8 @@ from nmt.errors import ConfigError
 from nmt.files import replace_file
 from nmt.inference.translator import Translation, Translator
 from nmt.options import OutputFormat, resolve
+
+log = logging.getLogger(__name__)
 
 
 def run(config: TranslateConfig, config_yaml: str) -> None:
@@ -41,7 +44,9 @@ def run(config: TranslateConfig, config_yaml: str) -> None:
 
 
 def _format(found: Iterable[list[Translation]], config: TranslateConfig) -> Iterator[str]:
+    num_cut = 0
     for index, translations in enumerate(found):
+        num_cut += not translations[0].finished
         if config.format is OutputFormat.text:
             yield translations[0].text
         else:
@@ -56,6 +61,10 @@ def _format(found: Iterable[list[Translation]], config: TranslateConfig) -> Iter
                 for t in translations[: config.n_best]
             ]
             yield json.dumps({"index": index, "hypotheses": hypotheses}, ensure_ascii=False)
+    if num_cut:
+        log.warning(
+            "%d translations met the length limit; see max_length_a and max_length_b", num_cut
+        )
 
 
 def _write(lines: Iterable[str], output: str) -> None:

@@ -23,7 +23,12 @@ from nmt.data.batching import Rows, TokenBatchSampler, padding_share
 from nmt.data.binary import open_split
 from nmt.data.prepare import read_meta
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import find_device, find_dtype, set_num_threads
+from nmt.distributed import (
+    check_single_process,
+    find_device,
+    find_dtype,
+    set_num_threads,
+)
 from nmt.errors import ModelError, NmtError
 from nmt.evaluate import check_tokenizer, tokenizer_for
 from nmt.files import replace_file, replace_link
@@ -43,6 +48,7 @@ class Trainer:
     """One run: everything that `train` needs, made from a config."""
 
     def __init__(self, config: TrainConfig) -> None:
+        check_single_process()
         self.config = config
         self.data_dir, self.run_dir = resolve(config.data_dir), resolve(config.run_dir)
         self.device = find_device(config.device)
