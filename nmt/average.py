@@ -74,7 +74,7 @@ def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:
     if len(folders) < count:
         raise ModelError(
             f"{run_dir} holds {len(folders)} checkpoints that fit, {count} are asked for; "
-            "ask for fewer, or train with a larger keep_last or keep_best"
+            "ask for fewer, or train with a smaller checkpoint_every_updates or a larger keep_last"
         )
     return folders
 
@@ -83,7 +83,11 @@ def _validation_scores(path: Path, metric: BestMetric) -> dict[int, float]:
     if not path.is_file():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
     key = f"valid_{metric.value}"
-    records = [json.loads(line) for line in path.read_text(encoding="utf-8").split("\n") if line]
+    lines = path.read_text(encoding="utf-8").split("\n")
+    try:
+        records = [json.loads(line) for line in lines if line]
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged ({error}); use last=N instead of best=N") from None
     return {record["update"]: record[key] for record in records if key in record}
 
 

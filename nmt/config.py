@@ -67,6 +67,8 @@ class SearchConfig:
 
     def __post_init__(self) -> None:
         require(self.beam_size >= 1, "beam_size", self.beam_size, "must be at least 1")
+        bounded = abs(self.length_penalty) <= 10
+        require(bounded, "length_penalty", self.length_penalty, "must be from -10 to 10")
         require(self.max_length_a >= 0, "max_length_a", self.max_length_a, "must not be negative")
         require(self.max_length_b >= 1, "max_length_b", self.max_length_b, "must be at least 1")
 
@@ -149,6 +151,11 @@ class TokenizerConfig:
         key, low = "tokenizer.vocab_size", 261
         rule = f"must be at least {low} (256 bytes and the control symbols)"
         require(self.vocab_size >= low, key, self.vocab_size, rule)
+        key = "tokenizer.character_coverage"
+        rule = "must be from 0.98 to 1"
+        require(0.98 <= self.character_coverage <= 1, key, self.character_coverage, rule)
+        key = "tokenizer.max_sentences"
+        require(self.max_sentences >= 1, key, self.max_sentences, "must be at least 1")
         names = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
         key = "tokenizer.normalization"
         rule = "must be one of " + ", ".join(names)
@@ -168,7 +175,9 @@ class PreprocessConfig:
 
     def __post_init__(self) -> None:
         require(self.max_length >= 2, "max_length", self.max_length, "must be at least 2")
-        require(self.num_threads >= 0, "num_threads", self.num_threads, "must not be negative")
+        valid = 0 <= self.num_threads <= 1024
+        require(valid, "num_threads", self.num_threads, "must be from 0 to 1024")
+        require(self.seed >= 0, "seed", self.seed, "must not be negative")
 
 
 @dataclass(kw_only=True)
@@ -206,7 +215,7 @@ class TrainConfig:
         positive += " validate_every_updates checkpoint_every_updates valid_beam_size"
         for key in positive.split():
             require(getattr(self, key) >= 1, key, getattr(self, key), "must be at least 1")
-        for key in ("patience", "keep_best", "num_threads"):
+        for key in ("patience", "keep_best", "num_threads", "seed"):
             require(getattr(self, key) >= 0, key, getattr(self, key), "must not be negative")
         valid = 0 <= self.label_smoothing < 1
         require(valid, "label_smoothing", self.label_smoothing, "must be from 0 to below 1")
@@ -290,7 +299,8 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if (self.hypotheses is None) == (self.model_dir is None):
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
-        require(bool(self.references), "references", "[]", "name at least one reference file")
+        for key in ("references", "metrics"):
+            require(bool(getattr(self, key)), key, "[]", "name at least one")
         missing = self.model_dir is not None and self.src is None
         require(not missing, "model_dir", self.model_dir, "needs src=FILE to translate")
         require(self.num_samples >= 1, "num_samples", self.num_samples, "must be at least 1")

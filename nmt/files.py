@@ -26,12 +26,12 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     """Give an empty folder to fill, which takes the place of `folder` when the block ends without
     an exception.
 
-    `marker` is a file that every such folder holds: anything else that is in the way is not ours
-    and is refused.
+    `marker` is a JSON file with `format_version` that every such folder holds: anything else that
+    is in the way is not ours and is refused.
     """
     folder = folder.resolve()  # a link stays, and what it points to is replaced
     if folder.is_file() or _is_foreign(folder, marker):
-        raise NmtError(f"{folder} exists and holds no {marker}; choose another folder or remove it")
+        raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     _remove(temporary)  # left by a process of this number that was killed
@@ -85,7 +85,13 @@ def _swap(new: Path, place: Path) -> None:
 
 
 def _is_foreign(folder: Path, marker: str) -> bool:
-    return folder.is_dir() and not (folder / marker).is_file() and any(folder.iterdir())
+    if not folder.is_dir() or not any(folder.iterdir()):
+        return False
+    try:
+        content = json.loads((folder / marker).read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return True
+    return not isinstance(content, dict) or "format_version" not in content
 
 
 def _remove(folder: Path) -> None:

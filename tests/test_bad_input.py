@@ -260,3 +260,75 @@ def test_evaluate_refuses_unequal_counts(tmp_path: Path, assert_refused: Refused
 def test_evaluate_needs_hypotheses_or_a_model(assert_refused: Refused) -> None:
     assert_refused(["hypotheses=FILE"], "evaluate", "references=r")
     assert_refused(["references"], "evaluate", "hypotheses=h")
+
+
+def test_a_foreign_folder_that_has_a_file_of_our_name(
+    root: Path, tmp_path: Path, assert_refused: Refused
+) -> None:
+    (tmp_path / "config.json").write_text('{"a": 1}', encoding="utf-8")
+    (tmp_path / "precious.txt").write_text("keep", encoding="utf-8")
+    places = [f"run_dir={root / 'run'}", f"output={tmp_path}"]
+    assert_refused(["choose another folder"], "average", *places)
+
+
+def test_an_average_in_place_of_a_checkpoint(root: Path, assert_refused: Refused) -> None:
+    folder = (root / "run/checkpoints/latest").resolve()
+    arguments = [f"checkpoints=[{folder}]", f"output={folder}"]
+    assert_refused(["is a checkpoint of a run"], "average", *arguments)
+
+
+def test_damaged_json_and_yaml(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
+    for name in ("data", "run"):
+        shutil.copytree(root / name, tmp_path / name, symlinks=True)
+    (tmp_path / "run/config.yaml").write_text("[", encoding="utf-8")
+    assert_refused(["config.yaml is no config"], "average", f"run_dir={tmp_path / 'run'}")
+    (tmp_path / "data/meta.json").write_text("{", encoding="utf-8")
+    places = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'other'}"]
+    assert_refused(["meta.json is damaged"], "train", *places)
+
+
+def test_a_validation_text_that_is_gone_is_missed_at_the_start(
+    root: Path, tmp_path: Path, assert_refused: Refused
+) -> None:
+    shutil.copytree(root / "data", tmp_path / "data")
+    (tmp_path / "data/valid.tgt").unlink()
+    places = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
+    assert_refused(["valid.tgt does not exist"], "train", *places)
+
+
+def test_a_file_where_a_run_folder_should_be(
+    root: Path, tmp_path: Path, assert_refused: Refused
+) -> None:
+    (tmp_path / "run").write_text("text", encoding="utf-8")
+    places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
+    assert_refused([str(tmp_path / "run")], "train", *places)
+
+
+def test_a_folder_where_an_output_should_be(
+    model: Path, tmp_path: Path, assert_refused: Refused
+) -> None:
+    places = [f"model_dir={model}", f"output={tmp_path}"]
+    assert_refused(["is a folder"], "translate", *places)
+
+
+def test_standard_input_that_is_closed(
+    model: Path, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert_refused(["stdin is closed"], "translate", f"model_dir={model}")
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [
+        ("preprocess", "seed=-1"),
+        ("preprocess", "tokenizer.max_sentences=-5"),
+        ("preprocess", "tokenizer.character_coverage=7"),
+        ("preprocess", "num_threads=100000"),
+        ("train", "seed=-1"),
+        ("train", "search.length_penalty=-1e9"),
+        ("train", "search.length_penalty=nan"),
+    ],
+)
+def test_values_out_of_range(name: str, argument: str, assert_refused: Refused) -> None:
+    assert_refused([argument.split("=")[0].split(".")[-1], "must"], name, argument)

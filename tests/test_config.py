@@ -149,7 +149,20 @@ def test_a_bad_value_names_key_and_rule(argument: str, expected: str) -> None:
 
 @pytest.mark.parametrize(
     "path",
-    ["a=b.txt", "a,b.txt", "Grüße.txt", "你好", "~/x y.txt", "it's.txt", "{a}.txt", "a\\b", "#1;2"],
+    [
+        "a=b.txt",
+        "a,b.txt",
+        "Grüße.txt",
+        "你好",
+        "~/x y.txt",
+        "it's.txt",
+        "{a}.txt",
+        "a\\b",
+        "a\\",
+        "'tis",
+        "a\\'b",
+        "#1;2",
+    ],
 )
 def test_any_path_can_be_typed_without_quoting(path: str) -> None:
     assert composed("translate", f"input={path}")[0].input == path

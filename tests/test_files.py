@@ -25,13 +25,13 @@ def fill(folder: Path, text: str) -> None:
     with replace_folder(folder, marker=MARKER) as place:
         (place / "deep").mkdir()
         (place / "deep/file").write_text(text)
-        (place / MARKER).write_text("{}")
+        (place / MARKER).write_text('{"format_version": 1}')
 
 
 def interrupt(folder: Path, error: type[BaseException] = RuntimeError) -> None:
     def write() -> None:
         with replace_folder(folder, marker=MARKER) as place:
-            (place / MARKER).write_text("{}")
+            (place / MARKER).write_text('{"format_version": 1}')
             (place / "half").write_text("half")
             raise error("interrupted")
 
@@ -39,7 +39,7 @@ def interrupt(folder: Path, error: type[BaseException] = RuntimeError) -> None:
         write()
 
 
-WRITTEN = {"deep": "", "deep/file": "text", MARKER: "{}"}
+WRITTEN = {"deep": "", "deep/file": "text", MARKER: '{"format_version": 1}'}
 
 
 def test_a_folder_appears_whole_with_its_parents(tmp_path: Path) -> None:

@@ -56,6 +56,7 @@ def trainer(data_dir: Path, tmp_path: Path) -> Trainer:
         model=tiny_config(),
         device="cpu",
         tokens_per_update=1000,
+        valid_bleu=False,
     )
     trainer = Trainer(config)
     with torch.no_grad():

@@ -246,6 +246,34 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
     assert_same_weights(root / "run", tmp_path / "run")
 
 
+def test_going_further_keeps_the_validation_at_the_old_end(root: Path, tmp_path: Path) -> None:
+    assert train(root / "data", tmp_path / "run", "max_updates=14") == 0
+    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
+    updates = [r["update"] for r in records(tmp_path / "run", "valid_loss")]
+    assert updates == [10, 14, 20]
+    assert_same_weights(root / "run", tmp_path / "run")
+
+
+def test_a_short_run_is_averaged_over_what_there_is(root: Path, tmp_path: Path) -> None:
+    assert train(root / "data", tmp_path / "run", "max_updates=4") == 0
+    assert command("average", f"run_dir={tmp_path / 'run'}") == 0
+    latest = (tmp_path / "run/checkpoints/latest/model.safetensors").read_bytes()
+    assert (tmp_path / "run/average/model.safetensors").read_bytes() == latest
+
+
+def test_an_output_that_is_a_pipe_or_a_link_stays_one(root: Path, tmp_path: Path) -> None:
+    places = [f"model_dir={root / 'run'}", f"input={root / 'test.src.txt'}", "device=cpu"]
+    (tmp_path / "link").symlink_to("file")
+    assert command("translate", *places, f"output={tmp_path / 'link'}") == 0
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
+        assert command("translate", *places, f"output={tmp_path / 'pipe'}") == 0
+        assert reader.stdout is not None
+        assert reader.stdout.read() == (tmp_path / "file").read_bytes()
+    assert (tmp_path / "pipe").is_fifo()
+
+
 def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
     frozen = ["optimizer.learning_rate_scale=1e-12", "patience=2", "validate_every_updates=2"]
     assert (

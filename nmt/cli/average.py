@@ -6,8 +6,11 @@ import logging
 from pathlib import Path
 
 from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
 from nmt.average import average, best_checkpoints, last_checkpoints
+from nmt.checkpoint import list_checkpoints
 from nmt.config import AverageConfig
 from nmt.errors import ModelError
 from nmt.options import BestMetric, resolve
@@ -20,6 +23,8 @@ def run(config: AverageConfig, config_yaml: str) -> None:
     run_dir = resolve(config.run_dir)
     folders = _choose(config, run_dir)
     output = resolve(config.output) if config.output else run_dir / "average"
+    if (output / "trainer.pt").exists():
+        raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
     average(folders, output)
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
     log.info(
@@ -34,7 +39,12 @@ def _choose(config: AverageConfig, run_dir: Path) -> list[Path]:
     if not path.is_file():
         what = "is no run folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ModelError(f"{run_dir} {what}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
-    trained = OmegaConf.load(path)
+    try:
+        trained = OmegaConf.load(path)
+        metric, usual = BestMetric[trained.best_metric], int(trained.average_last)
+    except (YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError):
+        raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
     if config.best is not None:
-        return best_checkpoints(run_dir, config.best, BestMetric[trained.best_metric])
-    return last_checkpoints(run_dir, config.last or trained.average_last)
+        return best_checkpoints(run_dir, config.best, metric)
+    available = len(list_checkpoints(run_dir))
+    return last_checkpoints(run_dir, config.last or min(usual, max(available, 1)))

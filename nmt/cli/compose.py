@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import re
 import sys
 import typing
 from collections.abc import Callable
@@ -64,7 +65,7 @@ class _Job:
         if self.error is None:
             try:
                 self.run(*to_config(composed, self.schema))
-            except (OmegaConfBaseException, NmtError, KeyboardInterrupt) as error:
+            except (OmegaConfBaseException, NmtError, OSError, KeyboardInterrupt) as error:
                 wrong_value = isinstance(error, OmegaConfBaseException)
                 self.error = ConfigError(_one_line(error)) if wrong_value else error
 
@@ -103,7 +104,7 @@ def check_argument(argument: str, command: Command) -> str:
         _check_choice(key, value)
         return f"{key}={value}"
     kind = _type_of(key, command)
-    if kind == "text" and value != "null" and value[:1] not in "'\"":
+    if kind == "text" and value != "null" and not _is_quoted(value):
         value = _quote(value)
     elif kind == "list" and not value.startswith("["):
         value = f"[{_quote(value)}]"
@@ -148,8 +149,13 @@ def _all_keys(schema: Any, prefix: str = "") -> list[str]:
     return keys
 
 
+def _is_quoted(text: str) -> bool:
+    return len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+
+
 def _quote(text: str) -> str:
-    escaped = text.replace("\\", "\\\\").replace("'", "\\'") if "'" in text else text
+    """Quote `text` for Hydra, where backslashes count only before a quote."""
+    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
 
 

@@ -4,12 +4,14 @@ the user's mistakes.
 
 from __future__ import annotations
 
+import errno
 import importlib
 import logging
 import os
 import sys
 from collections.abc import Callable, Sequence
 
+from nmt import __version__
 from nmt.cli.command import Command
 from nmt.errors import NmtError
 
@@ -22,6 +24,8 @@ def main(command: Command, argv: Sequence[str] | None = None) -> int:
     program = f"nmt-{command.name}"
     if {"-h", "--help"} & set(arguments):
         return guarded(lambda: _help(command), program)
+    if "--version" in arguments:
+        return guarded(lambda: print(f"nmt {__version__}"), program)
     return guarded(lambda: _run(command, arguments), program)
 
 
@@ -34,13 +38,18 @@ def guarded(task: Callable[[], None], program: str) -> int:
     except NmtError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_USER
-    except KeyboardInterrupt:
-        print(f"{program}: interrupted", file=sys.stderr)
-        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # the reader, for example head, has what it wants; python would complain once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_OK
+    except OSError as error:
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise  # not about a file that the user named
+        print(f"{program}: {error.filename or 'output'}: {error.strerror}", file=sys.stderr)
+        return EXIT_USER
+    except KeyboardInterrupt:
+        print(f"{program}: interrupted", file=sys.stderr)
+        return EXIT_INTERRUPTED
     return EXIT_OK
 
 

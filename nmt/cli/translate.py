@@ -21,6 +21,7 @@ log = logging.getLogger(__name__)
 
 def run(config: TranslateConfig, config_yaml: str) -> None:
     """Translate `input` to `output`; a file is written beside its place and renamed into it."""
+    _check_output(config.output)
     set_num_threads(config.num_threads)
     translator = Translator.load(config.model_dir, device=config.device, dtype=config.dtype)
     search = translator.search_config(
@@ -33,7 +34,7 @@ def run(config: TranslateConfig, config_yaml: str) -> None:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
-    is_typed = config.input == "-" and sys.stdin.buffer.isatty()
+    is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     found = translator.n_best_stream(
         read_input(config.input),
         search,
@@ -67,19 +68,31 @@ def _format(found: Iterable[list[Translation]], config: TranslateConfig) -> Iter
         )
 
 
+def _check_output(output: str) -> None:
+    """Refuse what cannot be written to before the model is loaded."""
+    if output == "-":
+        return
+    path = resolve(output)
+    if not path.parent.is_dir():
+        raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
+    if path.is_dir():
+        raise ConfigError(f"output={output}: is a folder; give the path of a file")
+
+
 def _write(lines: Iterable[str], output: str) -> None:
     if output == "-":
+        if sys.stdout is None:
+            raise ConfigError("stdout is closed; give output=FILE")
         for line in lines:
             sys.stdout.buffer.write(line.encode("utf-8") + b"\n")
             sys.stdout.buffer.flush()
         return
-    path = resolve(output)
-    if not path.parent.is_dir():
-        raise ConfigError(
-            f"output={output}: the folder {path.parent} does not exist; make it first"
-        )
-    with replace_file(path) as temporary:
-        _write_file(temporary, lines)
+    path = resolve(output).resolve()  # a link stays, and what it points to is replaced
+    if path.exists() and not path.is_file():
+        _write_file(path, lines)  # a pipe or a device cannot be replaced
+    else:
+        with replace_file(path) as temporary:
+            _write_file(temporary, lines)
 
 
 def _write_file(path: Path, lines: Iterable[str]) -> None:

@@ -68,7 +68,11 @@ def read_lines(path: str | Path) -> Iterator[str]:
 
 def read_input(path: str) -> Iterator[str]:
     """Yield the lines of a file, or of stdin for "-"."""
-    return read_stream(sys.stdin.buffer, "stdin") if path == "-" else read_lines(path)
+    if path != "-":
+        return read_lines(path)
+    if sys.stdin is None:
+        raise DataError("stdin is closed; give the path of a file")
+    return read_stream(sys.stdin.buffer, "stdin")
 
 
 def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:

@@ -75,10 +75,14 @@ def read_meta(data_dir: Path) -> dict[str, Any]:
     if not path.is_file():
         what = "is no data folder" if data_dir.is_dir() else "does not exist"
         raise DataError(f"{data_dir} {what}; make it with: nmt-preprocess data_dir={data_dir}")
-    meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    if meta["format_version"] > FORMAT_VERSION:
+    try:
+        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        version = meta["format_version"]
+    except (ValueError, KeyError, TypeError):
+        raise DataError(f"{path} is damaged; run nmt-preprocess again") from None
+    if version > FORMAT_VERSION:
         raise DataError(
-            f"{data_dir} has format_version {meta['format_version']}, this nmt reads up to "
+            f"{data_dir} has format_version {version}, this nmt reads up to "
             f"{FORMAT_VERSION}; update nmt or preprocess again"
         )
     return meta

@@ -81,24 +81,24 @@ def greedy_search(
     results: list[list[Hypothesis]] = [[] for _ in limits]
     live = list(range(len(limits)))  # sentence of each row
     history: list[list[int]] = [[] for _ in limits]
-    sums = [0.0] * len(limits)
+    sums = torch.zeros(len(limits), device=stepper.device)  # (B,)
     tokens = torch.full((len(limits),), ids.bos, device=stepper.device)
     while live:
         best, tokens = _forbid(stepper.step(tokens, state), ids).max(dim=-1)  # (B,), (B,)
+        sums = sums + best
         going = []
         for row, (sentence, log_prob, token) in enumerate(
-            zip(live, best.tolist(), tokens.tolist(), strict=True)
+            zip(live, sums.tolist(), tokens.tolist(), strict=True)
         ):
             history[sentence].append(token)
-            sums[sentence] += log_prob
             if token == ids.eos or len(history[sentence]) == limits[sentence]:
-                hypothesis = _close(history[sentence], sums[sentence], config, token == ids.eos)
+                hypothesis = _close(history[sentence], log_prob, config, token == ids.eos)
                 results[sentence] = [hypothesis]
             else:
                 going.append(row)
         if len(going) < len(live):
             rows = torch.tensor(going, device=tokens.device, dtype=torch.long)
-            live, tokens = [live[row] for row in going], tokens[rows]
+            live, tokens, sums = [live[row] for row in going], tokens[rows], sums[rows]
             state = stepper.reorder(state, rows, 1) if live else state
     return results
 

@@ -26,8 +26,7 @@ class MetricsLog:
         removed.
         """
         self._path = run_dir / "metrics.jsonl"
-        if self._path.exists():
-            _forget_after(self._path, update)
+        self.forgot_validation = self._path.exists() and _forget_after(self._path, update)
         self._file = self._path.open("a", encoding="utf-8", newline="\n")
         self._board = _open_tensorboard(run_dir / "tensorboard", update)
 
@@ -47,19 +46,18 @@ class MetricsLog:
             self._board.close()
 
 
-def _forget_after(path: Path, update: int) -> None:
-    """Keep what was logged up to `update`; its validation is done again on resume, so that line
-    goes too.
+def _forget_after(path: Path, update: int) -> bool:
+    """Remove what was logged after `update`, and its validation; say whether there was one.
+
+    A checkpoint is older than the validation of its update, which must therefore be done again.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
-    kept = [line for line in lines if line.endswith("}") and _is_before(json.loads(line), update)]
+    records = [json.loads(line) for line in lines if line.endswith("}")]
+    kept = [r for r in records if r["update"] < update or (r["update"] == update and "loss" in r)]
     with replace_file(path) as temporary:
-        text = "".join(line + "\n" for line in kept)
+        text = "".join(json.dumps(record) + "\n" for record in kept)
         temporary.write_text(text, encoding="utf-8", newline="\n")
-
-
-def _is_before(record: dict[str, Any], update: int) -> bool:
-    return bool(record["update"] < update or (record["update"] == update and "loss" in record))
+    return any(r["update"] == update and "valid_loss" in r for r in records)
 
 
 def _open_tensorboard(folder: Path, update: int) -> Any:
@@ -85,6 +83,10 @@ class Meter:
         self.num_tokens += tokens[0]
         self.num_src_tokens += tokens[1]
         self.num_positions += tokens[2]
+
+    def pause(self, seconds: float) -> None:
+        """Do not count so many seconds, in which something else was done."""
+        self.start_seconds += seconds
 
     def record(self) -> dict[str, Any]:
         """Return the means since the start, in nats a target token and tokens a second."""

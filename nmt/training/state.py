@@ -50,7 +50,7 @@ def save_state(
     torch.save(content, folder / FILE)
 
 
-def load_state(folder: Path, device: torch.device) -> dict[str, Any]:
+def load_state(folder: Path) -> dict[str, Any]:
     """Read `trainer.pt`; a missing, damaged or newer one is a `ModelError`."""
     path = folder / FILE
     try:

@@ -30,7 +30,6 @@ from nmt.distributed import (
     set_num_threads,
 )
 from nmt.errors import ModelError, NmtError
-from nmt.evaluate import check_tokenizer, tokenizer_for
 from nmt.files import replace_file, replace_link
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.options import BestMetric, resolve
@@ -39,7 +38,7 @@ from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.metrics import Meter, MetricsLog, Progress
 from nmt.training.optimizer import clip_gradient, make_optimizer, step
 from nmt.training.schedule import learning_rate
-from nmt.training.validation import validation_bleu, validation_loss
+from nmt.training.validation import check_bleu, validation_bleu, validation_loss
 
 log = logging.getLogger(__name__)
 
@@ -59,7 +58,7 @@ class Trainer:
         self.data = open_split(self.data_dir, "train")
         self.valid_data = open_split(self.data_dir, "valid")
         if config.valid_bleu:
-            check_tokenizer(tokenizer_for(self.meta["tgt_lang"]))  # now, not hours later
+            check_bleu(self.data_dir, self.meta["tgt_lang"])  # now, not hours later
         self.sampler = TokenBatchSampler(
             self.data.lengths(),
             config.max_tokens,
@@ -79,7 +78,8 @@ class Trainer:
         self.metrics = MetricsLog(self.run_dir, update=self.state.update)
         self.progress = Progress(update=self.state.update, max_updates=self.config.max_updates)
         try:
-            if self.state.update and self._is_due(self.config.validate_every_updates):
+            is_due = self.state.update > 0 and self._is_due(self.config.validate_every_updates)
+            if is_due or self.metrics.forgot_validation:
                 self._validate()
             while self.state.update < self.config.max_updates and not self._is_patience_over():
                 self._train_epoch()
@@ -181,7 +181,7 @@ class Trainer:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.items())
         self.progress.note(f"update {self.state.update}: {figures}")
         self._rank(record[f"valid_{self.config.best_metric.value}"])
-        self.meter = Meter()  # its clock must not count the validation
+        self.meter.pause(time.perf_counter() - start_seconds)
 
     def _rank(self, score: float) -> None:
         badness = -score if self.config.best_metric is BestMetric.bleu else score
@@ -231,7 +231,7 @@ class Trainer:
             path.write_text(config_yaml, encoding="utf-8", newline="\n")
 
     def _resume(self, folder: Path) -> None:
-        content = saved.load_state(folder, self.device)
+        content = saved.load_state(folder)
         now = saved.fingerprint(self.config, self.meta)
         saved.check_fingerprint(folder, content["fingerprint"], now)
         self.model.load_state_dict(checkpoint.load_weights(folder))

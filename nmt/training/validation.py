@@ -13,9 +13,9 @@ from nmt.config import SearchConfig
 from nmt.data.batch import make_batch
 from nmt.data.batching import bucket
 from nmt.data.binary import ParallelData
-from nmt.data.corpus import read_lines
+from nmt.data.corpus import open_bytes, read_lines
 from nmt.data.tokenizer import Tokenizer
-from nmt.evaluate import bleu, tokenizer_for
+from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
 from nmt.inference.stepper import ModelStepper
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
@@ -43,6 +43,13 @@ def validation_loss(
         nll_sum, num_tokens = nll_sum + nll.item(), num_tokens + count
     loss = nll_sum / num_tokens
     return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
+
+
+def check_bleu(data_dir: Path, tgt_lang: str) -> None:
+    """Raise an `NmtError` when `validation_bleu` would lack a file or BLEU's tokenizer."""
+    check_tokenizer(tokenizer_for(tgt_lang))
+    for name in ("valid.src", "valid.tgt"):
+        open_bytes(data_dir / name).close()
 
 
 def validation_bleu(
