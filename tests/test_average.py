@@ -158,7 +158,7 @@ def test_an_average_is_a_model_of_the_newest_update(tokenizer: Tokenizer, tmp_pa
 # --- what does not fit
 
 
-def refuse(folders: list[Path], match: str) -> None:
+def assert_refused(folders: list[Path], match: str) -> None:
     """Average must fail, and leave no file behind."""
     root = folders[0].parent
     before = sorted(root.rglob("*"))
@@ -183,8 +183,8 @@ def test_another_architecture_is_refused(
     first = save(tmp_path / "0", tokenizer)
     other = tiny_model(1, **change)
     second = save(tmp_path / "1", tokenizer, weights=other.state_dict(), model=other.config)
-    refuse([first, second], match="architecture")
-    refuse([first, first, second], match=re.escape(str(second)))
+    assert_refused([first, second], match="architecture")
+    assert_refused([first, first, second], match=re.escape(str(second)))
 
 
 def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> 
     assert other.vocab_size == tokenizer.vocab_size
     assert other.sha256 != tokenizer.sha256
     folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", other)]
-    refuse(folders, match="different vocabularies")
+    assert_refused(folders, match="different vocabularies")
 
 
 @pytest.mark.parametrize("change", ["lack", "more", "shape"])
@@ -207,16 +207,16 @@ def test_other_tensors_are_refused_by_name(
     else:
         weights[name] = torch.zeros(1)  # it could be broadcast
     folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", tokenizer, weights=weights)]
-    refuse(folders, match="odd" if change == "more" else re.escape(name))
-    refuse(folders[::-1], match="odd" if change == "more" else re.escape(name))
+    assert_refused(folders, match="odd" if change == "more" else re.escape(name))
+    assert_refused(folders[::-1], match="odd" if change == "more" else re.escape(name))
 
 
 def test_a_missing_or_damaged_checkpoint_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     first, second = (save(tmp_path / str(i), tokenizer) for i in range(2))
-    refuse([first, tmp_path / "none"], match="none does not exist")
+    assert_refused([first, tmp_path / "none"], match="none does not exist")
     whole = (second / "model.safetensors").read_bytes()
     (second / "model.safetensors").write_bytes(whole[:-10])
-    refuse([first, second], match="damaged")
+    assert_refused([first, second], match="damaged")
 
 
 def test_weights_that_do_not_fit_their_config_are_refused(
