@@ -15,7 +15,7 @@ from nmt import __version__
 from nmt.cli.command import Command
 from nmt.errors import NmtError
 
-EXIT_OK, EXIT_BUG, EXIT_USER, EXIT_INTERRUPTED = 0, 1, 2, 130
+EXIT_OK, EXIT_USER, EXIT_INTERRUPTED = 0, 2, 130  # a bug's traceback ends with python's 1
 
 
 def main(command: Command, argv: Sequence[str] | None = None) -> int:

@@ -32,7 +32,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         needs_grad = any(ctx.needs_input_grad)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        grad_hidden, grad_weight = torch.zeros_like(hidden), torch.zeros_like(weight)
+        grad_hidden = torch.zeros_like(hidden)
+        grad_weight = torch.zeros_like(weight) if needs_grad else weight.new_zeros(())
         chunks = (torch.split(x, _ROWS_A_CHUNK) for x in (hidden, targets, grad_hidden))
         for rows, wanted, grad_rows in zip(*chunks, strict=True):
             log_probs = torch.log_softmax((rows @ weight.T).float(), dim=-1)  # (chunk, V)
