@@ -10,6 +10,9 @@ from typing import Any
 
 from nmt.errors import ConfigError
 
+DEFAULT_DATA_DIR = "data/prepared"
+DEFAULT_RUN_DIR = "runs/default"
+
 
 class Norm(str, Enum):
     """Where layer normalisation stands."""
