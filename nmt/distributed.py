@@ -46,14 +46,22 @@ def find_device(name: str) -> torch.device:
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
     """Turn the setting `dtype` into the format of matrix products on `device`."""
+    # bfloat16 and float16 run on every processor, if slowly without instructions for them
     has_bfloat16 = device.type == "cpu" or (
-        device.type == "cuda" and torch.cuda.is_bf16_supported()
+        device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     )
+    available = {
+        DType.float32: True,
+        DType.bfloat16: has_bfloat16,
+        DType.float16: device.type in ("cpu", "cuda"),
+    }
     if choice is DType.auto:
-        return torch.bfloat16 if device.type == "cuda" and has_bfloat16 else torch.float32
-    if choice is DType.bfloat16 and not has_bfloat16:
-        raise DeviceError(f"dtype=bfloat16: {device.type} here has no bfloat16; use dtype=float32")
-    return torch.bfloat16 if choice is DType.bfloat16 else torch.float32
+        is_fast = device.type == "cuda" and has_bfloat16
+        return torch.bfloat16 if is_fast else torch.float32
+    if not available[choice]:
+        name = choice.value
+        raise DeviceError(f"dtype={name}: {device.type} here has no {name}; use dtype=float32")
+    return getattr(torch, choice.value)  # type: ignore[no-any-return]
 
 
 def set_num_threads(num_threads: int) -> None:

@@ -49,6 +49,7 @@ class Corpus(str, Enum):
     files = "files"
     numbers = "numbers"
     copy = "copy"
+    float16 = "float16"  # training scales the loss, since small gradients would become zero
     homeassistant = "homeassistant"
 
 

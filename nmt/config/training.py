@@ -66,7 +66,7 @@ class TrainConfig:
     valid_beam_size: int = option(1, "beam for that decoding; 1 is greedy")
     seed: int = option(1, "for initial weights, dropout and the order of data")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    dtype: DType = option(DType.auto, "number format of matrix products: auto, float32, bfloat16")
+    dtype: DType = option(DType.auto, "number format of products: auto, float32, bfloat16, float16")
     num_threads: int = option(0, "processor threads; 0 leaves torch's choice")
 
     def __post_init__(self) -> None:
