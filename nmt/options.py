@@ -21,10 +21,18 @@ class Norm(str, Enum):
     pre = "pre"  # before each sub-layer, with one more at the end of each stack
 
 
+class Optimizer(str, Enum):
+    """Who turns gradients into changes of the weights."""
+
+    adam = "adam"  # Kingma and Ba (2015), as in the paper
+    adamw = "adamw"  # Adam with decoupled weight decay, Loshchilov and Hutter (2019)
+
+
 class Schedule(str, Enum):
     """How the learning rate goes on after the warm-up, which is the same for all."""
 
-    noam = "noam"  # with the inverse square root of the update, as in the paper
+    noam = "noam"  # with the inverse square root of the update, from the paper's peak
+    inverse_sqrt = "inverse_sqrt"  # the same curve from the peak in peak_learning_rate
     cosine = "cosine"  # along half a cosine to 0 at max_updates; better for short runs
 
 
@@ -41,6 +49,7 @@ class DType(str, Enum):
     auto = "auto"  # bfloat16 where the GPU has it, float32 elsewhere
     float32 = "float32"
     bfloat16 = "bfloat16"
+    float16 = "float16"  # training scales the loss, since small gradients would become zero
 
 
 class Corpus(str, Enum):
@@ -49,7 +58,6 @@ class Corpus(str, Enum):
     files = "files"
     numbers = "numbers"
     copy = "copy"
-    float16 = "float16"  # training scales the loss, since small gradients would become zero
     homeassistant = "homeassistant"
 
 

@@ -11,6 +11,7 @@ from nmt.options import (
     DEFAULT_RUN_DIR,
     BestMetric,
     DType,
+    Optimizer,
     Schedule,
     option,
     require,
@@ -19,14 +20,21 @@ from nmt.options import (
 
 @dataclass(kw_only=True)
 class OptimizerConfig:
-    """Adam (Kingma and Ba, 2015) with the values of section 5.3 of the paper."""
+    """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
 
+    name: Optimizer = option(Optimizer.adam, "adam, or adamw (Adam with decoupled weight decay)")
     beta1: float = option(0.9, "decay of the mean of gradients")
     beta2: float = option(0.98, "decay of the mean of squared gradients")
     eps: float = option(1e-9, "added to the root of the second moment")
+    weight_decay: float = option(0.0, "share of matrices lost an update, times the rate; adamw")
     warmup_steps: int = option(4000, "updates during which the learning rate rises")
     learning_rate_scale: float = option(1.0, "factor on the paper's learning rate")
-    schedule: Schedule = option(Schedule.noam, "after warm-up: noam, or cosine to 0 at max_updates")
+    peak_learning_rate: float | None = option(
+        None, "rate at the end of warm-up; null: scale * (d_model * warmup_steps)^-0.5"
+    )
+    schedule: Schedule = option(
+        Schedule.noam, "after warm-up: noam, inverse_sqrt, or cosine to 0 at max_updates"
+    )
     max_grad_norm: float = option(0.0, "gradients are clipped to this norm; 0 disables")
 
     def __post_init__(self) -> None:
@@ -39,6 +47,25 @@ class OptimizerConfig:
         require(self.learning_rate_scale > 0, key, self.learning_rate_scale, "must be above 0")
         key = "optimizer.max_grad_norm"
         require(self.max_grad_norm >= 0, key, self.max_grad_norm, "must not be negative")
+        key = "optimizer.weight_decay"
+        require(self.weight_decay >= 0, key, self.weight_decay, "must not be negative")
+        has_decay = self.weight_decay == 0 or self.name is Optimizer.adamw
+        require(has_decay, key, self.weight_decay, "needs optimizer.name=adamw")
+        self._check_peak()
+
+    def _check_peak(self) -> None:
+        """Refuse a peak that is given twice, or not at all."""
+        key, peak = "optimizer.peak_learning_rate", self.peak_learning_rate
+        if peak is None:
+            rule = f"needs {key}; noam is the same curve from the paper's peak"
+            is_whole = self.schedule is not Schedule.inverse_sqrt
+            require(is_whole, "optimizer.schedule", self.schedule, rule)
+            return
+        require(peak > 0, key, peak, "must be above 0")
+        rule = "noam has the paper's peak; use optimizer.schedule=inverse_sqrt or cosine"
+        require(self.schedule is not Schedule.noam, key, peak, rule)
+        rule = "replaces the paper's peak; set optimizer.learning_rate_scale=1 with it"
+        require(self.learning_rate_scale == 1, key, peak, rule)
 
 
 @dataclass(kw_only=True)

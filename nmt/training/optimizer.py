@@ -1,22 +1,58 @@
-"""Adam as the paper sets it (section 5.3), and one step of it under the schedule."""
+"""Adam as the paper sets it (section 5.3), its variants, and one step under the schedule.
+
+One more optimizer is one more function in `_MAKERS`.
+"""
 
 from __future__ import annotations
+
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from nmt.config import OptimizerConfig
+from nmt.options import Optimizer
+
+FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has had one kernel for the step since 2.6
 
 
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Adam:
-    """Make Adam in torch's fused form; the learning rate is set before each step."""
-    return torch.optim.Adam(
-        model.parameters(),
-        lr=0.0,
-        betas=(config.beta1, config.beta2),
-        eps=config.eps,
-        fused=next(model.parameters()).device.type in ("cpu", "cuda"),
-    )
+def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Make the optimizer of the config, fused where torch has that; the learning rate is set before
+    each step.
+    """
+    return _MAKERS[config.name](model, config)
+
+
+def _adam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Kingma and Ba (2015), algorithm 1."""
+    return torch.optim.Adam(model.parameters(), **_adam_settings(model, config))
+
+
+def _adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Loshchilov and Hutter (2019), algorithm 2, with the schedule on both terms: a matrix loses
+    lr * `weight_decay` of itself an update, beside what Adam does.
+
+    Biases and norms have nothing to overfit with and keep their size. The shared embedding is the
+    output's matrix too, and decays like the others.
+    """
+    parameters = list(model.parameters())
+    groups = [
+        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
+        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+    ]
+    return torch.optim.AdamW(groups, **_adam_settings(model, config))
+
+
+def _adam_settings(model: nn.Module, config: OptimizerConfig) -> dict[str, Any]:
+    return {
+        "lr": 0.0,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "fused": next(model.parameters()).device.type in FUSED_DEVICES,
+    }
+
+
+_MAKERS = {Optimizer.adam: _adam, Optimizer.adamw: _adamw}
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:

@@ -1,4 +1,8 @@
-"""The learning rate as a pure function of the update."""
+"""The learning rate as a pure function of the update.
+
+Every schedule rises in a straight line to its peak, then falls by a factor of its own: one more
+schedule is one more function in `_FACTORS`.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +13,41 @@ from nmt.options import Schedule
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
-    """Return the learning rate of the update `step`, counted from 1.
-
-    It rises linearly to scale * (d_model * warmup_steps)^-0.5, where the paper's schedule has its
-    peak, and then falls as `optimizer.schedule` says.
-    """
+    """Return the learning rate of the update `step`, counted from 1."""
     assert step >= 1, "updates count from 1"
+    peak, warmup_steps = peak_learning_rate(config), config.optimizer.warmup_steps
+    if step <= warmup_steps:
+        return peak * (step / warmup_steps)
+    return peak * _FACTORS[config.optimizer.schedule](step, config)
+
+
+def peak_learning_rate(config: TrainConfig) -> float:
+    """Return the rate at the end of warm-up: the one given, or scale * (d_model * warmup)^-0.5,
+    where equation 3 of the paper has its peak.
+    """
     optimizer = config.optimizer
-    if optimizer.schedule is Schedule.noam or step <= optimizer.warmup_steps:
-        shape = _noam(step, optimizer.warmup_steps)
-    else:
-        shape = _cosine(step, optimizer.warmup_steps, config.max_updates)
-    return float(optimizer.learning_rate_scale * config.model.d_model**-0.5 * shape)
+    if optimizer.peak_learning_rate is not None:
+        return optimizer.peak_learning_rate
+    paper = (config.model.d_model * optimizer.warmup_steps) ** -0.5
+    return float(optimizer.learning_rate_scale * paper)
 
 
-def _noam(step: int, warmup_steps: int) -> float:
-    """Vaswani et al. (2017), equation 3: min(step^-0.5, step * warmup_steps^-1.5)."""
-    return float(min(step**-0.5, step * warmup_steps**-1.5))
+def _inverse_sqrt(step: int, config: TrainConfig) -> float:
+    """Vaswani et al. (2017), equation 3: from the paper's peak, this gives d_model^-0.5 *
+    step^-0.5.
+    """
+    return math.sqrt(config.optimizer.warmup_steps / step)
 
 
-def _cosine(step: int, warmup_steps: int, max_updates: int) -> float:
-    """Loshchilov and Hutter (2017), equation 5, without restarts: from the peak down to 0."""
-    progress = min((step - warmup_steps) / max(max_updates - warmup_steps, 1), 1.0)
-    return float(warmup_steps**-0.5 * 0.5 * (1 + math.cos(math.pi * progress)))
+def _cosine(step: int, config: TrainConfig) -> float:
+    """Loshchilov and Hutter (2017), equation 5, without restarts: down to 0 at `max_updates`."""
+    warmup_steps = config.optimizer.warmup_steps
+    progress = (step - warmup_steps) / max(config.max_updates - warmup_steps, 1)
+    return 0.5 * (1 + math.cos(math.pi * min(progress, 1.0)))
+
+
+_FACTORS = {
+    Schedule.noam: _inverse_sqrt,
+    Schedule.inverse_sqrt: _inverse_sqrt,
+    Schedule.cosine: _cosine,
+}
