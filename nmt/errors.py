@@ -28,6 +28,10 @@ class DeviceError(NmtError):
     """A device or number format that this machine does not have."""
 
 
+class StoppedError(Exception):
+    """The run was asked to stop by a signal and has saved; the same command goes on."""
+
+
 def nearest(name: str, valid: Iterable[str]) -> str:
     """Say which of `valid` the user may have meant by `name`, as the end of an error message."""
     options = sorted(valid)

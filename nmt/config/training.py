@@ -74,6 +74,9 @@ class TrainConfig:
 
     data_dir: str = option(DEFAULT_DATA_DIR, "data folder made by nmt-preprocess")
     run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write, or to go on with")
+    init_from: str | None = option(
+        None, "run, checkpoint or model folder whose weights a new run starts with"
+    )
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "Adam and its schedule")
     search: SearchConfig = option(SearchConfig, "search defaults that the model carries")
@@ -103,10 +106,11 @@ class TrainConfig:
         positive += " validate_every_updates checkpoint_every_updates valid_beam_size"
         for key in positive.split():
             require(getattr(self, key) >= 1, key, getattr(self, key), "must be at least 1")
-        for key in ("patience", "keep_best", "num_threads", "seed"):
+        for key in ("patience", "keep_best", "num_threads", "seed", "devices"):
             require(getattr(self, key) >= 0, key, getattr(self, key), "must not be negative")
         valid = 0 <= self.label_smoothing < 1
         require(valid, "label_smoothing", self.label_smoothing, "must be from 0 to below 1")
+        require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "must be from 0 to below 1")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"
