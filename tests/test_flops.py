@@ -19,11 +19,13 @@ def lengths_of(*pairs: tuple[int, int]) -> np.ndarray:
     return np.array(pairs, dtype=np.int32)
 
 
-@pytest.mark.parametrize(("batch", "source", "target"), [(3, 5, 7), (1, 9, 2)])
+@pytest.mark.parametrize(
+    ("batch", "source", "target", "d_ff"), [(3, 5, 7, 40), (1, 9, 2, 24), (2, 4, 4, 48)]
+)
 def test_operations_equal_those_that_torch_counts_without_padding(
-    batch: int, source: int, target: int
+    batch: int, source: int, target: int, d_ff: int
 ) -> None:
-    shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": 40}
+    shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": d_ff}
     model = tiny_model(**shape)
     src, src_lengths = random_source([source] * batch)
     tgt = random_target(batch, target)

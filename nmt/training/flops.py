@@ -9,6 +9,7 @@ padding, recomputed activations and everything that is no product cost time and 
 from __future__ import annotations
 
 import time
+from collections import Counter
 
 import torch
 from torch import Tensor
@@ -39,20 +40,22 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
     return 6 * in_weights + 12 * config.d_model * squares
 
 
-def source_products(config: ModelConfig) -> dict[Shape, int]:
+def source_products(config: ModelConfig) -> Counter[Shape]:
     """Return the weight products of a source token, with how often each is done; the decoder's keys
     and values of the source are among them.
     """
     d, layers = config.d_model, config.num_encoder_layers
-    products = {(d, 3 * d): layers, (d, d): layers}
-    return products | _feed_forward(config, layers) | {(d, 2 * d): config.num_decoder_layers}
+    products = Counter({(d, 3 * d): layers}) + Counter({(d, d): layers})
+    return (
+        products + _feed_forward(config, layers) + Counter({(d, 2 * d): config.num_decoder_layers})
+    )
 
 
-def target_products(config: ModelConfig, vocab_size: int) -> dict[Shape, int]:
+def target_products(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     """Return the weight products of a target token, with how often each is done."""
     d, layers = config.d_model, config.num_decoder_layers
-    products = {(d, 3 * d): layers, (d, d): 3 * layers}
-    return products | _feed_forward(config, layers) | {(d, vocab_size): 1}
+    products = Counter({(d, 3 * d): layers}) + Counter({(d, d): 3 * layers})
+    return products + _feed_forward(config, layers) + Counter({(d, vocab_size): 1})
 
 
 def matmul_rate(
@@ -72,10 +75,7 @@ def matmul_rate(
     rows, most_columns = num_tokens, vocab_size
     if device.type == "cpu":
         rows, most_columns = min(num_tokens, _CPU_ROWS), _CPU_COLUMNS
-    counts: dict[Shape, int] = {}
-    for products in (source_products(config), target_products(config, vocab_size)):
-        for shape, times in products.items():
-            counts[shape] = counts.get(shape, 0) + times
+    counts = source_products(config) + target_products(config, vocab_size)
     flops = seconds = 0.0
     for (inner, outer), times in counts.items():
         columns = min(outer, most_columns)
@@ -87,9 +87,9 @@ def matmul_rate(
     return flops / seconds
 
 
-def _feed_forward(config: ModelConfig, layers: int) -> dict[Shape, int]:
+def _feed_forward(config: ModelConfig, layers: int) -> Counter[Shape]:
     d, e = config.d_model, config.d_ff
-    return {(d, e): layers, (e, d): layers}
+    return Counter({(d, e): layers}) + Counter({(e, d): layers})
 
 
 def _products(x: Tensor, weight: Tensor) -> None:
