@@ -17,6 +17,9 @@ class ModelConfig:
     d_ff: int = option(2048, "inner width of the feed-forward layers")
     num_heads: int = option(8, "attention heads; must divide d_model")
     dropout: float = option(0.1, "share dropped of embedding sums and sub-layer outputs (0 to <1)")
+    attention_dropout: float = option(0.0, "share dropped of attention weights")
+    activation_dropout: float = option(0.0, "share dropped inside the feed-forward, after the ReLU")
+    embedding_dropout: float | None = option(None, "share dropped of embedding sums; null: dropout")
     norm: Norm = option(Norm.post, "layer norm after the residual sum (post) or before (pre)")
     positions: Positions = option(Positions.sinusoidal, "layout of the positional encoding")
 
@@ -30,7 +33,10 @@ class ModelConfig:
         require(
             self.d_model % 2 == 0, "model.d_model", self.d_model, "must be even (sine and cosine)"
         )
-        require(0 <= self.dropout < 1, "model.dropout", self.dropout, "must be from 0 to below 1")
+        for place in ("dropout", "attention_dropout", "activation_dropout", "embedding_dropout"):
+            share = getattr(self, place)
+            valid = share is None or 0 <= share < 1
+            require(valid, f"model.{place}", share, "must be from 0 to below 1")
 
 
 @dataclass(kw_only=True)

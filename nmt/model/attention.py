@@ -39,12 +39,14 @@ class MultiHeadAttention(nn.Module):
     """Attention with `num_heads` heads of D/H dimensions each.
 
     The projections of queries, keys and values are the three D x D blocks of one matrix, so that
-    self-attention needs one product for all of them.
+    self-attention needs one product for all of them. In training, `dropout` is the share of
+    attention weights that are dropped.
     """
 
-    def __init__(self, d_model: int, num_heads: int) -> None:
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
         super().__init__()
         self.num_heads = num_heads
+        self.dropout = dropout
         self.in_projection = nn.Linear(d_model, 3 * d_model)
         self.out_projection = nn.Linear(d_model, d_model)
         for block in self.in_projection.weight.chunk(3):
@@ -99,8 +101,9 @@ class MultiHeadAttention(nn.Module):
         self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool
     ) -> Tensor:
         # softmax(Q K^T / sqrt(D/H)) V, equation 1 of the paper; torch picks the fastest kernel
+        dropout = self.dropout if self.training else 0.0
         heads = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, is_causal=causal
+            queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
         )  # (B, H, T, D/H)
         joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]

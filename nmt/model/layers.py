@@ -41,10 +41,11 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions) -> Tensor
 
 
 class FeedForward(nn.Module):
-    """max(0, x W1 + b1) W2 + b2 at every position (paper, equation 2)."""
+    """max(0, x W1 + b1) W2 + b2 at every position (paper, equation 2), `dropout` after the max."""
 
-    def __init__(self, d_model: int, d_ff: int) -> None:
+    def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
         super().__init__()
+        self.dropout = nn.Dropout(dropout)
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         for linear in (self.inner, self.outer):
@@ -53,7 +54,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
-        return self.outer(torch.relu(self.inner(x)))  # type: ignore[no-any-return]
+        return self.outer(self.dropout(torch.relu(self.inner(x))))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -63,9 +64,9 @@ class Layer(nn.Module):
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
         self.dropout = nn.Dropout(config.dropout)
-        self.self_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.self_attention = _attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
 
     def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
@@ -92,7 +93,7 @@ class DecoderLayer(Layer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.cross_attention = MultiHeadAttention(config.d_model, config.num_heads)
+        self.cross_attention = _attention(config)
         self.cross_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
 
     def forward(
@@ -117,3 +118,7 @@ class DecoderLayer(Layer):
             lambda y: self.cross_attention.cross_attention(y, *memory, mask=memory_mask),
         )
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
+
+
+def _attention(config: ModelConfig) -> MultiHeadAttention:
+    return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dropout)

@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
 from nmt.model.attention import KeyValueCache
@@ -57,15 +59,21 @@ class Transformer(nn.Module):
     """Encoder, decoder and the shared embedding.
 
     `encode` and `decode` are all that training and search call. Embeddings are scaled by sqrt(D) on
-    their way in (section 3.4) and used unscaled, without a bias, on their way out.
+    their way in (section 3.4) and used unscaled, without a bias, on their way out. With
+    `activation_checkpointing` training keeps what goes into each layer alone, and computes the
+    inside of the layer again on the way back (Chen et al., 2016): same gradients, less memory.
     """
 
-    def __init__(self, config: ModelConfig, vocab_size: int) -> None:
+    def __init__(
+        self, config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False
+    ) -> None:
         super().__init__()
         self.config = config
+        self.activation_checkpointing = activation_checkpointing
         self.embedding = nn.Embedding(vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
-        self.dropout = nn.Dropout(config.dropout)
+        share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.dropout = nn.Dropout(share)
         self.encoder_layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.num_encoder_layers)
         )
@@ -88,7 +96,7 @@ class Transformer(nn.Module):
         mask = mask[:, None, None, :]  # (B, 1, 1, S)
         x = self._embed(src, start=0)
         for layer in self.encoder_layers:
-            x = layer(x, mask)
+            x = self._run(layer, x, mask)
         hidden = self.encoder_norm(x)  # (B, S, D)
         layers = [
             layer.cross_attention.project_memory(hidden)  # type: ignore[operator, union-attr]
@@ -105,7 +113,8 @@ class Transformer(nn.Module):
         """
         x = self._embed(tgt, start=cache.num_positions if cache else 0)
         for i, layer in enumerate(self.decoder_layers):
-            x = layer(x, memory.layers[i], memory.mask, cache.layers[i] if cache else None)
+            layer_cache = cache.layers[i] if cache else None
+            x = self._run(layer, x, memory.layers[i], memory.mask, layer_cache)
         if cache:
             cache.num_positions += tgt.size(1)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
@@ -117,6 +126,11 @@ class Transformer(nn.Module):
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Tensor:
         """Return hidden states (B, T, D) that predict what follows each of `tgt_in` (B, T)."""
         return self.decode(tgt_in, self.encode(src, src_lengths))
+
+    def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
+        if self.activation_checkpointing and self.training:
+            return checkpoint(layer, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
+        return layer(*inputs)  # type: ignore[no-any-return]
 
     def _embed(self, ids: Tensor, *, start: int) -> Tensor:
         end = start + ids.size(1)

@@ -1,0 +1,294 @@
+"""What users vary in the model: dropout in its places, unequal depths, activation checkpointing."""
+
+from __future__ import annotations
+
+import gc
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from conftest import VOCAB_SIZE, random_source, random_target, tiny_config, tiny_model
+from torch import Tensor
+
+from nmt.checkpoint import ModelInfo, build_model, load_info, load_weights, save_model
+from nmt.config import ModelConfig, SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.model.attention import MultiHeadAttention
+from nmt.model.layers import FeedForward
+from nmt.model.transformer import DecoderCache, Transformer
+from nmt.options import Norm
+
+NORMS = [Norm.post, Norm.pre]
+LENGTHS = [7, 3, 5, 1]
+B, S, T, D, D_FF, LAYERS = 4, 7, 6, 16, 32, 2
+EVERYWHERE = {
+    "embedding_dropout": 0.11,
+    "dropout": 0.22,
+    "attention_dropout": 0.33,
+    "activation_dropout": 0.44,
+}
+Drop = tuple[float, tuple[int, ...]]
+
+
+def forward(model: Transformer) -> Tensor:
+    return model(*random_source(LENGTHS), random_target(B, T))
+
+
+# --- dropout: where
+
+
+@pytest.fixture
+def drops(monkeypatch: pytest.MonkeyPatch) -> list[Drop]:
+    """Collect share and shape of all that is dropped; of attention its queries and keys."""
+    found: list[Drop] = []
+    dropout, attention = F.dropout, F.scaled_dot_product_attention
+
+    def seen_dropout(x: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
+        if training and p > 0:
+            found.append((p, tuple(x.shape)))
+        return dropout(x, p, training, inplace)
+
+    def seen_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, **rest: Any) -> Tensor:
+        if dropout_p > 0:
+            found.append((dropout_p, (q.size(2), k.size(2))))
+        return attention(q, k, v, dropout_p=dropout_p, **rest)
+
+    monkeypatch.setattr(F, "dropout", seen_dropout)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen_attention)
+    return found
+
+
+def expected_drops(
+    embedding: float, residual: float, attention: float, activation: float
+) -> list[Drop]:
+    """List the places of figure 1 in their order."""
+
+    def sublayer(share: float, shape: tuple[int, ...], length: int) -> list[Drop]:
+        return [(share, shape), (residual, (B, length, D))]
+
+    encoder = sublayer(attention, (S, S), S) + sublayer(activation, (B, S, D_FF), S)
+    decoder = sublayer(attention, (T, T), T) + sublayer(attention, (T, S), T)
+    decoder += sublayer(activation, (B, T, D_FF), T)
+    places = [(embedding, (B, S, D)), *LAYERS * encoder, (embedding, (B, T, D)), *LAYERS * decoder]
+    return [place for place in places if place[0] > 0]
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize(
+    ("shares", "expected"),
+    [
+        (EVERYWHERE, (0.11, 0.22, 0.33, 0.44)),
+        ({"dropout": 0.1}, (0.1, 0.1, 0, 0)),  # the paper's, section 5.4
+        ({"dropout": 0.1, "embedding_dropout": 0.0}, (0, 0.1, 0, 0)),
+        ({"embedding_dropout": 0.1}, (0.1, 0, 0, 0)),
+        ({"attention_dropout": 0.1}, (0, 0, 0.1, 0)),
+        ({"activation_dropout": 0.1}, (0, 0, 0, 0.1)),
+    ],
+)
+def test_each_share_is_dropped_in_its_places_and_in_no_other(
+    shares: dict[str, float], expected: Any, norm: Norm, drops: list[Drop]
+) -> None:
+    model = tiny_model(norm=norm, **shares)
+    forward(model.train())
+    assert drops == expected_drops(*expected)
+    drops.clear()
+    forward(model.eval())
+    assert drops == []
+
+
+def test_outside_training_dropout_changes_nothing_and_neither_does_the_cache() -> None:
+    dropping, plain = tiny_model(**EVERYWHERE), tiny_model()
+    assert torch.equal(forward(dropping), forward(plain))
+    memory, tgt = dropping.encode(*random_source(LENGTHS)), random_target(B, T)
+    cache = DecoderCache(LAYERS)
+    steps = [dropping.decode(tgt[:, t : t + 1], memory, cache) for t in range(T)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), forward(plain), atol=1e-5, rtol=1e-5)
+    dropping.train()
+    assert not torch.equal(forward(dropping), forward(dropping))
+
+
+# --- dropout: what
+
+
+def is_dropped_half(found: Tensor, whole: Tensor) -> None:
+    """Assert that each number is 0 or twice what it was, and about half of them are 0."""
+    is_zero = found == 0
+    torch.testing.assert_close(found, torch.where(is_zero, 0.0, 2 * whole), atol=1e-5, rtol=1e-5)
+    share = is_zero[whole.abs() > 1e-4].float().mean()
+    assert 0.4 < float(share) < 0.6
+
+
+def test_the_sum_of_embedding_and_position_is_dropped() -> None:
+    model, inputs = tiny_model(embedding_dropout=0.5).train(), []
+    model.encoder_layers[0].register_forward_pre_hook(lambda _, given: inputs.append(given[0]))
+    src, lengths = random_source([30, 20])
+    model.encode(src, lengths)
+    model.eval().encode(src, lengths)
+    is_dropped_half(*inputs)
+
+
+def test_the_output_of_a_sublayer_is_dropped_before_the_residual_sum() -> None:
+    layer: Any = tiny_model(dropout=0.5).encoder_layers[0].train()
+    sums: list[Tensor] = []
+    layer.self_attention_norm.register_forward_pre_hook(lambda _, given: sums.append(given[0]))
+    x = torch.randn(4, 20, D)
+    layer(x, None)
+    whole = layer.self_attention.self_attention(x, mask=None, causal=False)
+    moved = sums[0] - x
+    is_dropped_half(torch.where(moved.abs() < 1e-6, 0.0, moved), whole)
+
+
+def test_activations_are_dropped_between_the_two_matrices() -> None:
+    feed_forward = FeedForward(50, 50, dropout=0.5)
+    with torch.no_grad():
+        feed_forward.outer.weight.copy_(torch.eye(50))
+    x = torch.randn(4, 20, 50)
+    is_dropped_half(feed_forward.train()(x), feed_forward.eval()(x))
+
+
+def plain_heads(dropout: float) -> MultiHeadAttention:
+    """Attention whose output is that of the heads, side by side."""
+    attention = MultiHeadAttention(D, 4, dropout)
+    with torch.no_grad():
+        attention.out_projection.weight.copy_(torch.eye(D))
+    return attention
+
+
+def test_attention_drops_a_weight_with_all_that_its_head_would_have_read() -> None:
+    attention, x = plain_heads(0.5), torch.randn(500, 1, D)  # one key: each head has one weight, 1
+    found = attention.train().self_attention(x, mask=None, causal=False)
+    whole = attention.eval().self_attention(x, mask=None, causal=False)
+    is_dropped_half(found, whole)
+    is_zero = (found == 0).view(500, 4, D // 4)
+    assert torch.equal(is_zero.any(-1), is_zero.all(-1))
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@torch.no_grad()
+def test_attention_with_dropout_is_on_average_attention_without(causal: bool) -> None:
+    torch.manual_seed(0)
+    attention, count = plain_heads(0.3), 20_000
+    x = torch.randn(1, 5, D)
+    mask = None if causal else torch.tensor([True, True, True, True, False]).view(1, 1, 1, 5)
+    expected = attention.eval().self_attention(x, mask=mask, causal=causal)[0]
+    copies = x.expand(count, 5, D)
+    found = attention.train().self_attention(copies, mask=mask, causal=causal)
+    error = found.std(0) / count**0.5
+    assert (error > 0).all()
+    assert ((found.mean(0) - expected).abs() < 5 * error).all()
+
+
+@pytest.mark.parametrize("place", EVERYWHERE)
+def test_a_share_outside_0_to_1_is_refused(place: str) -> None:
+    for share in (-0.1, 1.0):
+        with pytest.raises(ConfigError, match=f"model.{place}={share}: must be from 0 to below 1"):
+            tiny_config(**{place: share})
+
+
+# --- depth
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("depth", [(2, 5), (6, 1)])
+@torch.no_grad()
+def test_unequal_depths_are_saved_loaded_and_decoded_step_by_step(
+    norm: Norm, depth: tuple[int, int], tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    layers = dict(zip(("num_encoder_layers", "num_decoder_layers"), depth, strict=True))
+    model = tiny_model(norm=norm, **layers)
+    info = ModelInfo(model.config, SearchConfig(), VOCAB_SIZE, "en", "de", tokenizer.sha256, 1)
+    save_model(tmp_path / "model", model.state_dict(), info, tokenizer)
+    loaded = load_info(tmp_path / "model")
+    other = build_model(loaded, load_weights(tmp_path / "model"), torch.device("cpu")).eval()
+    assert (len(other.encoder_layers), len(other.decoder_layers)) == depth
+    assert torch.equal(forward(other), forward(model))
+    memory, tgt, cache = other.encode(*random_source(LENGTHS)), random_target(B, T), None
+    cache = DecoderCache(depth[1])
+    steps = [other.decode(tgt[:, t : t + 1], memory, cache) for t in range(T)]
+    torch.testing.assert_close(torch.cat(steps, dim=1), forward(model), atol=1e-5, rtol=1e-5)
+
+
+def test_a_config_from_before_these_keys_is_read_as_their_defaults(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = tiny_config(dropout=0.1)
+    info = ModelInfo(config, SearchConfig(), VOCAB_SIZE, "en", "de", tokenizer.sha256, 1)
+    folder = tmp_path / "model"
+    save_model(folder, Transformer(config, VOCAB_SIZE).state_dict(), info, tokenizer)
+    content = json.loads((folder / "config.json").read_text("utf-8"))
+    for key in set(EVERYWHERE) - {"dropout"}:
+        del content["model"][key]
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    assert load_info(folder).model == config
+
+
+# --- activation checkpointing
+
+
+def gradients(config: ModelConfig, *, recompute: bool) -> tuple[dict[str, Tensor], Tensor, Tensor]:
+    """Return gradients and loss of one batch, and what the generator draws after it."""
+    torch.manual_seed(0)
+    model = Transformer(config, VOCAB_SIZE, activation_checkpointing=recompute)
+    loss = model.logits(forward(model)).logsumexp(-1).sum()
+    loss.backward()
+    found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
+    assert len(found) == len(list(model.parameters()))
+    return found, loss.detach(), torch.rand(3)
+
+
+@pytest.mark.parametrize("bfloat16", [False, True], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("norm", NORMS)
+def test_activation_checkpointing_changes_no_bit_of_loss_gradients_and_generator(
+    norm: Norm, bfloat16: bool
+) -> None:
+    config = tiny_config(norm=norm, num_decoder_layers=3, **EVERYWHERE)
+    with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+        plain, saving = (gradients(config, recompute=on) for on in (False, True))
+    assert all(torch.equal(saving[0][name], gradient) for name, gradient in plain[0].items())
+    assert torch.equal(plain[1], saving[1])
+    assert torch.equal(plain[2], saving[2])
+
+
+def test_activation_checkpointing_runs_each_layer_twice_and_only_in_training() -> None:
+    model = Transformer(tiny_config(), VOCAB_SIZE, activation_checkpointing=True)
+    calls: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, FeedForward):
+            module.inner.register_forward_hook(lambda *_, name=name: calls.append(name))
+    forward(model.eval()).sum().backward()
+    assert len(calls) == 2 * LAYERS
+    calls.clear()
+    forward(model.train()).sum().backward()
+    assert sorted(calls) == sorted(2 * list(dict.fromkeys(calls)))
+    assert len(calls) == 4 * LAYERS
+
+
+def live_storages() -> dict[int, int]:
+    gc.collect()
+    tensors = [thing for thing in gc.get_objects() if type(thing) is Tensor]
+    return {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in tensors}
+
+
+def kept_bytes(config: ModelConfig, *, recompute: bool) -> int:
+    """Count what lives between forward and backward: what autograd saves, and checkpoints hold."""
+    model = Transformer(config, VOCAB_SIZE, activation_checkpointing=recompute)
+    batch = *random_source([30] * 8), random_target(8, 30)
+    before, saved = live_storages(), []
+    with torch.autograd.graph.saved_tensors_hooks(
+        lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
+    ):
+        hidden = model(*batch)
+    assert hidden.requires_grad
+    weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}
+    kept |= live_storages()
+    return sum(size for place, size in kept.items() if place not in {*before, *weights})
+
+
+def test_activation_checkpointing_keeps_a_fraction_of_the_memory() -> None:
+    config = tiny_config(num_encoder_layers=6, num_decoder_layers=6, dropout=0.1)
+    assert kept_bytes(config, recompute=True) < 0.2 * kept_bytes(config, recompute=False)
