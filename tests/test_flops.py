@@ -63,4 +63,4 @@ def test_the_rate_is_that_of_one_large_product(dtype: torch.dtype) -> None:
         start = time.perf_counter()
         x @ y
         seconds.append(time.perf_counter() - start)
-    assert 0.2 < rate / (2 * 512 * 512 * 1024 / min(seconds)) < 5
+    assert 0.4 < rate / (2 * 512 * 512 * 1024 / min(seconds)) < 2.2
