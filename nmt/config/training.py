@@ -95,8 +95,22 @@ class TrainConfig:
     valid_bleu: bool = option(True, "decode the validation set for BLEU")
     valid_beam_size: int = option(1, "beam for that decoding; 1 is greedy")
     seed: int = option(1, "for initial weights, dropout and the order of data")
+    max_bad_updates: int = option(
+        10, "updates in a row whose loss or gradient is not finite, at which the run stops"
+    )
+    ema_decay: float = option(
+        0.0, "decay of the moving average of weights that is validated and saved; 0 disables"
+    )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    devices: int = option(0, "processes of this machine, one a device; 0: all GPUs, or one CPU")
+    timeout_seconds: int = option(120, "how long a rank waits for another before the run fails")
     dtype: DType = option(DType.auto, "number format of products: auto, float32, bfloat16, float16")
+    tf32: bool = option(False, "let float32 products of the GPU round their factors to TF32")
+    compile: bool = option(False, "compile the model with torch.compile")
+    activation_checkpointing: bool = option(
+        False, "keep only each layer's input and compute the rest again: less memory, more time"
+    )
+    dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
     num_threads: int = option(0, "processor threads; 0 leaves torch's choice")
 
     def __post_init__(self) -> None:
@@ -104,6 +118,7 @@ class TrainConfig:
             "tokens_per_update max_tokens max_updates log_every_updates keep_last average_last"
         )
         positive += " validate_every_updates checkpoint_every_updates valid_beam_size"
+        positive += " max_bad_updates timeout_seconds"
         for key in positive.split():
             require(getattr(self, key) >= 1, key, getattr(self, key), "must be at least 1")
         for key in ("patience", "keep_best", "num_threads", "seed", "devices"):
