@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 import torch
 from conftest import PAD, VOCAB_SIZE, random_source, random_target, tiny_model
@@ -60,12 +58,12 @@ def test_loss_and_gradient_are_those_of_float64_but_for_rounding(dtype: torch.dt
 
 
 @pytest.fixture
-def wide_output() -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+def wide_output() -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states, an output matrix of 37,000 rows and targets."""
     torch.manual_seed(0)
     hidden = torch.randn(1, 700, 16, requires_grad=True)
     weight = (torch.randn(37_000, 16) * 16**-0.5).requires_grad_()
-    yield hidden, weight, torch.randint(1, 37_000, (1, 700))
+    return hidden, weight, torch.randint(1, 37_000, (1, 700))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])

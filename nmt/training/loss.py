@@ -22,7 +22,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """Output product, softmax and loss chunk by chunk; the gradient is computed on the way, so no
     logits are kept.
 
-    d loss / d logits = p - q: softmax minus the wanted distribution.
+    d loss / d logits = p - q: softmax minus the wanted distribution. Under autocast the operands of
+    products are rounded to its format, once; all sums over tokens and over V are float32.
     """
 
     @staticmethod
@@ -30,20 +31,23 @@ class _LinearCrossEntropy(torch.autograd.Function):
         ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
     ) -> tuple[Tensor, Tensor]:
         needs_grad = any(ctx.needs_input_grad)
+        dtype = _product_dtype(weight)
+        grad_hidden = torch.empty_like(hidden)
+        grad_weight = torch.zeros_like(weight) if needs_grad else weight.new_zeros(())
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        grad_hidden = torch.zeros_like(hidden)
-        grad_weight = torch.zeros_like(weight) if needs_grad else weight.new_zeros(())
-        chunks = (torch.split(x, _ROWS_A_CHUNK) for x in (hidden, targets, grad_hidden))
-        for rows, wanted, grad_rows in zip(*chunks, strict=True):
-            log_probs = torch.log_softmax((rows @ weight.T).float(), dim=-1)  # (chunk, V)
-            nll = -log_probs.gather(1, wanted[:, None]).sum()
-            nll_sum += nll
-            loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
-            if needs_grad:
-                error = _softmax_error(log_probs, wanted, smoothing).to(rows.dtype)
-                grad_rows += error @ weight.to(rows.dtype)
-                grad_weight += error.T @ rows
+        with torch.autocast(hidden.device.type, enabled=False):  # or it rounds again every chunk
+            hidden, weight = hidden.to(dtype), weight.to(dtype)
+            chunks = (torch.split(x, _ROWS_A_CHUNK) for x in (hidden, targets, grad_hidden))
+            for rows, wanted, grad_rows in zip(*chunks, strict=True):
+                log_probs = torch.log_softmax((rows @ weight.T).float(), dim=-1)  # (chunk, V)
+                nll = -log_probs.gather(1, wanted[:, None]).sum()
+                nll_sum += nll
+                loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
+                if needs_grad:
+                    error = _softmax_error(log_probs, wanted, smoothing).to(dtype)
+                    grad_rows.copy_(error @ weight)
+                    _add_product(grad_weight, error.T, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
@@ -52,6 +56,19 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grads[0] * grad_hidden, grads[0] * grad_weight, None, None
+
+
+def _product_dtype(weight: Tensor) -> torch.dtype:
+    kind = weight.device.type
+    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
+
+
+def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add a product to `total`, without a tensor between where their formats are one."""
+    if a.dtype is total.dtype:
+        torch.addmm(total, a, b, out=total)
+    else:
+        total += a @ b
 
 
 def _softmax_error(log_probs: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
