@@ -15,8 +15,9 @@ import yaml
 from nmt.cli import compose
 from nmt.cli.commands import COMMANDS
 from nmt.cli.help import choices
-from nmt.config import ModelConfig, SplitConfig, TrainConfig
+from nmt.config import ModelConfig, OptimizerConfig, SplitConfig, TrainConfig
 from nmt.errors import ConfigError
+from nmt.options import Optimizer, Schedule
 
 REQUIRED = {"evaluate": ["hypotheses=h", "references=r"]}
 
@@ -106,6 +107,19 @@ def test_what_is_typed_wins_over_the_experiment() -> None:
     assert config.run_dir == "runs/multi30k"
 
 
+def test_optimizer_schedule_and_dropout_are_typed_by_name() -> None:
+    typed = "name=adamw weight_decay=0.01 schedule=inverse_sqrt peak_learning_rate=5e-4"
+    config, _ = composed("train", *(f"optimizer.{word}" for word in typed.split()))
+    expected = OptimizerConfig(
+        name=Optimizer.adamw,
+        weight_decay=0.01,
+        schedule=Schedule.inverse_sqrt,
+        peak_learning_rate=5e-4,
+    )
+    assert config.optimizer == expected
+    assert composed("train", "model.embedding_dropout=0.2")[0].model.embedding_dropout == 0.2
+
+
 @pytest.mark.parametrize(
     ("command", "argument", "expected"),
     [
@@ -139,6 +153,8 @@ def test_a_mistyped_key_names_the_nearest(command: str, argument: str, expected:
         ("model", "key=value"),
         ("model.d_model", "key=value"),
         ("optimizer=adam", "group of settings"),
+        ("optimizer.name=sgd", "adamw"),
+        ("optimizer.weight_decay=0.01", "optimizer.name=adamw"),
     ],
 )
 def test_a_bad_value_names_key_and_rule(argument: str, expected: str) -> None:
