@@ -1,32 +1,141 @@
-"""The device that a process computes on, and the number format of its products."""
+"""The processes that train together: which of them this one is, its device, what they exchange.
+
+Each rank computes on one device. What ranks agree on travels through torch.distributed; with one
+rank every exchange is the value itself.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import TypeVar
 
 import torch
+import torch.distributed as dist
+from torch import Tensor
 
-from nmt.errors import ConfigError, DeviceError
+from nmt.errors import ConfigError, DeviceError, PeerError
 from nmt.options import DType
 
 _DEVICES = "auto, cpu, cuda, cuda:1, mps"
+T = TypeVar("T")
 
 
-def check_single_process() -> None:
-    """Refuse to be one of several processes of a launcher, which would all write the same run."""
-    world_size = os.environ.get("WORLD_SIZE", "1")
-    if world_size != "1":
-        raise ConfigError(
-            f"WORLD_SIZE={world_size}: this nmt trains in one process; "
-            "start nmt-train without torchrun"
+@dataclass(frozen=True)
+class World:
+    """One rank among `size`; `local_rank` counts on its machine alone."""
+
+    rank: int = 0
+    size: int = 1
+    local_rank: int = 0
+    local_size: int = 1
+
+    @property
+    def is_main(self) -> bool:
+        """Whether this rank writes the run folder and speaks to the user."""
+        return self.rank == 0
+
+
+def find_world() -> World:
+    """Read from the environment what torch's launcher (torchrun) says this process is."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    try:
+        rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
+    except KeyError:
+        return World()
+    return World(rank, size, local_rank, local_size)
+
+
+def is_launched() -> bool:
+    """Say whether a launcher started this process, be it the only one."""
+    return "RANK" in os.environ and "WORLD_SIZE" in os.environ
+
+
+def num_processes(devices: int, device: str) -> int:
+    """Return how many processes this machine trains with; `devices` 0 is one for each GPU."""
+    kind, _, index = device.partition(":")
+    num_gpus = torch.cuda.device_count() if kind in ("auto", "cuda") and not index else 0
+    if devices <= 1 or num_gpus == 0:
+        return devices or max(num_gpus, 1)
+    if devices > num_gpus:
+        raise DeviceError(
+            f"devices={devices}: this machine has {num_gpus} GPUs; use devices={num_gpus} "
+            "or device=cpu"
         )
+    return devices
 
 
-def find_device(name: str) -> torch.device:
-    """Turn the setting `device` into a device that is there; anything else is one line of error."""
+@contextlib.contextmanager
+def process_group(world: World, device: torch.device, timeout_seconds: int) -> Iterator[None]:
+    """Join the other ranks for the time of the block: NCCL between GPUs, gloo between processors.
+
+    A rank that waits longer than `timeout_seconds` for another one fails.
+    """
+    if world.size == 1:
+        yield
+        return
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    dist.init_process_group(
+        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+        timeout=timedelta(seconds=timeout_seconds),
+    )
+    try:
+        yield
+    except (dist.DistError, RuntimeError) as error:
+        if not _is_of_peer(error):
+            raise
+        reason = " ".join(str(error).split())[:300]
+        lost = f"no answer within timeout_seconds={timeout_seconds}" if _is_late(error) else "lost"
+        raise PeerError(f"another rank: {lost} ({reason})") from error
+    dist.destroy_process_group()  # not after an error: it would wait for the others
+
+
+def _is_of_peer(error: Exception) -> bool:
+    """Say whether an exchange between ranks failed, of which gloo raises a plain RuntimeError."""
+    return isinstance(error, dist.DistError) or "gloo" in str(error) or _is_late(error)
+
+
+def _is_late(error: Exception) -> bool:
+    return any(text in str(error) for text in ("Timed out", "timed out", "timeout", "Timeout"))
+
+
+def sum_over_ranks(values: Tensor) -> list[float]:
+    """Add up the vector `values` of all ranks; the one point of an update that waits for a GPU."""
+    if dist.is_initialized():
+        dist.all_reduce(values)
+    return values.tolist()
+
+
+def gather(value: T) -> list[T]:
+    """Return the values of all ranks, in their order, on every rank."""
+    if not dist.is_initialized():
+        return [value]
+    values: list[T | None] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values  # type: ignore[return-value]
+
+
+def from_main(value: T) -> T:
+    """Return rank 0's value on every rank."""
+    if not dist.is_initialized():
+        return value
+    values = [value]
+    dist.broadcast_object_list(values, src=0)
+    return values[0]
+
+
+def find_device(name: str, local_rank: int = 0) -> torch.device:
+    """Turn the setting `device` into a device that is there; anything else is one line of error.
+
+    Without a number, each rank of a machine has the GPU of its own.
+    """
     if name == "auto":
         if torch.cuda.is_available():
-            return torch.device("cuda")
+            return find_device("cuda", local_rank)
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()):
@@ -36,12 +145,13 @@ def find_device(name: str) -> torch.device:
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
     }
-    if int(index or 0) >= count[kind]:
+    number = int(index or (local_rank if kind == "cuda" else 0))
+    if number >= count[kind]:
         raise DeviceError(
             f"device={name}: this machine has {count[kind]} {kind} devices; "
             "use device=cpu or device=auto"
         )
-    return torch.device(name)
+    return torch.device(kind, number) if kind == "cuda" else torch.device(kind)
 
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:

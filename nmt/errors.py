@@ -28,6 +28,14 @@ class DeviceError(NmtError):
     """A device or number format that this machine does not have."""
 
 
+class PeerError(NmtError):
+    """Another process of the run is gone or did not answer in time."""
+
+
+class RankError(Exception):
+    """A process of the run failed in a way that is no mistake of the user; it has said how."""
+
+
 class StoppedError(Exception):
     """The run was asked to stop by a signal and has saved; the same command goes on."""
 

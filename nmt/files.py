@@ -72,6 +72,15 @@ def replace_link(link: Path, target: str) -> None:
     os.replace(temporary, link)
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Remove what killed processes began to write in `folder`; nobody else may be writing there."""
+    for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
+        if path.is_dir() and not path.is_symlink():
+            _remove(path)
+        else:
+            path.unlink()
+
+
 def _swap(new: Path, place: Path) -> None:
     if place.exists():
         old = place.with_name(f".{place.name}.{os.getpid()}.old")

@@ -24,9 +24,10 @@ from omegaconf.errors import OmegaConfBaseException
 from nmt.cli.command import Command
 from nmt.cli.commands import COMMANDS
 from nmt.cli.help import choices
-from nmt.errors import ConfigError, NmtError, nearest
+from nmt.errors import ConfigError, NmtError, RankError, StoppedError, nearest
 
 GROUPS = ("model", "data", "experiment")
+QUIET = (NmtError, RankError, StoppedError, OSError, KeyboardInterrupt)  # no traceback by Hydra
 VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra's own, followed by a value
 
 
@@ -65,7 +66,7 @@ class _Job:
         if self.error is None:
             try:
                 self.run(*to_config(composed, self.schema))
-            except (OmegaConfBaseException, NmtError, OSError, KeyboardInterrupt) as error:
+            except (OmegaConfBaseException, *QUIET) as error:
                 wrong_value = isinstance(error, OmegaConfBaseException)
                 self.error = ConfigError(_one_line(error)) if wrong_value else error
 

@@ -13,9 +13,11 @@ from collections.abc import Callable, Sequence
 
 from nmt import __version__
 from nmt.cli.command import Command
-from nmt.errors import NmtError
+from nmt.errors import NmtError, RankError, StoppedError
 
-EXIT_OK, EXIT_USER, EXIT_INTERRUPTED = 0, 2, 130  # a bug's traceback ends with python's 1
+EXIT_OK, EXIT_USER, EXIT_INTERRUPTED = 0, 2, 130
+EXIT_BUG = 1  # python's own after a traceback
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: saved on a signal, to be started again
 
 
 def main(command: Command, argv: Sequence[str] | None = None) -> int:
@@ -31,13 +33,19 @@ def main(command: Command, argv: Sequence[str] | None = None) -> int:
 
 def guarded(task: Callable[[], None], program: str) -> int:
     """Call `task` and turn what it raises into an exit status."""
-    _log_to_stderr()
+    log_to_stderr()
     try:
         task()
         sys.stdout.flush()
     except NmtError as error:
         print(f"{program}: {error}", file=sys.stderr)
         return EXIT_USER
+    except StoppedError as stop:
+        print(f"{program}: {stop}", file=sys.stderr)
+        return EXIT_STOPPED
+    except RankError as error:
+        print(f"{program}: {error}", file=sys.stderr)
+        return EXIT_BUG
     except BrokenPipeError:
         # the reader, for example head, has what it wants; python would complain once more at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -66,10 +74,12 @@ def _run(command: Command, arguments: list[str]) -> None:
     with_config(command, arguments, run)
 
 
-def _log_to_stderr() -> None:
+def log_to_stderr() -> None:
+    """Let nmt log to stderr: one of several ranks all, the others warnings alone."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
     logger = logging.getLogger("nmt")
     logger.handlers = [handler]
-    logger.setLevel(logging.INFO)
+    is_main = os.environ.get("RANK", "0") == "0"
+    logger.setLevel(logging.INFO if is_main else logging.WARNING)
     logger.propagate = False

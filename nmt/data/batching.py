@@ -8,6 +8,7 @@ replay.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,15 @@ def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
     return batches
 
 
+@dataclass(frozen=True)
+class Update:
+    """One update of the weights: the batches of this rank, and the size of the whole."""
+
+    batches: list[Rows]  # of this rank; none when the update has fewer pairs than there are ranks
+    num_tokens: int  # real target tokens over all ranks
+    num_src_tokens: int  # real source tokens over all ranks
+
+
 class TokenBatchSampler:
     """Plans the updates of every epoch for one rank.
 
@@ -56,10 +66,10 @@ class TokenBatchSampler:
         lengths: source and target tokens of every pair (N, 2).
         max_tokens: bound on `batch_cost` of one batch.
         tokens_per_update: real target tokens of one update over all ranks; its batches are
-            accumulated, and none is larger than a rank's share of the update.
+            accumulated.
         seed: of the order; the same on all ranks.
-        rank: takes every `world_size`-th batch of an update.
-        world_size: number of ranks.
+        rank: takes its part of the batches of each update.
+        world_size: number of ranks. Which pairs form an update does not depend on it.
     """
 
     def __init__(
@@ -79,28 +89,30 @@ class TokenBatchSampler:
                 f"set max_tokens={longest} or more, or preprocess with a smaller max_length"
             )
         self.lengths = lengths
-        self.max_tokens = min(max_tokens, max(longest, tokens_per_update // world_size))
+        self.max_tokens = min(max_tokens, max(longest, tokens_per_update))
         self.tokens_per_update = tokens_per_update
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
 
-    def updates(self, epoch: int) -> list[list[Rows]]:
-        """Return the updates of an epoch, each a list of this rank's batches, each a vector of pair
-        numbers.
+    def updates(self, epoch: int) -> list[Update]:
+        """Return the updates of an epoch, at least one and as many on every rank.
 
-        Every pair comes once an epoch. The number of updates, at least one, is the same on every
-        rank.
+        Every pair comes once an epoch.
         """
         generator = np.random.default_rng((self.seed, epoch))
         order = generator.permutation(len(self.lengths))
         batches = bucket(self.lengths, self.max_tokens, order)
         batches = [batches[i] for i in generator.permutation(len(batches))]
-        tokens = np.array([int(self.lengths[rows, 1].sum()) for rows in batches])
-        groups = self._group(tokens)
+        tokens = np.array([self.lengths[rows].sum(axis=0) for rows in batches])  # (batches, 2)
+        cuts = self._group(tokens[:, 1])
         return [
-            batches[start:end][self.rank :: self.world_size]
-            for start, end in zip(groups[:-1], groups[1:], strict=True)
+            Update(
+                self._share(batches[start:end]),
+                num_tokens=int(tokens[start:end, 1].sum()),
+                num_src_tokens=int(tokens[start:end, 0].sum()),
+            )
+            for start, end in zip(cuts[:-1], cuts[1:], strict=True)
         ]
 
     def _group(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
@@ -113,3 +125,40 @@ class TokenBatchSampler:
         goals = total * np.arange(1, num_updates) / num_updates
         cuts = np.searchsorted(ends - tokens / 2, goals)  # a batch belongs where its middle lies
         return [0, *sorted({int(cut) for cut in cuts} - {0, len(tokens)}), len(tokens)]
+
+    def _share(self, batches: list[Rows]) -> list[Rows]:
+        """Return this rank's part of an update: the batches laid in a line, by cost, and the line
+        cut into `world_size` equal pieces.
+        """
+        if self.world_size == 1:
+            return batches
+        costs = [batch_cost(self.lengths[rows]) for rows in batches]
+        ends = np.cumsum(costs)
+        start = self._cut(batches, ends, self.rank)
+        end = self._cut(batches, ends, self.rank + 1)
+        pieces = [
+            rows[start[1] if i == start[0] else 0 : end[1] if i == end[0] else len(rows)]
+            for i, rows in enumerate(batches)
+            if start[0] <= i <= end[0]
+        ]
+        return [rows for rows in pieces if len(rows)]
+
+    def _cut(
+        self, batches: list[Rows], ends: np.ndarray[Any, np.dtype[np.int64]], rank: int
+    ) -> tuple[int, int]:
+        """Return (batch, row) where the part of `rank` starts; a cut that would leave a sliver
+        moves to the edge of the batch.
+        """
+        if rank == self.world_size:
+            return len(batches), 0
+        share = ends[-1] / self.world_size
+        goal = rank * share
+        batch = int(np.searchsorted(ends, goal, side="right"))
+        num_rows = len(batches[batch])
+        width = ends[batch] - (ends[batch - 1] if batch else 0)
+        offset = goal - (ends[batch] - width)
+        if offset < share / 8:
+            return batch, 0
+        if width - offset < share / 8:
+            return batch + 1, 0
+        return batch, round(num_rows * float(offset / width))

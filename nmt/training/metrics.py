@@ -4,6 +4,7 @@ terminal.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
 import sys
@@ -13,13 +14,18 @@ from typing import Any
 
 from tqdm import tqdm
 
+from nmt.data.batching import Update
 from nmt.files import replace_file
+from nmt.training.learner import Outcome
 
 log = logging.getLogger(__name__)
 
 
 class MetricsLog:
-    """Appends one object a line to `metrics.jsonl` and the same figures to TensorBoard."""
+    """Appends one object a line to `metrics.jsonl` and the same figures to TensorBoard.
+
+    A log that can no longer be written, for example on a full disk, does not end the run.
+    """
 
     def __init__(self, run_dir: Path, *, update: int) -> None:
         """Open the log of a run that goes on after `update`; later lines of an interrupted run are
@@ -27,23 +33,33 @@ class MetricsLog:
         """
         self._path = run_dir / "metrics.jsonl"
         self.forgot_validation = self._path.exists() and _forget_after(self._path, update)
-        self._file = self._path.open("a", encoding="utf-8", newline="\n")
+        self._file = self._path.open("ab", buffering=0)
         self._board = _open_tensorboard(run_dir / "tensorboard", update)
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one record; it has the key `update`."""
-        self._file.write(json.dumps(record) + "\n")
-        self._file.flush()
-        if self._board is not None:
-            for name, value in record.items():
-                if isinstance(value, int | float) and name != "update":
-                    self._board.add_scalar(name, value, record["update"])
+        try:
+            self._file.write(json.dumps(record).encode() + b"\n")
+        except OSError as error:
+            log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
+        try:
+            self._write_board(record)
+        except Exception as error:  # of TensorBoard's own thread and its many kinds of files
+            log.warning("tensorboard: %s; the run goes on without it", error)
+            self._board = None
 
     def close(self) -> None:
         """Write what is buffered."""
         self._file.close()
         if self._board is not None:
-            self._board.close()
+            with contextlib.suppress(Exception):  # see `write`
+                self._board.close()
+
+    def _write_board(self, record: dict[str, Any]) -> None:
+        if self._board is not None:
+            for name, value in record.items():
+                if isinstance(value, int | float) and name != "update":
+                    self._board.add_scalar(name, value, record["update"])
 
 
 def _forget_after(path: Path, update: int) -> bool:
@@ -69,27 +85,31 @@ def _open_tensorboard(folder: Path, update: int) -> Any:
 
 
 class Meter:
-    """Sums what happens between two lines of metrics."""
+    """Sums what all ranks do between two lines of metrics."""
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
-        self.loss_sum = self.nll_sum = 0.0
-        self.num_tokens = self.num_src_tokens = self.num_positions = 0
+        self.loss_sum = self.nll_sum = self.num_positions = self.flops = 0.0
+        self.num_tokens = self.num_src_tokens = 0
 
-    def add(self, loss_sum: float, nll_sum: float, tokens: tuple[int, int, int]) -> None:
-        """Count an update of (target tokens, source tokens, positions with padding)."""
-        self.loss_sum += loss_sum
-        self.nll_sum += nll_sum
-        self.num_tokens += tokens[0]
-        self.num_src_tokens += tokens[1]
-        self.num_positions += tokens[2]
+    def add(self, outcome: Outcome, update: Update) -> None:
+        """Count an update."""
+        self.loss_sum += outcome.loss_sum
+        self.nll_sum += outcome.nll_sum
+        self.num_tokens += update.num_tokens
+        self.num_src_tokens += update.num_src_tokens
+        self.num_positions += outcome.num_positions
+        self.flops += outcome.flops
 
     def pause(self, seconds: float) -> None:
         """Do not count so many seconds, in which something else was done."""
         self.start_seconds += seconds
 
-    def record(self) -> dict[str, Any]:
-        """Return the means since the start, in nats a target token and tokens a second."""
+    def record(self, *, flops_per_second: float) -> dict[str, Any]:
+        """Return the means since the start, in nats a target token and tokens a second.
+
+        `flops_per_second` is what all devices could do: utilisation is relative to it.
+        """
         seconds = time.perf_counter() - self.start_seconds
         real = self.num_tokens + self.num_src_tokens
         return {
@@ -98,6 +118,8 @@ class Meter:
             "target_tokens_per_second": self.num_tokens / seconds,
             "tokens_per_second": real / seconds,
             "padding_share": 1 - real / self.num_positions,
+            "model_flops_per_second": self.flops / seconds,
+            "model_flops_utilisation": self.flops / seconds / flops_per_second,
         }
 
 
@@ -149,3 +171,38 @@ class Progress:
         start_seconds, start_update = self._start
         pace = (time.perf_counter() - start_seconds) / max(update - start_update, 1)
         return str(tqdm.format_interval(pace * (self._max_updates - update)))
+
+
+class Reporter:
+    """Tells files and terminal what happens in a run; of several ranks the main one alone does."""
+
+    def __init__(self, run_dir: Path, *, update: int, max_updates: int, is_main: bool) -> None:
+        self._log = MetricsLog(run_dir, update=update) if is_main else None
+        self._progress = Progress(update=update, max_updates=max_updates) if is_main else None
+        self.forgot_validation = self._log is not None and self._log.forgot_validation
+
+    def write(self, record: dict[str, Any]) -> None:
+        """Write a line of metrics; it has the key `update`."""
+        if self._log is not None:
+            self._log.write(record)
+
+    def show(self, record: dict[str, Any]) -> None:
+        """Show the newest figures."""
+        if self._progress is not None:
+            self._progress.show(record)
+
+    def note(self, text: str) -> None:
+        """Write a line for the user."""
+        if self._progress is not None:
+            self._progress.note(text)
+
+    def advance(self) -> None:
+        """Count one update."""
+        if self._progress is not None:
+            self._progress.advance()
+
+    def close(self) -> None:
+        """Write what is buffered and leave the terminal as it is."""
+        if self._log is not None and self._progress is not None:
+            self._progress.close()
+            self._log.close()

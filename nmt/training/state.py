@@ -1,7 +1,8 @@
 """What a run must remember to go on as if nothing had happened, and how it is stored beside the
 weights.
 
-`trainer.pt` holds tensors and primitives alone; it is read with `weights_only=True`.
+`trainer.pt` holds tensors and primitives alone; it is read with `weights_only=True`. Randomness
+needs no place in it: dropout is drawn from (seed, place in the data, rank).
 """
 
 from __future__ import annotations
@@ -10,18 +11,22 @@ import logging
 import pickle
 import random
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
+from nmt import checkpoint
 from nmt.config import TrainConfig
+from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, ModelError
-from nmt.options import Schedule
+from nmt.options import Schedule, resolve
 
 log = logging.getLogger(__name__)
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2  # 1 had the state of the generators and no `world_size`
 FILE = "trainer.pt"
 
 
@@ -29,25 +34,34 @@ FILE = "trainer.pt"
 class TrainerState:
     """Counters and scores of a run."""
 
-    update: int = 0
+    update: int = 0  # updates of the weights that are done
     epoch: int = 0  # from 0
-    update_in_epoch: int = 0  # updates of this epoch that are done
+    update_in_epoch: int = 0  # updates of this epoch that are done or were left out
     best: list[tuple[float, int]] = field(default_factory=list)  # (badness, update), best first
     bad_validations: int = 0  # since the last best one
+    bad_updates: int = 0  # left out in a row, for what was not finite
+    validated: int = 0  # update of the last validation
+
+    @property
+    def place(self) -> tuple[int, int, int]:
+        """Where the run is; another place is another state of the weights or of the data."""
+        return self.update, self.epoch, self.update_in_epoch
 
 
-def save_state(
-    folder: Path, state: TrainerState, optimizer: torch.optim.Optimizer, fingerprint: dict[str, Any]
-) -> None:
+def pack_state(state: TrainerState) -> dict[str, Any]:
+    """Turn the state into primitives."""
+    return {**asdict(state), "best": [list(pair) for pair in state.best]}
+
+
+def unpack_state(content: Mapping[str, Any]) -> TrainerState:
+    """Undo `pack_state`."""
+    best = [(float(badness), int(update)) for badness, update in content["best"]]
+    return TrainerState(**{**content, "best": best})
+
+
+def save_state(folder: Path, content: dict[str, Any]) -> None:
     """Write `trainer.pt` to a checkpoint folder."""
-    content = {
-        "format_version": FORMAT_VERSION,
-        "state": {**asdict(state), "best": [list(pair) for pair in state.best]},
-        "optimizer": optimizer.state_dict(),
-        "rng": random_state(),
-        "fingerprint": fingerprint,
-    }
-    torch.save(content, folder / FILE)
+    torch.save({"format_version": FORMAT_VERSION, **content}, folder / FILE)
 
 
 def load_state(folder: Path) -> dict[str, Any]:
@@ -71,32 +85,47 @@ def load_state(folder: Path) -> dict[str, Any]:
     return content
 
 
-def restore(content: dict[str, Any], optimizer: torch.optim.Optimizer) -> TrainerState:
-    """Put a loaded `trainer.pt` back into effect and return its counters."""
-    optimizer.load_state_dict(content["optimizer"])
-    set_random_state(content["rng"])
-    state = dict(content["state"])
-    state["best"] = [(float(badness), int(update)) for badness, update in state["best"]]
-    return TrainerState(**state)
+def load_newest(run_dir: Path) -> dict[str, Any] | None:
+    """Read the newest checkpoint that can be read, with its `weights` and `folder`; None when the
+    run has none yet.
+    """
+    folders = checkpoint.list_checkpoints(run_dir)
+    for folder in reversed(folders):
+        try:
+            content = load_state(folder)
+            return {**content, "weights": checkpoint.load_weights(folder), "folder": str(folder)}
+        except ModelError as error:
+            log.warning("%s; trying the checkpoint before", error)
+    if folders:
+        raise ModelError(f"no checkpoint in {run_dir} can be read; choose another run_dir")
+    return None
 
 
-def random_state() -> dict[str, Any]:
-    """Return the state of torch's generators, which dropout draws from."""
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
-    return {"cpu": torch.get_rng_state(), "cuda": cuda}
-
-
-def set_random_state(state: dict[str, Any]) -> None:
-    """Undo `random_state`."""
-    torch.set_rng_state(state["cpu"])
-    if torch.cuda.is_available() and len(state["cuda"]) == torch.cuda.device_count():
-        torch.cuda.set_rng_state_all(state["cuda"])
+def weights_to_begin_with(config: TrainConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+    """Read the weights that `init_from` names; they must be of the same tokenizer and shapes."""
+    folder = checkpoint.find_model(resolve(str(config.init_from)))
+    info = checkpoint.load_info(folder)
+    if info.tokenizer_sha256 != tokenizer.sha256:
+        raise ModelError(
+            f"init_from={folder}: its tokenizer is not the one of data_dir={config.data_dir}; "
+            "preprocess the data with the tokenizer of that model"
+        )
+    weights = checkpoint.load_weights(folder)
+    checkpoint.build_model(replace(info, model=config.model), weights, torch.device("cpu"))
+    log.info("begin with the weights of %s", folder)
+    return weights
 
 
 def seed_everything(seed: int) -> None:
     """Seed python's and torch's generators."""
     random.seed(seed)
     torch.manual_seed(seed)
+
+
+def seed_update(seed: int, state: TrainerState, rank: int) -> None:
+    """Seed the dropout of one update on one rank, whatever was drawn before."""
+    key = (seed, state.epoch, state.update_in_epoch, rank)
+    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
 def fingerprint(config: TrainConfig, meta: Mapping[str, Any]) -> dict[str, Any]:
@@ -108,6 +137,8 @@ def fingerprint(config: TrainConfig, meta: Mapping[str, Any]) -> dict[str, Any]:
         "max_tokens": config.max_tokens,
         "tokens_per_update": config.tokens_per_update,
         "label_smoothing": config.label_smoothing,
+        "ema_decay": config.ema_decay,
+        "init_from": config.init_from,
     }
     if config.optimizer.schedule is Schedule.cosine:
         flat["max_updates"] = config.max_updates
@@ -117,11 +148,15 @@ def fingerprint(config: TrainConfig, meta: Mapping[str, Any]) -> dict[str, Any]:
     return flat
 
 
-def check_fingerprint(folder: Path, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a `ConfigError` that names what differs between a checkpoint and this run."""
-    changed = [key for key in now if saved.get(key) != now[key]]
+def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a `ConfigError` that names what differs between a checkpoint and this run.
+
+    Settings that the nmt of the checkpoint did not have yet are not compared.
+    """
+    changed = [key for key in now if key in saved and saved[key] != now[key]]
     if changed:
-        differences = ", ".join(f"{key} was {saved.get(key)}, is {now[key]}" for key in changed)
+        differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)
         raise ConfigError(
-            f"{folder} belongs to another run ({differences}); choose another run_dir"
+            f"{folder} belongs to another run ({differences}); choose another run_dir, "
+            "or give these settings their old values to go on"
         )

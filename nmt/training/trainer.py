@@ -1,145 +1,131 @@
 """The training loop: updates, validation, checkpoints, and going on where an interrupted run
 stopped.
+
+Every rank runs the same lines, and what they decide upon is the same on all of them, so that they
+leave the loop together. Rank 0 alone writes and speaks.
 """
 
 from __future__ import annotations
 
 import logging
-import math
-import shutil
 import time
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from pathlib import Path
+from contextlib import ExitStack
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
-from nmt.data.batch import Batch, make_batch
-from nmt.data.batching import Rows, TokenBatchSampler, padding_share
+from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import open_split
 from nmt.data.prepare import read_meta
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import (
-    check_single_process,
-    find_device,
-    find_dtype,
-    set_num_threads,
-)
-from nmt.errors import ModelError, NmtError
-from nmt.files import replace_file, replace_link
-from nmt.model.transformer import Transformer, num_parameters
+from nmt.distributed import World, from_main, gather, set_num_threads
+from nmt.errors import StoppedError
 from nmt.options import BestMetric, resolve
 from nmt.training import state as saved
-from nmt.training.loss import smoothed_cross_entropy
-from nmt.training.metrics import Meter, MetricsLog, Progress
-from nmt.training.optimizer import clip_gradient, make_optimizer, step
+from nmt.training.describe import describe
+from nmt.training.guard import BatchLoss, SpikeDetector, describe_batches, stop_after
+from nmt.training.learner import Learner, Outcome
+from nmt.training.memory import peak_memory_bytes
+from nmt.training.metrics import Meter, Reporter
+from nmt.training.run_folder import locked, save_config
+from nmt.training.saver import Saver
 from nmt.training.schedule import learning_rate
-from nmt.training.validation import check_bleu, validation_bleu, validation_loss
+from nmt.training.signals import StopRequest, listen
+from nmt.training.validation import Validation
 
 log = logging.getLogger(__name__)
 
 
 class Trainer:
-    """One run: everything that `train` needs, made from a config."""
+    """One rank of one run: everything that `train` needs, made from a config."""
 
-    def __init__(self, config: TrainConfig) -> None:
-        check_single_process()
-        self.config = config
-        self.data_dir, self.run_dir = resolve(config.data_dir), resolve(config.run_dir)
-        self.device = find_device(config.device)
-        self.dtype = find_dtype(config.dtype, self.device)
+    def __init__(self, config: TrainConfig, world: World, device: torch.device) -> None:
+        self.config, self.world = config, world
+        self.run_dir = resolve(config.run_dir)
         set_num_threads(config.num_threads)
-        self.meta = read_meta(self.data_dir)
-        self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
-        self.data = open_split(self.data_dir, "train")
-        self.valid_data = open_split(self.data_dir, "valid")
-        if config.valid_bleu:
-            check_bleu(self.data_dir, self.meta["tgt_lang"])  # now, not hours later
+        data_dir = resolve(config.data_dir)
+        self.meta = read_meta(data_dir)
+        self.tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
+        data = open_split(data_dir, "train")
+        self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
         self.sampler = TokenBatchSampler(
-            self.data.lengths(),
+            data.lengths(),
             config.max_tokens,
             tokens_per_update=config.tokens_per_update,
             seed=config.seed,
+            rank=world.rank,
+            world_size=world.size,
         )
         saved.seed_everything(config.seed)
-        self.model = Transformer(config.model, self.tokenizer.vocab_size).to(self.device)
-        self.optimizer = make_optimizer(self.model, config.optimizer)
+        self.learner = Learner(config, data, self.tokenizer, world, device)
         self.state = saved.TrainerState()
-        self.meter = Meter()
+        self.meter, self.spikes = Meter(), SpikeDetector()
+        self.stop, self.is_stopped = StopRequest(), False
 
     def train(self, config_yaml: str) -> None:
-        """Train to `max_updates` or until patience ends; `config_yaml` is saved with the run."""
-        self._start_or_resume(config_yaml)
-        self._describe()
-        self.metrics = MetricsLog(self.run_dir, update=self.state.update)
-        self.progress = Progress(update=self.state.update, max_updates=self.config.max_updates)
-        try:
-            is_due = self.state.update > 0 and self._is_due(self.config.validate_every_updates)
-            if is_due or self.metrics.forgot_validation:
+        """Train to `max_updates` or until patience ends; `config_yaml` is saved with the run.
+
+        Raises `StoppedError` when a signal ended it before; it is saved then.
+        """
+        with ExitStack() as stack:
+            self.stop = stack.enter_context(listen())
+            if self.world.is_main:
+                stack.enter_context(locked(self.run_dir))
+            self._start(config_yaml)
+            self._open(stack)
+            if self._lacks_validation():
                 self._validate()
-            while self.state.update < self.config.max_updates and not self._is_patience_over():
+            while not self._is_over():
                 self._train_epoch()
-        finally:
-            self.progress.close()
-            self.metrics.close()
+            self._finish()
 
     def _train_epoch(self) -> None:
         updates = self.sampler.updates(self.state.epoch)
-        for batches in updates[self.state.update_in_epoch :]:
-            self._update(batches)
-            self.state.update += 1
+        for update in updates[self.state.update_in_epoch :]:
+            is_done = self._update(update)
             self.state.update_in_epoch += 1
             if self.state.update_in_epoch == len(updates):
                 self.state.epoch, self.state.update_in_epoch = self.state.epoch + 1, 0
-            self._after_update()
-            if self.state.update >= self.config.max_updates or self._is_patience_over():
+            if is_done:
+                self.state.update += 1
+                self._after_update()
+            if self._is_over():
                 return
 
-    def _update(self, batches: list[Rows]) -> None:
-        """Change the weights once: gradients of all batches summed, divided once by their target
-        tokens.
-        """
-        self.model.train()
-        self.gradient_norm = 0.0
-        num_tokens = sum(int(self.sampler.lengths[rows, 1].sum()) for rows in batches)
-        loss_sum = nll_sum = 0.0
-        for rows in batches:
-            batch = make_batch([self.data[int(i)] for i in rows], self.tokenizer).to(self.device)
-            loss, nll = self._loss(batch)
-            (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
-            loss_sum, nll_sum = loss_sum + loss.item(), nll_sum + nll.item()
-            positions = batch.src.numel() + batch.tgt_in.numel()
-            self.meter.add(
-                loss.item(), nll.item(), (batch.num_tokens, batch.num_src_tokens, positions)
-            )
-        norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm).item()
-        if not (math.isfinite(norm) and math.isfinite(loss_sum)):
-            raise NmtError(
-                f"update {self.state.update + 1}: loss {loss_sum / num_tokens:.4g} or gradient "
-                f"norm {norm:.4g} is not finite; the weights are as after the update before. Lower "
-                "optimizer.learning_rate_scale or set optimizer.max_grad_norm=1"
-            )
-        self.gradient_norm = norm
-        step(self.optimizer, self._learning_rate(self.state.update + 1))
+    def _update(self, update: Update) -> bool:
+        """Let the learner change the weights; say whether it did."""
+        saved.seed_update(self.config.seed, self.state, self.world.rank)
+        outcome = self.learner.update(
+            update, self._learning_rate(self.state.update + 1), is_stop_asked=bool(self.stop)
+        )
+        self.is_stopped, self.gradient_norm = outcome.is_stop_asked, outcome.gradient_norm
+        if outcome.is_finite:
+            self.state.bad_updates = 0
+            self.meter.add(outcome, update)
+        self._guard(update, outcome)
+        return outcome.is_finite
 
-    def _loss(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        with self._autocast():
-            hidden = self.model(batch.src, batch.src_lengths, batch.tgt_in)
-            loss_sum, nll_sum, _ = smoothed_cross_entropy(
-                hidden,
-                self.model.embedding.weight,
-                batch.tgt_out,
-                smoothing=self.config.label_smoothing,
-                pad_id=self.tokenizer.pad_id,
-            )
-        return loss_sum, nll_sum
+    def _guard(self, update: Update, outcome: Outcome) -> None:
+        """Report a bad update and an outlier, with their sentences; end the run at too many."""
+        loss = outcome.loss_sum / update.num_tokens
+        is_spike = outcome.is_finite and self.spikes.is_spike(loss)
+        if outcome.is_finite and not is_spike:
+            return
+        sums = zip(update.batches, outcome.batch_losses.tolist(), strict=False)
+        here = [BatchLoss(r, s / int(self.sampler.lengths[r, 1].sum())) for r, s in sums]
+        reason = describe_batches([batch for part in gather(here) for batch in part])
+        what = "loss spike" if is_spike else "not finite, left out"
+        number = self.state.update + 1
+        self.reporter.note(f"update {number}: {what}: loss {loss:.4g}; {reason}")
+        self.reporter.write({"update": number, "event": what, "batch": reason})
+        if not outcome.is_finite and not self.learner.precision.can_lower_scale:
+            self.state.bad_updates += 1
+            stop_after(self.state.bad_updates, self.config.max_bad_updates, number, reason)
 
     def _after_update(self) -> None:
-        self.progress.advance()
+        self.reporter.advance()
         if self._is_due(self.config.log_every_updates):
             self._log()
         validates = self._is_due(self.config.validate_every_updates)
@@ -152,34 +138,35 @@ class Trainer:
         is_last = self.state.update == self.config.max_updates
         return is_last or self.state.update % every_updates == 0
 
-    def _is_patience_over(self) -> bool:
-        return 0 < self.config.patience <= self.state.bad_validations
+    def _is_complete(self) -> bool:
+        no_patience = 0 < self.config.patience <= self.state.bad_validations
+        return no_patience or self.state.update >= self.config.max_updates
+
+    def _is_over(self) -> bool:
+        return self.is_stopped or self._is_complete()
 
     def _log(self) -> None:
         record = {
             "update": self.state.update,
             "epoch": self.state.epoch,
-            **self.meter.record(),
+            **self.meter.record(flops_per_second=self.flops_per_second),
             "learning_rate": self._learning_rate(self.state.update),
             "gradient_norm": self.gradient_norm,
+            "memory_bytes": peak_memory_bytes(self.learner.device),
         }
-        self.metrics.write(record)
-        self.progress.show(record)
+        self.reporter.write(record)
+        self.reporter.show(record)
         self.meter = Meter()
 
     def _validate(self) -> None:
         start_seconds = time.perf_counter()
-        record = validation_loss(
-            self.model, self.valid_data, self.tokenizer, self.config.max_tokens
-        )
-        if self.config.valid_bleu:
-            search = replace(self.config.search, beam_size=self.config.valid_beam_size)
-            lang = self.meta["tgt_lang"]
-            record |= validation_bleu(self.model, self.tokenizer, self.data_dir, lang, search)
+        with self.learner.averaged():
+            record = self.validation(self.learner.model)
         record["validation_seconds"] = time.perf_counter() - start_seconds
-        self.metrics.write({"update": self.state.update, **record})
+        self.reporter.write({"update": self.state.update, **record})
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.items())
-        self.progress.note(f"update {self.state.update}: {figures}")
+        self.reporter.note(f"update {self.state.update}: {figures}")
+        self.state.validated = self.state.update
         self._rank(record[f"valid_{self.config.best_metric.value}"])
         self.meter.pause(time.perf_counter() - start_seconds)
 
@@ -189,84 +176,93 @@ class Trainer:
         self.state.bad_validations = 0 if is_best else self.state.bad_validations + 1
         ranked = sorted([*self.state.best, (badness, self.state.update)])
         self.state.best = ranked[: max(self.config.keep_best, 1)]
-        best = checkpoint.checkpoint_dir(self.run_dir, self.state.best[0][1])
-        replace_link(self.run_dir / "checkpoints/best", best.name)
-        self._remove_old()
+        if self.saver is not None:
+            self.saver.mark_best([update for _, update in self.state.best])
 
     def _save(self) -> None:
-        folder = checkpoint.checkpoint_dir(self.run_dir, self.state.update)
-        checkpoint.save_model(
-            folder,
-            self.model.state_dict(),
-            self._info(),
-            self.tokenizer,
-            extra=lambda place: saved.save_state(
-                place, self.state, self.optimizer, saved.fingerprint(self.config, self.meta)
-            ),
+        self.saved_place = self.state.place
+        if self.saver is not None:
+            self.saver.save(
+                self.state.update,
+                self.learner.weights(),
+                self._info(),
+                self.tokenizer,
+                training={
+                    "state": saved.pack_state(self.state),
+                    "learner": self.learner.state_dict(),
+                    "world_size": self.world.size,
+                    "fingerprint": saved.fingerprint(self.config, self.meta),
+                },
+                best=[update for _, update in self.state.best],
+            )
+
+    def _start(self, config_yaml: str) -> None:
+        """Go on from the newest checkpoint, or begin; rank 0 alone needs the run folder."""
+        found = saved.load_newest(self.run_dir) if self.world.is_main else None
+        if found is not None:
+            now = saved.fingerprint(self.config, self.meta)
+            saved.check_fingerprint(found["folder"], found["fingerprint"], now)
+        if self.world.is_main:
+            save_config(self.run_dir, config_yaml)
+        found = from_main(found)
+        if found is not None:
+            self.state = saved.unpack_state(found["state"])
+            self.learner.load_state_dict(found["learner"], found["weights"])
+            self._say_where_it_goes_on(found)
+        elif self.config.init_from is not None:
+            source = saved.weights_to_begin_with(self.config, self.tokenizer)
+            self.learner.model.load_state_dict(source)
+
+    def _say_where_it_goes_on(self, found: dict[str, Any]) -> None:
+        log.info("go on after update %d, from %s", self.state.update, found["folder"])
+        before = found.get("world_size", 1)
+        if before != self.world.size:
+            log.info(
+                "%d processes before, %d now: no pair is repeated or left out, but dropout and "
+                "rounding differ from a run that kept their number",
+                before,
+                self.world.size,
+            )
+
+    def _open(self, stack: ExitStack) -> None:
+        """Make what is needed from the first update on."""
+        self.learner.connect()
+        describe(self.config, self.learner, self.sampler.updates(self.state.epoch), self.world)
+        self.saved_place = self.state.place
+        self.flops_per_second = self.learner.measure_rate()
+        self.reporter = Reporter(
+            self.run_dir,
+            update=self.state.update,
+            max_updates=self.config.max_updates,
+            is_main=self.world.is_main,
         )
-        replace_link(self.run_dir / "checkpoints/latest", folder.name)
-        self._remove_old()
+        stack.callback(self.reporter.close)
+        is_main = self.world.is_main
+        self.saver = Saver(self.run_dir, keep_last=self.config.keep_last) if is_main else None
 
-    def _remove_old(self) -> None:
-        best = {checkpoint.checkpoint_dir(self.run_dir, update) for _, update in self.state.best}
-        for folder in checkpoint.list_checkpoints(self.run_dir)[: -self.config.keep_last]:
-            if folder not in best:
-                shutil.rmtree(folder)
+    def _lacks_validation(self) -> bool:
+        """Say whether the newest checkpoint was saved, but not validated any more."""
+        if self.state.update == self.state.validated:
+            return False
+        is_due = self._is_due(self.config.validate_every_updates)
+        return from_main(is_due or self.reporter.forgot_validation)
 
-    def _start_or_resume(self, config_yaml: str) -> None:
-        folders = checkpoint.list_checkpoints(self.run_dir)
-        for folder in reversed(folders):
-            try:
-                self._resume(folder)
-                break
-            except ModelError as error:
-                log.warning("%s", error)
-        else:
-            if folders:
-                raise ModelError(
-                    f"no checkpoint in {self.run_dir} can be read; choose another run_dir"
-                )
-        self.run_dir.mkdir(parents=True, exist_ok=True)
-        with replace_file(self.run_dir / "config.yaml") as path:
-            path.write_text(config_yaml, encoding="utf-8", newline="\n")
-
-    def _resume(self, folder: Path) -> None:
-        content = saved.load_state(folder)
-        now = saved.fingerprint(self.config, self.meta)
-        saved.check_fingerprint(folder, content["fingerprint"], now)
-        self.model.load_state_dict(checkpoint.load_weights(folder))
-        self.state = saved.restore(content, self.optimizer)
-        log.info("go on after update %d, from %s", self.state.update, folder)
-
-    def _describe(self) -> None:
-        config, updates = self.config, self.sampler.updates(self.state.epoch)
-        batches = [rows for update in updates for rows in update]
-        warmup = config.optimizer.warmup_steps
-        log.info(
-            "%d pairs; %d updates an epoch of %d batches, %d target tokens; %.1f %% padding",
-            len(self.data),
-            len(updates),
-            round(len(batches) / len(updates)),
-            self.sampler.lengths[:, 1].sum() / len(updates),
-            100 * padding_share(self.sampler.lengths, batches),
-        )
-        log.info(
-            "%d parameters, vocabulary %d, %s, %s; learning rate %.3e at its peak, update %d",
-            num_parameters(self.model),
-            self.tokenizer.vocab_size,
-            self.device,
-            str(self.dtype).removeprefix("torch."),
-            self._learning_rate(warmup),
-            warmup,
-        )
+    def _finish(self) -> None:
+        """Wait until the newest checkpoint is on disk; make one first after a signal."""
+        if self.is_stopped and self.saved_place != self.state.place:
+            self._save()
+        if self.saver is not None:
+            self.saver.finish()
+        from_main(None)  # nobody leaves before it is written
+        if self.is_stopped and not self._is_complete():
+            name = self.stop.signal.name if self.stop.signal else "a signal to another rank"
+            raise StoppedError(
+                f"stopped by {name} after update {self.state.update}, which is saved; the same "
+                "command goes on"
+            )
 
     def _learning_rate(self, update: int) -> float:
         return learning_rate(update, self.config)
-
-    def _autocast(self) -> AbstractContextManager[Any]:
-        if self.dtype is torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
 
     def _info(self) -> checkpoint.ModelInfo:
         return checkpoint.ModelInfo(

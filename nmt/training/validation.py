@@ -1,64 +1,104 @@
-"""The validation loss, and BLEU by decoding the validation set."""
+"""The validation loss, and BLEU by decoding the validation set.
+
+Both are the same numbers whatever the number of ranks: the work is cut into pieces that do not
+depend on it, each piece is done once by one rank, and sums are exact.
+"""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 
-from nmt.config import SearchConfig
+from nmt.config import TrainConfig
 from nmt.data.batch import make_batch
 from nmt.data.batching import bucket
-from nmt.data.binary import ParallelData
-from nmt.data.corpus import open_bytes, read_lines
+from nmt.data.binary import open_split
+from nmt.data.corpus import read_lines
 from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import World, gather
 from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
 from nmt.inference.stepper import ModelStepper
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
 from nmt.training.loss import smoothed_cross_entropy
 
+_LINES_A_PIECE = 256  # decoded together by one rank
 
-@torch.inference_mode()
-def validation_loss(
-    model: Transformer, data: ParallelData, tokenizer: Tokenizer, max_tokens: int
-) -> dict[str, Any]:
-    """Return nats a target token without smoothing, and the perplexity, in float32 and without
-    dropout.
+
+class Validation:
+    """Scores a model on the validation set of a data folder.
+
+    Raises an `NmtError` at once when a file, or BLEU's tokenizer for `tgt_lang`, is missing.
     """
-    device = model.embedding.weight.device
-    model.eval()
-    nll_sum, num_tokens = 0.0, 0
-    lengths = data.lengths()
-    for rows in bucket(lengths, max(max_tokens, int(lengths.max())), np.arange(len(data))):
-        batch = make_batch([data[int(i)] for i in rows], tokenizer).to(device)
-        hidden = model(batch.src, batch.src_lengths, batch.tgt_in)
-        weight = model.embedding.weight
-        _, nll, count = smoothed_cross_entropy(
-            hidden, weight, batch.tgt_out, smoothing=0.0, pad_id=tokenizer.pad_id
-        )
-        nll_sum, num_tokens = nll_sum + nll.item(), num_tokens + count
-    loss = nll_sum / num_tokens
-    return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
+    def __init__(
+        self,
+        data_dir: Path,
+        tokenizer: Tokenizer,
+        tgt_lang: str,
+        config: TrainConfig,
+        world: World,
+    ) -> None:
+        self.tokenizer, self.config, self.world = tokenizer, config, world
+        self.data = open_split(data_dir, "valid")
+        self.bleu_tokenizer = tokenizer_for(tgt_lang)
+        self.sources: list[str] = []
+        self.references: list[str] = []
+        if config.valid_bleu:
+            check_tokenizer(self.bleu_tokenizer)
+            self.sources = list(read_lines(data_dir / "valid.src"))
+            self.references = list(read_lines(data_dir / "valid.tgt"))
 
-def check_bleu(data_dir: Path, tgt_lang: str) -> None:
-    """Raise an `NmtError` when `validation_bleu` would lack a file or BLEU's tokenizer."""
-    check_tokenizer(tokenizer_for(tgt_lang))
-    for name in ("valid.src", "valid.tgt"):
-        open_bytes(data_dir / name).close()
+    def __call__(self, model: Transformer) -> dict[str, Any]:
+        """Return the figures by their names in `metrics.jsonl`, on every rank."""
+        record = self.loss(model)
+        if self.config.valid_bleu:
+            record |= self.bleu(model)
+        return record
 
+    @torch.inference_mode()
+    def loss(self, model: Transformer) -> dict[str, Any]:
+        """Return nats a target token without smoothing, and the perplexity, in float32 and without
+        dropout.
+        """
+        device = model.embedding.weight.device
+        model.eval()
+        lengths = self.data.lengths()
+        most = max(self.config.max_tokens, int(lengths.max()))
+        batches = bucket(lengths, most, np.arange(len(lengths)))
+        sums = []
+        for rows in batches[self.world.rank :: self.world.size]:
+            batch = make_batch([self.data[int(i)] for i in rows], self.tokenizer).to(device)
+            hidden = model(batch.src, batch.src_lengths, batch.tgt_in)
+            weight, pad_id = model.embedding.weight, self.tokenizer.pad_id
+            _, nll, _ = smoothed_cross_entropy(
+                hidden, weight, batch.tgt_out, smoothing=0.0, pad_id=pad_id
+            )
+            sums.append(nll.item())
+        # fsum rounds once, so the order in which ranks hold the batches does not matter
+        loss = math.fsum(x for part in gather(sums) for x in part) / int(lengths[:, 1].sum())
+        return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
-def validation_bleu(
-    model: Transformer, tokenizer: Tokenizer, data_dir: Path, tgt_lang: str, config: SearchConfig
-) -> dict[str, Any]:
-    """Translate `valid.src` and score it against `valid.tgt`; both are raw text."""
-    translator = Translator(ModelStepper(model), tokenizer, config)
-    hypotheses = translator.translate(list(read_lines(data_dir / "valid.src")))
-    references = list(read_lines(data_dir / "valid.tgt"))
-    exact = sum(h == r for h, r in zip(hypotheses, references, strict=True)) / len(references)
-    score = bleu(hypotheses, [references], tokenize=tokenizer_for(tgt_lang))
-    return {"valid_bleu": score, "valid_exact_match": exact}
+    def bleu(self, model: Transformer) -> dict[str, Any]:
+        """Translate `valid.src` and score it against `valid.tgt`; both are raw text."""
+        hypotheses = self._translate(model)
+        exact = sum(h == r for h, r in zip(hypotheses, self.references, strict=True))
+        score = bleu(hypotheses, [self.references], tokenize=self.bleu_tokenizer)
+        return {"valid_bleu": score, "valid_exact_match": exact / len(self.references)}
+
+    def _translate(self, model: Transformer) -> list[str]:
+        search = replace(self.config.search, beam_size=self.config.valid_beam_size)
+        translator = Translator(ModelStepper(model), self.tokenizer, search)
+        order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
+        pieces = [order[i : i + _LINES_A_PIECE] for i in range(0, len(order), _LINES_A_PIECE)]
+        found: dict[int, str] = {}
+        for piece in pieces[self.world.rank :: self.world.size]:
+            lines = translator.translate([self.sources[i] for i in piece])
+            found.update(zip(piece, lines, strict=True))
+        everything = {i: line for part in gather(found) for i, line in part.items()}
+        return [everything[i] for i in range(len(self.sources))]

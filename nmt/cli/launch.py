@@ -1,0 +1,101 @@
+"""Starts one process for each device of this machine with torch's elastic launcher, and reports as
+if there were one.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import tempfile
+import uuid
+from collections.abc import Iterable
+from pathlib import Path
+from types import FrameType
+from typing import Any, NoReturn
+
+from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
+from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
+from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+from nmt.cli.shell import EXIT_STOPPED, EXIT_USER
+from nmt.errors import NmtError, RankError, StoppedError
+
+
+def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:
+    """Train in `num_processes` processes of this machine until all are done or one fails.
+
+    What the first failing rank said is raised here, and so is the last thing on the screen.
+    """
+    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    # so long the launcher waits for ranks that were told to end before it kills them
+    os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(timeout_seconds))
+    with tempfile.TemporaryDirectory(prefix="nmt-train-") as folder:
+        path = Path(folder) / "config.yaml"
+        path.write_text(config_yaml, encoding="utf-8", newline="\n")
+        config = LaunchConfig(
+            min_nodes=1,
+            max_nodes=1,
+            nproc_per_node=num_processes,
+            run_id=uuid.uuid4().hex,
+            rdzv_backend="c10d",
+            rdzv_endpoint="localhost:0",
+            local_addr="localhost",
+            max_restarts=0,
+            monitor_interval=0.1,
+            logs_specs=DefaultLogsSpecs(log_dir=folder),
+        )
+        before = signal.signal(signal.SIGUSR1, _pass_on)  # the launcher knows of SIGTERM itself
+        try:
+            elastic_launch(config, sys.executable)("-m", "nmt.cli.worker", str(path))
+        except ChildFailedError as error:
+            _report(error.failures.values())
+        except SignalException as error:
+            if error.sigval == signal.SIGINT:
+                raise KeyboardInterrupt from None
+            raise StoppedError(
+                f"stopped by {error.sigval.name}; the same command goes on"
+            ) from None
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+
+
+def _pass_on(number: int, frame: FrameType | None) -> NoReturn:
+    raise SignalException("asked to stop", sigval=signal.Signals(number))
+
+
+def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
+    """Raise what the rank said that is to blame."""
+    first = min(failures, key=_order)
+    kind, text = _kind_and_text(first)
+    if first.exitcode == EXIT_STOPPED:
+        raise StoppedError(text)
+    if first.exitcode == EXIT_USER:
+        raise NmtError(f"rank {first.local_rank}: {text}")
+    what = text if first.exitcode < 0 else f"{kind}: {text}"
+    raise RankError(f"rank {first.local_rank}: {what}")
+
+
+def _order(failure: ProcessFailure) -> tuple[int, int]:
+    """Order failures by their nearness to the cause, then by time.
+
+    A rank that failed by itself comes before one that was killed, be it by the launcher after a
+    failure elsewhere; those that merely lost another rank come after both.
+    """
+    kind, text = _kind_and_text(failure)
+    is_late = kind == "PeerError" and "no answer" in text
+    if failure.exitcode > 0 and (kind != "PeerError" or is_late):
+        return 0, failure.timestamp
+    place = 3 if failure.exitcode == -signal.SIGTERM else 2 if kind == "PeerError" else 1
+    return place, failure.timestamp
+
+
+def _kind_and_text(failure: ProcessFailure) -> tuple[str, str]:
+    """Return the class of the rank's exception and its message, or the signal that killed it."""
+    if failure.exitcode < 0:
+        name = signal.Signals(-failure.exitcode).name
+        return name, f"process {failure.pid} was killed by {name}; was there enough memory?"
+    said: Any = failure.message  # a text, or what `record` wrote
+    kind, _, text = (said["message"] if isinstance(said, dict) else said).partition(": ")
+    return kind, text

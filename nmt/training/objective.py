@@ -1,0 +1,37 @@
+"""The model together with its loss: the one module that DDP wraps."""
+
+# B batch, S source, T target
+
+from __future__ import annotations
+
+from torch import Tensor, nn
+
+from nmt.model.transformer import Transformer
+from nmt.training.loss import smoothed_cross_entropy
+
+
+class Objective(nn.Module):
+    """Sums the loss of a batch, so that sums over batches and ranks are divided once."""
+
+    def __init__(self, model: Transformer, *, smoothing: float, pad_id: int) -> None:
+        super().__init__()
+        self.model = model
+        self.smoothing = smoothing
+        self.pad_id = pad_id
+
+    def forward(
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, nll_sum) over the real tokens of `tgt_out` (B, T), in nats.
+
+        `src` (B, S) and `tgt_in` (B, T) are padded on the right; `src_lengths` (B,).
+        """
+        hidden = self.model(src, src_lengths, tgt_in)  # (B, T, D)
+        loss_sum, nll_sum, _ = smoothed_cross_entropy(
+            hidden,
+            self.model.embedding.weight,
+            tgt_out,
+            smoothing=self.smoothing,
+            pad_id=self.pad_id,
+        )
+        return loss_sum, nll_sum
