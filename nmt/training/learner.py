@@ -28,6 +28,7 @@ from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.objective import Objective
 from nmt.training.optimizer import clip_gradient, make_optimizer
 from nmt.training.precision import Precision
+from nmt.training.preflight import preflight
 
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
@@ -173,6 +174,31 @@ class Learner:
                 self.precision.scale(loss * (weight * scale)).backward()  # type: ignore[no-untyped-call]
             sums.append(torch.stack([loss.detach(), nll]) * weight)
         return torch.stack(sums)
+
+    def try_largest(self, max_tokens: int) -> int:
+        """Run the largest batches of at most `max_tokens` forward and backward, without effect on
+        weights; return the peak memory in bytes.
+
+        Raises `ConfigError` when memory does not suffice, see `preflight`.
+        """
+        weight_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        is_checkpointing = self.config.activation_checkpointing
+        self.objective.train()
+        peak = preflight(
+            self._try,
+            self.lengths,
+            max_tokens,
+            device=self.device,
+            ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
+            remedy="use a smaller model" if is_checkpointing else "activation_checkpointing=true",
+        )
+        self.optimizer.zero_grad(set_to_none=True)
+        return peak
+
+    def _try(self, rows: Rows) -> None:
+        with self._no_sync():
+            loss, _ = self.losses(rows)
+            self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def losses(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of the pairs `rows`, in nats."""

@@ -16,7 +16,7 @@ import torch
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
-from nmt.data.batching import TokenBatchSampler, Update
+from nmt.data.batching import TokenBatchSampler, Update, batch_cost
 from nmt.data.binary import open_split
 from nmt.data.prepare import read_meta
 from nmt.data.tokenizer import Tokenizer
@@ -227,7 +227,10 @@ class Trainer:
     def _open(self, stack: ExitStack) -> None:
         """Make what is needed from the first update on."""
         self.learner.connect()
-        describe(self.config, self.learner, self.sampler.updates(self.state.epoch), self.world)
+        updates = self.sampler.updates(self.state.epoch)
+        describe(self.config, self.learner, updates, self.world)
+        peak_bytes = self.learner.try_largest(self._most_tokens(updates))
+        log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
         self.saved_place = self.state.place
         self.flops_per_second = self.learner.measure_rate()
         self.reporter = Reporter(
@@ -239,6 +242,13 @@ class Trainer:
         stack.callback(self.reporter.close)
         is_main = self.world.is_main
         self.saver = Saver(self.run_dir, keep_last=self.config.keep_last) if is_main else None
+
+    def _most_tokens(self, updates: list[Update]) -> int:
+        """Bound the cost of a batch of this rank, which may have a part of each batch alone."""
+        costs = [batch_cost(self.sampler.lengths[r]) for u in updates for r in u.batches]
+        longest = int(self.sampler.lengths.max())
+        # the parts of other epochs are cut elsewhere
+        return min(self.sampler.max_tokens, max(longest, int(1.1 * max(costs, default=0))))
 
     def _lacks_validation(self) -> bool:
         """Say whether the newest checkpoint was saved, but not validated any more."""
