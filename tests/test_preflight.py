@@ -1,0 +1,154 @@
+"""The largest batch, and real shortage of memory in a process of its own."""
+
+from __future__ import annotations
+
+import multiprocessing
+import re
+import resource
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import PAD, tiny_model
+
+from nmt.data.batching import Lengths, Rows, bucket
+from nmt.errors import ConfigError
+from nmt.model.transformer import Transformer
+from nmt.training.loss import smoothed_cross_entropy
+from nmt.training.memory import peak_memory_bytes
+from nmt.training.preflight import is_out_of_memory, largest_batches, preflight
+
+CPU = torch.device("cpu")
+REMEDY = "buy some"
+SPARE_BYTES = 200 << 20
+
+
+def draw_lengths(count: int, longest: int, seed: int = 0) -> Lengths:
+    draw = np.random.default_rng(seed)
+    return np.clip(draw.lognormal(2.5, 0.7, (count, 2)), 2, longest).astype(np.int32)
+
+
+def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
+    """Run random pairs of these lengths forward and backward."""
+    (src_size, tgt_size), count = lengths[rows].max(axis=0), len(rows)
+    src = torch.randint(4, 20, (count, int(src_size)))
+    tgt = torch.randint(4, 20, (count, int(tgt_size)))
+    hidden = model(src, torch.as_tensor(lengths[rows, 0]), tgt)
+    weight = model.embedding.weight
+    smoothed_cross_entropy(hidden, weight, tgt, smoothing=0.1, pad_id=PAD)[0].backward()
+
+
+def states_bytes(model: Transformer) -> int:
+    return sum(2 * 4 * weight.numel() for weight in model.parameters())
+
+
+def plan_under_limit(lengths: Lengths, max_tokens: int) -> tuple[str, int, bool]:
+    """Limit this process to its size and some more, try `max_tokens`, and train an epoch of what is
+    advised instead. Return the message, the updates done, and whether three times the advice fails.
+    """
+    torch.set_num_threads(1)
+    model = tiny_model(d_model=64, d_ff=256, vocab_size=500).train()
+    optimizer = torch.optim.Adam(model.parameters(), fused=True)
+    size_kib = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())
+    assert size_kib is not None
+    limit = int(size_kib[1]) * 1024 + SPARE_BYTES
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+
+    def run(rows: Rows) -> None:
+        run_batch(model, lengths, rows)
+
+    ballast = sum(2 * 4 * weight.numel() for weight in model.parameters())
+    with pytest.raises(ConfigError) as info:
+        preflight(run, lengths, max_tokens, device=CPU, ballast_bytes=ballast, remedy=REMEDY)
+    message = str(info.value)
+    advised = int(message.split("max_tokens=")[2].split(",")[0])
+    batches = bucket(lengths, advised, np.random.default_rng(1).permutation(len(lengths)))
+    for rows in batches:
+        run(rows)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+    try:
+        run(largest_batches(lengths, 3 * advised)[0])
+    except (RuntimeError, MemoryError) as error:
+        return message, len(batches), is_out_of_memory(error)
+    return message, len(batches), False
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is Linux's")
+def test_too_large_batches_are_refused_with_a_size_that_then_trains() -> None:
+    lengths = draw_lengths(2000, 60)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        result = pool.apply(plan_under_limit, (lengths, 25_000))
+    message, num_updates, thrice_fails = result
+    pattern = (
+        r"out of memory: max_tokens=25000 makes batches such as \d+ pairs of \d+ source and \d+ "
+        r"target tokens; set max_tokens=(\d+), which fits, or buy some"
+    )
+    match = re.fullmatch(pattern, message)
+    assert match is not None, message
+    assert 500 < int(match[1]) < 20_000
+    assert num_updates > 2
+    assert thrice_fails  # the advice is no more cautious than it must be
+
+
+def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
+    model, lengths = tiny_model().train(), draw_lengths(50, 20)
+    before = [weight.detach().clone() for weight in model.parameters()]
+    held = peak_memory_bytes(CPU)
+    peak = preflight(
+        lambda rows: run_batch(model, lengths, rows),
+        lengths,
+        200,
+        device=CPU,
+        ballast_bytes=held,  # more than ever was free below the peak
+        remedy=REMEDY,
+    )
+    assert peak > 1.2 * held
+    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+
+
+def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None:
+    lengths = draw_lengths(3000, 50)
+    tried = [lengths[rows] for rows in largest_batches(lengths, 700)]
+
+    def measures(batch: Lengths) -> list[int]:
+        count, (src, tgt) = len(batch), map(int, batch.max(axis=0))
+        squares = src * src + src * tgt + tgt * tgt
+        return [count * (src + tgt), count * src, count * tgt, count * squares]
+
+    most = np.max([measures(batch) for batch in tried], axis=0)
+    assert measures(tried[0])[0] == most[0]
+    for epoch in range(5):
+        order = np.random.default_rng(epoch).permutation(len(lengths))
+        all_batches = [measures(lengths[rows]) for rows in bucket(lengths, 700, order)]
+        assert (np.max(all_batches, axis=0) == most).all()
+
+
+def test_a_pair_that_does_not_fit_alone_is_another_message() -> None:
+    def run(rows: Rows) -> None:
+        torch.empty(1 << 60, dtype=torch.uint8)  # more than any machine has
+
+    message = "not even the longest pair fits alone; buy some"
+    with pytest.raises(ConfigError, match=message):
+        preflight(run, draw_lengths(9, 9), 50, device=CPU, ballast_bytes=0, remedy=REMEDY)
+
+
+def test_other_errors_pass_through() -> None:
+    def run(rows: Rows) -> None:
+        torch.zeros(2) @ torch.zeros(3)
+
+    with pytest.raises(RuntimeError, match="size"):
+        preflight(run, draw_lengths(9, 9), 50, device=CPU, ballast_bytes=0, remedy=REMEDY)
+
+
+def test_shortage_of_memory_is_told_from_other_errors() -> None:
+    with pytest.raises(RuntimeError) as info:
+        torch.empty(1 << 60, dtype=torch.uint8)
+    assert is_out_of_memory(info.value)
+    with pytest.raises(MemoryError) as numpy_info:
+        np.empty(1 << 60, dtype=np.uint8)
+    assert is_out_of_memory(numpy_info.value)
+    assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
+    assert not is_out_of_memory(RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
+    assert not is_out_of_memory(ValueError("out of memory"))
