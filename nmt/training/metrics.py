@@ -17,6 +17,7 @@ from tqdm import tqdm
 from nmt.data.batching import Update
 from nmt.files import replace_file
 from nmt.training.learner import Outcome
+from nmt.training.state import TrainerState
 
 log = logging.getLogger(__name__)
 
@@ -27,12 +28,14 @@ class MetricsLog:
     A log that can no longer be written, for example on a full disk, does not end the run.
     """
 
-    def __init__(self, run_dir: Path, *, update: int) -> None:
+    def __init__(self, run_dir: Path, *, update: int, is_validated: bool) -> None:
         """Open the log of a run that goes on after `update`; later lines of an interrupted run are
         removed.
         """
         self._path = run_dir / "metrics.jsonl"
-        self.forgot_validation = self._path.exists() and _forget_after(self._path, update)
+        self.forgot_validation = self._path.exists() and _forget_after(
+            self._path, update, is_validated=is_validated
+        )
         self._file = self._path.open("ab", buffering=0)
         self._board = _open_tensorboard(run_dir / "tensorboard", update)
 
@@ -62,18 +65,24 @@ class MetricsLog:
                     self._board.add_scalar(name, value, record["update"])
 
 
-def _forget_after(path: Path, update: int) -> bool:
+def _forget_after(path: Path, update: int, *, is_validated: bool) -> bool:
     """Remove what was logged after `update`, and its validation; say whether there was one.
 
-    A checkpoint is older than the validation of its update, which must therefore be done again.
+    A checkpoint is older than the validation of its update, which must therefore be done again,
+    unless the checkpoint says that it is validated.
     """
     lines = path.read_text(encoding="utf-8").split("\n")
     records = [json.loads(line) for line in lines if line.endswith("}")]
-    kept = [r for r in records if r["update"] < update or (r["update"] == update and "loss" in r)]
+    undone = [] if is_validated else [r for r in records if _is_validation_of(r, update)]
+    kept = [r for r in records if r["update"] <= update and r not in undone]
     with replace_file(path) as temporary:
         text = "".join(json.dumps(record) + "\n" for record in kept)
         temporary.write_text(text, encoding="utf-8", newline="\n")
-    return any(r["update"] == update and "valid_loss" in r for r in records)
+    return bool(undone)
+
+
+def _is_validation_of(record: dict[str, Any], update: int) -> bool:
+    return record["update"] == update and "valid_loss" in record
 
 
 def _open_tensorboard(folder: Path, update: int) -> Any:
@@ -176,9 +185,14 @@ class Progress:
 class Reporter:
     """Tells files and terminal what happens in a run; of several ranks the main one alone does."""
 
-    def __init__(self, run_dir: Path, *, update: int, max_updates: int, is_main: bool) -> None:
-        self._log = MetricsLog(run_dir, update=update) if is_main else None
-        self._progress = Progress(update=update, max_updates=max_updates) if is_main else None
+    def __init__(
+        self, run_dir: Path, state: TrainerState, *, max_updates: int, is_main: bool
+    ) -> None:
+        self._log = self._progress = None
+        if is_main:
+            is_validated = state.validated == state.update
+            self._log = MetricsLog(run_dir, update=state.update, is_validated=is_validated)
+            self._progress = Progress(update=state.update, max_updates=max_updates)
         self.forgot_validation = self._log is not None and self._log.forgot_validation
 
     def write(self, record: dict[str, Any]) -> None:

@@ -235,7 +235,7 @@ class Trainer:
         self.flops_per_second = self.learner.measure_rate()
         self.reporter = Reporter(
             self.run_dir,
-            update=self.state.update,
+            self.state,
             max_updates=self.config.max_updates,
             is_main=self.world.is_main,
         )
