@@ -71,14 +71,23 @@ def _forget_after(path: Path, update: int, *, is_validated: bool) -> bool:
     A checkpoint is older than the validation of its update, which must therefore be done again,
     unless the checkpoint says that it is validated.
     """
-    lines = path.read_text(encoding="utf-8").split("\n")
-    records = [json.loads(line) for line in lines if line.endswith("}")]
+    lines = path.read_text(encoding="utf-8", errors="replace").split("\n")
+    records = [record for line in lines if (record := _parse(line)) is not None]
     undone = [] if is_validated else [r for r in records if _is_validation_of(r, update)]
     kept = [r for r in records if r["update"] <= update and r not in undone]
     with replace_file(path) as temporary:
         text = "".join(json.dumps(record) + "\n" for record in kept)
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return bool(undone)
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+    """Read a line of metrics; one that a kill or a full disk cut is None."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "update" in record else None
 
 
 def _is_validation_of(record: dict[str, Any], update: int) -> bool:
