@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,19 @@ def sampler(lengths: Any, max_tokens: int = 150, **changes: Any) -> TokenBatchSa
 
 def plan(sampler: TokenBatchSampler, epoch: int = 0) -> list[list[list[int]]]:
     """Return the pair numbers of each batch of each update."""
-    return [[rows.tolist() for rows in update] for update in sampler.updates(epoch)]
+    return [[rows.tolist() for rows in update.batches] for update in sampler.updates(epoch)]
+
+
+def rank_plans(lengths: Any, world_size: int, **changes: Any) -> list[list[list[list[int]]]]:
+    """Return the plan of every rank."""
+    ranks = [
+        sampler(lengths, rank=rank, world_size=world_size, **changes) for rank in range(world_size)
+    ]
+    return [plan(one, 1) for one in ranks]
+
+
+def flat(batches: list[list[int]]) -> list[int]:
+    return [row for rows in batches for row in rows]
 
 
 # --- batches
@@ -124,26 +137,66 @@ def test_epochs_differ_in_the_pairs_of_a_batch_and_in_the_order_of_batches() -> 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 @pytest.mark.parametrize("seed", [1, 3, 8])
-def test_ranks_share_the_batches_of_every_update(seed: int, world_size: int) -> None:
+def test_ranks_share_the_pairs_of_every_update_that_one_rank_makes(
+    seed: int, world_size: int
+) -> None:
     lengths = random_lengths(seed)
-    ranks = [
-        plan(sampler(lengths, rank=rank, world_size=world_size), 1) for rank in range(world_size)
-    ]
-    assert len({len(updates) for updates in ranks}) == 1
-    seen = []
-    for shares in zip(*ranks, strict=True):
-        sizes = [len(batches) for batches in shares]
-        assert max(sizes) - min(sizes) <= 1
-        seen += [row for batches in shares for rows in batches for row in rows]
-    assert sorted(seen) == list(range(len(lengths)))
-
-
-def test_ranks_together_make_the_updates_that_one_rank_makes() -> None:
-    lengths = random_lengths(3)
     alone = plan(sampler(lengths), 1)
-    ranks = [plan(sampler(lengths, rank=rank, world_size=2), 1) for rank in range(2)]
+    ranks = rank_plans(lengths, world_size)
+    assert {len(updates) for updates in ranks} == {len(alone)}
     for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
-        assert sorted(update) == sorted(shares[0] + shares[1])
+        together = [row for batches in shares for row in flat(batches)]
+        assert together == flat(update)  # in its order, hence each once
+
+
+@pytest.mark.parametrize("world_size", [1, 3])
+def test_every_rank_knows_the_size_of_the_whole_update(world_size: int) -> None:
+    lengths = random_lengths(8)
+    ranks = [
+        sampler(lengths, rank=rank, world_size=world_size).updates(0) for rank in range(world_size)
+    ]
+    for shares in zip(*ranks, strict=True):
+        rows = [row for share in shares for batch in share.batches for row in batch.tolist()]
+        for share in shares:
+            assert share.num_src_tokens == sum(int(lengths[row, 0]) for row in rows)
+            assert share.num_tokens == sum(int(lengths[row, 1]) for row in rows)
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+@pytest.mark.parametrize("seed", CASES)
+@pytest.mark.parametrize("tokens_per_update", [300, 3000])
+def test_ranks_have_equal_work_and_no_sliver_of_a_batch(
+    seed: int, world_size: int, tokens_per_update: int
+) -> None:
+    lengths = random_lengths(seed)
+    changes = {"tokens_per_update": tokens_per_update}
+    alone = plan(sampler(lengths, **changes), 1)
+    ranks = rank_plans(lengths, world_size, **changes)
+    for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
+        share = sum(batch_cost(lengths[rows]) for rows in update) / world_size
+        batch_of = {row: rows for rows in update for row in rows}
+        for batches in shares:
+            longest = max((int(lengths[batch_of[r[0]]].max()) for r in batches), default=0)
+            cost = sum(batch_cost(lengths[rows]) for rows in batches)
+            assert cost <= 1.25 * share + longest
+            for rows in batches:
+                width = int(lengths[batch_of[rows[0]]].max())
+                assert rows == batch_of[rows[0]] or (len(rows) + 1) * width >= share / 8
+
+
+def test_an_update_of_fewer_pairs_than_ranks_leaves_some_without_a_batch() -> None:
+    lengths = np.full((3, 2), 5, dtype=np.int32)
+    shares = [updates[0] for updates in rank_plans(lengths, 8)]
+    assert sorted(len(flat(batches)) for batches in shares) == [0] * 5 + [1] * 3
+
+
+def test_a_late_epoch_of_two_million_pairs_costs_no_replay() -> None:
+    lengths = np.random.default_rng(0).integers(3, 80, (2_000_000, 2)).astype(np.int32)
+    one = sampler(lengths, 4096, tokens_per_update=25_000, rank=1, world_size=2)
+    start = time.process_time()
+    reached = one.updates(9)
+    assert time.process_time() - start < 10  # about 1 on a free core; ten epochs would take ten
+    assert len(reached) == round(int(lengths[:, 1].sum()) / 25_000)
 
 
 @pytest.mark.parametrize("seed", CASES)
