@@ -2,11 +2,25 @@
 
 from __future__ import annotations
 
+import json
 import random
 from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors.torch
+import torch
+from conftest import tiny_config
+from torch import Tensor
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.shell import main
+from nmt.config import TrainConfig
+from nmt.data.binary import write_pairs
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import World
+from nmt.files import write_json
+from nmt.training.trainer import Trainer
 
 WORDS = {
     "red": "rot",
@@ -59,3 +73,55 @@ def train(data_dir: Path, run_dir: Path, *arguments: str) -> int:
     """Run nmt-train with a model of a few thousand weights."""
     places = [f"data_dir={data_dir}", f"run_dir={run_dir}"]
     return command("train", *places, *TINY, *arguments)
+
+
+def read_records(run_dir: Path, key: str) -> list[dict[str, Any]]:
+    """Return the lines of metrics.jsonl that have `key`."""
+    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
+    return [record for record in map(json.loads, lines) if key in record]
+
+
+def read_weights(run_dir: Path) -> dict[str, Tensor]:
+    """Return the weights of the newest checkpoint."""
+    return safetensors.torch.load_file(run_dir / "checkpoints/latest/model.safetensors")
+
+
+def assert_same_weights(one: Path, other: Path) -> None:
+    """Compare the newest checkpoints of two runs bit by bit."""
+    first, second = read_weights(one), read_weights(other)
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]]) -> None:
+    """Write a data folder of random pairs; `lengths` are in tokens and count EOS."""
+    draw = np.random.default_rng(0)
+    pairs = [
+        tuple(draw.integers(4, tokenizer.vocab_size, length - 1).tolist() for length in pair)
+        for pair in lengths
+    ]
+    for split in ("train", "valid"):
+        write_pairs(folder / f"{split}-00000.arrow", pairs, tokenizer.vocab_size)
+    (folder / "tokenizer.model").write_bytes(tokenizer.model)
+    meta = {"tokenizer_sha256": tokenizer.sha256, "data_sha256": "0" * 64}
+    languages = {"src_lang": "en", "tgt_lang": "de"}
+    write_json(folder / "meta.json", {"format_version": 1, **languages, **meta})
+
+
+def make_trainer(
+    data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any
+) -> Trainer:
+    """Make a trainer on the CPU with all weights, biases too, away from 0."""
+    settings: dict[str, Any] = {
+        "model": tiny_config(),
+        "device": "cpu",
+        "num_threads": 1,
+        "tokens_per_update": 1000,
+        "valid_bleu": False,
+    }
+    config = TrainConfig(data_dir=str(data_dir), run_dir=str(run_dir), **settings | changes)
+    trainer = Trainer(config, world or World(), torch.device("cpu"))
+    with torch.no_grad():
+        for parameter in trainer.learner.model.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+    return trainer

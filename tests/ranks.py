@@ -1,0 +1,140 @@
+"""Runs tasks and commands in processes of their own, cheaply: a server that has imported torch
+forks each of them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import multiprocessing
+import os
+import signal
+import socket
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+_CONTEXT = multiprocessing.get_context("forkserver")
+_CONTEXT.set_forkserver_preload(
+    [f"nmt.cli.{name}" for name in ("compose", "main", "train", "worker")]
+)
+_PATIENCE_SECONDS = 120  # far more than any of these tests needs, on a busy machine too
+
+
+def free_port() -> int:
+    """Return a port that nobody listens on."""
+    with socket.create_server(("localhost", 0)) as server:
+        return int(server.getsockname()[1])
+
+
+def rank_environments(size: int) -> list[dict[str, str]]:
+    """Return what torchrun would give each of `size` ranks of this machine."""
+    port = str(free_port())
+    return [
+        {
+            "RANK": str(rank),
+            "WORLD_SIZE": str(size),
+            "LOCAL_RANK": str(rank),
+            "LOCAL_WORLD_SIZE": str(size),
+            "MASTER_ADDR": "localhost",
+            "MASTER_PORT": port,
+        }
+        for rank in range(size)
+    ]
+
+
+class Child:
+    """A process that runs `task(*arguments)` and exits with what it returns; it ends with the test.
+
+    What it prints to stderr is in `log`.
+    """
+
+    def __init__(
+        self, log: Path, task: Callable[..., Any], *arguments: Any, env: dict[str, str]
+    ) -> None:
+        self.log = log
+        log.touch()
+        self.process: BaseProcess = _CONTEXT.Process(
+            target=_run, args=(log, env, task, arguments), daemon=False
+        )
+        self.process.start()
+
+    @property
+    def pid(self) -> int:
+        """Return the number of the process."""
+        assert self.process.pid is not None
+        return self.process.pid
+
+    @property
+    def stderr(self) -> str:
+        """Return what the process has written to stderr so far."""
+        return self.log.read_text(encoding="utf-8")
+
+    def send(self, number: signal.Signals) -> None:
+        """Send a signal."""
+        os.kill(self.pid, number)
+
+    def wait(self, seconds: float = _PATIENCE_SECONDS) -> int:
+        """Wait for the end and return the exit status, negative after a signal."""
+        self.process.join(seconds)
+        code = self.process.exitcode
+        assert code is not None, f"still at work after {seconds} s:\n{self.stderr}"
+        return code
+
+    def wait_until(self, condition: Callable[[], Any]) -> None:
+        """Wait until something is the case; the process must not end before."""
+        deadline = time.monotonic() + _PATIENCE_SECONDS
+        while not condition():
+            assert self.process.is_alive(), f"ended too soon:\n{self.stderr}"
+            assert time.monotonic() < deadline, f"in vain:\n{self.stderr}"
+            time.sleep(0.002)
+
+
+@contextlib.contextmanager
+def child(
+    log: Path, task: Callable[..., Any], *arguments: Any, env: dict[str, str] | None = None
+) -> Iterator[Child]:
+    """Run `task` in a process that is killed when the block ends."""
+    one = Child(log, task, *arguments, env=env or {})
+    try:
+        yield one
+    finally:
+        one.process.kill()
+        one.process.join()
+
+
+@contextlib.contextmanager
+def ranks(
+    folder: Path, size: int, task: Callable[..., Any], *arguments: Any
+) -> Iterator[list[Child]]:
+    """Run `task` in `size` processes that can form a process group."""
+    with contextlib.ExitStack() as stack:
+        yield [
+            stack.enter_context(child(folder / f"rank{i}.log", task, *arguments, env=env))
+            for i, env in enumerate(rank_environments(size))
+        ]
+
+
+def run_ranks(folder: Path, size: int, task: Callable[..., Any], *arguments: Any) -> None:
+    """Run `task` on `size` ranks; all must end well."""
+    with ranks(folder, size, task, *arguments) as children:
+        for one in children:
+            assert one.wait() == 0, one.stderr
+
+
+def _run(log: Path, env: dict[str, str], task: Callable[..., Any], arguments: Any) -> None:
+    os.environ.update({"OMP_NUM_THREADS": "1", **env})
+    stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(stream, 1)
+    os.dup2(stream, 2)
+    sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
+    sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
+    try:
+        code = task(*arguments)
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.exit(code)
