@@ -35,6 +35,29 @@ class Positions(str, Enum):
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
 
 
+class Normalization(str, Enum):
+    """What the log-probability of a hypothesis is divided by (docs/search.md)."""
+
+    wu = "wu"  # ((5 + length) / 6)^length_penalty, Wu et al. (2016), equation 14
+    average = "average"  # its length
+    none = "none"
+
+
+class Combine(str, Enum):
+    """How the models of an ensemble agree on the next token."""
+
+    probabilities = "probabilities"  # the log of the mean of their probabilities
+    log_probabilities = "log_probabilities"  # the mean of their log-probabilities
+
+
+class ScoreMeasure(str, Enum):
+    """What `nmt-score` says of a pair, in nats."""
+
+    log_prob = "log_prob"  # the sum over all tokens, EOS too
+    per_token = "per_token"  # that sum over the number of tokens, EOS counted
+    score = "score"  # what search ranks by: normalised, with rewards and penalties
+
+
 class DType(str, Enum):
     """The number format of matrix products; weights, softmax, loss and scores stay float32."""
 
