@@ -89,6 +89,21 @@ class OutputFormat(str, Enum):
     json = "json"
 
 
+class TooLong(str, Enum):
+    """What becomes of a line of more tokens than `max_source_length`."""
+
+    split = "split"  # at sentence ends, else clauses, else spaces; translated and joined again
+    truncate = "truncate"  # the rest of the line is left out, and counted
+    error = "error"  # the line is named and nothing more is translated
+
+
+class Engine(str, Enum):
+    """What computes translations."""
+
+    native = "native"  # torch
+    ctranslate2 = "ctranslate2"  # a folder that nmt-export wrote
+
+
 class Metric(str, Enum):
     """What to score with, at sacreBLEU's defaults: 0 to 100, higher is better, but for TER.
 
@@ -109,6 +124,29 @@ class Method(str, Enum):
 
     bootstrap = "bootstrap"
     approximate_randomization = "approximate_randomization"
+
+
+class ExportFormat(str, Enum):
+    """Which library the exported model is for."""
+
+    ctranslate2 = "ctranslate2"
+    huggingface = "huggingface"
+
+
+class Quantization(str, Enum):
+    """How exported weights are stored; int8 and int16 with one scale a row, or one a matrix.
+
+    After `int8_`: the type of what is not a matrix product.
+    """
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    int8_float32 = "int8_float32"
+    int8_float16 = "int8_float16"
+    int8_bfloat16 = "int8_bfloat16"
+    int16 = "int16"
 
 
 def option(default: Any, help: str) -> Any:

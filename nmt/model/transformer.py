@@ -120,11 +120,12 @@ class Transformer(nn.Module):
 
     def _embed(self, ids: Tensor, *, start: int) -> Tensor:
         end = start + ids.size(1)
-        if end > self.positions.size(0):
+        positions = self.positions  # another thread may replace the table meanwhile
+        if end > positions.size(0):
             table = sinusoidal_positions(2 * end, self.config.d_model, self.config.positions)
-            self.positions = table.to(self.positions)
+            positions = self.positions = table.to(positions)
         scaled = self.embedding(ids) * math.sqrt(self.config.d_model)  # (B, T, D)
-        return self.dropout(scaled + self.positions[start:end])  # type: ignore[no-any-return]
+        return self.dropout(scaled + positions[start:end])  # type: ignore[no-any-return]
 
     def _final_norm(self) -> nn.Module:
         if self.config.norm is Norm.post:
