@@ -2,7 +2,7 @@
 # Runs the console scripts of an installed wheel in an empty folder, as the README shows them.
 set -euo pipefail
 
-for name in preprocess train average translate evaluate; do
+for name in preprocess train average translate evaluate export; do
     "nmt-$name" --help | grep -q "nmt-$name:"
     nmt "$name" --help | grep -q "settings"
 done

@@ -71,5 +71,19 @@ COMMANDS = {
             schema=config.EvaluateConfig,
             module="nmt.cli.evaluate",
         ),
+        Command(
+            name="export",
+            summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
+            reads="a run, checkpoint or model folder",
+            writes="output: a folder with tokenizer and README that needs no nmt to translate",
+            examples=(
+                "nmt-export model_dir=runs/mine/average format=ctranslate2 quantization=int8 "
+                "output=exported",
+                "nmt-export model_dir=runs/mine format=huggingface output=exported-hf",
+            ),
+            schema=config.ExportConfig,
+            module="nmt.cli.export",
+            groups=("experiment",),
+        ),
     )
 }

@@ -66,5 +66,10 @@ def evaluate() -> int:
     return main(COMMANDS["evaluate"])
 
 
+def export() -> int:
+    """Run `nmt-export`."""
+    return main(COMMANDS["export"])
+
+
 if __name__ == "__main__":
     sys.exit(nmt())

@@ -6,6 +6,7 @@ This package knows neither Hydra nor torch.
 """
 
 from nmt.config.data import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig
+from nmt.config.export import ExportConfig
 from nmt.config.inference import EvaluateConfig, TranslateConfig
 from nmt.config.model import ModelConfig, SearchConfig
 from nmt.config.training import AverageConfig, OptimizerConfig, TrainConfig
@@ -14,6 +15,7 @@ __all__ = [
     "AverageConfig",
     "DataConfig",
     "EvaluateConfig",
+    "ExportConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PreprocessConfig",
