@@ -17,14 +17,9 @@ from torch import Tensor, nn
 
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.inference.search import (
-    ControlIds,
-    Hypothesis,
-    beam_search,
-    length_limits,
-    length_penalty,
-    search,
-)
+from nmt.inference.hypotheses import Hypothesis as Found
+from nmt.inference.penalties import length_penalty
+from nmt.inference.search import ControlIds, length_limits, search
 from nmt.inference.stepper import ModelStepper, Stepper
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
@@ -43,8 +38,18 @@ def config(beam_size: int, alpha: float = 0.6, *, a: float = 0.0, b: int = 5) ->
 
 def find(
     stepper: Stepper, source: tuple[Tensor, Tensor], config: SearchConfig
-) -> list[list[Hypothesis]]:
+) -> list[list[Found]]:
     return search(stepper, *source, config, IDS)
+
+
+@dataclass
+class Hypothesis:
+    """What the oracles below say of a hypothesis."""
+
+    tokens: list[int]
+    log_prob: float
+    score: float
+    finished: bool
 
 
 # --- a toy model whose probabilities are a function of source and prefix
@@ -511,11 +516,3 @@ def test_what_the_caller_sets_wins_over_the_models_defaults(translator: Translat
     assert translator.search_config() == translator.defaults
     changed = translator.search_config(beam_size=1, length_penalty=0.0, max_length_b=None)
     assert (changed.beam_size, changed.length_penalty, changed.max_length_b) == (1, 0.0, 8)
-
-
-def test_beam_search_of_size_one_ends_at_its_best_hypothesis() -> None:
-    """`search` takes the greedy path for size 1; the beam itself works at that size too."""
-    source = toy_source(4, 2)
-    found = beam_search(ToyStepper(), *source, config(1), IDS)
-    for row, hypotheses in enumerate(found):
-        assert_same(hypotheses, beam_by_lists(source_of(source, row), 5, 1, 0.6, NO_TASTE))

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
-from nmt.model.attention import KeyValueCache
+from nmt.model.attention import AttentionRecord, KeyValueCache
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
 from nmt.options import Norm
 
@@ -96,16 +96,24 @@ class Transformer(nn.Module):
         ]
         return Memory(hidden, mask, layers)
 
-    def decode(self, tgt: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
+    def decode(
+        self,
+        tgt: Tensor,
+        memory: Memory,
+        cache: DecoderCache | None = None,
+        record: AttentionRecord | None = None,
+    ) -> Tensor:
         """Decode target ids (B*K, T) to hidden states (B*K, T, D); position t sees targets up to t
         alone.
 
         With a cache, `tgt` holds only the newest position (T = 1). Padding on the right needs no
-        mask: no real position looks to its right.
+        mask: no real position looks to its right. `record` names a layer and is given its
+        attention to the source.
         """
         x = self._embed(tgt, start=cache.num_positions if cache else 0)
         for i, layer in enumerate(self.decoder_layers):
-            x = layer(x, memory.layers[i], memory.mask, cache.layers[i] if cache else None)
+            watched = record if record is not None and record.layer == i else None
+            x = layer(x, memory.layers[i], memory.mask, cache.layers[i] if cache else None, watched)
         if cache:
             cache.num_positions += tgt.size(1)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
