@@ -92,7 +92,8 @@ class OutputFormat(str, Enum):
 class TooLong(str, Enum):
     """What becomes of a line of more tokens than `max_source_length`."""
 
-    split = "split"  # at sentence ends, else clauses, else spaces; translated and joined again
+    # at sentence ends, else clauses, else spaces; translated and joined again
+    split = "split"  # type: ignore[assignment]  # a choice has no use for str.split
     truncate = "truncate"  # the rest of the line is left out, and counted
     error = "error"  # the line is named and nothing more is translated
 

@@ -13,7 +13,8 @@ from nmt.data.corpus import read_input
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
 from nmt.files import replace_file
-from nmt.inference.translator import Translation, Translator
+from nmt.inference.results import Translation
+from nmt.inference.translator import Translator
 from nmt.options import OutputFormat, resolve
 
 log = logging.getLogger(__name__)

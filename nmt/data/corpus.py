@@ -24,7 +24,7 @@ from nmt.options import Corpus, resolve
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
-_TO_SPACE = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
+LINE_BREAKS = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -47,7 +47,7 @@ def clean_line(raw: bytes, place: str) -> str:
             f"{place}: byte {error.start + 1} (0x{byte:02x}) is not UTF-8; convert the file, "
             "for example with iconv -f latin1 -t utf-8"
         ) from None
-    return text.removeprefix("\ufeff").removesuffix("\r").translate(_TO_SPACE)
+    return text.removeprefix("\ufeff").removesuffix("\r").translate(LINE_BREAKS)
 
 
 def read_stream(stream: IO[bytes], name: str) -> Iterator[str]:
@@ -116,7 +116,7 @@ def read_dataset(split: SplitConfig, src_lang: str, tgt_lang: str) -> Iterator[P
                 f"set data.src_lang and data.tgt_lang (now {src_lang}, {tgt_lang}) to two of them"
             )
         pair = (fields[src_lang] or "", fields[tgt_lang] or "")
-        source, target = (text.replace("\n", " ").translate(_TO_SPACE) for text in pair)
+        source, target = (text.replace("\n", " ").translate(LINE_BREAKS) for text in pair)
         yield source, target
 
 

@@ -8,17 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from nmt.config import SearchConfig
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizer
+from nmt.inference.scoring import score_pairs
 from nmt.inference.search import ControlIds, Hypothesis, search
-from nmt.inference.stepper import Stepper
+from nmt.inference.stepper import Model
 
 Ids = Sequence[int]
 
 
+@runtime_checkable
 class Backend(Protocol):
     """An engine. Its methods may be called from several threads at once."""
 
@@ -31,7 +33,13 @@ class Backend(Protocol):
         """
 
     def search(
-        self, rows: Sequence[Ids], config: SearchConfig, prefixes: Sequence[Ids] | None = None
+        self,
+        rows: Sequence[Ids],
+        config: SearchConfig,
+        prefixes: Sequence[Ids] | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each row, best first.
 
@@ -39,6 +47,8 @@ class Backend(Protocol):
             rows: source ids of a batch of sentences, without EOS, none of them empty.
             config: how to search.
             prefixes: target ids that each translation starts with, possibly none, without BOS.
+            keys: a number for each row that sampling depends on; an engine may ignore it.
+            n_best: how many of each row the caller looks at, None for all; more may come.
         """
 
     def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
@@ -58,11 +68,11 @@ class Loaded:
 
 
 class NativeBackend:
-    """Searches with a `Stepper`: one model, or an ensemble."""
+    """Searches with torch: one model, or an ensemble."""
 
     name = "native"
 
-    def __init__(self, stepper: Stepper, tokenizer: Tokenizer) -> None:
+    def __init__(self, stepper: Model, tokenizer: Tokenizer) -> None:
         self.stepper = stepper
         self.tokenizer = tokenizer
         self._ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
@@ -71,8 +81,18 @@ class NativeBackend:
         """Accept everything that `SearchConfig` accepts."""
 
     def search(
-        self, rows: Sequence[Ids], config: SearchConfig, prefixes: Sequence[Ids] | None = None
+        self,
+        rows: Sequence[Ids],
+        config: SearchConfig,
+        prefixes: Sequence[Ids] | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        n_best: int | None = None,
     ) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
         src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
-        return search(self.stepper, src, src_lengths, config, self._ids)
+        return search(self.stepper, src, src_lengths, config, self._ids, prefixes=prefixes)
+
+    def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
+        """See `Backend.score`."""
+        return score_pairs(self.stepper, rows, targets, self._ids)
