@@ -106,6 +106,7 @@ class Task:
     constraints: tuple[Constraint, ...]
     earliest: list[int]  # least tokens of each translation, EOS included
     limits: list[int]  # most tokens of each translation, EOS included
+    keys: list[int]  # of each sentence's draws, when sampling
 
     @property
     def needs_attention(self) -> bool:

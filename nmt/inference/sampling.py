@@ -1,12 +1,16 @@
 """Sampling: which tokens are drawn from, and the draw.
 
-Every draw of a sentence has a source of randomness of its own, made from the seed, the source ids
-and the number of the draw. So it depends on no neighbour, batch, position or device.
+Every draw of a sentence has a source of randomness of its own, made from the seed, the source ids,
+the number of the draw and a key that tells equal sentences apart. So it depends on no neighbour,
+batch or device.
 """
 
 # B sentences, V vocab; rows, the hypotheses alive: the draws of a sentence side by side
 
 from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
@@ -34,34 +38,42 @@ def narrow(log_probs: Tensor, config: SearchConfig) -> Tensor:
     return logits
 
 
+def occurrences(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Say of each row of ids how many equal rows stand before it.
+
+    As keys they give equal sentences draws of their own, and all others none that depend on where
+    they stand.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    keys = []
+    for row in map(tuple, rows):
+        keys.append(seen[row])
+        seen[row] += 1
+    return keys
+
+
 class Sampler:
     """Draws the next token of every row."""
 
     def __init__(self, task: Task) -> None:
         self.config = task.config
-        self.seeds = [
-            row[:length]
-            for row, length in zip(task.src.tolist(), task.src_lengths.tolist(), strict=True)
+        columns = zip(task.keys, task.src.tolist(), task.src_lengths.tolist(), strict=True)
+        self.generators = [
+            [
+                np.random.default_rng([self.config.seed, key, draw, *row[:length]])
+                for draw in range(self.config.beam_size)
+            ]
+            for key, row, length in columns
         ]
-        self.generators: dict[tuple[int, int], np.random.Generator] = {}
 
     def __call__(self, log_probs: Tensor, sentences: Tensor) -> Tensor:
         """Choose from log-probabilities (rows, V) of `sentences` (rows,); return tokens (rows,)."""
         noise = np.empty(log_probs.shape, dtype=np.float32)  # (rows, V)
         for row, sentence in enumerate(sentences.tolist()):
-            draw = row % self.config.beam_size
+            generator = self.generators[sentence][row % self.config.beam_size]
             # in float64, where no token of many thousands gets an exact 0 by chance
-            uniform = self._generator(sentence, draw).standard_exponential(log_probs.size(1))
-            noise[row] = -np.log(uniform)
+            noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # the maximum of logits plus Gumbel noise is a draw from their softmax (Gumbel, 1954); other
         # than a sum of probabilities it does not turn over when these differ in the last digit
         gumbel = torch.from_numpy(noise).to(log_probs.device)
         return (narrow(log_probs, self.config) + gumbel).argmax(dim=1)
-
-    def _generator(self, sentence: int, draw: int) -> np.random.Generator:
-        key = (sentence, draw)
-        if key not in self.generators:
-            self.generators[key] = np.random.default_rng(
-                [self.config.seed, draw, *self.seeds[sentence]]
-            )
-        return self.generators[key]

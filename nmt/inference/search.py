@@ -15,7 +15,7 @@ from nmt.errors import ConfigError, ModelError
 from nmt.inference.beam import beam_search
 from nmt.inference.constraints import at_least, forbid, force
 from nmt.inference.hypotheses import Constraint, ControlIds, Hypothesis, Task
-from nmt.inference.sampling import Sampler
+from nmt.inference.sampling import Sampler, occurrences
 from nmt.inference.stepper import Stepper
 from nmt.inference.walk import likeliest, walk
 
@@ -41,6 +41,7 @@ def search(
     ids: ControlIds,
     *,
     prefixes: Sequence[Sequence[int]] | None = None,
+    keys: Sequence[int] | None = None,
     constraints: Sequence[Constraint] = (),
 ) -> list[list[Hypothesis]]:
     """Return up to `beam_size` hypotheses a sentence, best first; beam size 1 is greedy search.
@@ -56,17 +57,19 @@ def search(
         config: how to search.
         ids: control symbols of the tokenizer.
         prefixes: target ids that each translation starts with, possibly none, without BOS.
+        keys: a number for each sentence that its draws depend on; without, `occurrences` of src.
         constraints: further functions between a step and the choice of tokens.
     """
     prefixes = prefixes or [()] * len(src)
-    _check_prefixes(prefixes, ids)
+    check_prefixes(prefixes, ids)
     built_in = [forbid(ids.pad, ids.bos), at_least(config.min_length, ids.eos)]
     if any(prefixes):
         built_in.append(force(prefixes, stepper.device))
     earliest = [max(config.min_length, len(prefix)) + 1 for prefix in prefixes]
     limits = [max(pair) for pair in zip(length_limits(src_lengths, config), earliest, strict=True)]
     rules = (*built_in, *constraints)
-    task = Task(src, src_lengths, config, ids, rules, earliest, limits)
+    keys = occurrences(src.tolist()) if keys is None else list(keys)
+    task = Task(src, src_lengths, config, ids, rules, earliest, limits, keys)
     if config.sampling:
         found = walk(stepper, task, Sampler(task), config.beam_size)
     elif config.beam_size == 1:
@@ -77,7 +80,8 @@ def search(
     return found
 
 
-def _check_prefixes(prefixes: Sequence[Sequence[int]], ids: ControlIds) -> None:
+def check_prefixes(prefixes: Sequence[Sequence[int]], ids: ControlIds) -> None:
+    """Raise a `ConfigError` for a forced prefix that holds a control symbol."""
     names = {ids.pad: "padding", ids.bos: "the start symbol", ids.eos: "the end symbol"}
     for number, prefix in enumerate(prefixes):
         for token in prefix:

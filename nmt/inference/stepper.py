@@ -85,6 +85,15 @@ class ModelState:
     record: AttentionRecord | None = None  # of the last step, when watched
 
 
+def alignment_layer(num_decoder_layers: int) -> int:
+    """Return the decoder layer, from 0, whose attention to the source tells the word alignment.
+
+    Of six layers or more the last but one aligns best (Garg et al., 2019); of two or three the
+    last, as docs/search.md shows.
+    """
+    return num_decoder_layers - (2 if num_decoder_layers >= 6 else 1)
+
+
 class ModelStepper:
     """Steps through a `Transformer` with a cache of keys and values."""
 
@@ -149,8 +158,7 @@ class ModelStepper:
         return Scored(log_probs, None if record is None else record.weights)
 
     def _record(self) -> AttentionRecord:
-        # the last layer but one aligns words best (Garg et al., 2019)
-        return AttentionRecord(max(self.model.config.num_decoder_layers - 2, 0))
+        return AttentionRecord(alignment_layer(self.model.config.num_decoder_layers))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is torch.float32:
