@@ -18,6 +18,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import NmtError
 from nmt.export.support import PRE_NORM
 from nmt.model.layers import LAYER_NORM_EPS, sinusoidal_positions
+from nmt.model.transformer import alignment_layer
 from nmt.options import Quantization
 
 Weights = dict[str, Tensor]
@@ -45,8 +46,8 @@ def write_ctranslate2(
         (config.num_encoder_layers, config.num_decoder_layers),
         config.num_heads,
         pre_norm=PRE_NORM[config.norm],
-        alignment_layer=-1,
-        alignment_heads=config.num_heads,  # attention is the mean over the heads of the last layer
+        alignment_layer=alignment_layer(config.num_decoder_layers),
+        alignment_heads=config.num_heads,
     )
     positions = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model.attention import AttentionRecord
-from nmt.model.transformer import DecoderCache, Memory, Transformer
+from nmt.model.transformer import DecoderCache, Memory, Transformer, alignment_layer
 
 MAX_LOGITS = 1 << 24  # of one piece when scoring, 64 MiB in float32
 
@@ -83,15 +83,6 @@ class ModelState:
     cache: DecoderCache  # B * K rows
     num_beams: int
     record: AttentionRecord | None = None  # of the last step, when watched
-
-
-def alignment_layer(num_decoder_layers: int) -> int:
-    """Return the decoder layer, from 0, whose attention to the source tells the word alignment.
-
-    Of six layers or more the last but one aligns best (Garg et al., 2019); of two or three the
-    last, as docs/search.md shows.
-    """
-    return num_decoder_layers - (2 if num_decoder_layers >= 6 else 1)
 
 
 class ModelStepper:

@@ -141,6 +141,15 @@ class Transformer(nn.Module):
         return nn.LayerNorm(self.config.d_model, eps=LAYER_NORM_EPS)
 
 
+def alignment_layer(num_decoder_layers: int) -> int:
+    """Return the decoder layer, from 0, whose attention to the source tells the word alignment.
+
+    Of six layers or more the last but one aligns best (Garg et al., 2019); of two or three the
+    last, as docs/search.md shows.
+    """
+    return num_decoder_layers - (2 if num_decoder_layers >= 6 else 1)
+
+
 def num_parameters(model: nn.Module) -> int:
     """Count the parameters, shared ones once."""
     return sum(parameter.numel() for parameter in model.parameters())
