@@ -72,6 +72,18 @@ COMMANDS = {
             module="nmt.cli.evaluate",
         ),
         Command(
+            name="score",
+            summary="Say how likely a model finds given translations: one log-probability a line.",
+            reads="source and target text, line by line, and a model folder (several: an ensemble)",
+            writes="nats to stdout or a file; format=json gives tokens, sums and scores",
+            examples=(
+                "nmt-score model_dir=runs/mine src=in.en tgt=out.de",
+                "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
+            ),
+            schema=config.ScoreConfig,
+            module="nmt.cli.score",
+        ),
+        Command(
             name="export",
             summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
             reads="a run, checkpoint or model folder",

@@ -66,6 +66,11 @@ def evaluate() -> int:
     return main(COMMANDS["evaluate"])
 
 
+def score() -> int:
+    """Run `nmt-score`."""
+    return main(COMMANDS["score"])
+
+
 def export() -> int:
     """Run `nmt-export`."""
     return main(COMMANDS["export"])

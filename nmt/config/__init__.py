@@ -9,6 +9,7 @@ from nmt.config.data import DataConfig, PreprocessConfig, SplitConfig, Tokenizer
 from nmt.config.export import ExportConfig
 from nmt.config.inference import EvaluateConfig, TranslateConfig
 from nmt.config.model import ModelConfig, SearchConfig
+from nmt.config.score import ScoreConfig
 from nmt.config.training import AverageConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
@@ -19,6 +20,7 @@ __all__ = [
     "ModelConfig",
     "OptimizerConfig",
     "PreprocessConfig",
+    "ScoreConfig",
     "SearchConfig",
     "SplitConfig",
     "TokenizerConfig",

@@ -76,11 +76,17 @@ def read_input(path: str) -> Iterator[str]:
 
 
 def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:
-    """Yield the pairs of two aligned files; raise a `DataError` with both counts when they are not
-    equally long.
+    """Yield the pairs of two aligned files; see `pair_lines`."""
+    return pair_lines(read_lines(src), read_lines(tgt), names=(src, tgt))
+
+
+def pair_lines(
+    src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
+) -> Iterator[Pair]:
+    """Yield the pairs of two aligned streams; raise a `DataError` with both counts when they are
+    not equally long.
     """
     end = object()
-    src_lines, tgt_lines = read_lines(src), read_lines(tgt)
     for num_pairs, (source, target) in enumerate(
         itertools.zip_longest(src_lines, tgt_lines, fillvalue=end)
     ):
@@ -88,7 +94,8 @@ def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:
             num_src = num_pairs + (source is not end) + sum(1 for _ in src_lines)
             num_tgt = num_pairs + (target is not end) + sum(1 for _ in tgt_lines)
             raise DataError(
-                f"{src} has {num_src} lines, {tgt} {num_tgt}; extract the pair again, line by line"
+                f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+                "extract the pair again, line by line"
             )
         yield cast(str, source), cast(str, target)
 
