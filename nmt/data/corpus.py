@@ -12,7 +12,7 @@ import gzip
 import itertools
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -50,7 +50,7 @@ def clean_line(raw: bytes, place: str) -> str:
     return text.removeprefix("\ufeff").removesuffix("\r").translate(LINE_BREAKS)
 
 
-def read_stream(stream: IO[bytes], name: str) -> Iterator[str]:
+def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a byte stream; `name` stands in error messages."""
     try:
         for number, raw in enumerate(stream, start=1):
@@ -73,6 +73,12 @@ def read_input(path: str) -> Iterator[str]:
     if sys.stdin is None:
         raise DataError("stdin is closed; give the path of a file")
     return read_stream(sys.stdin.buffer, "stdin")
+
+
+def count_lines(path: str) -> int:
+    """Count the lines of a file without decoding them."""
+    with open_bytes(resolve(path)) as stream:
+        return sum(1 for _ in stream)
 
 
 def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:

@@ -91,7 +91,9 @@ class NativeBackend:
     ) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
         src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
-        return search(self.stepper, src, src_lengths, config, self._ids, prefixes=prefixes)
+        return search(
+            self.stepper, src, src_lengths, config, self._ids, prefixes=prefixes, keys=keys
+        )
 
     def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
         """See `Backend.score`."""

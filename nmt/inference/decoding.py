@@ -16,6 +16,7 @@ import torch
 from nmt.config import SearchConfig
 from nmt.data.batching import bucket
 from nmt.inference.backend import Backend
+from nmt.inference.sampling import occurrences
 from nmt.inference.search import Hypothesis
 
 log = logging.getLogger(__name__)
@@ -32,8 +33,6 @@ class Part:
     """Source ids without EOS, at least one."""
     prefix: list[int]
     """Target ids that the translation starts with; may be empty."""
-    key: int = 0
-    """Tells equal parts apart when sampling."""
 
 
 @dataclass(frozen=True)
@@ -67,16 +66,18 @@ class Decoder:
         if not parts:
             return results
         lengths = np.array([[len(part.ids) + 1] * 2 for part in parts], dtype=np.int32)
+        keys = occurrences([part.ids for part in parts]) if self.config.sampling else None
         most = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
         for batch in bucket(lengths, most, np.arange(len(parts))):
             rows = [parts[i] for i in batch]
-            for i, outcome in zip(batch, self._search(rows), strict=True):
+            some_keys = None if keys is None else [keys[i] for i in batch]
+            for i, outcome in zip(batch, self._search(rows, some_keys), strict=True):
                 results[i] = outcome
         return results
 
-    def _search(self, rows: Sequence[Part]) -> list[Outcome]:
+    def _search(self, rows: Sequence[Part], keys: Sequence[int] | None) -> list[Outcome]:
         try:
-            found = self._call(rows)
+            found = self._call(rows, keys)
         except Exception as error:  # whatever it is, the other sentences are to be translated
             if len(rows) == 1:
                 self.num_failed += 1
@@ -93,15 +94,20 @@ class Decoder:
             torch.cuda.empty_cache()
         log.warning("a batch of %d sentences failed (%s); trying its halves", len(rows), reason)
         half = len(rows) // 2
-        return self._search(rows[:half]) + self._search(rows[half:])
+        halves = (slice(half), slice(half, None))
+        return [
+            outcome
+            for part in halves
+            for outcome in self._search(rows[part], None if keys is None else keys[part])
+        ]
 
-    def _call(self, rows: Sequence[Part]) -> list[list[Hypothesis]]:
+    def _call(self, rows: Sequence[Part], keys: Sequence[int] | None) -> list[list[Hypothesis]]:
         sources = [row.ids for row in rows]
         prefixes = [row.prefix for row in rows]
         return self.backend.search(
             sources,
             self.config,
             prefixes if any(prefixes) else None,
-            keys=[row.key for row in rows],
+            keys=keys,
             n_best=self.n_best,
         )

@@ -200,6 +200,8 @@ class Translator:
         The next window is read and turned into ids while one is translated. Raises `ConfigError`
         for what the engine cannot do, and what the engine raises when it fails with everything.
         """
+        if config.sampling:  # draws do not depend on their number; more would go to waste
+            config = replace(config, beam_size=options.n_best)
         self.backend.check(config, with_prefixes=with_prefixes)
         decoder = Decoder(self.backend, config, options.n_best, options.max_tokens)
         for window, encoded in prefetch(self._encode(windows, options.rule)):
