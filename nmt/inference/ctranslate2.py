@@ -90,8 +90,8 @@ class _Task:
     config: SearchConfig
 
     def is_exact(self, row: int) -> bool:
-        """Say whether CTranslate2's sum of log-probabilities leaves nothing out."""
-        return not self.prefixes[row] and not self.config.min_length
+        """Say whether CTranslate2's sum of log-probabilities leaves nothing out: a prefix, it does."""
+        return not self.prefixes[row]
 
 
 @dataclass(frozen=True)
@@ -125,6 +125,11 @@ class CTranslate2Backend:
                     f"{key}={getattr(config, key)}: backend=ctranslate2 has no {key}; "
                     "use backend=native"
                 )
+        if config.min_length and config.beam_size > 1 and not config.sampling:
+            raise ConfigError(
+                f"min_length={config.min_length}: backend=ctranslate2 ranks the hypotheses of a "
+                "beam by other probabilities then; use beam_size=1 or backend=native"
+            )
 
     def search(
         self,
