@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-
 from conftest import WORDS, tiny_config, tiny_model
+
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, SearchConfig
 from nmt.data.batch import pad

@@ -1,7 +1,7 @@
 """Translates exported folders with CTranslate2 and SentencePiece; run by the tests, without nmt.
 
-Reads a list of {folder, lines, options}, writes for each a list of {pieces, scores, text}. Before, it
-runs the Python of the first folder's README there.
+Reads a list of {folder, lines, options}, writes for each a list of {pieces, scores, text}. Before
+that it runs the Python of the first folder's README.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Translates exported folders with Hugging Face transformers; run by the tests, without nmt.
 
 Reads a list of {folder, lines, targets, options}. Writes for each the ids of the lines, the logits
-for the target ids as decoder input, what `generate` gives with each of the options (ids and score of
-every hypothesis), and the text of the first. Before, it runs the Python of the first folder's README there.
+for the target ids as decoder input, what `generate` gives with each of the options (ids and score
+of every hypothesis), and the text of the first. Before that it runs the Python of the first
+folder's README.
 """
 
 from __future__ import annotations

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-
 from exporting import HOSTILE, LIMIT, exported, native, random_model, short_sentences, without_nmt
+
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.options import ExportFormat, Norm, Normalization, Positions, Quantization

@@ -1,4 +1,4 @@
-"""Exported folders in Hugging Face transformers, in a process without nmt, against our own model."""
+"""Exported folders in transformers, in a process without nmt, against our own model."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 import torch
+from exporting import HOSTILE, LIMIT, exported, native, random_model, short_sentences, without_nmt
 from safetensors.torch import load_file
 
-from exporting import HOSTILE, LIMIT, exported, native, random_model, short_sentences, without_nmt
 from nmt.config import SearchConfig
 from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import Tokenizer

@@ -6,6 +6,7 @@ The converters read their choices from the tables here, so what is checked is wh
 from __future__ import annotations
 
 import dataclasses
+import logging
 from collections.abc import Mapping
 from enum import Enum
 from typing import Any
@@ -13,6 +14,8 @@ from typing import Any
 from nmt.config import ModelConfig
 from nmt.errors import ConfigError
 from nmt.options import ExportFormat, Norm, Positions
+
+log = logging.getLogger(__name__)
 
 PRE_NORM = {Norm.post: False, Norm.pre: True}
 """CTranslate2's `pre_norm` for each placement of the norm."""
@@ -41,6 +44,21 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
     is a reason unless it has its default, which by the rule for new settings changes nothing.
     """
     return {name: _reasons(config, table) for name, table in SUPPORTED.items()}
+
+
+def announce(config: ModelConfig, *, required: bool) -> None:
+    """Log, before a model is trained, to which formats it can be exported, and why not to others.
+
+    With `required`, raise a `ConfigError` for one that CTranslate2 cannot run.
+    """
+    reasons = check_exportable(config)
+    if required and reasons[ExportFormat.ctranslate2]:
+        raise ConfigError(
+            f"{' and '.join(reasons[ExportFormat.ctranslate2])} cannot be exported to CTranslate2; "
+            "change it, or set exportable=false to train all the same"
+        )
+    for name, why in reasons.items():
+        log.info("export to %s: %s", name.value, f"no, {', '.join(why)}" if why else "yes")
 
 
 def require_exportable(config: ModelConfig, name: ExportFormat) -> None:
