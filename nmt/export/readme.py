@@ -23,8 +23,8 @@ print(tokenizer.decode(result.hypotheses[0]))
 - Without `max_input_length=0` CTranslate2 cuts input after 1,024 tokens without a word, and without
   `max_decoding_length` output after 256. More than {max_positions} tokens do not fit the table of
   positions.
-- Scores of hypotheses are log P / length^length_penalty, and the length counts `</s>` only with
-  `return_end_token=True`. nmt divides by ((5 + length) / 6)^alpha.
+- Scores of hypotheses are log P / length^length_penalty, `</s>` counted; nmt divides by
+  ((5 + length) / 6)^alpha.
 - `</s>` or `<pad>` in a text stays text: this tokenizer never makes control symbols of text.
   CTranslate2 adds the end of the source by itself.
 """
