@@ -7,6 +7,7 @@ from __future__ import annotations
 import itertools
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,7 +16,9 @@ import torch
 from conftest import BOS, EOS, PAD, UNK, random_source, tiny_model
 from torch import Tensor, nn
 
+from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
 from nmt.inference.hypotheses import ControlIds, Hypothesis
 from nmt.inference.search import search
 from nmt.inference.stepper import Stepper
@@ -228,3 +231,13 @@ def teacher_forced(model: Transformer, source: Source, row: int, tokens: list[in
     log_probs = model.logits(hidden)[0].double().log_softmax(-1)
     chosen: list[float] = log_probs[torch.arange(len(tokens)), tokens].tolist()
     return chosen
+
+
+def save_tiny(folder: Path, tokenizer: Tokenizer, seed: int = 1, beam_size: int = 4) -> Path:
+    """Write a model folder of such a model."""
+    model = decided_model(seed=seed, vocab_size=tokenizer.vocab_size)
+    names = {"src_lang": "en", "tgt_lang": "de", "tokenizer_sha256": tokenizer.sha256}
+    search = config(beam_size, a=1.0, b=8)
+    info = ModelInfo(model.config, search, tokenizer.vocab_size, updates=1, **names)
+    save_model(folder, model.state_dict(), info, tokenizer)
+    return folder
