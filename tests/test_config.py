@@ -18,7 +18,7 @@ from nmt.cli.help import choices
 from nmt.config import ModelConfig, SplitConfig, TrainConfig
 from nmt.errors import ConfigError
 
-REQUIRED = {"evaluate": ["hypotheses=h", "references=r"]}
+REQUIRED = {"evaluate": ["hypotheses=h", "references=r"], "score": ["src=s", "tgt=t"]}
 
 
 def composed(name: str, *arguments: str) -> tuple[Any, str]:
