@@ -11,7 +11,6 @@ from typing import IO
 
 from nmt.data.corpus import read_input, read_stream
 from nmt.data.waiting import WaitingLines
-from nmt.errors import ConfigError
 from nmt.options import resolve
 
 
@@ -30,8 +29,6 @@ def open_output(output: str) -> Iterator[IO[bytes]]:
     if output != "-":
         with resolve(output).open("wb") as stream:
             yield stream
-    elif sys.stdout is None:
-        raise ConfigError("stdout is closed; give output=FILE")
     else:
         yield sys.stdout.buffer
 

@@ -14,6 +14,7 @@ import torch
 
 from nmt import __version__
 from nmt.checkpoint import find_model
+from nmt.cli.lines import check_output
 from nmt.cli.streams import always, is_typed, num_bytes, open_output, open_stream
 from nmt.config import SearchConfig, TranslateConfig
 from nmt.data.corpus import count_lines, open_bytes, read_input
@@ -106,6 +107,7 @@ def _to_file(config: TranslateConfig, pipeline: Pipeline, output: Path) -> Count
             for chunk in pipeline.chunks(source, first_line=part.state.lines, has_more=always):
                 part.append(chunk.data, lines=chunk.lines, sha256=chunk.sha256, counts=chunk.counts)
                 progress.update(chunk.lines, chunk.read_bytes)
+            progress.update(source.num_lines, source.num_bytes)
             part.complete(source.num_lines, source.sha256)
             progress.finish()
         return finish(output, pipeline.shard, part.state, job, config.window_lines)
@@ -177,19 +179,16 @@ def _check_inputs(config: TranslateConfig) -> None:
 
 def _find_output(config: TranslateConfig, shard: Shard) -> Path | None:
     """Return the file to write, None for a stream; refuse what cannot be written to."""
+    check_output(config.output)
     path = None
     if config.output != "-":
         path = resolve(config.output).resolve()  # a link stays, and what it points to is replaced
-        if not path.parent.is_dir():
-            raise ConfigError(
-                f"output={config.output}: {path.parent} does not exist; make the folder first"
-            )
-        if path.is_dir():
-            raise ConfigError(f"output={config.output}: is a folder; give the path of a file")
         if path.exists() and not path.is_file():
             path = None  # a pipe or a device cannot be replaced
         elif config.input != "-" and path == resolve(config.input).resolve():
-            raise ConfigError(f"output={config.output}: is the input; give the path of another file")
+            raise ConfigError(
+                f"output={config.output}: is the input; give the path of another file"
+            )
         elif not os.access(path.parent, os.W_OK):
             raise ConfigError(
                 f"output={config.output}: {path.parent} cannot be written to; choose another folder"

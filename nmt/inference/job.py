@@ -222,5 +222,5 @@ def _named(path: Path) -> Iterator[None]:
     except OSError as error:
         raise NmtError(
             f"{path} cannot be written: {error.strerror}; mend that and give the same command "
-            "again, it goes on from there"
+            "again, which goes on with what is done"
         ) from None
