@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from conftest import sentences, tiny_model, tokenizer_config
@@ -43,16 +43,35 @@ def translate(*arguments: str) -> int:
     return command("translate", "device=cpu", "num_threads=1", *arguments)
 
 
-def fork(task: Callable[[], int], log: Path, **environment: str) -> int:
-    """Run `task` in a child with everything imported; return its process id."""
+def fork(
+    task: Callable[[], int],
+    log: Path,
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    close: Sequence[int] = (),
+    **environment: str,
+) -> int:
+    """Run `task` in a child with everything imported; return its process id.
+
+    `stdin` and `stdout` are descriptors that the child takes, `close` those that it must not hold.
+    """
     sys.stdout.flush()
     pid = os.fork()
     if pid:
         return pid
     try:
+        for descriptor in close:
+            os.close(descriptor)
+        if stdin is not None:
+            sys.stdin = os.fdopen(stdin)
+        if stdout is not None:
+            sys.stdout = os.fdopen(stdout, "w")
         os.environ.update(environment)
         sys.stderr = log.open("w", buffering=1)
-        os._exit(task())
+        code = task()
+        sys.stdout.flush()
+        os._exit(code)
     except BaseException:
         traceback.print_exc()
         os._exit(1)
