@@ -137,6 +137,16 @@ def source_of(source: Source, row: int) -> Sentence:
     return tuple(source[0][row, : source[1][row]].tolist())
 
 
+def normalized(log_prob: float, length: int, settings: SearchConfig) -> float:
+    """Return the score without coverage."""
+    divisor = {
+        "wu": (5 + length) ** settings.length_penalty / (5 + 1) ** settings.length_penalty,
+        "average": length,
+        "none": 1,
+    }[settings.normalization.value]
+    return (log_prob + settings.word_reward * length) / divisor
+
+
 def judge(
     tokens: Sentence, source: Sentence, settings: SearchConfig, taste: Taste = NO_TASTE
 ) -> Hypothesis:
@@ -145,15 +155,9 @@ def judge(
     pairs = zip(prefixes, tokens, strict=True)
     log_probs = [float(toy_log_probs(source, prefix, taste)[token]) for prefix, token in pairs]
     weights = np.array([toy_attention(source, prefix) for prefix in prefixes])  # (T, S)
-    total, length = sum(log_probs), len(tokens)
-    divisor = {
-        "wu": (5 + length) ** settings.length_penalty / (5 + 1) ** settings.length_penalty,
-        "average": length,
-        "none": 1,
-    }[settings.normalization.value]
+    total = sum(log_probs)
     coverage = sum(math.log(min(p, 1.0)) for p in weights.sum(axis=0)[:-1])  # without EOS
-    score = (total + settings.word_reward * length) / divisor
-    score += settings.coverage_penalty * coverage
+    score = normalized(total, len(tokens), settings) + settings.coverage_penalty * coverage
     alignment = weights.argmax(axis=1).tolist() if settings.alignment else None
     return Hypothesis(list(tokens), total, score, tokens[-1] == EOS, log_probs, alignment)
 
@@ -173,10 +177,13 @@ def enumerate_all(source: Sentence, limit: int, settings: SearchConfig) -> list[
 
 def beam_by_lists(
     source: Sentence, limit: int, settings: SearchConfig, taste: Taste = NO_TASTE
-) -> list[Hypothesis]:
-    """Search one sentence with a beam and never stop before the limit."""
+) -> tuple[list[Hypothesis], int]:
+    """Search one sentence with a beam and never stop before the limit; also return after how many
+    steps nothing better could come.
+    """
     live: list[tuple[float, Sentence]] = [(0.0, ())]
     finished: list[Hypothesis] = []
+    num_steps = limit
     for length in range(1, limit + 1):
         extended = []
         for log_prob, tokens in live:
@@ -188,10 +195,15 @@ def beam_by_lists(
             if tokens[-1] == EOS:
                 finished.append(judge(tokens, source, settings, taste))
         live = [pair for pair in extended if pair[1][-1] != EOS][: settings.beam_size]
-    finished.sort(key=lambda h: h.score, reverse=True)
+        finished.sort(key=lambda h: h.score, reverse=True)
+        lengths = range(max(length, settings.min_length) + 1, limit + 1)
+        reachable = [normalized(live[0][0], more, settings) for more in lengths]
+        worst = finished[: settings.beam_size][-1:] if len(finished) >= settings.beam_size else []
+        if worst and all(score <= worst[0].score for score in reachable):
+            num_steps = min(num_steps, length)
     cut = [judge(tokens, source, settings, taste) for _, tokens in live]
     cut.sort(key=lambda h: h.score, reverse=True)
-    return (finished + cut)[: settings.beam_size]
+    return (finished + cut)[: settings.beam_size], num_steps
 
 
 def assert_same(

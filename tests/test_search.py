@@ -75,7 +75,21 @@ def test_beam_search_equals_one_by_lists_that_never_stops_early(
     limits = [2 * (length - 1) + 3 for length in source[1].tolist()]
     found = find(ToyStepper(taste), source, settings)
     for row, (hypotheses, limit) in enumerate(zip(found, limits, strict=True)):
-        assert_same(hypotheses, beam_by_lists(source_of(source, row), limit, settings, taste))
+        expected, _ = beam_by_lists(source_of(source, row), limit, settings, taste)
+        assert_same(hypotheses, expected)
+
+
+@every_rule
+@pytest.mark.parametrize("taste", TASTES)
+def test_search_ends_with_the_first_step_after_which_nothing_better_can_come(
+    rule: dict[str, Any], taste: Taste
+) -> None:
+    settings = config(3, b=12, **rule)
+    for length in (6, 2, 9):
+        stepper, source = ToyStepper(taste), toy_source(length)
+        find(stepper, source, settings)
+        _, num_steps = beam_by_lists(source_of(source, 0), 12, settings, taste)
+        assert len(stepper.num_rows) == num_steps
 
 
 @pytest.mark.parametrize("taste", TASTES)
