@@ -49,10 +49,13 @@ COMMANDS = {
         Command(
             name="translate",
             summary="Translate text; line i of the output answers line i of the input.",
-            reads="text on stdin or in a file, and a run, checkpoint or model folder",
-            writes="translations to stdout or a file; format=json gives n-best lists with scores",
+            reads="text on stdin or in a file, and a run, checkpoint or model folder (several: an "
+            "ensemble)",
+            writes="translations to stdout, or to a file that is gone on with after a kill; "
+            "format=json gives n-best lists with scores",
             examples=(
                 "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
+                "nmt-translate model_dir=[runs/a,runs/b] input=in.en output=out.de",
                 "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
             ),
             schema=config.TranslateConfig,
