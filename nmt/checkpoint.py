@@ -23,10 +23,11 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
 from nmt.model.transformer import Transformer
-from nmt.options import Norm, Positions
+from nmt.options import ExportFormat, Norm, Positions, Quantization
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
+EXPORTED = "nmt.json"  # our own file in a folder of nmt-export, whose config.json is another's
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -41,6 +42,15 @@ class ModelInfo:
     tgt_lang: str
     tokenizer_sha256: str
     updates: int  # updates of training behind the weights; of the newest one for an average
+
+
+@dataclass(frozen=True)
+class ExportInfo:
+    """What `nmt.json` of an exported folder says beside the `ModelInfo` of its model."""
+
+    format: ExportFormat
+    quantization: Quantization
+    max_positions: int  # tokens of the longest sentence that fits
 
 
 def save_model(
@@ -62,10 +72,38 @@ def save_model(
 
 def load_info(folder: Path) -> ModelInfo:
     """Read `config.json`; a folder that is none of ours, or a newer format, is a `ModelError`."""
+    if (folder / EXPORTED).is_file():
+        raise ModelError(
+            f"{folder} is an export (nmt-export); give the model that it was made of, or "
+            "backend=ctranslate2 for one of format=ctranslate2"
+        )
     path = folder / CONFIG
     if not path.is_file():
         what = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
         raise ModelError(f"{folder} {what}; give a run, a checkpoint or a model folder")
+    return _parse_info(path, _read_content(path))
+
+
+def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
+    """Read `nmt.json` of an exported folder; any other folder is a `ModelError`."""
+    path = folder / EXPORTED
+    if not path.is_file():
+        what = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
+        raise ModelError(
+            f"{folder} {what}; make one with nmt-export model_dir={folder} format=ctranslate2"
+        )
+    content = _read_content(path)
+    try:
+        made = content.pop("export")
+        export = ExportInfo(
+            ExportFormat(made["format"]), Quantization(made["quantization"]), made["max_positions"]
+        )
+    except (TypeError, KeyError, ValueError) as error:
+        raise ModelError(f"{path} does not fit this nmt ({error}); export again") from None
+    return _parse_info(path, content), export
+
+
+def _read_content(path: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format_version")
@@ -73,9 +111,13 @@ def load_info(folder: Path) -> ModelInfo:
         raise ModelError(f"{path} is no config of nmt; copy the model folder again") from None
     if version > FORMAT_VERSION:
         raise ModelError(
-            f"{folder} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; "
+            f"{path.parent} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; "
             "update nmt"
         )
+    return content
+
+
+def _parse_info(path: Path, content: dict[str, Any]) -> ModelInfo:
     try:
         model = content.pop("model")
         model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])

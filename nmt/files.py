@@ -58,7 +58,7 @@ def replace_file(path: Path) -> Iterator[Path]:
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
-        _sync(temporary)
+        sync(temporary)
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
@@ -90,7 +90,7 @@ def _swap(new: Path, place: Path) -> None:
         _remove(old)
     else:
         os.rename(new, place)
-    _sync(place.parent)
+    sync(place.parent)
 
 
 def _is_foreign(folder: Path, marker: str) -> bool:
@@ -109,10 +109,11 @@ def _remove(folder: Path) -> None:
 
 def _sync_tree(folder: Path) -> None:
     for path in (*folder.rglob("*"), folder):
-        _sync(path)
+        sync(path)
 
 
-def _sync(path: Path) -> None:
+def sync(path: Path) -> None:
+    """Bring a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

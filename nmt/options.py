@@ -43,6 +43,29 @@ class Positions(str, Enum):
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
 
 
+class Normalization(str, Enum):
+    """What the log-probability of a hypothesis is divided by (docs/search.md)."""
+
+    wu = "wu"  # ((5 + length) / 6)^length_penalty, Wu et al. (2016), equation 14
+    average = "average"  # its length
+    none = "none"
+
+
+class Combine(str, Enum):
+    """How the models of an ensemble agree on the next token."""
+
+    probabilities = "probabilities"  # the log of the mean of their probabilities
+    log_probabilities = "log_probabilities"  # the mean of their log-probabilities
+
+
+class ScoreMeasure(str, Enum):
+    """What `nmt-score` says of a pair, in nats."""
+
+    log_prob = "log_prob"  # the sum over all tokens, EOS too
+    per_token = "per_token"  # that sum over the number of tokens, EOS counted
+    score = "score"  # what search ranks by: normalised, with rewards and penalties
+
+
 class DType(str, Enum):
     """The number format of matrix products; weights, softmax, loss and scores stay float32."""
 
@@ -75,6 +98,22 @@ class OutputFormat(str, Enum):
     json = "json"
 
 
+class TooLong(str, Enum):
+    """What becomes of a line of more tokens than `max_source_length`."""
+
+    # at sentence ends, else clauses, else spaces; translated and joined again
+    split = "split"  # type: ignore[assignment]  # a choice has no use for str.split
+    truncate = "truncate"  # the rest of the line is left out, and counted
+    error = "error"  # the line is named and nothing more is translated
+
+
+class Engine(str, Enum):
+    """What computes translations."""
+
+    native = "native"  # torch
+    ctranslate2 = "ctranslate2"  # a folder that nmt-export wrote
+
+
 class Metric(str, Enum):
     """What to score with, at sacreBLEU's defaults: 0 to 100, higher is better, but for TER.
 
@@ -95,6 +134,29 @@ class Method(str, Enum):
 
     bootstrap = "bootstrap"
     approximate_randomization = "approximate_randomization"
+
+
+class ExportFormat(str, Enum):
+    """Which library the exported model is for."""
+
+    ctranslate2 = "ctranslate2"
+    huggingface = "huggingface"
+
+
+class Quantization(str, Enum):
+    """How exported weights are stored; int8 and int16 with one scale a row, or one a matrix.
+
+    After `int8_`: the type of what is not a matrix product.
+    """
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    int8_float32 = "int8_float32"
+    int8_float16 = "int8_float16"
+    int8_bfloat16 = "int8_bfloat16"
+    int16 = "int16"
 
 
 def option(default: Any, help: str) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.model.transformer import Transformer
+from nmt.options import Norm, Positions
 
 torch.set_num_threads(1)
 
@@ -85,3 +87,21 @@ def tokenizer_config(**changes: Any) -> TokenizerConfig:
 def tokenizer() -> Tokenizer:
     """A joint BPE model of 330 pieces."""
     return train_tokenizer(sentences(200), tokenizer_config(), seed=0, num_threads=1)
+
+
+@pytest.fixture(scope="session")
+def trained_models(
+    tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
+) -> dict[str, Path]:
+    """Model folders of all norms and layouts of positions, trained until they are sure."""
+    from exporting import trained_model  # which imports this module
+
+    place = tmp_path_factory.mktemp("trained")
+    shape = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
+    return {
+        f"{norm.value}-{layout.value}": trained_model(
+            place / f"{norm.value}-{layout.value}", tokenizer, norm=norm, positions=layout, **shape
+        )
+        for norm in Norm
+        for layout in Positions
+    }

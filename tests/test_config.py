@@ -19,7 +19,7 @@ from nmt.config import ModelConfig, OptimizerConfig, SplitConfig, TrainConfig
 from nmt.errors import ConfigError
 from nmt.options import Optimizer, Schedule
 
-REQUIRED = {"evaluate": ["hypotheses=h", "references=r"]}
+REQUIRED = {"evaluate": ["hypotheses=h", "references=r"], "score": ["src=s", "tgt=t"]}
 
 
 def composed(name: str, *arguments: str) -> tuple[Any, str]:
@@ -74,9 +74,11 @@ def test_a_group_is_chosen_with_and_without_plus(argument: str) -> None:
 def test_base_and_big_spell_out_every_hyperparameter(name: str) -> None:
     folder = Path(str(importlib.resources.files("nmt.configs")))
     content = yaml.safe_load((folder / f"model/{name}.yaml").read_text(encoding="utf-8"))
-    for group in ("model", "optimizer", "search"):
+    for group in ("model", "optimizer"):
         schema = type(getattr(TrainConfig(), group))
         assert set(content[group]) == {field.name for field in dataclasses.fields(schema)}
+    papers = {"beam_size", "length_penalty", "normalization", "max_length_a", "max_length_b"}
+    assert set(content["search"]) == papers
     training = {"label_smoothing", "tokens_per_update", "max_updates", "average_last"}
     assert training <= set(content)
 

@@ -2,7 +2,7 @@
 # Runs the console scripts of an installed wheel in an empty folder, as the README shows them.
 set -euo pipefail
 
-for name in preprocess train average translate evaluate; do
+for name in preprocess train average translate evaluate score export; do
     "nmt-$name" --help | grep -q "nmt-$name:"
     nmt "$name" --help | grep -q "settings"
 done
@@ -17,5 +17,7 @@ test "$(wc -l < out.de)" -eq 3
 test -z "$(sed -n 2p out.de)"
 nmt translate input=data/prepared/test.src output=test.de beam_size=1 num_threads=1
 nmt-evaluate hypotheses=test.de references=data/prepared/test.tgt
+nmt-score src=data/prepared/test.src tgt=test.de num_threads=1 > scores
+test "$(wc -l < scores)" -eq "$(wc -l < test.de)"
 python -c "from nmt import Translator; print(Translator.load('runs/default').translate(['ten']))"
 echo "the wheel works"

@@ -49,10 +49,13 @@ COMMANDS = {
         Command(
             name="translate",
             summary="Translate text; line i of the output answers line i of the input.",
-            reads="text on stdin or in a file, and a run, checkpoint or model folder",
-            writes="translations to stdout or a file; format=json gives n-best lists with scores",
+            reads="text on stdin or in a file, and a run, checkpoint or model folder (several: an "
+            "ensemble)",
+            writes="translations to stdout, or to a file that is gone on with after a kill; "
+            "format=json gives n-best lists with scores",
             examples=(
                 "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
+                "nmt-translate model_dir=[runs/a,runs/b] input=in.en output=out.de",
                 "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
             ),
             schema=config.TranslateConfig,
@@ -70,6 +73,32 @@ COMMANDS = {
             ),
             schema=config.EvaluateConfig,
             module="nmt.cli.evaluate",
+        ),
+        Command(
+            name="score",
+            summary="Say how likely a model finds given translations: one log-probability a line.",
+            reads="source and target text, line by line, and a model folder (several: an ensemble)",
+            writes="nats to stdout or a file; format=json gives tokens, sums and scores",
+            examples=(
+                "nmt-score model_dir=runs/mine src=in.en tgt=out.de",
+                "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
+            ),
+            schema=config.ScoreConfig,
+            module="nmt.cli.score",
+        ),
+        Command(
+            name="export",
+            summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
+            reads="a run, checkpoint or model folder",
+            writes="output: a folder with tokenizer and README that needs no nmt to translate",
+            examples=(
+                "nmt-export model_dir=runs/mine/average format=ctranslate2 quantization=int8 "
+                "output=exported",
+                "nmt-export model_dir=runs/mine format=huggingface output=exported-hf",
+            ),
+            schema=config.ExportConfig,
+            module="nmt.cli.export",
+            groups=("experiment",),
         ),
     )
 }

@@ -80,9 +80,21 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
         if key not in known:
             raise ConfigError(f"the YAML sets {key}, which no command has; {nearest(key, known)}")
     mine = [field.name for field in dataclasses.fields(schema)]
-    chosen = {key: composed[key] for key in mine}
+    hints = typing.get_type_hints(schema)
+    chosen = {key: _listed(composed[key], hints[key]) for key in mine}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
     return OmegaConf.to_object(typed), OmegaConf.to_yaml(typed)
+
+
+def _listed(value: Any, hint: Any) -> Any:
+    """Let a YAML file, as the command line, give one text where several may stand."""
+    return [value] if _is_list(hint) and isinstance(value, str) else value
+
+
+def _is_list(hint: Any) -> bool:
+    """Say whether a setting holds a list, or a list or null."""
+    choices = (hint, *typing.get_args(hint))
+    return any(typing.get_origin(choice) is list for choice in choices)
 
 
 def _register_schemas() -> None:
@@ -107,7 +119,7 @@ def check_argument(argument: str, command: Command) -> str:
     kind = _type_of(key, command)
     if kind == "text" and value != "null" and not _is_quoted(value):
         value = _quote(value)
-    elif kind == "list" and not value.startswith("["):
+    elif kind == "list" and value != "null" and not value.startswith("["):
         value = f"[{_quote(value)}]"
     return f"{key}={value}"
 
@@ -139,7 +151,7 @@ def _type_of(key: str, command: Command) -> str:
         raise ConfigError(f"{key} is a group of settings; set one of them, such as {first}")
     if schema in (str, str | None):
         return "text"
-    return "list" if typing.get_origin(schema) is list else "other"
+    return "list" if _is_list(schema) else "other"
 
 
 def _all_keys(schema: Any, prefix: str = "") -> list[str]:

@@ -66,5 +66,15 @@ def evaluate() -> int:
     return main(COMMANDS["evaluate"])
 
 
+def score() -> int:
+    """Run `nmt-score`."""
+    return main(COMMANDS["score"])
+
+
+def export() -> int:
+    """Run `nmt-export`."""
+    return main(COMMANDS["export"])
+
+
 if __name__ == "__main__":
     sys.exit(nmt())

@@ -18,6 +18,7 @@ from nmt.distributed import (
     num_processes,
     process_group,
 )
+from nmt.export.support import announce
 from nmt.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
@@ -38,6 +39,7 @@ def run(config: TrainConfig, config_yaml: str) -> None:
 @record  # a launcher reads from a file why a rank failed
 def train_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
+    announce(config.model, required=config.exportable)
     world = find_world()
     device = find_device(config.device, world.local_rank)
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:

@@ -2,99 +2,229 @@
 
 from __future__ import annotations
 
-import json
 import logging
+import os
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
+from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
-from nmt.config import TranslateConfig
-from nmt.data.corpus import read_input
+import torch
+
+from nmt import __version__
+from nmt.checkpoint import find_model
+from nmt.cli.lines import check_output
+from nmt.cli.streams import always, is_typed, num_bytes, open_output, open_stream
+from nmt.config import SearchConfig, TranslateConfig
+from nmt.data.corpus import count_lines, open_bytes, read_input
 from nmt.distributed import set_num_threads
-from nmt.errors import ConfigError
-from nmt.files import replace_file
-from nmt.inference.translator import Translation, Translator
-from nmt.options import OutputFormat, resolve
+from nmt.errors import ConfigError, DataError, NmtError
+from nmt.inference.job import Counts, Digest, PartFile, fingerprint
+from nmt.inference.lines import LengthRule
+from nmt.inference.pipeline import Pipeline
+from nmt.inference.progress import Progress
+from nmt.inference.shards import Shard, finish
+from nmt.inference.translator import LineOptions, Translator
+from nmt.options import Engine, TooLong, resolve
 
 log = logging.getLogger(__name__)
 
 
 def run(config: TranslateConfig, config_yaml: str) -> None:
-    """Translate `input` to `output`; a file is written beside its place and renamed into it."""
-    _check_output(config.output)
+    """Translate `input` to `output`; a file is written beside its place, renamed into it when
+    whole, and gone on with after a kill.
+    """
+    shard = Shard.from_environment(os.environ)
+    output = _find_output(config, shard)
+    _check_inputs(config)
     set_num_threads(config.num_threads)
-    translator = Translator.load(config.model_dir, device=config.device, dtype=config.dtype)
-    search = translator.search_config(
-        beam_size=config.beam_size,
-        length_penalty=config.length_penalty,
-        max_length_a=config.max_length_a,
-        max_length_b=config.max_length_b,
+    if shard.rank:
+        logging.getLogger("nmt").setLevel(logging.WARNING)
+    pipeline = _load(config, shard)
+    counts = _to_stream(config, pipeline) if output is None else _to_file(config, pipeline, output)
+    if not shard.rank:
+        _report(counts, config)
+
+
+def _load(config: TranslateConfig, shard: Shard) -> Pipeline:
+    translator = Translator.load(
+        config.model_dir,
+        device=_device(config.device, shard),
+        dtype=config.dtype,
+        backend=config.backend,
+        combine=config.combine,
+        num_threads=config.num_threads,
     )
-    if config.n_best > search.beam_size:
+    names = {field.name for field in fields(SearchConfig)}
+    search = translator.search_config(**{k: v for k, v in vars(config).items() if k in names})
+    if config.n_best > search.beam_size and not search.sampling:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
-    is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
-    found = translator.n_best_stream(
-        read_input(config.input),
-        search,
-        max_tokens=config.max_tokens,
-        window_lines=1 if is_typed else config.window_lines,
+    translator.backend.check(search, with_prefixes=config.prefixes is not None)
+    rule = LengthRule(config.max_source_length, config.too_long)
+    return Pipeline(
+        translator=translator,
+        search=search,
+        options=LineOptions(n_best=config.n_best, max_tokens=config.max_tokens, rule=rule),
+        output_format=config.format,
+        window_lines=config.window_lines,
+        shard=shard,
     )
-    _write(_format(found, config), config.output)
 
 
-def _format(found: Iterable[list[Translation]], config: TranslateConfig) -> Iterator[str]:
-    num_cut = 0
-    for index, translations in enumerate(found):
-        num_cut += not translations[0].finished
-        if config.format is OutputFormat.text:
-            yield translations[0].text
-        else:
-            hypotheses = [
-                {
-                    "text": t.text,
-                    "score": t.score,
-                    "log_prob": t.log_prob,
-                    "tokens": t.tokens,
-                    "finished": t.finished,
-                }
-                for t in translations[: config.n_best]
-            ]
-            yield json.dumps({"index": index, "hypotheses": hypotheses}, ensure_ascii=False)
-    if num_cut:
-        log.warning(
-            "%d translations met the length limit; see max_length_a and max_length_b", num_cut
+def _device(name: str, shard: Shard) -> str:
+    """Give each process of a machine a GPU of its own."""
+    if shard.world_size == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
+        return name
+    local_rank = int(os.environ.get("LOCAL_RANK", shard.rank))
+    return f"cuda:{local_rank % torch.cuda.device_count()}"
+
+
+def _to_stream(config: TranslateConfig, pipeline: Pipeline) -> Counts:
+    """Write to stdout, or to a pipe or device; each window as soon as it is translated."""
+    lines, has_more = open_stream(config.input)
+    source = Digest(lines, _read_prefixes(config))
+    counts = Counts()
+    with open_output(config.output) as stream, _progress(config, 0) as progress:
+        for chunk in pipeline.chunks(source, has_more=has_more):
+            stream.write(chunk.data)
+            stream.flush()
+            counts.add(chunk.counts)
+            progress.update(chunk.lines, chunk.read_bytes)
+        if not is_typed(config.input):
+            progress.finish()
+    return counts
+
+
+def _to_file(config: TranslateConfig, pipeline: Pipeline, output: Path) -> Counts:
+    """Write to a file by way of a part file, which a later process goes on with."""
+    job = _describe_job(config, pipeline)
+    with PartFile(pipeline.shard.part_path(output), job) as part:
+        source = _open_source(config, part)
+        with _progress(config, part.state.lines) as progress:
+            for chunk in pipeline.chunks(source, first_line=part.state.lines, has_more=always):
+                part.append(chunk.data, lines=chunk.lines, sha256=chunk.sha256, counts=chunk.counts)
+                progress.update(chunk.lines, chunk.read_bytes)
+            progress.update(source.num_lines, source.num_bytes)
+            part.complete(source.num_lines, source.sha256)
+            progress.finish()
+        return finish(output, pipeline.shard, part.state, job, config.window_lines)
+
+
+def _describe_job(config: TranslateConfig, pipeline: Pipeline) -> dict[str, Any]:
+    """Return all that decides what is written, but the input.
+
+    `max_tokens`, `device` and `num_threads` are left out: they may change when a job goes on.
+    """
+    is_native = config.backend is Engine.native
+    folders = [resolve(folder) for folder in config.model_dir]
+    names = ("n_best", "format", "too_long", "max_source_length", "window_lines", "backend")
+    settings = {name: getattr(config, name) for name in (*names, "dtype", "combine")}
+    return {
+        "nmt": __version__,
+        "model": [fingerprint(find_model(f) if is_native else f) for f in folders],
+        "prefixes": config.prefixes is not None,
+        **settings,
+        **asdict(pipeline.search),
+    }
+
+
+def _open_source(config: TranslateConfig, part: PartFile) -> Digest:
+    """Open the input where an earlier process stopped, or at its start when that is of no use."""
+    if part.difference:
+        log.warning("%s is of another job (%s); starting over", part.path, part.difference)
+    source = Digest(read_input(config.input), _read_prefixes(config))
+    done = part.state
+    source.skip(done.lines)
+    is_same = not done.lines or (source.num_lines, source.sha256) == (done.lines, done.sha256)
+    if is_same:
+        if done.lines:
+            log.info("going on after line %d", done.lines)
+    elif config.input == "-":
+        raise ConfigError(
+            f"stdin does not begin with the {done.lines} lines that {part.path} holds the "
+            "translation of; give the same text again, or remove that file to start over"
+        )
+    else:
+        log.warning("%s is of another input; starting over", part.path)
+        source = Digest(read_input(config.input), _read_prefixes(config))
+    part.start(over=not is_same)
+    return source
+
+
+def _read_prefixes(config: TranslateConfig) -> Iterator[str] | None:
+    return None if config.prefixes is None else read_input(config.prefixes)
+
+
+def _check_inputs(config: TranslateConfig) -> None:
+    """Refuse what cannot be read, and prefixes that are not as many as the lines, before the model
+    is loaded.
+    """
+    for path in (config.input, config.prefixes):
+        if path is not None and path != "-":
+            open_bytes(resolve(path)).close()
+    if config.prefixes == "-":
+        raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
+    if config.prefixes is None or config.input == "-":
+        return
+    num_lines, num_prefixes = count_lines(config.input), count_lines(config.prefixes)
+    if num_lines != num_prefixes:
+        raise DataError(
+            f"{config.input} has {num_lines} lines, {config.prefixes} {num_prefixes}; "
+            "prefixes need one line for each, which may be empty"
         )
 
 
-def _check_output(output: str) -> None:
-    """Refuse what cannot be written to before the model is loaded."""
-    if output == "-":
-        return
-    path = resolve(output)
-    if not path.parent.is_dir():
-        raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
-    if path.is_dir():
-        raise ConfigError(f"output={output}: is a folder; give the path of a file")
+def _find_output(config: TranslateConfig, shard: Shard) -> Path | None:
+    """Return the file to write, None for a stream; refuse what cannot be written to."""
+    check_output(config.output)
+    path = None
+    if config.output != "-":
+        path = resolve(config.output).resolve()  # a link stays, and what it points to is replaced
+        if path.exists() and not path.is_file():
+            path = None  # a pipe or a device cannot be replaced
+        elif config.input != "-" and path == resolve(config.input).resolve():
+            raise ConfigError(
+                f"output={config.output}: is the input; give the path of another file"
+            )
+        elif not os.access(path.parent, os.W_OK):
+            raise ConfigError(
+                f"output={config.output}: {path.parent} cannot be written to; choose another folder"
+            )
+    if shard.world_size > 1:
+        for key, is_stream in (("input", config.input == "-"), ("output", path is None)):
+            if is_stream:
+                raise ConfigError(
+                    f"{key}={getattr(config, key)}: {shard.world_size} processes "
+                    f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
+                )
+    return path
 
 
-def _write(lines: Iterable[str], output: str) -> None:
-    if output == "-":
-        if sys.stdout is None:
-            raise ConfigError("stdout is closed; give output=FILE")
-        for line in lines:
-            sys.stdout.buffer.write(line.encode("utf-8") + b"\n")
-            sys.stdout.buffer.flush()
-        return
-    path = resolve(output).resolve()  # a link stays, and what it points to is replaced
-    if path.exists() and not path.is_file():
-        _write_file(path, lines)  # a pipe or a device cannot be replaced
-    else:
-        with replace_file(path) as temporary:
-            _write_file(temporary, lines)
+def _progress(config: TranslateConfig, done_lines: int) -> Progress:
+    shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
+    has_bar = not shows_output and not is_typed(config.input)
+    return Progress(num_bytes(config.input), done_lines, has_bar=has_bar)
 
 
-def _write_file(path: Path, lines: Iterable[str]) -> None:
-    with path.open("w", encoding="utf-8", newline="\n") as stream:
-        stream.writelines(line + "\n" for line in lines)
+def _report(counts: Counts, config: TranslateConfig) -> None:
+    if counts.met_limit:
+        log.warning(
+            "%d translations met the length limit; see max_length_a and max_length_b",
+            counts.met_limit,
+        )
+    if counts.too_long:
+        what = "cut off" if config.too_long is TooLong.truncate else "translated in parts"
+        log.warning(
+            "%d lines of more than max_source_length=%d tokens were %s",
+            counts.too_long,
+            config.max_source_length,
+            what,
+        )
+    if counts.failed:
+        raise NmtError(
+            f"{counts.failed} lines could not be translated and are empty in the output; "
+            "they are named above"
+        )

@@ -6,17 +6,21 @@ This package knows neither Hydra nor torch.
 """
 
 from nmt.config.data import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig
+from nmt.config.export import ExportConfig
 from nmt.config.inference import EvaluateConfig, TranslateConfig
 from nmt.config.model import ModelConfig, SearchConfig
+from nmt.config.score import ScoreConfig
 from nmt.config.training import AverageConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
     "AverageConfig",
     "DataConfig",
     "EvaluateConfig",
+    "ExportConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PreprocessConfig",
+    "ScoreConfig",
     "SearchConfig",
     "SplitConfig",
     "TokenizerConfig",

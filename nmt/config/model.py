@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.options import Norm, Positions, option, require
+from nmt.options import Norm, Normalization, Positions, option, require
 
 
 @dataclass(kw_only=True)
@@ -41,18 +41,55 @@ class ModelConfig:
 
 @dataclass(kw_only=True)
 class SearchConfig:
-    """Beam search as in section 6.1 of the paper; saved with the model as its defaults."""
+    """How translations are searched (docs/search.md); saved with the model as its defaults, which
+    are those of section 6.1 of the paper.
+    """
 
-    beam_size: int = option(4, "hypotheses kept a sentence; 1 is greedy search")
+    beam_size: int = option(
+        4, "hypotheses kept a sentence; 1 is greedy search; with sampling the number of draws"
+    )
     length_penalty: float = option(
-        0.6, "alpha in score = log P / ((5 + length) / 6)^alpha; 0 is none"
+        0.6, "alpha in score = log P / ((5 + length) / 6)^alpha; 0 is none; only normalization=wu"
+    )
+    normalization: Normalization = option(
+        Normalization.wu, "what log P is divided by: wu, average (the length) or none"
+    )
+    word_reward: float = option(0.0, "nats added to log P for each token, EOS too; 0 is none")
+    coverage_penalty: float = option(
+        0.0, "beta of the coverage penalty of Wu et al. (2016), added to the score; 0 is none"
     )
     max_length_a: float = option(1.0, "at most a * source tokens + b output tokens: a")
     max_length_b: int = option(50, "at most a * source tokens + b output tokens: b")
+    min_length: int = option(0, "least output tokens, EOS not counted; 0 is no bound")
+    sampling: bool = option(False, "draw from the model's distribution instead of searching")
+    temperature: float = option(1.0, "sampling: log-probabilities are divided by this (above 0)")
+    top_k: int = option(0, "sampling: draw among so many likeliest tokens; 0 is all")
+    top_p: float = option(
+        1.0, "sampling: draw among the likeliest tokens that have this share; 1 is all"
+    )
+    seed: int = option(1, "sampling: the same seed and text give the same draws")
+    alignment: bool = option(False, "say which source token each target token attends to most")
 
     def __post_init__(self) -> None:
-        require(self.beam_size >= 1, "beam_size", self.beam_size, "must be at least 1")
-        bounded = abs(self.length_penalty) <= 10
-        require(bounded, "length_penalty", self.length_penalty, "must be from -10 to 10")
-        require(self.max_length_a >= 0, "max_length_a", self.max_length_a, "must not be negative")
-        require(self.max_length_b >= 1, "max_length_b", self.max_length_b, "must be at least 1")
+        self.normalization = Normalization(self.normalization)  # text in config.json
+        for key, (valid, rule) in self._rules().items():
+            require(valid, key, getattr(self, key), rule)
+        for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
+            idle = not self.sampling and getattr(self, key) != off
+            require(not idle, key, getattr(self, key), "only works with sampling=true")
+
+    def _rules(self) -> dict[str, tuple[bool, str]]:
+        at_least_0, at_least_1 = "must not be negative", "must be at least 1"
+        return {
+            "beam_size": (self.beam_size >= 1, at_least_1),
+            "length_penalty": (abs(self.length_penalty) <= 10, "must be from -10 to 10"),
+            "word_reward": (abs(self.word_reward) <= 100, "must be from -100 to 100"),
+            "coverage_penalty": (0 <= self.coverage_penalty <= 100, "must be from 0 to 100"),
+            "max_length_a": (0 <= self.max_length_a <= 1000, "must be from 0 to 1000"),
+            "max_length_b": (self.max_length_b >= 1, at_least_1),
+            "min_length": (self.min_length >= 0, at_least_0),
+            "temperature": (0.001 <= self.temperature <= 1000, "must be from 0.001 to 1000"),
+            "top_k": (self.top_k >= 0, at_least_0),
+            "top_p": (0 < self.top_p <= 1, "must be above 0 and at most 1"),
+            "seed": (self.seed >= 0, at_least_0),
+        }

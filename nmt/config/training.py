@@ -94,6 +94,7 @@ class TrainConfig:
     patience: int = option(0, "validations without a better score before the end; 0 disables")
     valid_bleu: bool = option(True, "decode the validation set for BLEU")
     valid_beam_size: int = option(1, "beam for that decoding; 1 is greedy")
+    exportable: bool = option(True, "refuse a model that nmt-export could not give to CTranslate2")
     seed: int = option(1, "for initial weights, dropout and the order of data")
     max_bad_updates: int = option(
         10, "updates in a row whose loss or gradient is not finite, at which the run stops"

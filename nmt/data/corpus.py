@@ -12,7 +12,7 @@ import gzip
 import itertools
 import sys
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import IO, Any, cast
 
@@ -24,7 +24,7 @@ from nmt.options import Corpus, resolve
 SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
-_TO_SPACE = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
+LINE_BREAKS = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -47,10 +47,10 @@ def clean_line(raw: bytes, place: str) -> str:
             f"{place}: byte {error.start + 1} (0x{byte:02x}) is not UTF-8; convert the file, "
             "for example with iconv -f latin1 -t utf-8"
         ) from None
-    return text.removeprefix("\ufeff").removesuffix("\r").translate(_TO_SPACE)
+    return text.removeprefix("\ufeff").removesuffix("\r").translate(LINE_BREAKS)
 
 
-def read_stream(stream: IO[bytes], name: str) -> Iterator[str]:
+def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a byte stream; `name` stands in error messages."""
     try:
         for number, raw in enumerate(stream, start=1):
@@ -75,12 +75,24 @@ def read_input(path: str) -> Iterator[str]:
     return read_stream(sys.stdin.buffer, "stdin")
 
 
+def count_lines(path: str) -> int:
+    """Count the lines of a file without decoding them."""
+    with open_bytes(resolve(path)) as stream:
+        return sum(1 for _ in stream)
+
+
 def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:
-    """Yield the pairs of two aligned files; raise a `DataError` with both counts when they are not
-    equally long.
+    """Yield the pairs of two aligned files; see `pair_lines`."""
+    return pair_lines(read_lines(src), read_lines(tgt), names=(src, tgt))
+
+
+def pair_lines(
+    src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
+) -> Iterator[Pair]:
+    """Yield the pairs of two aligned streams; raise a `DataError` with both counts when they are
+    not equally long.
     """
     end = object()
-    src_lines, tgt_lines = read_lines(src), read_lines(tgt)
     for num_pairs, (source, target) in enumerate(
         itertools.zip_longest(src_lines, tgt_lines, fillvalue=end)
     ):
@@ -88,7 +100,8 @@ def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:
             num_src = num_pairs + (source is not end) + sum(1 for _ in src_lines)
             num_tgt = num_pairs + (target is not end) + sum(1 for _ in tgt_lines)
             raise DataError(
-                f"{src} has {num_src} lines, {tgt} {num_tgt}; extract the pair again, line by line"
+                f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+                "extract the pair again, line by line"
             )
         yield cast(str, source), cast(str, target)
 
@@ -116,7 +129,7 @@ def read_dataset(split: SplitConfig, src_lang: str, tgt_lang: str) -> Iterator[P
                 f"set data.src_lang and data.tgt_lang (now {src_lang}, {tgt_lang}) to two of them"
             )
         pair = (fields[src_lang] or "", fields[tgt_lang] or "")
-        source, target = (text.replace("\n", " ").translate(_TO_SPACE) for text in pair)
+        source, target = (text.replace("\n", " ").translate(LINE_BREAKS) for text in pair)
         yield source, target
 
 

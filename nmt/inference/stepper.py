@@ -1,6 +1,9 @@
-"""What search knows of a model: three calls. `ModelStepper` is the one for a Transformer."""
+"""What search knows of a model: three calls, two more when it asks for attention, and one to score
+given text. `ModelStepper` is the one for a Transformer.
+"""
 
-# B sentences, S source, K beams, V vocab; rows = B * K, the beams of a sentence side by side
+# B sentences, S source, T target, D d_model, K beams, V vocab
+# rows = B * K, the beams of a sentence side by side
 
 from __future__ import annotations
 
@@ -9,9 +12,13 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.model.transformer import DecoderCache, Memory, Transformer
+from nmt.model.attention import AttentionRecord
+from nmt.model.transformer import DecoderCache, Memory, Transformer, alignment_layer
+
+MAX_LOGITS = 1 << 24  # of one piece when scoring, 64 MiB in float32
 
 
 class Stepper(Protocol):
@@ -33,6 +40,41 @@ class Stepper(Protocol):
         """
 
 
+class AttentiveStepper(Stepper, Protocol):
+    """A stepper that can also say what it attends to."""
+
+    def watch(self, state: Any) -> None:
+        """Record attention in every step from now on."""
+
+    def attention(self, state: Any) -> Tensor:
+        """Return the attention of the last step to the source (rows, S), each row a sum of 1, in
+        float32.
+        """
+
+
+@dataclass(frozen=True)
+class Scored:
+    """What a model says of given targets."""
+
+    log_probs: Tensor  # (B, T), nats, of each token
+    attention: Tensor | None  # (B, T, S), when asked for
+
+
+class Scorer(Protocol):
+    """A model that judges given text."""
+
+    device: torch.device
+
+    def score(
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
+    ) -> Scored:
+        """Score `tgt_out` (B, T) after BOS and what stands before each token, `tgt_in` (B, T)."""
+
+
+class Model(AttentiveStepper, Scorer, Protocol):
+    """All that search and scoring may ask of a model, or of an ensemble."""
+
+
 @dataclass
 class ModelState:
     """The encoded sentences and the cached target positions of their beams."""
@@ -40,6 +82,7 @@ class ModelState:
     memory: Memory  # B rows
     cache: DecoderCache  # B * K rows
     num_beams: int
+    record: AttentionRecord | None = None  # of the last step, when watched
 
 
 class ModelStepper:
@@ -60,7 +103,7 @@ class ModelStepper:
         """See `Stepper.step`."""
         with self._autocast():
             hidden = self.model.decode(
-                tokens.unsqueeze(1), state.memory, state.cache
+                tokens.unsqueeze(1), state.memory, state.cache, state.record
             )  # (rows, 1, D)
             logits = self.model.logits(hidden.squeeze(1))  # (rows, V)
         return torch.log_softmax(logits.float(), dim=-1)
@@ -72,7 +115,41 @@ class ModelStepper:
         if len(sentences) != memory.hidden.size(0):
             memory = memory.select(sentences)
         state.cache.reorder(rows)
-        return ModelState(memory, state.cache, num_beams)
+        return ModelState(memory, state.cache, num_beams, state.record)
+
+    def watch(self, state: ModelState) -> None:
+        """See `AttentiveStepper.watch`."""
+        state.record = self._record()
+
+    def attention(self, state: ModelState) -> Tensor:
+        """See `AttentiveStepper.attention`."""
+        assert state.record is not None
+        assert state.record.weights is not None
+        return state.record.weights[:, -1]  # (rows, S)
+
+    @torch.inference_mode()
+    def score(
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
+    ) -> Scored:
+        """See `Scorer.score`; logits are formed in pieces, so that memory stays bounded."""
+        record = self._record() if attention else None
+        targets = tgt_out.to(self.device).flatten()  # (B * T,)
+        with self._autocast():
+            memory = self.model.encode(src.to(self.device), src_lengths.to(self.device))
+            hidden = self.model.decode(tgt_in.to(self.device), memory, record=record)  # (B, T, D)
+            hidden = hidden.flatten(0, 1)  # (B * T, D)
+            size = max(1, MAX_LOGITS // self.model.embedding.weight.size(0))
+            losses = [
+                F.cross_entropy(self.model.logits(part).float(), wanted, reduction="none")
+                for part, wanted in zip(
+                    torch.split(hidden, size), torch.split(targets, size), strict=True
+                )
+            ]
+        log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
+        return Scored(log_probs, None if record is None else record.weights)
+
+    def _record(self) -> AttentionRecord:
+        return AttentionRecord(alignment_layer(self.model.config.num_decoder_layers))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is torch.float32:

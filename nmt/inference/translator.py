@@ -1,119 +1,252 @@
-"""Text to text: tokenizer, batching by length, search, and the order of lines restored."""
+"""Text to text in Python: a model folder, or several, and the lines to translate or to score."""
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
-from itertools import islice
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from nmt.checkpoint import build_model, find_model, load_info, load_tokenizer, load_weights
 from nmt.config import SearchConfig
-from nmt.data.batch import pad_source
-from nmt.data.batching import bucket
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import find_device, find_dtype
-from nmt.inference.search import ControlIds, Hypothesis, search
-from nmt.inference.stepper import ModelStepper, Stepper
-from nmt.options import DType, resolve
+from nmt.errors import ConfigError, DataError, NmtError, nearest
+from nmt.inference.backend import Backend, NativeBackend
+from nmt.inference.decoding import Decoder
+from nmt.inference.lines import (
+    MAX_SOURCE_LENGTH,
+    Encoded,
+    LengthRule,
+    decode_lines,
+    encode_lines,
+)
+from nmt.inference.loading import load_models
+from nmt.inference.penalties import score
+from nmt.inference.results import LineResult, Translation
+from nmt.inference.stepper import Model
+from nmt.inference.windows import WINDOW_LINES, Window, cut_windows, prefetch
+from nmt.options import Combine, DType, Engine, TooLong, resolve
 
-log = logging.getLogger(__name__)
+MAX_TOKENS = 4096
+_MAX_ROWS = 1024  # pairs scored at a time
 
 
-@dataclass(frozen=True)
-class Translation:
-    """One hypothesis as text."""
-
-    text: str
-    score: float  # log-probability over the length penalty
-    log_prob: float  # nats, EOS counted
-    tokens: list[str]  # pieces, without EOS
-    finished: bool  # False when the length limit cut it off
+class TranslationError(NmtError):
+    """A sentence that could not be translated."""
 
 
-EMPTY = Translation("", 0.0, 0.0, [], True)
+@dataclass(frozen=True, kw_only=True)
+class LineOptions:
+    """How lines go through the model; none of this changes what a sentence becomes, but for those
+    that are too long.
+    """
+
+    n_best: int = 1
+    """Translations of a line, at most; no more than the beam size."""
+    max_tokens: int = MAX_TOKENS
+    """Bound on a batch: rows * beam * longest source, EOS included."""
+    rule: LengthRule = LengthRule()
 
 
 class Translator:
-    """Translates text with one model."""
+    """Translates and scores text with one model or an ensemble.
 
-    def __init__(self, stepper: Stepper, tokenizer: Tokenizer, defaults: SearchConfig) -> None:
-        self.stepper = stepper
+    It holds no state of a call, so several threads may use it at once. Scores are in nats (natural
+    logarithms of probabilities).
+    """
+
+    def __init__(
+        self, engine: Model | Backend, tokenizer: Tokenizer, defaults: SearchConfig
+    ) -> None:
+        self.backend = engine if isinstance(engine, Backend) else NativeBackend(engine, tokenizer)
         self.tokenizer = tokenizer
         self.defaults = defaults
-        self._ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
 
     @classmethod
     def load(
-        cls, model_dir: str | Path, *, device: str = "auto", dtype: DType | str = DType.float32
-    ) -> Translator:
-        """Load a run, a checkpoint or a model folder.
-
-        Raises `ModelError` for a folder that is none, `DeviceError` for a device that is not there.
-        """
-        place = find_device(device)
-        folder = find_model(resolve(model_dir))
-        info = load_info(folder)
-        tokenizer = load_tokenizer(folder, info)
-        model = build_model(info, load_weights(folder), place)
-        log.info("model %s, %d updates, on %s", folder, info.updates, place)
-        return cls(ModelStepper(model, find_dtype(DType(dtype), place)), tokenizer, info.search)
-
-    def translate(
-        self,
-        lines: Sequence[str],
+        cls,
+        model_dir: str | Path | Sequence[str | Path],
         *,
-        beam_size: int | None = None,
-        length_penalty: float | None = None,
-        max_tokens: int = 4096,
-    ) -> list[str]:
+        device: str = "auto",
+        dtype: DType | str = DType.float32,
+        backend: Engine | str = Engine.native,
+        combine: Combine | str = Combine.probabilities,
+        num_threads: int = 0,
+    ) -> Translator:
+        """Load a run, a checkpoint or a model folder; several are an ensemble.
+
+        `num_threads` is for backend=ctranslate2 alone, 0 leaves its choice; the native one computes
+        with torch's threads. Raises `ModelError` for a folder that is none, `DeviceError` for a
+        device that is not there.
+        """
+        folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
+        if Engine(backend) is Engine.native:
+            models = load_models(folders, device=device, dtype=dtype, combine=combine)
+            return cls(models.stepper, models.tokenizer, models.defaults)
+        from nmt.inference.ctranslate2 import load_ctranslate2  # an optional dependency
+
+        if len(folders) != 1:
+            raise ConfigError(
+                f"model_dir names {len(folders)} folders: backend=ctranslate2 has no ensembles; "
+                "give one folder, or backend=native"
+            )
+        loaded = load_ctranslate2(
+            resolve(folders[0]), device=device, dtype=DType(dtype), num_threads=num_threads
+        )
+        return cls(loaded.backend, loaded.tokenizer, loaded.defaults)
+
+    def search_config(self, **changes: Any) -> SearchConfig:
+        """Return the model's search settings with those changes that are not None.
+
+        Raises `ConfigError` for a setting that `SearchConfig` does not have.
+        """
+        known = {field.name for field in fields(SearchConfig)}
+        for key in changes:
+            if key not in known:
+                raise ConfigError(f"{key}: search has no such setting; {nearest(key, known)}")
+        return replace(self.defaults, **{k: v for k, v in changes.items() if v is not None})
+
+    def translate(self, lines: Iterable[str], **options: Any) -> list[str]:
         """Return the best translation of each line; an empty line stays empty.
 
-        `max_tokens` bounds a batch: rows * beam * longest source. What is None comes from the model
-        folder.
+        Takes the options of `translate_stream`.
         """
-        config = self.search_config(beam_size=beam_size, length_penalty=length_penalty)
-        return [best[0].text for best in self.n_best(lines, config, max_tokens=max_tokens)]
+        return list(self.translate_stream(lines, **options))
 
-    def search_config(self, **changes: float | None) -> SearchConfig:
-        """Return the model's search settings with those changes that are not None."""
-        given: dict[str, Any] = {key: v for key, v in changes.items() if v is not None}
-        return replace(self.defaults, **given)
+    def translate_stream(
+        self,
+        lines: Iterable[str],
+        *,
+        prefixes: Iterable[str] | None = None,
+        too_long: TooLong | str = TooLong.split,
+        max_source_length: int = MAX_SOURCE_LENGTH,
+        max_tokens: int = MAX_TOKENS,
+        window_lines: int = WINDOW_LINES,
+        **search: Any,
+    ) -> Iterator[str]:
+        """Yield the best translation of each line, in order, with memory for `window_lines` lines.
+
+        Raises `TranslationError` for a sentence that fails; `DataError` for prefixes that are not
+        as many as the lines.
+
+        Args:
+            lines: text; read about two windows ahead of what is yielded, in another thread.
+            prefixes: the text that each translation is to start with; empty is no prefix.
+            too_long: what becomes of a line of more than `max_source_length` tokens, EOS counted.
+            max_source_length: see `too_long`.
+            max_tokens: bound on a batch: rows * beam * longest source.
+            window_lines: lines that are sorted by length and translated at a time.
+            search: settings of `SearchConfig`, such as beam_size; the others are the model's.
+        """
+        config = self.search_config(**search)
+        rule = LengthRule(max_source_length, TooLong(too_long))
+        options = LineOptions(max_tokens=max_tokens, rule=rule)
+        windows = cut_windows(lines, prefixes, window_lines=window_lines)
+        number = 0
+        for _, results in self.translate_windows(
+            windows, config, options, with_prefixes=prefixes is not None
+        ):
+            for result in results:
+                number += 1
+                yield _checked(result, number).text
 
     def n_best(
-        self, lines: Sequence[str], config: SearchConfig, *, max_tokens: int = 4096
+        self,
+        lines: Iterable[str],
+        config: SearchConfig | None = None,
+        *,
+        prefixes: Iterable[str] | None = None,
+        max_tokens: int = MAX_TOKENS,
     ) -> list[list[Translation]]:
-        """Return up to `config.beam_size` translations of each line, best first."""
-        rows = self.tokenizer.encode_batch(lines)
-        results: list[list[Translation]] = [[EMPTY] for _ in lines]
-        filled = np.array([i for i, row in enumerate(rows) if row], dtype=np.int64)
-        if not len(filled):
-            return results
-        lengths = np.array([[len(rows[i]) + 1] * 2 for i in range(len(rows))], dtype=np.int32)
-        most = max(max_tokens // config.beam_size, int(lengths.max()))
-        for batch in bucket(lengths, most, filled):
-            src, src_lengths = pad_source([rows[i] for i in batch], self.tokenizer)
-            found = search(self.stepper, src, src_lengths, config, self._ids)
-            for i, hypotheses in zip(batch, found, strict=True):
-                results[i] = [self._to_text(hypothesis) for hypothesis in hypotheses]
-        return results
+        """Return up to `config.beam_size` translations of each line, best first; None is what the
+        model's settings say. An empty line has one, which is empty.
+        """
+        return list(
+            self.n_best_stream(
+                lines, config, prefixes=prefixes, max_tokens=max_tokens, window_lines=WINDOW_LINES
+            )
+        )
 
     def n_best_stream(
-        self, lines: Iterable[str], config: SearchConfig, *, max_tokens: int, window_lines: int
+        self,
+        lines: Iterable[str],
+        config: SearchConfig | None = None,
+        *,
+        prefixes: Iterable[str] | None = None,
+        max_tokens: int = MAX_TOKENS,
+        window_lines: int = WINDOW_LINES,
     ) -> Iterator[list[Translation]]:
-        """Translate a stream in windows of so many lines, so that memory does not grow with its
-        length.
-        """
-        lines = iter(lines)
-        while window := list(islice(lines, window_lines)):
-            yield from self.n_best(window, config, max_tokens=max_tokens)
+        """Yield what `n_best` returns, in order, with memory for `window_lines` lines."""
+        config = config or self.defaults
+        options = LineOptions(n_best=config.beam_size, max_tokens=max_tokens)
+        windows = cut_windows(lines, prefixes, window_lines=window_lines)
+        number = 0
+        for _, results in self.translate_windows(
+            windows, config, options, with_prefixes=prefixes is not None
+        ):
+            for result in results:
+                number += 1
+                yield _checked(result, number).translations
 
-    def _to_text(self, hypothesis: Hypothesis) -> Translation:
-        ids = hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens
-        text = self.tokenizer.decode(ids)
-        pieces = self.tokenizer.pieces(ids)
-        return Translation(text, hypothesis.score, hypothesis.log_prob, pieces, hypothesis.finished)
+    def translate_windows(
+        self,
+        windows: Iterable[Window],
+        config: SearchConfig,
+        options: LineOptions,
+        *,
+        with_prefixes: bool = False,
+    ) -> Iterator[tuple[Window, list[LineResult]]]:
+        """Yield each window with the results of its lines; a sentence that fails has its `error`.
+
+        The next window is read and turned into ids while one is translated. Raises `ConfigError`
+        for what the engine cannot do, and what the engine raises when it fails with everything.
+        """
+        if config.sampling:  # draws do not depend on their number; more would go to waste
+            config = replace(config, beam_size=options.n_best)
+        self.backend.check(config, with_prefixes=with_prefixes)
+        decoder = Decoder(self.backend, config, options.n_best, options.max_tokens)
+        for window, encoded in prefetch(self._encode(windows, options.rule)):
+            yield window, decode_lines(encoded, decoder, self.tokenizer)
+
+    def score(
+        self, sources: Iterable[str], targets: Iterable[str], **search: Any
+    ) -> list[Translation]:
+        """Return each target with its scores as a translation of its source, in order.
+
+        `log_prob` and `token_log_probs` are what the model gives the target's tokens and the EOS
+        after them, whole lines whatever their length; `score` is normalised as search does it,
+        without a coverage penalty. Raises `DataError` when there are not as many targets.
+        """
+        config = self.search_config(**search)
+        rows = self.tokenizer.encode_batch(list(sources))
+        texts = list(targets)
+        ids = self.tokenizer.encode_batch(texts)
+        if len(rows) != len(ids):
+            raise DataError(f"{len(rows)} sources and {len(ids)} targets; give as many of each")
+        found: list[list[float]] = []
+        for start in range(0, len(rows), _MAX_ROWS):
+            end = start + _MAX_ROWS
+            found += self.backend.score(rows[start:end], ids[start:end])
+        results = []
+        for text, target, log_probs in zip(texts, ids, found, strict=True):
+            total = sum(log_probs)
+            value = score(total, len(log_probs), config)
+            pieces = self.tokenizer.pieces(target)
+            results.append(Translation(text, value, total, pieces, True, log_probs))
+        return results
+
+    def _encode(
+        self, windows: Iterable[Window], rule: LengthRule
+    ) -> Iterator[tuple[Window, Encoded]]:
+        for window in windows:
+            yield (
+                window,
+                encode_lines(
+                    window.lines, window.prefixes, self.tokenizer, rule, window.first_line
+                ),
+            )
+
+
+def _checked(result: LineResult, number: int) -> LineResult:
+    if result.error is not None:
+        raise TranslationError(f"line {number} cannot be translated: {result.error}")
+    return result

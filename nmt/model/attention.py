@@ -35,6 +35,14 @@ class KeyValueCache:
             self.values = self.values.index_select(0, rows)
 
 
+class AttentionRecord:
+    """Keeps what one layer attends to in the source, for callers that hand it to the decoder."""
+
+    def __init__(self, layer: int) -> None:
+        self.layer = layer  # of the decoder, from 0
+        self.weights: Tensor | None = None  # (B*K, T, S), mean of the heads, of the last forward
+
+
 class MultiHeadAttention(nn.Module):
     """Attention with `num_heads` heads of D/H dimensions each.
 
@@ -77,10 +85,16 @@ class MultiHeadAttention(nn.Module):
         return self._split_heads(keys), self._split_heads(values)
 
     def cross_attention(
-        self, x: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None
+        self,
+        x: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        *,
+        mask: Tensor | None,
+        record: AttentionRecord | None = None,
     ) -> Tensor:
         """Let `x` (B*K, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask`
-        (B, 1, 1, S).
+        (B, 1, 1, S); `record` is given the weights.
 
         With K > 1 the K beams of a sentence share its memory: they become further queries of one
         row.
@@ -89,6 +103,9 @@ class MultiHeadAttention(nn.Module):
         weight, bias = self.in_projection.weight[:d_model], self.in_projection.bias[:d_model]
         x = x.reshape(keys.size(0), -1, d_model)  # (B, K*T, D)
         queries = self._split_heads(F.linear(x, weight, bias))  # (B, H, K*T, D/H)
+        if record is not None:
+            weights = attention_weights(queries, keys, mask).mean(dim=1)  # (B, K*T, S)
+            record.weights = weights.view(num_rows, num_positions, -1)  # (B*K, T, S)
         attended = self._attend(queries, keys, values, mask=mask, causal=False)
         return attended.view(num_rows, num_positions, d_model)  # (B*K, T, D)
 
@@ -107,3 +124,14 @@ class MultiHeadAttention(nn.Module):
         )  # (B, H, T, D/H)
         joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]
+
+
+def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    """Compute softmax(Q K^T / sqrt(D/H)), (B, H, T, S), in float32 (paper, equation 1).
+
+    The fast kernels of `_attend` never form this matrix.
+    """
+    logits = (queries @ keys.transpose(-2, -1)).float() * queries.size(-1) ** -0.5
+    if mask is not None:
+        logits = logits.masked_fill(~mask, float("-inf"))
+    return torch.softmax(logits, dim=-1)

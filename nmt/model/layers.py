@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
-from nmt.model.attention import KeyValueCache, MultiHeadAttention
+from nmt.model.attention import AttentionRecord, KeyValueCache, MultiHeadAttention
 from nmt.options import Norm, Positions
 
 LAYER_NORM_EPS = 1e-5
@@ -102,6 +102,7 @@ class DecoderLayer(Layer):
         memory: tuple[Tensor, Tensor],
         memory_mask: Tensor | None,
         cache: KeyValueCache | None,
+        record: AttentionRecord | None = None,
     ) -> Tensor:
         """Map (B*K, T, D) to (B*K, T, D).
 
@@ -115,7 +116,9 @@ class DecoderLayer(Layer):
         x = self._residual(
             x,
             self.cross_attention_norm,
-            lambda y: self.cross_attention.cross_attention(y, *memory, mask=memory_mask),
+            lambda y: self.cross_attention.cross_attention(
+                y, *memory, mask=memory_mask, record=record
+            ),
         )
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
-from nmt.model.attention import KeyValueCache
+from nmt.model.attention import AttentionRecord, KeyValueCache
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
 from nmt.options import Norm
 
@@ -104,17 +104,25 @@ class Transformer(nn.Module):
         ]
         return Memory(hidden, mask, layers)
 
-    def decode(self, tgt: Tensor, memory: Memory, cache: DecoderCache | None = None) -> Tensor:
+    def decode(
+        self,
+        tgt: Tensor,
+        memory: Memory,
+        cache: DecoderCache | None = None,
+        record: AttentionRecord | None = None,
+    ) -> Tensor:
         """Decode target ids (B*K, T) to hidden states (B*K, T, D); position t sees targets up to t
         alone.
 
         With a cache, `tgt` holds only the newest position (T = 1). Padding on the right needs no
-        mask: no real position looks to its right.
+        mask: no real position looks to its right. `record` names a layer and is given its
+        attention to the source.
         """
         x = self._embed(tgt, start=cache.num_positions if cache else 0)
         for i, layer in enumerate(self.decoder_layers):
             layer_cache = cache.layers[i] if cache else None
-            x = self._run(layer, x, memory.layers[i], memory.mask, layer_cache)
+            watched = record if record is not None and record.layer == i else None
+            x = self._run(layer, x, memory.layers[i], memory.mask, layer_cache, watched)
         if cache:
             cache.num_positions += tgt.size(1)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
@@ -134,16 +142,26 @@ class Transformer(nn.Module):
 
     def _embed(self, ids: Tensor, *, start: int) -> Tensor:
         end = start + ids.size(1)
-        if end > self.positions.size(0):
+        positions = self.positions  # another thread may replace the table meanwhile
+        if end > positions.size(0):
             table = sinusoidal_positions(2 * end, self.config.d_model, self.config.positions)
-            self.positions = table.to(self.positions)
+            positions = self.positions = table.to(positions)
         scaled = self.embedding(ids) * math.sqrt(self.config.d_model)  # (B, T, D)
-        return self.dropout(scaled + self.positions[start:end])  # type: ignore[no-any-return]
+        return self.dropout(scaled + positions[start:end])  # type: ignore[no-any-return]
 
     def _final_norm(self) -> nn.Module:
         if self.config.norm is Norm.post:
             return nn.Identity()
         return nn.LayerNorm(self.config.d_model, eps=LAYER_NORM_EPS)
+
+
+def alignment_layer(num_decoder_layers: int) -> int:
+    """Return the decoder layer, from 0, whose attention to the source tells the word alignment.
+
+    Of six layers or more the last but one aligns best (Garg et al., 2019); of two or three the
+    last, as docs/search.md shows.
+    """
+    return num_decoder_layers - (2 if num_decoder_layers >= 6 else 1)
 
 
 def num_parameters(model: nn.Module) -> int:

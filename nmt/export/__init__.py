@@ -1,0 +1,1 @@
+"""From a trained model to folders that other libraries run without nmt."""

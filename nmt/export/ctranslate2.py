@@ -1,0 +1,116 @@
+"""A model as CTranslate2's Transformer, written by the classes of that library.
+
+It fills a `TransformerSpec` and leaves file format, aliases and quantization to CTranslate2.
+"""
+
+# D d_model, F d_ff, V vocab, P positions
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from nmt.checkpoint import ModelInfo
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import NmtError
+from nmt.export.support import PRE_NORM
+from nmt.model.layers import LAYER_NORM_EPS, sinusoidal_positions
+from nmt.model.transformer import alignment_layer
+from nmt.options import Quantization
+
+Weights = dict[str, Tensor]
+
+
+def write_ctranslate2(
+    folder: Path,
+    info: ModelInfo,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    *,
+    quantization: Quantization,
+    max_positions: int,
+) -> None:
+    """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`.
+
+    Raises an `NmtError` that names the extra when CTranslate2 is not installed.
+    """
+    try:
+        from ctranslate2.specs import TransformerSpec
+    except ImportError:
+        raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
+    config = info.model
+    spec = TransformerSpec.from_config(
+        (config.num_encoder_layers, config.num_decoder_layers),
+        config.num_heads,
+        pre_norm=PRE_NORM[config.norm],
+        alignment_layer=alignment_layer(config.num_decoder_layers),
+        alignment_heads=config.num_heads,
+    )
+    positions = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
+    for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
+        stack.position_encodings.encodings = positions.numpy()
+        for i, layer in enumerate(stack.layer):
+            _set_layer(layer, weights, f"{name}_layers.{i}")
+        if PRE_NORM[config.norm]:
+            _set_norm(stack.layer_norm, weights, f"{name}_norm")
+    embedding = _array(weights, "embedding.weight")  # (V, D)
+    spec.encoder.embeddings[0].weight = embedding
+    spec.decoder.embeddings.weight = embedding
+    spec.decoder.projection.weight = embedding
+    _set_vocabulary(spec, tokenizer)
+    spec.validate()
+    spec.optimize(quantization=quantization.value)
+    spec.save(str(folder))
+
+
+def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    spec.register_source_vocabulary(pieces)
+    spec.register_target_vocabulary(pieces)
+    spec.config.unk_token = pieces[tokenizer.unk_id]
+    spec.config.bos_token = pieces[tokenizer.bos_id]
+    spec.config.eos_token = pieces[tokenizer.eos_id]
+    spec.config.decoder_start_token = pieces[tokenizer.bos_id]
+    spec.config.add_source_eos = True
+    spec.config.layer_norm_epsilon = LAYER_NORM_EPS
+
+
+def _set_layer(spec: Any, weights: Weights, name: str) -> None:
+    """Fill one layer of the encoder, or of the decoder with its attention to the source."""
+    attention = f"{name}.self_attention"
+    _set_linear(spec.self_attention.linear[0], weights, f"{attention}.in_projection")  # (3D, D)
+    _set_linear(spec.self_attention.linear[1], weights, f"{attention}.out_projection")
+    _set_norm(spec.self_attention.layer_norm, weights, f"{attention}_norm")
+    if hasattr(spec, "attention"):
+        _set_cross_attention(spec.attention, weights, f"{name}.cross_attention")
+    _set_linear(spec.ffn.linear_0, weights, f"{name}.feed_forward.inner")  # (F, D)
+    _set_linear(spec.ffn.linear_1, weights, f"{name}.feed_forward.outer")  # (D, F)
+    _set_norm(spec.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
+
+
+def _set_cross_attention(spec: Any, weights: Weights, name: str) -> None:
+    weight = _array(weights, f"{name}.in_projection.weight")  # (3D, D)
+    bias = _array(weights, f"{name}.in_projection.bias")  # (3D,)
+    d_model = weight.shape[1]
+    queries, keys_values = spec.linear[0], spec.linear[1]
+    queries.weight, queries.bias = weight[:d_model], bias[:d_model]
+    keys_values.weight, keys_values.bias = weight[d_model:], bias[d_model:]  # (2D, D), (2D,)
+    _set_linear(spec.linear[2], weights, f"{name}.out_projection")
+    _set_norm(spec.layer_norm, weights, f"{name}_norm")
+
+
+def _set_linear(spec: Any, weights: Weights, name: str) -> None:
+    spec.weight = _array(weights, f"{name}.weight")
+    spec.bias = _array(weights, f"{name}.bias")
+
+
+def _set_norm(spec: Any, weights: Weights, name: str) -> None:
+    spec.gamma = _array(weights, f"{name}.weight")
+    spec.beta = _array(weights, f"{name}.bias")
+
+
+def _array(weights: Weights, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return weights[name].detach().float().numpy()

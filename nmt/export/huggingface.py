@@ -1,0 +1,192 @@
+"""A post-norm model as MarianMT of Hugging Face transformers: weights, config and tokenizer files,
+written without that library.
+
+MarianMT has all sines of the positional encoding before all cosines. For a model that interleaves
+them, the D dimensions of everything that is added to the residual stream are reordered alike.
+"""
+
+# D d_model, F d_ff, V vocab, P positions
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from nmt.checkpoint import ModelInfo
+from nmt.data.tokenizer import Tokenizer
+from nmt.export.support import SINES_FIRST
+from nmt.files import write_json
+from nmt.model.layers import sinusoidal_positions
+from nmt.options import Normalization, Quantization
+
+Weights = dict[str, Tensor]
+_DTYPES = {
+    Quantization.float32: torch.float32,
+    Quantization.float16: torch.float16,
+    Quantization.bfloat16: torch.bfloat16,
+}
+_LENGTH_PENALTY = {Normalization.average: 1.0, Normalization.none: 0.0}
+_MAX_LENGTH = 512  # tokens that `generate` writes unless it is told otherwise
+_HEADS = ("q_proj", "k_proj", "v_proj")
+
+
+def write_huggingface(
+    folder: Path,
+    info: ModelInfo,
+    weights: Weights,
+    tokenizer: Tokenizer,
+    *,
+    quantization: Quantization,
+    max_positions: int,
+) -> None:
+    """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`."""
+    dtype = _DTYPES[quantization]
+    tensors = {
+        name: tensor.to(dtype).contiguous()
+        for name, tensor in marian_weights(info, weights, max_positions).items()
+    }
+    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    write_json(folder / "config.json", _config(info, tokenizer, quantization, max_positions))
+    write_json(folder / "generation_config.json", _generation(info, tokenizer, max_positions))
+    _write_tokenizer(folder, info, tokenizer, max_positions)
+
+
+def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
+    """Rename and, where the layout asks for it, permute `weights` for MarianMT.
+
+    The tables of positions go along: MarianMT would compute those of the paper by itself, but not
+    those of Tensor2Tensor.
+    """
+    config = info.model
+    order = stream_order(config.d_model, sines_first=SINES_FIRST[config.positions])  # (D,)
+    table = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
+    embedding = weights["embedding.weight"][:, order]  # (V, D)
+    found = {
+        "model.shared.weight": embedding,
+        "final_logits_bias": torch.zeros(1, embedding.size(0)),
+    }
+    depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
+    for stack, depth in depths.items():
+        found[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
+        for i in range(depth):
+            found.update(_layer(weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order))
+    return found
+
+
+def stream_order(d_model: int, *, sines_first: bool) -> Tensor:
+    """Return the order of the dimensions (D,) in which all sines come before all cosines."""
+    order = torch.arange(d_model)
+    return order if sines_first else torch.cat([order[0::2], order[1::2]])
+
+
+def _layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+    found = dict(_attention(weights, f"{ours}.self_attention", f"{theirs}.self_attn", order))
+    if f"{ours}.cross_attention.in_projection.weight" in weights:
+        found |= _attention(weights, f"{ours}.cross_attention", f"{theirs}.encoder_attn", order)
+    inner, outer = f"{ours}.feed_forward.inner", f"{ours}.feed_forward.outer"
+    found[f"{theirs}.fc1.weight"] = weights[f"{inner}.weight"][:, order]  # (F, D)
+    found[f"{theirs}.fc1.bias"] = weights[f"{inner}.bias"]
+    found[f"{theirs}.fc2.weight"] = weights[f"{outer}.weight"][order]  # (D, F)
+    found[f"{theirs}.fc2.bias"] = weights[f"{outer}.bias"][order]
+    return found | dict(
+        _norm(weights, f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", order)
+    )
+
+
+def _attention(
+    weights: Weights, ours: str, theirs: str, order: Tensor
+) -> Iterator[tuple[str, Tensor]]:
+    """Split the projection (3D, D) in three; inside the heads nothing is reordered."""
+    into, out = f"{ours}.in_projection", f"{ours}.out_projection"
+    parts = zip(weights[f"{into}.weight"].chunk(3), weights[f"{into}.bias"].chunk(3), strict=True)
+    for name, (weight, bias) in zip(_HEADS, parts, strict=True):
+        yield f"{theirs}.{name}.weight", weight[:, order]  # (D, D)
+        yield f"{theirs}.{name}.bias", bias.clone()  # (D,)
+    yield f"{theirs}.out_proj.weight", weights[f"{out}.weight"][order]  # (D, D)
+    yield f"{theirs}.out_proj.bias", weights[f"{out}.bias"][order]
+    yield from _norm(weights, f"{ours}_norm", f"{theirs}_layer_norm", order)
+
+
+def _norm(weights: Weights, ours: str, theirs: str, order: Tensor) -> Iterator[tuple[str, Tensor]]:
+    for kind in ("weight", "bias"):
+        yield f"{theirs}.{kind}", weights[f"{ours}.{kind}"][order]  # (D,)
+
+
+def _config(
+    info: ModelInfo, tokenizer: Tokenizer, quantization: Quantization, max_positions: int
+) -> dict[str, Any]:
+    config = info.model
+    return {
+        "architectures": ["MarianMTModel"],
+        "model_type": "marian",
+        "is_encoder_decoder": True,
+        "vocab_size": info.vocab_size,
+        "decoder_vocab_size": info.vocab_size,
+        "d_model": config.d_model,
+        "encoder_layers": config.num_encoder_layers,
+        "decoder_layers": config.num_decoder_layers,
+        "num_hidden_layers": config.num_encoder_layers,
+        "encoder_attention_heads": config.num_heads,
+        "decoder_attention_heads": config.num_heads,
+        "encoder_ffn_dim": config.d_ff,
+        "decoder_ffn_dim": config.d_ff,
+        "activation_function": "relu",
+        "dropout": config.dropout,
+        "attention_dropout": 0.0,
+        "activation_dropout": 0.0,
+        "max_position_embeddings": max_positions,
+        "scale_embedding": True,
+        "share_encoder_decoder_embeddings": True,
+        "tie_word_embeddings": True,
+        "torch_dtype": quantization.value,
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "decoder_start_token_id": tokenizer.bos_id,
+        "forced_eos_token_id": None,
+        "use_cache": True,
+    }
+
+
+def _generation(info: ModelInfo, tokenizer: Tokenizer, max_positions: int) -> dict[str, Any]:
+    """Return the defaults of `generate`, as near to ours as its rules allow (docs/export.md)."""
+    return {
+        "num_beams": info.search.beam_size,
+        "length_penalty": _LENGTH_PENALTY.get(
+            info.search.normalization, info.search.length_penalty
+        ),
+        "max_length": min(_MAX_LENGTH, max_positions),
+        "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
+        "pad_token_id": tokenizer.pad_id,
+        "bos_token_id": tokenizer.bos_id,
+        "eos_token_id": tokenizer.eos_id,
+        "decoder_start_token_id": tokenizer.bos_id,
+    }
+
+
+def _write_tokenizer(
+    folder: Path, info: ModelInfo, tokenizer: Tokenizer, max_positions: int
+) -> None:
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    for name in ("source.spm", "target.spm"):
+        (folder / name).write_bytes(tokenizer.model)
+    write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
+    settings = {
+        "tokenizer_class": "MarianTokenizer",
+        "source_lang": info.src_lang,
+        "target_lang": info.tgt_lang,
+        "pad_token": pieces[tokenizer.pad_id],
+        "unk_token": pieces[tokenizer.unk_id],
+        "bos_token": pieces[tokenizer.bos_id],
+        "eos_token": pieces[tokenizer.eos_id],
+        "model_max_length": max_positions,
+        "separate_vocabs": False,
+        "split_special_tokens": True,  # "</s>" in a user's text is text
+        "clean_up_tokenization_spaces": False,
+    }
+    write_json(folder / "tokenizer_config.json", settings)

@@ -1,0 +1,100 @@
+"""What `Translator` knows of an engine: search and scoring over ids, one batch at a time.
+
+An engine knows nothing of text, lines or files. `NativeBackend` computes with torch; the one that
+runs an exported model by CTranslate2 stands in its own file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
+
+from nmt.config import SearchConfig
+from nmt.data.batch import pad_source
+from nmt.data.tokenizer import Tokenizer
+from nmt.inference.scoring import score_pairs
+from nmt.inference.search import ControlIds, Hypothesis, search
+from nmt.inference.stepper import Model
+
+Ids = Sequence[int]
+
+
+@runtime_checkable
+class Backend(Protocol):
+    """An engine. Its methods may be called from several threads at once."""
+
+    name: str
+    """As in the setting `backend`, for error messages."""
+
+    def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
+        """Raise a `ConfigError` that names option and backend for what it cannot do; called before
+        the first line is read.
+        """
+
+    def search(
+        self,
+        rows: Sequence[Ids],
+        config: SearchConfig,
+        prefixes: Sequence[Ids] | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        n_best: int | None = None,
+    ) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each row, best first.
+
+        Args:
+            rows: source ids of a batch of sentences, without EOS, none of them empty.
+            config: how to search.
+            prefixes: target ids that each translation starts with, possibly none, without BOS.
+            keys: a number for each row that sampling depends on; an engine may ignore it.
+            n_best: how many of each row the caller looks at, None for all; more may come.
+        """
+
+    def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
+        """Return log-probabilities, in nats, of each target's tokens and of the EOS after them.
+
+        Neither `rows` nor `targets` hold EOS; a target may be empty.
+        """
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What a model folder gives a `Translator`."""
+
+    backend: Backend
+    tokenizer: Tokenizer
+    defaults: SearchConfig
+
+
+class NativeBackend:
+    """Searches with torch: one model, or an ensemble."""
+
+    name = "native"
+
+    def __init__(self, stepper: Model, tokenizer: Tokenizer) -> None:
+        self.stepper = stepper
+        self.tokenizer = tokenizer
+        self._ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+
+    def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
+        """Accept everything that `SearchConfig` accepts."""
+
+    def search(
+        self,
+        rows: Sequence[Ids],
+        config: SearchConfig,
+        prefixes: Sequence[Ids] | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        n_best: int | None = None,
+    ) -> list[list[Hypothesis]]:
+        """See `Backend.search`."""
+        src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
+        return search(
+            self.stepper, src, src_lengths, config, self._ids, prefixes=prefixes, keys=keys
+        )
+
+    def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
+        """See `Backend.score`."""
+        return score_pairs(self.stepper, rows, targets, self._ids)

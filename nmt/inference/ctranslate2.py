@@ -1,0 +1,341 @@
+"""Search and scoring by CTranslate2, over a folder of `nmt-export format=ctranslate2`.
+
+CTranslate2 extends hypotheses as our beam search does, but stops when so many are finished, and
+ranks by log P / length^alpha. So it is asked for more finished hypotheses than the beam is wide,
+they are ranked again by our rule, and those that the caller wants are scored teacher-forced.
+"""
+
+# B sentences, S source tokens without EOS, T target tokens with EOS
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from nmt.checkpoint import load_export_info, load_tokenizer
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import find_device
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
+from nmt.inference.backend import Loaded
+from nmt.inference.penalties import score
+from nmt.inference.search import ControlIds, Hypothesis, check_prefixes, length_limits
+from nmt.options import DType, ExportFormat, Normalization
+
+Ids = Sequence[int]
+_PATIENCE = 4  # finished hypotheses asked for, over the beam size
+_SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
+_UNSUPPORTED = {"coverage_penalty": 0.0, "word_reward": 0.0}  # with the values that mean "off"
+
+
+def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: int) -> Loaded:
+    """Load an exported folder.
+
+    `dtype=bfloat16` computes in that type; otherwise weights are computed with as they are stored.
+    Raises `ModelError` for another folder, `DeviceError` for a device or type that is not there.
+    """
+    info, export = load_export_info(folder)
+    if export.format is not ExportFormat.ctranslate2:
+        raise ModelError(
+            f"{folder} is an export of format={export.format.value}; "
+            "backend=ctranslate2 needs one of format=ctranslate2"
+        )
+    tokenizer = load_tokenizer(folder, info)
+    engine = _load_engine(folder, device, dtype, num_threads)
+    backend = CTranslate2Backend(engine, tokenizer, export.max_positions)
+    return Loaded(backend, tokenizer, info.search)
+
+
+def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:
+    try:
+        import ctranslate2
+    except ImportError:
+        raise NmtError("backend=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
+    place = find_device(device)
+    if place.type == "mps":
+        if device != "auto":
+            raise DeviceError(f"device={device}: CTranslate2 has no mps; use device=cpu")
+        place = torch.device("cpu")
+    index = place.index or 0
+    types = ctranslate2.get_supported_compute_types(place.type, index)
+    if dtype is DType.bfloat16 and "bfloat16" not in types:
+        raise DeviceError(
+            f"dtype=bfloat16: CTranslate2 has none on this {place.type}; use dtype=float32"
+        )
+    try:
+        return ctranslate2.Translator(
+            str(folder),
+            device=place.type,
+            device_index=index,
+            compute_type="bfloat16" if dtype is DType.bfloat16 else "default",
+            intra_threads=num_threads,
+        )
+    except RuntimeError as error:
+        raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A batch of sentences and how to search them."""
+
+    rows: Sequence[Ids]
+    prefixes: Sequence[Ids]
+    limits: list[int]  # most tokens of each translation, EOS included
+    config: SearchConfig
+
+    def is_exact(self, row: int) -> bool:
+        """Say whether CTranslate2's sum of log-probabilities leaves nothing out: a prefix, it does."""
+        return not self.prefixes[row]
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A hypothesis as CTranslate2 gives it."""
+
+    tokens: list[int]  # EOS last when finished
+    log_prob: float  # as CTranslate2 sums it
+    alignment: list[int] | None
+
+
+class CTranslate2Backend:
+    """Searches with a `ctranslate2.Translator`, which may be used by several threads."""
+
+    name = "ctranslate2"
+
+    def __init__(self, engine: Any, tokenizer: Tokenizer, max_positions: int) -> None:
+        self._engine = engine
+        self._pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        self._control = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        self._max_positions = max_positions
+        forbidden = (tokenizer.pad_id, tokenizer.bos_id)
+        self._forbidden = [[self._pieces[token]] for token in forbidden]
+
+    def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
+        """See `Backend.check`."""
+        for key, off in _UNSUPPORTED.items():
+            if getattr(config, key) != off:
+                raise ConfigError(
+                    f"{key}={getattr(config, key)}: backend=ctranslate2 has no {key}; "
+                    "use backend=native"
+                )
+        if config.min_length and config.beam_size > 1 and not config.sampling:
+            raise ConfigError(
+                f"min_length={config.min_length}: backend=ctranslate2 ranks the hypotheses of a "
+                "beam by other probabilities then; use beam_size=1 or backend=native"
+            )
+
+    def search(
+        self,
+        rows: Sequence[Ids],
+        config: SearchConfig,
+        prefixes: Sequence[Ids] | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        n_best: int | None = None,
+    ) -> list[list[Hypothesis]]:
+        """See `Backend.search`; at most `n_best` hypotheses a row come back, and `keys` say nothing
+        to CTranslate2, whose draws depend on all that it drew before.
+        """
+        prefixes = prefixes or [()] * len(rows)
+        check_prefixes(prefixes, self._control)
+        self._check_lengths(rows)
+        task = _Task(rows, prefixes, self._limits(rows, prefixes, config), config)
+        found: list[list[_Found]] = [[] for _ in rows]
+        for has_prefix in (False, True):  # a prefix changes how its batch is searched
+            some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
+            if some:
+                self._search(task, some, found)
+        return self._finish(task, found, config.beam_size if n_best is None else n_best)
+
+    def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
+        """See `Backend.score`."""
+        self._check_lengths(rows)
+        self._check_lengths(targets)
+        results = self._engine.score_batch(
+            [self._to_pieces(row) for row in rows],
+            [self._to_pieces(target) for target in targets],
+            max_input_length=0,
+            max_batch_size=_SCORED_TOKENS,
+            batch_type="tokens",
+        )
+        return [list(result.log_probs) for result in results]
+
+    def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
+        """Fill `found` for the rows `some`, each with its own length limit.
+
+        CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there; a
+        beam is searched again with its own, since unfinished hypotheses count at the limit.
+        """
+        again: dict[int, list[int]] = {}
+        results = self._call(task, some, max(task.limits[i] for i in some))
+        for i, hypotheses in zip(some, results, strict=True):
+            fits = all(len(hypothesis.tokens) <= task.limits[i] for hypothesis in hypotheses)
+            if fits or task.config.sampling or task.config.beam_size == 1:
+                found[i] = [_cut(hypothesis, task.limits[i]) for hypothesis in hypotheses]
+            else:
+                again.setdefault(task.limits[i], []).append(i)
+        for limit, late in again.items():
+            for i, hypotheses in zip(late, self._call(task, late, limit), strict=True):
+                found[i] = hypotheses
+
+    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[_Found]]:
+        """Search the rows `some` with one limit; return everything that was found for each."""
+        config, draws = task.config, 1
+        if config.sampling:
+            draws = config.beam_size
+            _seed(config.seed)
+        repeated = [i for i in some for _ in range(draws)]
+        source = [self._to_pieces(task.rows[i]) for i in repeated]
+        forced = [self._to_pieces(task.prefixes[i]) for i in repeated]
+        results = self._engine.translate_batch(
+            source,
+            forced if any(forced) else None,
+            max_input_length=0,
+            max_decoding_length=limit,
+            min_decoding_length=config.min_length,
+            return_end_token=True,
+            return_scores=True,
+            return_attention=config.alignment,
+            suppress_sequences=self._forbidden,
+            length_penalty=_length_penalty(config),
+            **_strategy(config),
+        )
+        firsts = self._first_alignments(source) if config.alignment else [None] * len(source)
+        found = [
+            self._read(result, first, config) for result, first in zip(results, firsts, strict=True)
+        ]
+        return [sum(found[k : k + draws], []) for k in range(0, len(found), draws)]
+
+    def _first_alignments(self, source: list[list[str]]) -> list[int]:
+        """Return what the first target token of each sentence attends to most.
+
+        A beam search of several sentences reports that of another sentence (CTranslate2 4.8.5),
+        greedy search the right one; it depends on no token that is chosen.
+        """
+        results = self._engine.translate_batch(
+            source,
+            max_input_length=0,
+            beam_size=1,
+            max_decoding_length=1,
+            return_end_token=True,
+            return_attention=True,
+        )
+        return [_align(result.attention[0])[0] for result in results]
+
+    def _read(self, result: Any, first: int | None, config: SearchConfig) -> list[_Found]:
+        found = []
+        for k, (pieces, value) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
+            tokens = [self._ids[piece] for piece in pieces]
+            log_prob = value * len(tokens) ** _length_penalty(config)
+            alignment = None if first is None else [first, *_align(result.attention[k])[1:]]
+            found.append(_Found(tokens, log_prob, alignment))
+        return found
+
+    def _finish(self, task: _Task, found: list[list[_Found]], count: int) -> list[list[Hypothesis]]:
+        """Rank by our rule and score teacher-forced the `count` best of each row.
+
+        Where CTranslate2's sums leave something out, all are scored before they are ranked.
+        """
+        if not task.config.sampling:
+            for hypotheses in found:
+                hypotheses.sort(key=lambda h: self._rank(h, task.config), reverse=True)
+        pairs = [
+            (i, hypothesis)
+            for i, hypotheses in enumerate(found)
+            for hypothesis in (hypotheses[:count] if task.is_exact(i) else hypotheses)
+        ]
+        bare = [h.tokens[:-1] if self._is_finished(h) else h.tokens for _, h in pairs]
+        scored = self.score([task.rows[i] for i, _ in pairs], bare)
+        results: list[list[Hypothesis]] = [[] for _ in found]
+        for (i, hypothesis), log_probs in zip(pairs, scored, strict=True):
+            results[i].append(self._close(hypothesis, log_probs, task.config))
+        if not task.config.sampling:
+            for closed in results:
+                closed.sort(key=lambda h: (h.finished, h.score), reverse=True)
+        return [closed[:count] for closed in results]
+
+    def _close(self, found: _Found, log_probs: list[float], config: SearchConfig) -> Hypothesis:
+        log_probs = log_probs[: len(found.tokens)]  # no EOS after what is unfinished
+        total = math.fsum(log_probs)
+        value = score(total, len(found.tokens), config)
+        finished = self._is_finished(found)
+        return Hypothesis(found.tokens, total, value, finished, log_probs, found.alignment)
+
+    def _rank(self, found: _Found, config: SearchConfig) -> tuple[bool, float]:
+        return self._is_finished(found), score(found.log_prob, len(found.tokens), config)
+
+    def _is_finished(self, found: _Found) -> bool:
+        return found.tokens[-1] == self._control.eos
+
+    def _limits(
+        self, rows: Sequence[Ids], prefixes: Sequence[Ids], config: SearchConfig
+    ) -> list[int]:
+        """Return the most tokens of each translation, EOS included, as the native search has it."""
+        lengths = torch.tensor([len(row) + 1 for row in rows])  # (B,)
+        return [
+            min(max(limit, config.min_length + 1, len(prefix) + 1), self._max_positions - 1)
+            for limit, prefix in zip(length_limits(lengths, config), prefixes, strict=True)
+        ]
+
+    def _check_lengths(self, rows: Sequence[Ids]) -> None:
+        longest = max(map(len, rows), default=0)
+        if longest >= self._max_positions:
+            raise DataError(
+                f"a sentence has {longest} tokens and the exported model takes "
+                f"{self._max_positions - 1}; export with a larger max_positions"
+            )
+
+    def _to_pieces(self, ids: Ids) -> list[str]:
+        return [self._pieces[i] for i in ids]
+
+
+def _seed(seed: int) -> None:
+    """Seed CTranslate2's generator, which heeds it up to the first draw of a process alone."""
+    import ctranslate2
+
+    ctranslate2.set_random_seed(seed)
+
+
+def _strategy(config: SearchConfig) -> dict[str, Any]:
+    """Return CTranslate2's options for greedy search, beam search or sampling."""
+    if config.sampling:
+        return {
+            "beam_size": 1,
+            "sampling_topk": config.top_k,
+            "sampling_topp": config.top_p,
+            "sampling_temperature": config.temperature,
+        }
+    if config.beam_size == 1:
+        return {"beam_size": 1}
+    asked = config.beam_size * _PATIENCE
+    return {"beam_size": config.beam_size, "patience": _PATIENCE, "num_hypotheses": asked}
+
+
+def _length_penalty(config: SearchConfig) -> float:
+    """Return the exponent of CTranslate2's rule that is nearest to ours."""
+    exponents = {Normalization.average: 1.0, Normalization.none: 0.0}
+    # length^(0.7 alpha) rises as ((5 + length) / 6)^alpha does at 12 tokens
+    return exponents.get(config.normalization, 0.7 * config.length_penalty)
+
+
+def _cut(found: _Found, limit: int) -> _Found:
+    """Return the hypothesis as it was at its length limit."""
+    alignment = found.alignment[:limit] if found.alignment else found.alignment
+    return _Found(found.tokens[:limit], found.log_prob, alignment)
+
+
+def _align(attention: list[list[float]]) -> list[int]:
+    """Return the source position that each target token attends to most, EOS's being S.
+
+    CTranslate2 leaves EOS out of `attention` (T, S); its share is what is missing to 1.
+    """
+    weights = np.asarray(attention, dtype=np.float32)  # (T, S)
+    eos = 1 - weights.sum(axis=1, keepdims=True)  # (T, 1)
+    return np.concatenate([weights, eos], axis=1).argmax(axis=1).tolist()  # type: ignore[no-any-return]

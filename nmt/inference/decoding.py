@@ -1,0 +1,113 @@
+"""Runs the parts of lines through an engine, in batches of similar length.
+
+A batch that fails is tried again in halves, down to the one that cannot be translated. It knows ids
+and nothing of text.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from nmt.config import SearchConfig
+from nmt.data.batching import bucket
+from nmt.inference.backend import Backend
+from nmt.inference.sampling import occurrences
+from nmt.inference.search import Hypothesis
+
+log = logging.getLogger(__name__)
+
+MAX_FAILURES = 32
+"""So many sentences that fail in a row are no matter of the sentences."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """One line, or a piece of a long one."""
+
+    ids: list[int]
+    """Source ids without EOS, at least one."""
+    prefix: list[int]
+    """Target ids that the translation starts with; may be empty."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a part has no translation."""
+
+    reason: str
+
+
+Outcome = list[Hypothesis] | Failure
+
+
+@dataclass
+class Decoder:
+    """Searches with fixed settings; remembers how many parts failed in a row."""
+
+    backend: Backend
+    config: SearchConfig
+    n_best: int
+    """How many hypotheses of each part are looked at."""
+    max_tokens: int
+    """Bound on a batch: rows * beam * longest source, EOS included."""
+    num_failed: int = 0
+
+    def decode(self, parts: Sequence[Part]) -> list[Outcome]:
+        """Return the hypotheses of each part, best first, or why there are none.
+
+        Raises what the engine raised when it failed with `MAX_FAILURES` parts in a row.
+        """
+        results: list[Outcome] = [[] for _ in parts]
+        if not parts:
+            return results
+        lengths = np.array([[len(part.ids) + 1] * 2 for part in parts], dtype=np.int32)
+        keys = occurrences([part.ids for part in parts]) if self.config.sampling else None
+        most = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
+        for batch in bucket(lengths, most, np.arange(len(parts))):
+            rows = [parts[i] for i in batch]
+            some_keys = None if keys is None else [keys[i] for i in batch]
+            for i, outcome in zip(batch, self._search(rows, some_keys), strict=True):
+                results[i] = outcome
+        return results
+
+    def _search(self, rows: Sequence[Part], keys: Sequence[int] | None) -> list[Outcome]:
+        try:
+            found = self._call(rows, keys)
+        except Exception as error:  # whatever it is, the other sentences are to be translated
+            if len(rows) == 1:
+                self.num_failed += 1
+                if self.num_failed >= MAX_FAILURES:
+                    raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        else:
+            self.num_failed = 0
+            return [*found]
+        # outside the except block, where the error would keep the memory of the batch alive
+        if len(rows) == 1:
+            return [Failure(reason)]
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        log.warning("a batch of %d sentences failed (%s); trying its halves", len(rows), reason)
+        half = len(rows) // 2
+        halves = (slice(half), slice(half, None))
+        return [
+            outcome
+            for part in halves
+            for outcome in self._search(rows[part], None if keys is None else keys[part])
+        ]
+
+    def _call(self, rows: Sequence[Part], keys: Sequence[int] | None) -> list[list[Hypothesis]]:
+        sources = [row.ids for row in rows]
+        prefixes = [row.prefix for row in rows]
+        return self.backend.search(
+            sources,
+            self.config,
+            prefixes if any(prefixes) else None,
+            keys=keys,
+            n_best=self.n_best,
+        )

@@ -1,0 +1,61 @@
+"""From model folders to what search and scoring work with; several folders are an ensemble."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from nmt.checkpoint import build_model, find_model, load_info, load_tokenizer, load_weights
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import find_device, find_dtype
+from nmt.errors import ConfigError, ModelError
+from nmt.inference.ensemble import EnsembleStepper
+from nmt.inference.stepper import Model, ModelStepper
+from nmt.options import Combine, DType, resolve
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """One model, or an ensemble, ready to use."""
+
+    stepper: Model
+    tokenizer: Tokenizer
+    defaults: SearchConfig  # of the first folder
+
+
+def load_models(
+    folders: Sequence[str | Path],
+    *,
+    device: str = "auto",
+    dtype: DType | str = DType.float32,
+    combine: Combine | str = Combine.probabilities,
+) -> LoadedModel:
+    """Load runs, checkpoints or model folders; more than one are an ensemble.
+
+    Raises `ModelError` for a folder that is none or has another tokenizer than the first, and
+    `DeviceError` for a device that is not there.
+    """
+    if not folders:
+        raise ConfigError("model_dir=[]: name at least one run, checkpoint or model folder")
+    place = find_device(device)
+    number_format = find_dtype(DType(dtype), place)
+    found = [find_model(resolve(folder)) for folder in folders]
+    infos = [load_info(folder) for folder in found]
+    for folder, info in zip(found, infos, strict=True):
+        if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
+            raise ModelError(
+                f"{folder} has another tokenizer than {found[0]}; an ensemble needs models "
+                "trained on the same data folder"
+            )
+    steppers: list[Model] = []
+    for folder, info in zip(found, infos, strict=True):
+        model = build_model(info, load_weights(folder), place)
+        steppers.append(ModelStepper(model, number_format))
+        log.info("model %s, %d updates, on %s", folder, info.updates, place)
+    stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
+    return LoadedModel(stepper, load_tokenizer(found[0], infos[0]), infos[0].search)

@@ -1,0 +1,122 @@
+"""Tiny models to export: trained for a second until they are sure, or random."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from conftest import WORDS, tiny_config, tiny_model
+
+from nmt.checkpoint import ModelInfo, save_model
+from nmt.config import ExportConfig, SearchConfig
+from nmt.data.batch import pad
+from nmt.data.tokenizer import Tokenizer
+from nmt.export.folder import export
+from nmt.inference.backend import NativeBackend
+from nmt.inference.loading import load_models
+from nmt.inference.search import Hypothesis
+from nmt.model.transformer import Transformer
+from nmt.options import ExportFormat, Quantization
+
+LIMIT = 30  # tokens of a translation
+
+
+def short_sentences(count: int) -> list[str]:
+    """Draw sentences as `trained_model` has learned them."""
+    draw = random.Random(7)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(count)]
+
+
+HOSTILE = [
+    "</s>",
+    "the </s> house",
+    "<s> </s> <pad> <unk> ▁",
+    "<pad>",
+    "a<unk>b",
+    "<0x41> <0x0A>",
+    " the   small  ",
+    "\u2028 tab\t nul\x00 😀 \u200d ﬁ Ａ",
+    "⁇",
+]
+"""Text that no tokenizer may take for control symbols, or read otherwise than ours."""
+
+
+def save(folder: Path, model: Transformer, tokenizer: Tokenizer) -> Path:
+    """Write `model` as a model folder."""
+    info = ModelInfo(
+        model=model.config,
+        search=SearchConfig(),
+        vocab_size=tokenizer.vocab_size,
+        src_lang="xx",
+        tgt_lang="yy",
+        tokenizer_sha256=tokenizer.sha256,
+        updates=1,
+    )
+    save_model(folder, model.state_dict(), info, tokenizer)
+    return folder
+
+
+def random_model(folder: Path, tokenizer: Tokenizer, seed: int = 3, **changes: Any) -> Path:
+    """Write a model folder with random weights, biases and norms."""
+    model = tiny_model(seed, vocab_size=tokenizer.vocab_size, sharpness=2.0, **changes)
+    return save(folder, model, tokenizer)
+
+
+def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
+    """Write a model folder that has mostly learned to copy sentences of up to three words."""
+    torch.manual_seed(1)
+    model = Transformer(tiny_config(**changes), tokenizer.vocab_size)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.008, betas=(0.9, 0.98))
+    draw, control = random.Random(1), {"pad_id": tokenizer.pad_id}
+    for _ in range(120):
+        lines = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(32)]
+        rows = tokenizer.encode_batch(lines)
+        src = pad(rows, eos=tokenizer.eos_id, **control)
+        tgt_in = pad(rows, bos=tokenizer.bos_id, **control)
+        hidden = model(src, torch.tensor([len(row) + 1 for row in rows]), tgt_in)
+        loss = F.cross_entropy(
+            model.logits(hidden).flatten(0, 1),
+            src.flatten(),
+            ignore_index=tokenizer.pad_id,
+            label_smoothing=0.1,
+        )
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    return save(folder, model.eval(), tokenizer)
+
+
+def exported(folder: Path, name: ExportFormat, **changes: Any) -> Path:
+    """Export the model folder beside itself and return the new folder."""
+    quantization = changes.get("quantization", Quantization.float32)
+    output = folder.with_name(f"{folder.name}-{name.value}-{quantization.value}")
+    export(folder, output, ExportConfig(format=name, **changes))
+    return output
+
+
+def native(folder: Path, lines: list[str], config: SearchConfig) -> list[list[Hypothesis]]:
+    """Search with our own engine, to at most LIMIT tokens."""
+    loaded = load_models([folder], device="cpu")
+    rows = loaded.tokenizer.encode_batch(lines)
+    limited = replace(config, max_length_a=0, max_length_b=LIMIT)
+    return NativeBackend(loaded.stepper, loaded.tokenizer).search(rows, limited)
+
+
+def without_nmt(script: str, job: Any) -> Any:
+    """Run a script of this folder in a process that cannot import nmt; JSON goes in and out."""
+    result = subprocess.run(
+        [sys.executable, "-I", str(Path(__file__).parent / script)],
+        input=json.dumps(job),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    return json.loads(result.stdout)

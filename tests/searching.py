@@ -1,0 +1,255 @@
+"""A toy model whose probabilities are a function of source and prefix, and slow searches over it:
+the oracles of the tests of search.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import BOS, EOS, PAD, UNK, random_source, tiny_model
+from torch import Tensor, nn
+
+from nmt.checkpoint import ModelInfo, save_model
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.inference.hypotheses import ControlIds, Hypothesis
+from nmt.inference.search import search
+from nmt.inference.stepper import Stepper
+from nmt.model.transformer import Transformer
+from nmt.options import Norm
+
+IDS = ControlIds(PAD, BOS, EOS)
+SYMBOLS = 6
+ALLOWED = [UNK, EOS, 4, 5]  # of the six symbols, all but PAD and BOS
+Sentence = tuple[int, ...]
+Source = tuple[Tensor, Tensor]  # ids (B, S) and lengths (B,)
+
+
+def config(
+    beam_size: int, alpha: float = 0.6, *, a: float = 0.0, b: int = 5, **changes: Any
+) -> SearchConfig:
+    return SearchConfig(
+        beam_size=beam_size, length_penalty=alpha, max_length_a=a, max_length_b=b, **changes
+    )
+
+
+def find(
+    stepper: Stepper, source: Source, config: SearchConfig, **more: Any
+) -> list[list[Hypothesis]]:
+    return search(stepper, *source, config, IDS, **more)
+
+
+@dataclass(frozen=True)
+class Taste:
+    """How the toy model likes its sentences."""
+
+    eos_bonus: float = 0.0  # above 0 they are short
+    sharpness: float = 1.5  # of the choice among symbols
+    certain_after: int = 99  # from this length on one word is all but certain
+
+
+NO_TASTE = Taste()
+TASTES = [
+    Taste(eos_bonus=-3.0),
+    Taste(),
+    Taste(eos_bonus=1.5),
+    Taste(eos_bonus=1.5, certain_after=2),
+    Taste(eos_bonus=-1.0, sharpness=4.0),
+]
+
+
+def toy_log_probs(source: Sentence, prefix: Sentence, taste: Taste = NO_TASTE) -> Any:
+    """Draw log-probabilities of the next symbol (6,), PAD and BOS likely too."""
+    draw = np.random.default_rng([*source, 99, *prefix])
+    logits = draw.normal(size=SYMBOLS) * taste.sharpness
+    logits[EOS] += taste.eos_bonus
+    if len(prefix) > taste.certain_after:
+        logits[4] += 9.0
+    return logits - np.log(np.exp(logits).sum())
+
+
+def toy_attention(source: Sentence, prefix: Sentence) -> Any:
+    """Draw what the step after `prefix` attends to in the source (S,)."""
+    weights = np.random.default_rng([7, *source, 99, *prefix]).exponential(size=len(source))
+    return weights / weights.sum()
+
+
+@dataclass
+class ToyState:
+    rows: list[tuple[Sentence, Sentence]]  # source and prefix of each
+    num_beams: int = 1
+    is_watched: bool = False
+
+
+class ToyStepper:
+    """Knows every row's source and prefix, so that any row mixed up shows."""
+
+    device = torch.device("cpu")
+
+    def __init__(self, taste: Taste = NO_TASTE) -> None:
+        self.taste = taste
+        self.num_rows: list[int] = []  # of each step
+        self.sources: list[set[Sentence]] = []  # that each step works on
+        self.width = 0
+
+    def start(self, src: Tensor, src_lengths: Tensor) -> ToyState:
+        pairs = zip(src.tolist(), src_lengths.tolist(), strict=True)
+        self.width = src.size(1)
+        return ToyState([(tuple(row[:length]), ()) for row, length in pairs])
+
+    def step(self, tokens: Tensor, state: ToyState) -> Tensor:
+        pairs = zip(state.rows, tokens.tolist(), strict=True)
+        state.rows = [(source, (*prefix, token)) for (source, prefix), token in pairs]
+        self.num_rows.append(len(state.rows))
+        self.sources.append({source for source, _ in state.rows})
+        table = [toy_log_probs(*row, self.taste) for row in state.rows]
+        return torch.tensor(np.array(table), dtype=torch.float32)
+
+    def reorder(self, state: ToyState, rows: Tensor, num_beams: int) -> ToyState:
+        kept = [state.rows[row] for row in rows.tolist()]
+        for start in range(0, len(kept), num_beams):
+            assert len({source for source, _ in kept[start : start + num_beams]}) == 1
+        return ToyState(kept, num_beams, state.is_watched)
+
+    def watch(self, state: ToyState) -> None:
+        state.is_watched = True
+
+    def attention(self, state: ToyState) -> Tensor:
+        assert state.is_watched
+        table = torch.zeros(len(state.rows), self.width)
+        for row, (source, prefix) in enumerate(state.rows):
+            table[row, : len(source)] = torch.from_numpy(toy_attention(source, prefix))
+        return table
+
+
+def toy_source(*lengths: int) -> Source:
+    return random_source(list(lengths), seed=5)
+
+
+def source_of(source: Source, row: int) -> Sentence:
+    return tuple(source[0][row, : source[1][row]].tolist())
+
+
+def normalized(log_prob: float, length: int, settings: SearchConfig) -> float:
+    """Return the score without coverage."""
+    divisor = {
+        "wu": (5 + length) ** settings.length_penalty / (5 + 1) ** settings.length_penalty,
+        "average": length,
+        "none": 1,
+    }[settings.normalization.value]
+    return (log_prob + settings.word_reward * length) / divisor
+
+
+def judge(
+    tokens: Sentence, source: Sentence, settings: SearchConfig, taste: Taste = NO_TASTE
+) -> Hypothesis:
+    """Score a translation in float64, by the formulas of docs/search.md."""
+    prefixes = [(BOS, *tokens[:i]) for i in range(len(tokens))]
+    pairs = zip(prefixes, tokens, strict=True)
+    log_probs = [float(toy_log_probs(source, prefix, taste)[token]) for prefix, token in pairs]
+    weights = np.array([toy_attention(source, prefix) for prefix in prefixes])  # (T, S)
+    total = sum(log_probs)
+    coverage = sum(math.log(min(p, 1.0)) for p in weights.sum(axis=0)[:-1])  # without EOS
+    score = normalized(total, len(tokens), settings) + settings.coverage_penalty * coverage
+    alignment = weights.argmax(axis=1).tolist() if settings.alignment else None
+    return Hypothesis(list(tokens), total, score, tokens[-1] == EOS, log_probs, alignment)
+
+
+def enumerate_all(source: Sentence, limit: int, settings: SearchConfig) -> list[Hypothesis]:
+    """Return every sequence that ends with EOS or meets the limit, best first, finished ones
+    before the others.
+    """
+    others = [symbol for symbol in ALLOWED if symbol != EOS]
+    found: list[Sentence] = []
+    for length in range(settings.min_length, limit):
+        found += [(*words, EOS) for words in itertools.product(others, repeat=length)]
+    found += list(itertools.product(others, repeat=limit))
+    hypotheses = [judge(tokens, source, settings) for tokens in found]
+    return sorted(hypotheses, key=lambda h: (h.finished, h.score), reverse=True)
+
+
+def beam_by_lists(
+    source: Sentence, limit: int, settings: SearchConfig, taste: Taste = NO_TASTE
+) -> tuple[list[Hypothesis], int]:
+    """Search one sentence with a beam and never stop before the limit; also return after how many
+    steps nothing better could come.
+    """
+    live: list[tuple[float, Sentence]] = [(0.0, ())]
+    finished: list[Hypothesis] = []
+    num_steps = limit
+    for length in range(1, limit + 1):
+        extended = []
+        for log_prob, tokens in live:
+            log_probs = toy_log_probs(source, (BOS, *tokens), taste)
+            symbols = [s for s in ALLOWED if s != EOS or length > settings.min_length]
+            extended += [(log_prob + log_probs[s], (*tokens, s)) for s in symbols]
+        extended.sort(reverse=True)
+        for _, tokens in extended[: settings.beam_size]:
+            if tokens[-1] == EOS:
+                finished.append(judge(tokens, source, settings, taste))
+        live = [pair for pair in extended if pair[1][-1] != EOS][: settings.beam_size]
+        finished.sort(key=lambda h: h.score, reverse=True)
+        lengths = range(max(length, settings.min_length) + 1, limit + 1)
+        reachable = [normalized(live[0][0], more, settings) for more in lengths]
+        worst = finished[: settings.beam_size][-1:] if len(finished) >= settings.beam_size else []
+        if worst and all(score <= worst[0].score for score in reachable):
+            num_steps = min(num_steps, length)
+    cut = [judge(tokens, source, settings, taste) for _, tokens in live]
+    cut.sort(key=lambda h: h.score, reverse=True)
+    return (finished + cut)[: settings.beam_size], num_steps
+
+
+def assert_same(
+    found: list[Hypothesis], expected: list[Hypothesis], *, tolerance: float = 1e-5
+) -> None:
+    """Compare all that a hypothesis says; numbers to a tolerance."""
+    for name in ("tokens", "finished", "alignment"):
+        assert [getattr(h, name) for h in found] == [getattr(h, name) for h in expected]
+    for name in ("score", "log_prob"):
+        values = [getattr(h, name) for h in expected]
+        assert [getattr(h, name) for h in found] == pytest.approx(values, abs=tolerance)
+    for h, e in zip(found, expected, strict=True):
+        assert h.token_log_probs == pytest.approx(e.token_log_probs, abs=tolerance)
+
+
+# --- a Transformer, untrained but with clear preferences
+
+LENGTHS = [9, 2, 6, 1, 4, 12, 3, 7, 2, 5, 10, 8]
+
+
+@torch.no_grad()
+def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> Transformer:
+    """Make a model whose layers outweigh its embeddings, so that it does not repeat one word."""
+    model = tiny_model(seed, sharpness=2.0, norm=norm, **changes)
+    for module in model.modules():
+        if isinstance(module, nn.Linear):
+            module.weight.mul_(2.0)
+    return model
+
+
+@torch.no_grad()
+def teacher_forced(model: Transformer, source: Source, row: int, tokens: list[int]) -> list[float]:
+    """Score `tokens` by one forward pass over the sentence alone, without padding or cache."""
+    length = source[1][row : row + 1]
+    tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
+    hidden = model(source[0][row : row + 1, : int(length)], length, tgt_in)
+    log_probs = model.logits(hidden)[0].double().log_softmax(-1)
+    chosen: list[float] = log_probs[torch.arange(len(tokens)), tokens].tolist()
+    return chosen
+
+
+def save_tiny(folder: Path, tokenizer: Tokenizer, seed: int = 1, beam_size: int = 4) -> Path:
+    """Write a model folder of such a model."""
+    model = decided_model(seed=seed, vocab_size=tokenizer.vocab_size)
+    names = {"src_lang": "en", "tgt_lang": "de", "tokenizer_sha256": tokenizer.sha256}
+    search = config(beam_size, a=1.0, b=8)
+    info = ModelInfo(model.config, search, tokenizer.vocab_size, updates=1, **names)
+    save_model(folder, model.state_dict(), info, tokenizer)
+    return folder

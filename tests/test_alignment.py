@@ -1,0 +1,119 @@
+"""Word alignment and coverage: what the decoder attends to in the source."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from conftest import BOS, random_source
+from searching import LENGTHS, Source, config, decided_model, find
+from torch import Tensor
+
+from nmt.inference.hypotheses import Hypothesis
+from nmt.inference.stepper import ModelStepper, alignment_layer
+from nmt.model import attention as attention_module
+from nmt.model.transformer import Transformer
+from nmt.options import Norm
+
+
+@torch.no_grad()
+def attention_by_hand(
+    model: Transformer, source: Source, row: int, tokens: list[int], layer: int
+) -> Tensor:
+    """Compute a layer's attention to the source (T, S), mean of the heads, one head at a time."""
+    length = source[1][row : row + 1]
+    inputs: list[Tensor] = []
+    module = model.decoder_layers[layer].cross_attention
+    usual: Callable[..., Tensor] = module.cross_attention
+    module.cross_attention = lambda x, *args, **kw: (inputs.append(x), usual(x, *args, **kw))[1]
+    try:
+        src, tgt_in = source[0][row : row + 1, : int(length)], torch.tensor([[BOS, *tokens[:-1]]])
+        memory = model.encode(src, length)
+        model.decode(tgt_in, memory)
+    finally:
+        del module.cross_attention
+    d_model, heads = model.config.d_model, model.config.num_heads
+    width = d_model // heads
+    weight, bias = module.in_projection.weight, module.in_projection.bias
+    queries = inputs[0][0] @ weight[:d_model].T + bias[:d_model]  # (T, D)
+    block = slice(d_model, 2 * d_model)
+    keys = memory.hidden[0] @ weight[block].T + bias[block]  # (S, D)
+    total = torch.zeros(len(tokens), int(length))
+    for head in range(heads):
+        part = slice(head * width, (head + 1) * width)
+        total += torch.softmax(queries[:, part] @ keys[:, part].T / math.sqrt(width), dim=-1)
+    return total / heads
+
+
+def search_with(model: Transformer, source: Source, **changes: Any) -> list[list[Hypothesis]]:
+    settings = config(a=1.0, b=8, **{"beam_size": 4, "alignment": True, **changes})
+    return find(ModelStepper(model), source, settings)
+
+
+@pytest.mark.parametrize("norm", list(Norm))
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_alignment_is_the_strongest_attention_of_each_step(norm: Norm, beam_size: int) -> None:
+    model, source = decided_model(norm), random_source(LENGTHS)
+    positions = set()
+    for row, hypotheses in enumerate(search_with(model, source, beam_size=beam_size)):
+        for h in hypotheses:
+            weights = attention_by_hand(model, source, row, h.tokens, layer=1)
+            assert h.alignment is not None
+            assert len(h.alignment) == len(h.tokens)
+            taken = weights[torch.arange(len(h.tokens)), h.alignment]
+            torch.testing.assert_close(taken, weights.amax(dim=1), atol=1e-5, rtol=0)
+            positions |= set(h.alignment)
+    assert len(positions) > 4
+
+
+def test_coverage_lowers_the_score_by_what_the_words_were_left_without() -> None:
+    model, source = decided_model(), random_source(LENGTHS)
+    changed = 0
+    plain = search_with(model, source)
+    covered = search_with(model, source, coverage_penalty=0.5)
+    for row, hypotheses in enumerate(covered):
+        changed += [h.tokens for h in hypotheses] != [h.tokens for h in plain[row]]
+        for h in hypotheses:
+            weights = attention_by_hand(model, source, row, h.tokens, layer=1)
+            sums = weights.sum(dim=0)[:-1]  # without EOS
+            penalty = float(sums.clamp(max=1.0).log().sum())
+            normal = h.log_prob / ((5 + len(h.tokens)) / 6) ** 0.6
+            assert h.score == pytest.approx(normal + 0.5 * penalty, abs=1e-4)
+    assert changed > 2
+
+
+def test_asking_for_alignment_changes_nothing_else() -> None:
+    model, source = decided_model(), random_source(LENGTHS)
+    for settings in ({"beam_size": 1}, {"beam_size": 4}, {"beam_size": 2, "sampling": True}):
+        plain = search_with(model, source, alignment=False, **settings)
+        aligned = search_with(model, source, **settings)
+        assert [[replace(h, alignment=None) for h in row] for row in aligned] == plain
+
+
+def test_attention_is_computed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[int] = []
+    usual = attention_module.attention_weights
+
+    def counting(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+        calls.append(queries.size(2))
+        return usual(queries, keys, mask)
+
+    monkeypatch.setattr(attention_module, "attention_weights", counting)
+    model, source = decided_model(), random_source([4, 3])
+    search_with(model, source, alignment=False)
+    assert not calls
+    (first, second) = search_with(model, source, beam_size=1)
+    assert len(calls) == max(len(first[0].tokens), len(second[0].tokens))  # of one layer
+
+
+def test_the_layer_is_the_last_of_few_and_the_last_but_one_of_many() -> None:
+    assert [alignment_layer(n) for n in (1, 2, 5, 6, 12)] == [0, 1, 4, 4, 10]
+    model = decided_model(num_decoder_layers=6)
+    source = random_source([6])
+    ((h,),) = search_with(model, source, beam_size=1)
+    weights = attention_by_hand(model, source, 0, h.tokens, layer=4)
+    assert h.alignment == weights.argmax(dim=1).tolist()

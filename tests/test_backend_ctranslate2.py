@@ -1,0 +1,243 @@
+"""backend=ctranslate2 against the native one: hypotheses, scores, options, and what it refuses."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sentences
+from exporting import HOSTILE, exported, random_model, short_sentences
+
+from nmt import Translator
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.inference.backend import Backend, NativeBackend
+from nmt.inference.ctranslate2 import load_ctranslate2
+from nmt.inference.loading import load_models
+from nmt.inference.penalties import score
+from nmt.inference.search import Hypothesis
+from nmt.options import DType, ExportFormat, Norm, Normalization, Positions
+
+LINES = short_sentences(20)
+SMALL = replace(SearchConfig(), max_length_b=10)
+NAMES = ["post-sinusoidal", "pre-sinusoidal_concat"]
+
+
+def load(folder: Path, **changes: Any) -> tuple[Backend, Backend, Tokenizer]:
+    """Return the native backend and CTranslate2's for one model folder."""
+    models = load_models([folder], device="cpu")
+    output = exported(folder, ExportFormat.ctranslate2, **changes)
+    theirs = load_ctranslate2(output, device="cpu", dtype=DType.float32, num_threads=1)
+    native = NativeBackend(models.stepper, models.tokenizer)
+    return native, theirs.backend, models.tokenizer
+
+
+@pytest.fixture(scope="module", params=NAMES)
+def engines(
+    request: pytest.FixtureRequest, trained_models: dict[str, Path]
+) -> tuple[Backend, Backend, Tokenizer]:
+    return load(trained_models[request.param])
+
+
+def assert_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
+    assert [h.tokens for h in ours] == [h.tokens for h in theirs]
+    assert [h.finished for h in ours] == [h.finished for h in theirs]
+    assert [h.alignment for h in ours] == [h.alignment for h in theirs]
+    for one, other in zip(ours, theirs, strict=True):
+        assert other.score == pytest.approx(one.score, abs=1e-3)
+        assert other.log_prob == pytest.approx(one.log_prob, abs=1e-3)
+        assert other.token_log_probs == pytest.approx(one.token_log_probs, abs=1e-3)
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"beam_size": 1},
+        {"beam_size": 1, "min_length": 6},
+        {"length_penalty": 0.0},
+        {"length_penalty": -0.5},
+        {"length_penalty": 0.6, "alignment": True},
+        {"length_penalty": 1.0},
+        {"normalization": Normalization.average},
+        {"normalization": Normalization.none, "alignment": True},
+        {"max_length_a": 0.5, "max_length_b": 2},
+        {"beam_size": 1, "max_length_a": 0.5, "max_length_b": 2, "alignment": True},
+    ],
+    ids=str,
+)
+def test_the_best_hypothesis_is_the_native_one(
+    changes: dict[str, Any], engines: tuple[Backend, Backend, Tokenizer]
+) -> None:
+    native, other, tokenizer = engines
+    config = replace(SMALL, **changes)
+    other.check(config)
+    rows = tokenizer.encode_batch(LINES)
+    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
+        assert_same(ours[:1], theirs[:1])
+
+
+def test_the_pool_is_ranked_by_our_rule(engines: tuple[Backend, Backend, Tokenizer]) -> None:
+    _, other, tokenizer = engines
+    rows = tokenizer.encode_batch(LINES)
+    for hypotheses in other.search(rows, SMALL):
+        assert len(hypotheses) == SMALL.beam_size
+        assert len({tuple(h.tokens) for h in hypotheses}) == SMALL.beam_size
+        keys = [(h.finished, h.score) for h in hypotheses]
+        assert keys == sorted(keys, reverse=True)
+        for h in hypotheses:
+            assert h.log_prob == pytest.approx(sum(h.token_log_probs))
+            assert h.score == pytest.approx(score(h.log_prob, len(h.tokens), SMALL))
+            assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
+    best = [found[:1] for found in other.search(rows, SMALL)]
+    assert other.search(rows, SMALL, n_best=1) == best
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_forced_prefixes_of_each_line_are_part_of_the_result(
+    beam_size: int, engines: tuple[Backend, Backend, Tokenizer]
+) -> None:
+    native, other, tokenizer = engines
+    rows = tokenizer.encode_batch(LINES)
+    prefixes = [tokenizer.encode("Haus grün")[: i % 3] for i in range(len(rows))]
+    config = replace(SMALL, beam_size=beam_size)
+    found = other.search(rows, config, prefixes)
+    for ours, theirs, prefix in zip(
+        native.search(rows, config, prefixes), found, prefixes, strict=True
+    ):
+        assert_same(ours[:1], theirs[:1])
+        assert all(h.tokens[: len(prefix)] == prefix for h in theirs)
+    with pytest.raises(ConfigError, match="forced prefix of sentence 0"):
+        other.search(rows[:1], config, [[tokenizer.eos_id]])
+
+
+def test_no_sentence_depends_on_its_neighbours(
+    engines: tuple[Backend, Backend, Tokenizer],
+) -> None:
+    _, other, tokenizer = engines
+    rows = tokenizer.encode_batch([*LINES, *sentences(5), "the " * 150])
+    config = replace(SMALL, alignment=True)
+    together = other.search(rows, config)
+    for row, found in zip(rows, together, strict=True):
+        assert_same(other.search([row], config)[0][:1], found[:1])
+
+
+@pytest.mark.parametrize(
+    "shape",
+    [
+        {"num_decoder_layers": 1, "d_model": 14, "num_heads": 7},
+        {"num_encoder_layers": 1, "num_decoder_layers": 3, "d_model": 10, "num_heads": 5},
+        {"d_model": 6, "d_ff": 5, "num_heads": 1, "positions": Positions.sinusoidal_concat},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("norm", Norm)
+def test_scores_of_given_targets_are_the_native_ones(
+    norm: Norm, shape: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    native, other, _ = load(random_model(tmp_path / "model", tokenizer, norm=norm, **shape))
+    rows = tokenizer.encode_batch([*sentences(8), *HOSTILE, "a"])
+    targets = [*rows[1:], []]
+    ours, theirs = native.score(rows, targets), other.score(rows, targets)
+    for one, another, target in zip(ours, theirs, targets, strict=True):
+        assert len(another) == len(target) + 1
+        assert another == pytest.approx(one, abs=1e-3)
+
+
+def test_sampling_draws_what_has_probability(
+    engines: tuple[Backend, Backend, Tokenizer],
+) -> None:
+    native, other, tokenizer = engines
+    rows = tokenizer.encode_batch(LINES[:4])
+    config = replace(SMALL, sampling=True, beam_size=5, temperature=2.0, top_k=8, top_p=0.9)
+    found = other.search(rows, config)
+    assert [len(draws) for draws in found] == [5] * 4
+    assert len({tuple(h.tokens) for draws in found for h in draws}) > 4
+    assert not any(h.tokens[-1] == tokenizer.pad_id for draws in found for h in draws)
+    for row, draws in zip(rows, found, strict=True):
+        bare = [h.tokens[:-1] if h.finished else h.tokens for h in draws]
+        for h, log_probs in zip(draws, native.score([row] * 5, bare), strict=True):
+            assert h.token_log_probs == pytest.approx(log_probs[: len(h.tokens)], abs=1e-3)
+    greedy = other.search(rows, replace(SMALL, beam_size=1))
+    assert_same(
+        [draws[0] for draws in greedy],
+        [draws[0] for draws in other.search(rows, replace(config, top_k=1))],
+    )
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"coverage_penalty": 0.2}, "coverage_penalty=0.2: backend=ctranslate2 has no"),
+        ({"word_reward": 1.0}, "word_reward=1.0: backend=ctranslate2 has no"),
+        ({"min_length": 3}, "min_length=3: backend=ctranslate2 ranks"),
+    ],
+)
+def test_what_it_cannot_do_is_refused_before_the_first_line(
+    changes: dict[str, Any], message: str, trained_models: dict[str, Path]
+) -> None:
+    _, other, _ = load(trained_models[NAMES[0]])
+    with pytest.raises(ConfigError, match=rf"^{message}.*use .*backend=native$"):
+        other.check(replace(SMALL, **changes))
+
+
+def test_more_tokens_than_positions_are_an_error_and_never_cut(
+    trained_models: dict[str, Path], tokenizer: Tokenizer
+) -> None:
+    native, other, _ = load(trained_models[NAMES[0]], max_positions=12)
+    row = (tokenizer.encode("the house " * 12))[:11]
+    config = replace(SMALL, max_length_b=50)
+    [[best, *_]] = other.search([row], config)
+    assert len(best.tokens) <= 11
+    assert other.score([row], [row])[0] == pytest.approx(native.score([row], [row])[0], abs=1e-3)
+    for call in (
+        lambda: other.search([[*row, row[0]]], config),
+        lambda: other.score([row], [[*row, row[0]]]),
+    ):
+        with pytest.raises(DataError, match="12 tokens and the exported model takes 11; .*max_pos"):
+            call()
+
+
+def test_a_long_source_is_read_whole(trained_models: dict[str, Path], tokenizer: Tokenizer) -> None:
+    """CTranslate2 by itself cuts after 1,024 tokens."""
+    native, other, _ = load(trained_models[NAMES[1]])
+    rows = [(tokenizer.encode("the house ") * 600)[:1100] + tokenizer.encode("tree")]
+    config = replace(SMALL, beam_size=1, max_length_a=0, max_length_b=3)
+    assert_same(native.search(rows, config)[0], other.search(rows, config)[0])
+    target = tokenizer.encode("small")
+    ours, theirs = native.score(rows, [target])[0], other.score(rows, [target])[0]
+    assert theirs == pytest.approx(ours, abs=1e-3)
+    assert other.score([rows[0][:1024]], [target])[0] != pytest.approx(theirs, abs=1e-6)
+
+
+def test_the_translator_gives_the_same_text_from_several_threads(
+    trained_models: dict[str, Path],
+) -> None:
+    folder = trained_models[NAMES[0]]
+    output = exported(folder, ExportFormat.ctranslate2)
+    other = Translator.load(output, backend="ctranslate2", device="cpu", num_threads=1)
+    wanted = Translator.load(folder, device="cpu").translate([*LINES, ""])
+    with ThreadPoolExecutor(3) as pool:
+        results = list(pool.map(other.translate, [[*LINES, ""]] * 3))
+    assert results == [wanted] * 3
+
+
+def test_other_folders_and_devices_are_refused_in_one_line(
+    trained_models: dict[str, Path],
+) -> None:
+    folder = trained_models[NAMES[0]]
+    settings = {"device": "cpu", "dtype": DType.float32, "num_threads": 1}
+    with pytest.raises(ModelError, match=rf"make one with nmt-export model_dir={folder} format="):
+        load_ctranslate2(folder, **settings)
+    with pytest.raises(ModelError, match="needs one of format=ctranslate2$"):
+        load_ctranslate2(exported(folder, ExportFormat.huggingface), **settings)
+    output = exported(folder, ExportFormat.ctranslate2)
+    with pytest.raises(DeviceError, match="^device=cuda:9: this machine has"):
+        load_ctranslate2(output, **settings | {"device": "cuda:9"})
+    (output / "model.bin").write_bytes((output / "model.bin").read_bytes()[:5000])
+    with pytest.raises(ModelError, match="cannot be loaded by CTranslate2"):
+        load_ctranslate2(output, **settings)

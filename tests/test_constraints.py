@@ -1,0 +1,171 @@
+"""What may not be generated: control symbols, short translations, all but a forced prefix."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from conftest import BOS, EOS, PAD, UNK, random_source, tiny_model
+from searching import (
+    IDS,
+    LENGTHS,
+    Sentence,
+    Taste,
+    ToyStepper,
+    assert_same,
+    config,
+    decided_model,
+    enumerate_all,
+    find,
+    judge,
+    source_of,
+    teacher_forced,
+    toy_log_probs,
+    toy_source,
+)
+from torch import Tensor
+
+from nmt.data.batch import pad_source
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.inference.hypotheses import Live
+from nmt.inference.search import ControlIds, search
+from nmt.inference.stepper import ModelStepper
+
+CONTROL_TEXT = "the </s> a <pad> <s> <unk> house</s>"
+PREFIXES: list[list[int]] = [[4, 5], [], [5], [UNK, 4, 4, 5, 5, 4, 4]]
+
+
+@pytest.mark.parametrize("alpha", [-0.5, 0.6])
+def test_a_forced_prefix_leaves_the_best_of_those_that_start_with_it(alpha: float) -> None:
+    source, settings = toy_source(4, 2, 3, 5), config(400, alpha)
+    found = find(ToyStepper(), source, settings, prefixes=PREFIXES)
+    for row, (hypotheses, prefix) in enumerate(zip(found[:3], PREFIXES[:3], strict=True)):
+        everything = enumerate_all(source_of(source, row), 5, settings)
+        size = len(prefix)
+        assert_same(hypotheses, [h for h in everything if h.tokens[:size] == prefix])
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_a_prefix_beyond_the_limit_may_still_end(beam_size: int) -> None:
+    stepper = ToyStepper(Taste(eos_bonus=30.0))
+    source, settings = toy_source(4, 2, 3, 5), config(beam_size)
+    best = find(stepper, source, settings, prefixes=PREFIXES)[3][0]
+    assert best.tokens == [*PREFIXES[3], EOS]
+    assert best.finished
+    assert len(best.tokens) > settings.max_length_b
+    assert_same([best], [judge(tuple(best.tokens), source_of(source, 3), settings, stepper.taste)])
+
+
+@pytest.mark.parametrize("mode", [{"beam_size": 1}, {"beam_size": 4}])
+def test_forced_tokens_count_with_the_probability_that_the_model_gives_them(
+    mode: dict[str, int],
+) -> None:
+    model, source = decided_model(), random_source(LENGTHS)
+    prefixes = [[4 + (row + i) % 15 for i in range(row % 4)] for row in range(len(LENGTHS))]
+    found = find(ModelStepper(model), source, config(a=1.0, b=8, **mode), prefixes=prefixes)
+    for row, (hypotheses, prefix) in enumerate(zip(found, prefixes, strict=True)):
+        for h in hypotheses:
+            assert h.tokens[: len(prefix)] == prefix
+            expected = teacher_forced(model, source, row, h.tokens)
+            assert h.token_log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def test_forcing_what_greedy_search_says_changes_nothing() -> None:
+    stepper, source = ModelStepper(decided_model()), random_source(LENGTHS)
+    free = find(stepper, source, config(1, a=1.0, b=8))
+    prefixes = [h.tokens[: len(h.tokens) // 2] for (h,) in free]
+    forced = find(stepper, source, config(1, a=1.0, b=8), prefixes=prefixes)
+    assert sum(map(len, prefixes)) > 20
+    for before, after in zip(free, forced, strict=True):
+        assert_same(after, before)
+
+
+@pytest.mark.parametrize("control", [PAD, BOS, EOS])
+def test_control_symbols_in_a_prefix_are_refused(control: int) -> None:
+    with pytest.raises(ConfigError, match=f"prefix of sentence 1 holds id {control}"):
+        find(ToyStepper(), toy_source(3, 4), config(2), prefixes=[[4], [4, control]])
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_no_translation_is_shorter_than_the_least_length(beam_size: int) -> None:
+    source = toy_source(4, 2, 6)
+    eager = ToyStepper(Taste(eos_bonus=9.0))
+    short = find(eager, source, config(beam_size, b=9))
+    found = find(eager, source, config(beam_size, b=9, min_length=4))
+    assert {len(h[0].tokens) for h in short} == {1}
+    assert {len(h[0].tokens) for h in found} == {5}
+    assert all(h.finished for hypotheses in found for h in hypotheses[:1])
+    beyond = find(eager, source, config(beam_size, b=2, min_length=4))
+    assert [h[0].tokens for h in beyond] == [h[0].tokens for h in found]
+
+
+def no_repetition(log_probs: Tensor, live: Live) -> Tensor:
+    """Forbid to say a word twice in a row."""
+    if live.length:
+        log_probs.scatter_(1, live.tokens[:, -1:], float("-inf"))
+    return log_probs
+
+
+def repeats(tokens: list[int]) -> bool:
+    return any(a == b for a, b in zip(tokens, tokens[1:], strict=False))
+
+
+def test_a_further_rule_is_one_function() -> None:
+    source, settings = toy_source(4, 3), config(400)
+    found = find(ToyStepper(), source, settings, constraints=[no_repetition])
+    for row, hypotheses in enumerate(found):
+        everything = enumerate_all(source_of(source, row), 5, settings)
+        assert any(repeats(h.tokens) for h in everything)
+        assert_same(hypotheses, [h for h in everything if not repeats(h.tokens)])
+
+
+def test_a_further_rule_sees_each_hypothesis_with_its_sentence() -> None:
+    source = toy_source(4, 2, 6)
+    seen: set[tuple[int, Sentence]] = set()
+
+    def watching(log_probs: Tensor, live: Live) -> Tensor:
+        pairs = zip(live.sentences.tolist(), live.tokens.tolist(), live.sums.tolist(), strict=True)
+        rows = zip(pairs, log_probs, strict=True)
+        for (sentence, tokens, total), row in rows:
+            if total > float("-inf"):
+                seen.add((sentence, tuple(tokens)))
+                expected = toy_log_probs(source_of(source, sentence), (BOS, *tokens))[4]
+                assert float(row[4]) == pytest.approx(expected, abs=1e-5)
+        return log_probs
+
+    find(ToyStepper(), source, config(3, a=1.0, b=3), constraints=[watching])
+    assert {sentence for sentence, _ in seen} == {0, 1, 2}
+    assert len(seen) > 20
+
+
+# --- text is never control
+
+
+@pytest.mark.parametrize("beam_size", [1, 3])
+def test_control_symbols_spelt_out_stay_text(tokenizer: Tokenizer, beam_size: int) -> None:
+    rows = [tokenizer.encode(CONTROL_TEXT), tokenizer.encode("the house")]
+    control = {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id, tokenizer.unk_id}
+    assert not control & set(rows[0])
+    assert tokenizer.decode(rows[0]) == CONTROL_TEXT
+    ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+    model = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    src, lengths = pad_source(rows, tokenizer)
+    assert lengths.tolist() == [len(rows[0]) + 1, len(rows[1]) + 1]
+    settings = config(beam_size, a=1.0, b=8)
+    found = search(ModelStepper(model), src, lengths, settings, ids, prefixes=rows)
+    for hypotheses, prefix in zip(found, rows, strict=True):
+        for h in hypotheses:
+            assert h.tokens[: len(prefix)] == prefix
+            assert not {ids.pad, ids.bos} & set(h.tokens)
+            assert ids.eos not in h.tokens[:-1]
+            assert tokenizer.decode(h.tokens[:-1]).startswith(tokenizer.decode(prefix))
+
+
+def test_control_symbols_are_never_chosen_however_likely() -> None:
+    """A model that likes PAD, BOS and EOS best says neither of the first two."""
+    model = decided_model()
+    with torch.no_grad():
+        model.embedding.weight[[PAD, BOS]] *= 3.0
+    for settings in (config(1), config(4), config(4, sampling=True)):
+        for hypotheses in search(ModelStepper(model), *random_source(LENGTHS), settings, IDS):
+            assert all(not {PAD, BOS} & set(h.tokens) for h in hypotheses)

@@ -1,0 +1,115 @@
+"""Several models as one."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import BOS, EOS, PAD, random_source, sentences, tokenizer_config
+from searching import (
+    IDS,
+    LENGTHS,
+    assert_same,
+    config,
+    decided_model,
+    find,
+    save_tiny,
+    teacher_forced,
+)
+
+from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.errors import ConfigError, ModelError
+from nmt.inference.ensemble import EnsembleStepper
+from nmt.inference.loading import load_models
+from nmt.inference.scoring import score_hypotheses
+from nmt.inference.stepper import ModelStepper
+from nmt.options import Combine, Norm
+
+MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
+both_means = pytest.mark.parametrize("combine", list(Combine))
+
+
+def ensemble(combine: Combine = Combine.probabilities) -> EnsembleStepper:
+    return EnsembleStepper([ModelStepper(model) for model in MODELS], combine)
+
+
+@both_means
+@pytest.mark.parametrize("beam_size", [1, 4])
+@torch.no_grad()
+def test_each_step_is_the_mean_of_full_forward_passes(beam_size: int, combine: Combine) -> None:
+    source, settings = random_source(LENGTHS), config(beam_size, a=1.0, b=8)
+    for row, hypotheses in enumerate(find(ensemble(combine), source, settings)):
+        for h in hypotheses:
+            each = [teacher_forced(model, source, row, h.tokens) for model in MODELS]
+            for found, parts in zip(h.token_log_probs, zip(*each, strict=True), strict=True):
+                mean = sum(parts) / 3
+                if combine is Combine.probabilities:
+                    mean = math.log(sum(map(math.exp, parts)) / 3)
+                assert found == pytest.approx(mean, abs=1e-4)
+
+
+@both_means
+@torch.no_grad()
+def test_greedy_search_takes_the_token_with_the_highest_mean(combine: Combine) -> None:
+    source = random_source(LENGTHS)
+    for row, (h,) in enumerate(find(ensemble(combine), source, config(1, a=1.0, b=8))):
+        length = source[1][row : row + 1]
+        src, tgt_in = source[0][row : row + 1, : int(length)], torch.tensor([[BOS, *h.tokens[:-1]]])
+        tables = [m.logits(m(src, length, tgt_in))[0].double().log_softmax(-1) for m in MODELS]
+        stacked = torch.stack(tables)  # (M, T, V)
+        is_arithmetic = combine is Combine.probabilities
+        mean = stacked.exp().mean(0) if is_arithmetic else stacked.mean(0).exp()
+        mean[:, [PAD, BOS]] = -1
+        assert mean.argmax(-1).tolist() == h.tokens
+        assert EOS not in h.tokens[:-1]
+
+
+@both_means
+def test_a_model_three_times_over_is_that_model(combine: Combine) -> None:
+    source, settings = random_source(LENGTHS), config(4, a=1.0, b=8, alignment=True)
+    one = ModelStepper(MODELS[0])
+    found = find(EnsembleStepper([one, one, one], combine), source, settings)
+    for several, single in zip(found, find(one, source, settings), strict=True):
+        assert_same(several, single)
+
+
+@both_means
+def test_an_ensemble_scores_what_it_finds_the_same(combine: Combine) -> None:
+    settings = config(4, a=1.0, b=8, alignment=True, coverage_penalty=0.2)
+    stepper, source = ensemble(combine), random_source(LENGTHS)
+    count = 0
+    for row, hypotheses in enumerate(find(stepper, source, settings)):
+        finished = [h for h in hypotheses if h.finished]
+        rows = [source[0][row, : source[1][row] - 1].tolist()] * len(finished)
+        targets = [h.tokens[:-1] for h in finished]
+        again = score_hypotheses(stepper, rows, targets, settings, IDS)
+        assert_same(again, finished, tolerance=1e-4)
+        count += len(finished)
+    assert count > 3
+
+
+def test_folders_load_as_an_ensemble_with_the_settings_of_the_first(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folders = [save_tiny(tmp_path / str(i), tokenizer, i, beam_size=i + 2) for i in range(2)]
+    loaded = load_models(folders, device="cpu", combine="log_probabilities")
+    assert isinstance(loaded.stepper, EnsembleStepper)
+    assert loaded.stepper.combine is Combine.log_probabilities
+    assert len(loaded.stepper.members) == 2
+    assert loaded.defaults.beam_size == 2
+    assert isinstance(load_models(folders[:1], device="cpu").stepper, ModelStepper)
+
+
+def test_models_with_different_tokenizers_are_refused_in_one_line(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    other = train_tokenizer(sentences(100, seed=3), tokenizer_config(), seed=0, num_threads=1)
+    first = save_tiny(tmp_path / "first", tokenizer, 0, 1)
+    second = save_tiny(tmp_path / "second", other, 0, 1)
+    with pytest.raises(ModelError, match="second has another tokenizer than .*first") as caught:
+        load_models([first, second], device="cpu")
+    assert "\n" not in str(caught.value)
+    with pytest.raises(ConfigError, match="name at least one"):
+        load_models([], device="cpu")

@@ -1,0 +1,205 @@
+"""nmt-export: what it reads, writes and refuses, and what is known before training."""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import json
+import logging
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import tiny_config
+from exporting import exported, random_model
+from toy import command, train
+
+from nmt.average import average
+from nmt.checkpoint import load_export_info, load_info
+from nmt.config import ExportConfig, ModelConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError, ModelError, NmtError
+from nmt.export.folder import export
+from nmt.export.support import SUPPORTED, announce, check_exportable, require_exportable
+from nmt.options import ExportFormat, Norm, Positions, Quantization, option
+
+
+@pytest.fixture
+def model(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    return random_model(tmp_path / "model", tokenizer)
+
+
+@pytest.mark.parametrize("name", ExportFormat)
+def test_every_setting_of_the_architecture_is_decided_on(name: ExportFormat) -> None:
+    settings = {field.name for field in dataclasses.fields(ModelConfig)}
+    assert settings - set(SUPPORTED[name]) == {s for s in settings if "dropout" in s}
+
+
+@pytest.mark.parametrize("norm", Norm)
+@pytest.mark.parametrize("layout", Positions)
+def test_what_check_exportable_says_is_what_export_does(
+    norm: Norm, layout: Positions, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = random_model(tmp_path / "model", tokenizer, norm=norm, positions=layout)
+    reasons = check_exportable(load_info(folder).model)
+    assert reasons.keys() == set(ExportFormat)
+    for name in ExportFormat:
+        config = ExportConfig(format=name)
+        if reasons[name]:
+            with pytest.raises(ConfigError, match=f"^format={name.value} does not hold "):
+                export(folder, tmp_path / name.value, config)
+            assert not (tmp_path / name.value).exists()
+        else:
+            export(folder, tmp_path / name.value, config)
+            assert load_export_info(tmp_path / name.value)[1].format is name
+
+
+def test_every_architecture_of_today_is_exportable_to_ctranslate2() -> None:
+    for norm in Norm:
+        for layout in Positions:
+            config = tiny_config(norm=norm, positions=layout, dropout=0.3)
+            assert check_exportable(config)[ExportFormat.ctranslate2] == []
+
+
+def test_pre_norm_is_refused_for_huggingface_with_the_way_out() -> None:
+    with pytest.raises(ConfigError) as caught:
+        require_exportable(tiny_config(norm=Norm.pre), ExportFormat.huggingface)
+    assert str(caught.value) == (
+        "format=huggingface does not hold model.norm=pre (only post); use format=ctranslate2"
+    )
+
+
+class _Activation(str, Enum):
+    relu = "relu"
+    tanh = "tanh"
+
+
+@dataclasses.dataclass(kw_only=True)
+class _Future(ModelConfig):
+    """A later architecture, with settings that no table knows."""
+
+    activation: _Activation = option(_Activation.relu, "of the feed-forward layers")
+    relu_dropout: float = option(0.0, "inside the feed-forward layers")
+
+
+def test_an_unknown_setting_is_exportable_at_its_default_alone() -> None:
+    assert not any(check_exportable(_Future(relu_dropout=0.1)).values())
+    config = _Future(activation=_Activation.tanh)
+    reasons = check_exportable(config)
+    assert set(reasons) == set(ExportFormat)
+    assert all(reason == ["model.activation=tanh (only relu)"] for reason in reasons.values())
+    with pytest.raises(ConfigError, match="nor does another format"):
+        require_exportable(config, ExportFormat.ctranslate2)
+
+
+def test_training_what_ctranslate2_cannot_run_is_refused_unless_told_otherwise(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    config = _Future(activation=_Activation.tanh)
+    with pytest.raises(ConfigError, match=r"^model\.activation=tanh .* set exportable=false"):
+        announce(config, required=True)
+    with caplog.at_level(logging.INFO, logger="nmt"):
+        announce(config, required=False)
+        announce(tiny_config(norm=Norm.pre), required=True)
+    assert caplog.messages == [
+        "export to ctranslate2: no, model.activation=tanh (only relu)",
+        "export to huggingface: no, model.activation=tanh (only relu)",
+        "export to ctranslate2: yes",
+        "export to huggingface: no, model.norm=pre (only post)",
+    ]
+
+
+def test_training_says_at_its_start_what_the_model_can_be_exported_to(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(tmp_path / "absent", tmp_path / "run", "model.norm=pre") == 2
+    assert "export to huggingface: no, model.norm=pre" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ExportFormat)
+def test_the_folder_says_what_it_is(name: ExportFormat, model: Path) -> None:
+    output = exported(model, name, quantization=Quantization.float16, max_positions=100)
+    info, made = load_export_info(output)
+    assert info == load_info(model)
+    assert (made.format, made.quantization, made.max_positions) == (name, "float16", 100)
+    assert (output / "tokenizer.model").read_bytes() == (model / "tokenizer.model").read_bytes()
+    assert name.value in (output / "README.md").read_text("utf-8")
+
+
+def test_an_export_may_replace_an_export_and_nothing_else(model: Path, tmp_path: Path) -> None:
+    output = exported(model, ExportFormat.ctranslate2)
+    export(model, output, ExportConfig(format=ExportFormat.huggingface))
+    assert not (output / "model.bin").exists()
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "letter.txt").write_text("dear", encoding="utf-8")
+    for folder in (tmp_path / "mine", model):
+        before = sorted(folder.iterdir())
+        with pytest.raises(NmtError, match=r"exists and holds no nmt\.json of nmt"):
+            export(model, folder, ExportConfig())
+        assert sorted(folder.iterdir()) == before
+
+
+def test_a_failed_export_leaves_nothing(
+    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real = builtins.__import__
+
+    def without_ctranslate2(name: str, *arguments: Any, **more: Any) -> Any:
+        if name.startswith("ctranslate2"):
+            raise ImportError(name)
+        return real(name, *arguments, **more)
+
+    monkeypatch.setattr(builtins, "__import__", without_ctranslate2)
+    with pytest.raises(NmtError, match=r"needs CTranslate2; pip install nmt\[export\]$"):
+        export(model, tmp_path / "new" / "exported", ExportConfig())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model"]
+
+
+def test_an_export_is_no_model_folder(model: Path, tmp_path: Path) -> None:
+    for name in ExportFormat:
+        with pytest.raises(ModelError, match=r"is an export \(nmt-export\); give the model"):
+            load_info(exported(model, name))
+    with pytest.raises(ModelError, match="make one with nmt-export"):
+        load_export_info(model)
+    with pytest.raises(ModelError, match="does not exist"):
+        load_export_info(tmp_path / "absent")
+
+
+def test_a_newer_export_is_refused(model: Path) -> None:
+    output = exported(model, ExportFormat.ctranslate2)
+    marker = json.loads((output / "nmt.json").read_text("utf-8"))
+    (output / "nmt.json").write_text(json.dumps(marker | {"format_version": 99}), encoding="utf-8")
+    with pytest.raises(ModelError, match="format_version 99"):
+        load_export_info(output)
+
+
+def test_the_command_exports_an_average_as_well_as_a_run(
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "run"
+    average([model, model], run / "average")
+    arguments = [f"model_dir={run}", f"output={tmp_path / 'out'}", "quantization=int8"]
+    arguments.append("max_positions=64")
+    assert command("export", *arguments) == 0
+    assert "ctranslate2, int8" in capsys.readouterr().err
+    whole = exported(run / "average", ExportFormat.ctranslate2, max_positions=64)
+    sizes = [(folder / "model.bin").stat().st_size for folder in (tmp_path / "out", whole)]
+    assert sizes[0] < 0.6 * sizes[1]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["format=huggingface", "quantization=int8"], "quantization=int8: format=huggingface"),
+        (["max_positions=1"], "max_positions=1: must be from 2"),
+        (["model_dir=absent"], "absent does not exist"),
+    ],
+)
+def test_the_command_refuses_in_one_line(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command("export", *arguments) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1

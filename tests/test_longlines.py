@@ -1,0 +1,96 @@
+"""Long lines: where they are cut, and how the parts are joined."""
+
+from __future__ import annotations
+
+import random
+import time
+
+import pytest
+from conftest import sentences
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.inference.longlines import join_parts, split_line
+
+
+def parts(tokenizer: Tokenizer, text: str, max_tokens: int) -> list[str]:
+    return [tokenizer.decode(p) for p in split_line(text, max_tokens, tokenizer.encode_batch)]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("The tree. A house! Really? Yes.", ["The tree.", "A house!", "Really?", "Yes."]),
+        ('He sees "a tree." She goes.', ['He sees "a tree."', "She goes."]),
+        ("Trees, e.g. the green ones.", ["Trees, e.g. the green ones."]),
+        ("3.5 trees a.b. Über!", ["3.5 trees a.b.", "Über!"]),
+        ("今天很好。我们走吧!好的。", ["今天很好。", "我们走吧!好的。"]),
+        ("今天很好。」我们走吧!」。", ["今天很好。」", "我们走吧!」。"]),
+        ("هل هذا؟ نعم۔ لا", ["هل هذا؟", "نعم۔", "لا"]),
+        ("यह है। वह है। हाँ", ["यह है।", "वह है।", "हाँ"]),
+    ],
+)
+def test_a_long_line_is_cut_at_sentence_ends(
+    tokenizer: Tokenizer, text: str, expected: list[str]
+) -> None:
+    assert parts(tokenizer, text, 60) == expected
+
+
+def test_a_long_sentence_is_cut_at_clauses_and_then_at_spaces(tokenizer: Tokenizer) -> None:
+    text = "the small house, the green tree; a tree sees the house and the house the tree"
+    found = parts(tokenizer, text, 10)
+    assert found[0] == "the small house, the green tree;"  # both clauses fit
+    assert len(found) == 3
+    assert " ".join(found) == text
+    assert all(word in text.split() for part in found for word in part.split())
+
+
+def test_what_has_no_space_is_cut_between_characters(tokenizer: Tokenizer) -> None:
+    family = "👩\u200d👩\u200d👧"
+    found = parts(tokenizer, family * 9, 50)
+    assert "".join(found) == family * 9
+    assert all(part.replace(family, "") == "" for part in found)
+    assert "".join(parts(tokenizer, "x\u0301" * 90, 50)) == "x\u0301" * 90
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_nothing_of_any_text_is_lost_and_every_part_fits(tokenizer: Tokenizer, seed: int) -> None:
+    draw = random.Random(seed)
+    alphabet = "aé漢。.,!? \u0301\u200d👩\u3000ไ\"'"
+    text = "".join(draw.choice(alphabet) for _ in range(draw.randint(1, 400)))
+    most = draw.randint(8, 40)
+    found = split_line(text, most, tokenizer.encode_batch)
+    assert all(1 <= len(ids) <= most for ids in found)
+    whole = "".join(tokenizer.decode(tokenizer.encode(text)).split())
+    assert "".join("".join(map(tokenizer.decode, found)).split()) == whole
+
+
+@pytest.mark.parametrize(
+    "text", ["x" * 300_000, "." * 300_000, '." ' * 100_000, "\u0301" * 100_000]
+)
+def test_the_time_for_a_line_grows_with_its_length_and_not_faster(
+    tokenizer: Tokenizer, text: str
+) -> None:
+    start_seconds = time.perf_counter()
+    split_line(text, 255, tokenizer.encode_batch)
+    assert time.perf_counter() - start_seconds < 5  # the square would take minutes
+
+
+@pytest.mark.parametrize(
+    ("texts", "line"),
+    [
+        (["Ein Haus.", "Ein Baum."], "Ein Haus. Ein Baum."),
+        (["今天很好。", "我们走吧。"], "今天很好。我们走吧。"),
+        (["ด", "ี"], "ด ี"),
+        (["한국어.", "좋다"], "한국어. 좋다"),
+        (["Das ist 好", "Ein Baum"], "Das ist 好 Ein Baum"),
+        (["", "a", "", "b"], "a b"),
+        ([], ""),
+    ],
+)
+def test_parts_are_joined_as_the_language_is_written(texts: list[str], line: str) -> None:
+    assert join_parts(texts) == line
+
+
+def test_joining_sentences_of_one_language_is_the_inverse(tokenizer: Tokenizer) -> None:
+    text = ". ".join(line.capitalize() for line in sentences(8, seed=2)) + "."
+    assert join_parts(parts(tokenizer, text, 60)) == text

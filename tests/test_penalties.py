@@ -1,0 +1,82 @@
+"""The score of a hypothesis, and the bound on what a live one can still reach."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from nmt.config import SearchConfig
+from nmt.errors import ConfigError
+from nmt.inference.penalties import best_score, coverage_of, length_penalty, score
+from nmt.options import Normalization
+
+
+def test_the_length_penalty_counts_eos() -> None:
+    assert length_penalty(1, 0.6) == 1.0
+    assert length_penalty(7, 1.0) == pytest.approx(2.0)
+    assert length_penalty(7, 0.6) == pytest.approx(2**0.6)
+
+
+def test_scores_follow_the_written_formulas() -> None:
+    assert score(-6.0, 7, SearchConfig(length_penalty=1.0)) == pytest.approx(-3.0)
+    average = SearchConfig(normalization=Normalization.average, length_penalty=9.0)
+    assert score(-6.0, 4, average) == pytest.approx(-1.5)
+    rewarded = SearchConfig(normalization=Normalization.none, word_reward=0.5)
+    assert score(-6.0, 4, rewarded) == pytest.approx(-4.0)
+    covered = SearchConfig(length_penalty=1.0, word_reward=1.0, coverage_penalty=0.2)
+    assert score(-6.0, 7, covered, coverage=-10.0) == pytest.approx((-6.0 + 7) / 2 - 2.0)
+
+
+def test_the_bound_is_the_best_of_all_lengths() -> None:
+    draw, inside = random.Random(0), 0
+    for _ in range(4000):
+        settings = SearchConfig(
+            normalization=draw.choice(list(Normalization)),
+            length_penalty=draw.choice([-0.5, 0.0, 0.6, 1.0, 1.2, 2.0, draw.uniform(-3, 3)]),
+            word_reward=draw.choice([0.0, draw.uniform(-3, 3), draw.uniform(0.5, 3)]),
+        )
+        log_prob, first = -draw.expovariate(0.1), draw.randint(1, 20)
+        last = first + draw.randint(0, 60)
+        scores = [score(log_prob, length, settings) for length in range(first, last + 1)]
+        assert best_score(log_prob, first, last, settings) == pytest.approx(max(scores), abs=1e-12)
+        inside += 0 < scores.index(max(scores)) < len(scores) - 1
+    assert inside > 50  # the best length is neither the first nor the last
+
+
+def test_coverage_counts_what_each_word_was_left_without() -> None:
+    attended = torch.tensor([[0.5, 2.0, 0.25, 0.9], [0.1, 0.0, 9.0, 9.0]])
+    found = coverage_of(attended, torch.tensor([3, 1]))
+    assert found.tolist() == pytest.approx([math.log(0.5) + math.log(0.25), math.log(0.1)])
+    unseen = coverage_of(torch.zeros(1, 2), torch.tensor([1]))
+    assert -90 < float(unseen) < -80
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("beam_size", 0),
+        ("length_penalty", math.nan),
+        ("length_penalty", 11),
+        ("word_reward", math.inf),
+        ("coverage_penalty", -0.1),
+        ("max_length_a", math.inf),
+        ("min_length", -1),
+        ("temperature", 0.0),
+        ("top_k", -1),
+        ("top_p", 0.0),
+        ("top_p", 1.1),
+        ("seed", -1),
+    ],
+)
+def test_settings_out_of_range_are_refused_by_name(key: str, value: float) -> None:
+    with pytest.raises(ConfigError, match=f"{key}={value}"):
+        SearchConfig(sampling=True, **{key: value})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("change", [{"temperature": 0.5}, {"top_k": 3}, {"top_p": 0.5}])
+def test_settings_of_sampling_need_sampling(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match="sampling=true"):
+        SearchConfig(**change)  # type: ignore[arg-type]

@@ -1,0 +1,187 @@
+"""Sampling: the distribution drawn from, and what a draw depends on."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections import Counter
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import BOS, EOS, random_source
+from searching import (
+    ALLOWED,
+    LENGTHS,
+    Sentence,
+    ToyStepper,
+    assert_same,
+    config,
+    decided_model,
+    find,
+    judge,
+    source_of,
+    teacher_forced,
+    toy_log_probs,
+    toy_source,
+)
+
+from nmt.inference.sampling import narrow, occurrences
+from nmt.inference.stepper import ModelStepper
+
+CUTS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "cold": {"temperature": 0.5},
+    "hot": {"temperature": 2.0},
+    "top_k": {"top_k": 2},
+    "top_p": {"top_p": 0.7},
+    "all": {"temperature": 1.5, "top_k": 3, "top_p": 0.8},
+    "one": {"top_k": 1},
+    "tiny share": {"top_p": 1e-6},
+}
+every_cut = pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS.keys())
+DRAWS = 4000
+
+
+def exact(source: Sentence, prefix: Sentence, cut: dict[str, Any]) -> dict[int, float]:
+    """Return the probability of each next symbol, token by token as docs/search.md says."""
+    log_probs = toy_log_probs(source, (BOS, *prefix))
+    temperature = cut.get("temperature", 1.0)
+    weights = {s: math.exp(log_probs[s] / temperature) for s in ALLOWED}
+    ranked = sorted(weights, key=lambda s: -weights[s])[: cut.get("top_k", 0) or None]
+    total, share, kept = sum(weights[s] for s in ranked), 0.0, []
+    for symbol in ranked:
+        if share >= cut.get("top_p", 1.0):
+            break
+        kept.append(symbol)
+        share += weights[symbol] / total
+    mass = sum(weights[s] for s in kept)
+    return {s: weights[s] / mass for s in kept}
+
+
+def exact_sentences(source: Sentence, limit: int, cut: dict[str, Any]) -> dict[Sentence, float]:
+    live: dict[Sentence, float] = {(): 1.0}
+    done: dict[Sentence, float] = {}
+    for length in range(1, limit + 1):
+        extended = {
+            (*prefix, symbol): p * q
+            for prefix, p in live.items()
+            for symbol, q in exact(source, prefix, cut).items()
+        }
+        over = {s: p for s, p in extended.items() if s[-1] == EOS or length == limit}
+        done |= over
+        live = {s: p for s, p in extended.items() if s not in over}
+    return done
+
+
+@every_cut
+def test_draws_follow_the_exact_distribution_of_whole_translations(cut: dict[str, Any]) -> None:
+    source = toy_source(4)
+    settings = config(DRAWS, b=3, sampling=True, **cut)
+    (found,) = find(ToyStepper(), source, settings)
+    counts = Counter(tuple(h.tokens) for h in found)
+    expected = exact_sentences(source_of(source, 0), 3, cut)
+    assert sum(expected.values()) == pytest.approx(1.0)
+    assert set(counts) <= set(expected)
+    for sentence, p in expected.items():
+        spread = math.sqrt(DRAWS * p * (1 - p))
+        assert abs(counts[sentence] - DRAWS * p) <= 4.5 * spread + 1, sentence
+
+
+@every_cut
+def test_draws_are_scored_as_the_model_does_without_temperature_and_cuts(
+    cut: dict[str, Any],
+) -> None:
+    source, settings = toy_source(4, 6), config(20, b=4, sampling=True, **cut)
+    for row, hypotheses in enumerate(find(ToyStepper(), source, settings)):
+        expected = [judge(tuple(h.tokens), source_of(source, row), settings) for h in hypotheses]
+        assert_same(hypotheses, expected)
+
+
+def test_of_many_tokens_with_small_shares_none_is_lost_or_favoured() -> None:
+    """With 20,000 tokens a float32 source of noise would pick some by accident."""
+    log_probs = torch.full((1, 20_000), math.log(1e-9))
+    log_probs[0, :2] = math.log(0.5)
+    stepper = _Fixed(log_probs)
+    (found,) = find(stepper, toy_source(2), config(500, b=1, sampling=True, top_p=1.0))
+    assert Counter(h.tokens[0] for h in found).keys() == {1}  # id 0 is PAD
+
+
+class _Fixed(ToyStepper):
+    def __init__(self, log_probs: torch.Tensor) -> None:
+        super().__init__()
+        self.table = log_probs
+
+    def step(self, tokens: torch.Tensor, state: Any) -> torch.Tensor:
+        super().step(tokens, state)
+        return self.table.repeat(len(state.rows), 1)
+
+
+def drawn(rows: list[int], draws: int = 3, **changes: Any) -> list[list[Sentence]]:
+    """Draw translations of some of the sentences of LENGTHS, and a long one."""
+    src, lengths = random_source([*LENGTHS, 60])
+    width = int(lengths[rows].max())
+    settings = config(draws, a=1.0, b=8, sampling=True, **changes)
+    found = find(ModelStepper(decided_model()), (src[rows, :width], lengths[rows]), settings)
+    return [[tuple(h.tokens) for h in hypotheses] for hypotheses in found]
+
+
+def test_a_draw_depends_on_no_neighbour_and_not_on_the_number_of_draws() -> None:
+    count = len(LENGTHS)
+    alone = [drawn([row])[0] for row in range(count)]
+    assert len({tuple(draws) for draws in alone}) == count
+    order = np.random.default_rng(0).permutation(count + 1).tolist()
+    for rows in (list(range(count)), order, [3, count]):
+        for row, draws in zip(rows, drawn(rows), strict=True):
+            assert row == count or draws == alone[row]
+    more = drawn(list(range(count)), draws=7)
+    assert [draws[:3] for draws in more] == alone
+
+
+def test_seeds_draws_and_equal_sentences_differ() -> None:
+    once = drawn([0, 5, 0, 0], draws=4)
+    assert len({tuple(draws) for draws in once}) == 4
+    assert len(set(once[0])) > 1
+    assert drawn([0, 5, 0, 0], draws=4) == once
+    assert drawn([0], draws=4) == once[:1]
+    other = drawn([0, 5, 0, 0], draws=4, seed=2)
+    assert all(a != b for a, b in zip(once, other, strict=True))
+    assert occurrences([[1, 2], [1], [1, 2], [1, 2], [1]]) == [0, 0, 1, 2, 1]
+
+
+def test_draws_have_the_scores_of_a_full_forward_pass() -> None:
+    model, source = decided_model(), random_source(LENGTHS)
+    settings = config(4, a=1.0, b=8, sampling=True, temperature=1.5, top_k=8)
+    found = find(ModelStepper(model), source, settings)
+    ends = set()
+    for row, hypotheses in enumerate(found):
+        for h in hypotheses:
+            ends.add((len(h.tokens), h.finished))
+            expected = teacher_forced(model, source, row, h.tokens)
+            assert h.token_log_probs == pytest.approx(expected, abs=1e-4)
+    assert len(ends) > 6  # draws of a sentence end at different times
+
+
+def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last() -> None:
+    log_probs = torch.tensor([[0.4, 0.1, 0.1, 0.3, 0.1]]).log()
+    for cut, kept in (
+        ({"top_k": 2}, [0, 3]),
+        ({"top_k": 3}, [0, 1, 2, 3, 4]),
+        ({"top_p": 0.39}, [0]),
+        ({"top_p": 0.5}, [0, 3]),
+        ({"top_k": 2, "top_p": 0.56}, [0]),  # of the two left 0.4 / 0.7 is enough
+        ({"top_k": 99}, [0, 1, 2, 3, 4]),
+    ):
+        logits = narrow(log_probs, config(1, sampling=True, **cut))
+        assert (logits[0] > float("-inf")).nonzero().flatten().tolist() == kept, cut
+
+
+def test_top_k_of_one_is_greedy_search() -> None:
+    source = random_source(LENGTHS)
+    stepper = ModelStepper(decided_model())
+    greedy = find(stepper, source, config(1, a=1.0, b=8))
+    for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 0.001}):
+        found = find(stepper, source, config(1, a=1.0, b=8, sampling=True, **settings))
+        for one, other in itertools.zip_longest(found, greedy):
+            assert_same(one, other)

@@ -1,0 +1,224 @@
+"""Scores of given translations, in Python and by `nmt-score`."""
+
+from __future__ import annotations
+
+import io
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from conftest import EOS, VOCAB_SIZE, random_source, sentences
+from exporting import short_sentences, trained_model
+from searching import IDS, decided_model, save_tiny, teacher_forced
+from toy import command
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.inference import stepper as stepper_module
+from nmt.inference.hypotheses import ControlIds
+from nmt.inference.loading import load_models
+from nmt.inference.scoring import score_pairs
+from nmt.inference.stepper import ModelStepper
+
+SRC = ["", *sentences(12, seed=3), "the </s> <pad> house", "größer", ""]
+TGT = [*sentences(13, seed=4), "a </s>", "", ""]
+
+
+def random_rows(count: int, seed: int) -> list[list[int]]:
+    generator = torch.Generator().manual_seed(seed)
+    lengths = torch.randint(0, 12, (count,), generator=generator).tolist()
+    return [
+        torch.randint(4, VOCAB_SIZE, (length,), generator=generator).tolist() for length in lengths
+    ]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 40, 4096])
+def test_scores_equal_those_of_each_pair_alone(max_tokens: int) -> None:
+    model = decided_model()
+    rows, targets = random_rows(25, 1), random_rows(25, 2)
+    found = score_pairs(ModelStepper(model), rows, targets, IDS, max_tokens=max_tokens)
+    for row, target, log_probs in zip(rows, targets, found, strict=True):
+        source = (torch.tensor([[*row, EOS]]), torch.tensor([len(row) + 1]))
+        expected = teacher_forced(model, source, 0, [*target, EOS])
+        assert log_probs == pytest.approx(expected, abs=1e-4)
+
+
+def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stepper, pairs = ModelStepper(decided_model()), (random_rows(9, 1), random_rows(9, 2))
+    whole = score_pairs(stepper, *pairs, IDS)
+    sizes: list[int] = []
+    usual = stepper.model.logits
+
+    def watched(hidden: torch.Tensor) -> torch.Tensor:
+        sizes.append(len(hidden))
+        return usual(hidden)
+
+    monkeypatch.setattr(stepper.model, "logits", watched)
+    monkeypatch.setattr(stepper_module, "MAX_LOGITS", 3 * VOCAB_SIZE)
+    for some, all_at_once in zip(score_pairs(stepper, *pairs, IDS), whole, strict=True):
+        assert some == pytest.approx(all_at_once, abs=1e-6)
+    assert max(sizes) == 3
+
+
+def test_no_pairs_have_no_scores() -> None:
+    assert score_pairs(ModelStepper(decided_model()), [], [], IDS) == []
+
+
+def test_a_source_is_what_a_score_depends_on() -> None:
+    stepper, (src, lengths) = ModelStepper(decided_model()), random_source([5, 6])
+    rows = [src[i, : lengths[i] - 1].tolist() for i in range(2)]
+    one, other = score_pairs(stepper, rows, [[7, 8], [7, 8]], IDS)
+    assert one != pytest.approx(other, abs=1e-2)
+
+
+# --- nmt-score
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """Two models with one tokenizer, and both sides of a text."""
+    folder = tmp_path_factory.mktemp("score")
+    for seed in (1, 2):
+        save_tiny(folder / f"model{seed}", tokenizer, seed)
+    for name, lines in (("src", SRC), ("tgt", TGT)):
+        (folder / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def run_score(folder: Path, *arguments: str, status: int = 0) -> list[str]:
+    output = folder / "scores"
+    output.unlink(missing_ok=True)
+    places = [f"src={folder / 'src'}", f"tgt={folder / 'tgt'}", f"output={output}"]
+    given = [f"model_dir={folder / 'model1'}", "num_threads=1", "device=cpu", *places, *arguments]
+    assert command("score", *given) == status
+    return output.read_text(encoding="utf-8").splitlines() if output.exists() else []
+
+
+def test_text_output_is_the_measure_that_is_asked_for(folder: Path) -> None:
+    objects = [json.loads(line) for line in run_score(folder, "format=json")]
+    assert [o["index"] for o in objects] == list(range(len(SRC)))
+    for measure in ("log_prob", "per_token", "score"):
+        lines = run_score(folder, f"measure={measure}")
+        assert [float(line) for line in lines] == [o[measure] for o in objects]
+    assert run_score(folder) == [str(o["log_prob"]) for o in objects]
+    for o in objects[:-1]:
+        length = len(o["token_log_probs"])
+        assert length == len(o["tokens"]) + 1
+        assert o["log_prob"] == pytest.approx(sum(o["token_log_probs"]), abs=1e-9)
+        assert o["per_token"] == pytest.approx(o["log_prob"] / length)
+        assert o["score"] == pytest.approx(o["log_prob"] / ((5 + length) / 6) ** 0.6)
+
+
+def test_two_empty_lines_score_0_and_one_is_scored_as_it_is(
+    folder: Path, tokenizer: Tokenizer
+) -> None:
+    objects = [json.loads(line) for line in run_score(folder, "format=json")]
+    assert (SRC[-1], TGT[-1]) == ("", "")
+    assert (objects[-1]["log_prob"], objects[-1]["tokens"]) == (0.0, [])
+    loaded = load_models([folder / "model1"], device="cpu")
+    encoded = [tokenizer.encode_batch(lines) for lines in (SRC, TGT)]
+    ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+    expected = score_pairs(loaded.stepper, *encoded, ids)
+    for o, log_probs in zip(objects[:-1], expected, strict=False):
+        assert o["token_log_probs"] == pytest.approx(log_probs, abs=1e-5)
+    lengths = [len(o["token_log_probs"]) for o in objects]
+    assert lengths[0] > 1  # a target without a source
+    assert lengths[-2] == 1  # a source without a target: EOS
+
+
+def test_settings_of_the_score_are_taken_and_windows_do_not_matter(folder: Path) -> None:
+    whole = run_score(folder, "measure=score", "normalization=none", "word_reward=0.5")
+    objects = [json.loads(line) for line in run_score(folder, "format=json", "window_lines=3")]
+    assert len(objects) == len(whole)
+    for line, o in zip(whole[:-1], objects, strict=False):
+        reward = 0.5 * len(o["token_log_probs"])
+        assert float(line) == pytest.approx(o["log_prob"] + reward, abs=1e-4)
+
+
+def test_unequal_files_are_refused_with_both_counts(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    short = folder / "short"
+    short.write_text("a\nb\n", encoding="utf-8")
+    assert run_score(folder, f"tgt={short}", status=2) == []
+    assert f"src has {len(SRC)} lines, {short} 2;" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["src=null"], "give src=FILE and tgt=FILE"),
+        (["src=-", "tgt=-"], "src is stdin already"),
+        (["alignment=true"], "alignment=true: needs format=json"),
+        (["window_lines=0"], "window_lines=0: must be at least 1"),
+        (["output=/nowhere/scores"], "/nowhere does not exist"),
+    ],
+)
+def test_mistakes_are_one_line(
+    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
+) -> None:
+    run_score(folder, *arguments, status=2)
+    error = capsys.readouterr().err.strip()
+    assert message in error
+    assert error.count("\n") == 0
+
+
+def test_one_side_may_come_from_stdin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    expected = run_score(folder)
+    stream = io.BytesIO((folder / "tgt").read_bytes())
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=stream))
+    assert run_score(folder, "tgt=-") == expected
+
+
+def test_an_ensemble_scores_the_mean_of_its_models(folder: Path) -> None:
+    models = [f"model_dir={folder / name}" for name in ("model1", "model2")]
+    both = f"model_dir=[{folder / 'model1'},{folder / 'model2'}]"
+    first, second = (run_score(folder, model) for model in models)
+    found = run_score(folder, both, "combine=log_probabilities")
+    for line, one, other in zip(found, first, second, strict=True):
+        assert float(line) == pytest.approx((float(one) + float(other)) / 2, abs=1e-4)
+    assert found != run_score(folder, both)
+
+
+# --- what nmt-translate says of the same tokens
+
+
+@pytest.fixture(scope="module")
+def copier(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A model that mostly copies, and text to copy."""
+    folder = tmp_path_factory.mktemp("copier")
+    trained_model(folder / "model1", tokenizer)
+    lines = short_sentences(40)
+    (folder / "src").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    return folder
+
+
+def translated(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    output = folder / "translations"
+    output.unlink(missing_ok=True)
+    given = [f"model_dir={folder / 'model1'}", f"input={folder / 'src'}", f"output={output}"]
+    common = ["format=json", "num_threads=1", "device=cpu", "beam_size=4"]
+    assert command("translate", *given, *common, *arguments) == 0
+    return [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
+
+
+def test_nmt_score_says_of_a_translation_what_nmt_translate_said(copier: Path) -> None:
+    best = [line["hypotheses"][0] for line in translated(copier)]
+    (copier / "tgt").write_text("".join(f"{h['text']}\n" for h in best), encoding="utf-8")
+    scored = [json.loads(line) for line in run_score(copier, "format=json")]
+    same = [(h, s) for h, s in zip(best, scored, strict=True) if h["tokens"] == s["tokens"]]
+    assert len(same) > 30
+    for h, s in same:
+        assert h["finished"]
+        for name in ("log_prob", "score", "token_log_probs"):
+            assert s[name] == pytest.approx(h[name], abs=1e-4)
+
+
+def test_the_best_translation_does_not_depend_on_how_many_are_written(copier: Path) -> None:
+    four, one = translated(copier, "n_best=4"), translated(copier, "n_best=1")
+    assert [line["hypotheses"][:1] for line in four] == [line["hypotheses"] for line in one]
+    assert {len(line["hypotheses"]) for line in four} == {4}

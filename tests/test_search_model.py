@@ -1,0 +1,169 @@
+"""Search over a Transformer against full forward passes without a cache, and over neighbours."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from conftest import BOS, EOS, PAD, VOCAB_SIZE, random_source
+from searching import (
+    IDS,
+    LENGTHS,
+    Source,
+    assert_same,
+    config,
+    decided_model,
+    find,
+    teacher_forced,
+)
+from torch import Tensor
+
+from nmt.config import SearchConfig
+from nmt.inference.hypotheses import Hypothesis
+from nmt.inference.scoring import score_hypotheses
+from nmt.inference.stepper import ModelStepper
+from nmt.options import Norm, Normalization
+
+MODES: dict[str, dict[str, Any]] = {
+    "greedy": {"beam_size": 1},
+    "beam": {"beam_size": 5},
+    "coverage": {"beam_size": 5, "coverage_penalty": 0.3, "alignment": True},
+    "draws": {"beam_size": 3, "sampling": True, "top_p": 0.9, "temperature": 1.3},
+}
+every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
+
+
+class Recorder(ModelStepper):
+    """Counts how often beams change places."""
+
+    num_swaps = 0
+
+    def reorder(self, state: Any, rows: Tensor, num_beams: int) -> Any:
+        self.num_swaps += rows.tolist() != list(range(len(rows)))
+        return super().reorder(state, rows, num_beams)
+
+
+@pytest.mark.parametrize("norm", list(Norm))
+@pytest.mark.parametrize("beam_size", [1, 2, 5])
+def test_scores_equal_a_full_forward_pass_over_the_same_tokens(norm: Norm, beam_size: int) -> None:
+    model, source = decided_model(norm), random_source(LENGTHS)
+    stepper, settings = Recorder(model), config(beam_size, a=1.0, b=8)
+    results = find(stepper, source, settings)
+    lengths = set()
+    for row, hypotheses in enumerate(results):
+        assert len(hypotheses) == beam_size
+        for h in hypotheses:
+            lengths.add(len(h.tokens))
+            expected = teacher_forced(model, source, row, h.tokens)
+            assert h.token_log_probs == pytest.approx(expected, abs=1e-4)
+            assert h.log_prob == pytest.approx(sum(expected), abs=1e-4)
+            assert h.score == pytest.approx(
+                sum(expected) / ((5 + len(h.tokens)) / 6) ** 0.6, abs=1e-4
+            )
+    assert len(lengths) > 4  # sentences end at different times
+    assert {h.finished for hypotheses in results for h in hypotheses} == {True, False}
+    assert stepper.num_swaps > 3
+
+
+@torch.no_grad()
+def test_greedy_takes_the_argmax_of_a_full_forward_pass_at_every_step() -> None:
+    model, source = decided_model(), random_source(LENGTHS)
+    found = find(ModelStepper(model), source, config(1, a=1.0, b=8))
+    for row, (hypothesis,) in enumerate(found):
+        length, tokens = source[1][row : row + 1], []
+        while len(tokens) < int(length) - 1 + 8 and EOS not in tokens:
+            tgt_in = torch.tensor([[BOS, *tokens]])
+            logits = model.logits(model(source[0][row : row + 1, : int(length)], length, tgt_in))
+            best = logits[0, -1].index_fill(0, torch.tensor([PAD, BOS]), -math.inf)
+            tokens.append(int(best.argmax()))
+        assert hypothesis.tokens == tokens
+        assert hypothesis.finished == (tokens[-1] == EOS)
+
+
+def row_alone(source: Source, row: int) -> Source:
+    length = source[1][row : row + 1]
+    return source[0][row : row + 1, : int(length)], length
+
+
+@every_mode
+def test_a_translation_depends_on_no_neighbour(mode: dict[str, Any]) -> None:
+    stepper, settings = ModelStepper(decided_model()), config(a=1.0, b=8, **mode)
+    src, lengths = random_source([*LENGTHS * 6, 200])
+    count = len(LENGTHS) * 6
+    expected = [find(stepper, row_alone((src, lengths), i), settings)[0] for i in range(count)]
+    shuffled = np.random.default_rng(0).permutation(count).tolist()
+    batches = [shuffled[:64], shuffled[64:], [4, count, 0, 7]]
+    batches += [list(range(start, start + 7)) for start in range(0, 63, 7)]
+    for rows in batches:
+        width = int(lengths[rows].max())
+        found = find(stepper, (src[rows, :width], lengths[rows]), settings, keys=[0] * len(rows))
+        for row, hypotheses in zip(rows, found, strict=True):
+            if row < count:
+                assert_same(hypotheses, expected[row])
+
+
+def scored_again(
+    stepper: ModelStepper, source: Source, row: int, found: list[Hypothesis], config: SearchConfig
+) -> list[Hypothesis]:
+    src = source[0][row, : source[1][row] - 1].tolist()
+    targets = [h.tokens[:-1] for h in found]
+    return score_hypotheses(stepper, [src] * len(found), targets, config, IDS, max_tokens=60)
+
+
+@every_mode
+def test_scoring_a_finished_hypothesis_gives_all_that_search_says_of_it(
+    mode: dict[str, Any],
+) -> None:
+    for rule in ({}, {"normalization": Normalization.average}, {"word_reward": 0.3}):
+        settings = config(a=1.0, b=8, **mode, **rule)
+        stepper, source = ModelStepper(decided_model(Norm.pre)), random_source(LENGTHS)
+        found, count = find(stepper, source, settings), 0
+        for row, hypotheses in enumerate(found):
+            finished = [h for h in hypotheses if h.finished]
+            again = scored_again(stepper, source, row, finished, settings)
+            assert_same(again, finished, tolerance=1e-4)
+            count += len(finished)
+        assert count > 3
+
+
+def test_scores_are_float32_when_products_are_bfloat16() -> None:
+    model, source = decided_model(), random_source(LENGTHS)
+    stepper = ModelStepper(model, torch.bfloat16)
+    state = stepper.start(*source)
+    stepper.watch(state)
+    log_probs = stepper.step(torch.full((len(LENGTHS),), BOS), state)
+    assert state.memory.layers[0][0].dtype is torch.bfloat16
+    assert stepper.attention(state).dtype is torch.float32
+    assert log_probs.dtype is torch.float32
+    totals = log_probs.double().exp().sum(-1)
+    torch.testing.assert_close(totals, torch.ones_like(totals), atol=1e-5, rtol=0)
+    (found,) = find(stepper, row_alone(source, 0), config(3, a=1.0, b=8))
+    again = scored_again(stepper, source, 0, found, config(3))
+    assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in again], abs=0.5)
+
+
+@torch.inference_mode()
+def test_a_stepper_goes_on_with_the_rows_and_sentences_that_are_kept() -> None:
+    model, (src, lengths) = decided_model(), random_source([5, 2, 7, 3])
+    stepper = ModelStepper(model)
+    state = stepper.start(src, lengths)
+    sources, history = torch.arange(4), torch.full((4, 1), BOS)
+    plan = [  # rows to keep, beams of each sentence
+        (torch.arange(4), 1),
+        (torch.arange(4).repeat_interleave(2), 2),
+        (torch.tensor([1, 0, 3, 3, 4, 5, 7, 6]), 2),
+        (torch.tensor([1, 0, 5, 4, 6, 6]), 2),  # the second sentence is done
+        (torch.tensor([5, 4]), 2),  # only the last goes on
+    ]
+    for rows, num_beams in plan:
+        found = stepper.step(history[:, -1], state)
+        full = model(src[sources], lengths[sources], history)
+        expected = model.logits(full)[:, -1].log_softmax(-1)
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
+        state = stepper.reorder(state, rows, num_beams)
+        sources, history = sources[rows], history[rows]
+        assert state.memory.hidden.size(0) == len(rows) // num_beams
+        history = torch.cat([history, torch.randint(4, VOCAB_SIZE, (len(rows), 1))], dim=1)

@@ -1,0 +1,308 @@
+"""nmt-translate as a command: odd lines, slow streams, memory, failures, settings, JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import select
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sentences
+from translating import fork, kill, status, translate, write_lines, write_model
+
+from nmt import Translator
+from nmt.data.corpus import clean_line
+from nmt.inference.backend import NativeBackend
+
+HOSTILE = [
+    b"the house",
+    b"a\xe2\x80\xa8tree",  # U+2028
+    b"a\xe2\x80\xa9tree",  # U+2029
+    b"a\xc2\x85tree",  # NEL
+    b"a\x0btree\x0c",
+    b"a\rtree",
+    b"",
+    b"\xef\xbb\xbfgreen",  # BOM
+    b"nul\x00nul",
+    b"   ",
+    b"</s>",
+    b"the </s> house",
+    b"<s> </s> <pad> <unk> \xe2\x96\x81",
+    b"<0x0A> <0x41>",
+    b"\x1c\x1d\x1e",
+    "😀 👩\u200d👩\u200d👧 ﬁ Ａ \u202e".encode(),
+    b"carriage\r",
+    b"the " * 300,
+    b"x" * 500,
+    b"\xef\xbf\xbf\xf4\x8f\xbf\xbf",  # no characters, yet UTF-8
+    b"the last, without an end",
+]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("command") / "model")
+
+
+def output_of(model: Path, *arguments: str, folder: Path) -> list[str]:
+    path = folder / "out"
+    assert translate(f"model_dir={model}", f"output={path}", *arguments) == 0
+    lines = path.read_bytes().decode("utf-8").split("\n")
+    assert lines.pop() == ""
+    return lines
+
+
+@pytest.mark.parametrize("options", [[], ["window_lines=3", "max_tokens=1"], ["format=json"]])
+def test_line_i_answers_line_i_whatever_is_in_the_text(
+    model: Path, tmp_path: Path, options: list[str]
+) -> None:
+    (tmp_path / "in").write_bytes(b"\n".join(HOSTILE))
+    found = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
+    assert len(found) == len(HOSTILE)
+    translator = Translator.load(model, device="cpu")
+    for i, raw in enumerate(HOSTILE):
+        (alone,) = translator.translate([clean_line(raw, "here")])
+        if "format=json" in options:
+            record = json.loads(found[i])
+            assert record["index"] == i
+            assert record["hypotheses"][0]["text"] == alone
+        else:
+            assert found[i] == alone
+            assert len(alone.splitlines()) <= 1  # of which no other tool makes two
+
+
+def test_a_line_that_is_not_utf8_is_named_and_the_windows_before_it_are_written(
+    model: Path, capfdbinary: pytest.CaptureFixture[bytes], tmp_path: Path
+) -> None:
+    (tmp_path / "in").write_bytes(b"the house\n" * 70 + b"caf\xe9\n")
+    assert translate(f"model_dir={model}", f"input={tmp_path / 'in'}") == 2
+    out, err = capfdbinary.readouterr()
+    assert b"in:71: byte 4 (0xe9) is not UTF-8" in err
+    assert out.count(b"\n") == 64
+
+
+def read_line(descriptor: int) -> bytes:
+    """Read a line that must come soon; b"" at the end."""
+    line = b""
+    while not line.endswith(b"\n"):
+        assert select.select([descriptor], [], [], 60)[0]
+        byte = os.read(descriptor, 1)
+        if not byte:
+            return line
+        line += byte
+    return line
+
+
+def serve(model: Path, folder: Path, stdin: int, *close: int) -> tuple[int, int]:
+    """Start a translation in a child that reads `stdin`; return its id and its output."""
+    reader, writer = os.pipe()
+    pid = fork(
+        lambda: translate(f"model_dir={model}"),
+        folder / "log",
+        stdin=stdin,
+        stdout=writer,
+        close=(reader, *close),
+    )
+    os.close(writer)
+    os.close(stdin)
+    return pid, reader
+
+
+def test_an_answer_does_not_wait_for_the_next_line(model: Path, tmp_path: Path) -> None:
+    stdin, writer = os.pipe()
+    pid, reader = serve(model, tmp_path, stdin, writer)
+    for lines in (1, 3, 1):
+        os.write(writer, b"the house\n" * lines)
+        assert all(read_line(reader).endswith(b"\n") for _ in range(lines))
+    os.write(writer, b"no end")
+    os.close(writer)
+    assert read_line(reader).endswith(b"\n")
+    assert read_line(reader) == b""
+    assert status(pid) == 0
+
+
+def test_a_person_who_types_gets_each_answer_at_once_and_no_bar(
+    model: Path, tmp_path: Path
+) -> None:
+    master, slave = pty.openpty()
+    pid, reader = serve(model, tmp_path, slave, master)
+    for _ in range(2):
+        os.write(master, b"the house\n")
+        assert read_line(reader).endswith(b"\n")
+    os.write(master, b"\x04")  # Ctrl-D
+    assert read_line(reader) == b""
+    assert status(pid) == 0
+    assert "lines/s" not in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_a_reader_that_has_enough_ends_the_work(model: Path, tmp_path: Path) -> None:
+    stdin, writer = os.pipe()
+    feeder = fork(
+        lambda: os.write(writer, b"the house\n" * 100_000), tmp_path / "feeder", close=(stdin,)
+    )  # more than a pipe holds, and then no end
+    pid, reader = serve(model, tmp_path, stdin, writer)
+    assert read_line(reader).endswith(b"\n")
+    os.close(reader)
+    assert status(pid) == 0
+    kill(feeder)
+    os.close(writer)
+    assert "Traceback" not in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Path) -> None:
+    lines = [line[:40] for line in sentences(1000, seed=3)]
+    few, many = write_lines(tmp_path / "few", lines), tmp_path / "many"
+    many.write_bytes(few.read_bytes() * 20 + b"\n" * 30_000)
+    code = (
+        "import resource, sys\n"
+        "from toy import command\n"
+        "for text in sys.argv[1:3]:\n"
+        "    places = [f'input={text}', f'output={text}.out']\n"
+        "    assert command('translate', *places, *sys.argv[3:]) == 0\n"
+        "    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+    )
+    options = ["beam_size=1", "max_length_a=0", "max_length_b=1", "window_lines=500"]
+    result = subprocess.run(
+        [sys.executable, "-c", code, few, many, f"model_dir={model}", "num_threads=1", *options],
+        capture_output=True,
+        check=True,
+        cwd=Path(__file__).parent,
+    )
+    assert (tmp_path / "many.out").read_bytes().count(b"\n") == 50_000
+    before, after = map(float, result.stdout.split())
+    assert after < before + 15  # MiB; 50,000 results kept would be 25 or more
+
+
+@pytest.fixture
+def fragile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the engine fail for long sentences, as a graphics card does."""
+    whole = NativeBackend.search
+
+    def search(self: NativeBackend, rows: Any, *arguments: Any, **options: Any) -> Any:
+        if max(map(len, rows)) > 60:
+            raise RuntimeError("no memory")
+        return whole(self, rows, *arguments, **options)
+
+    monkeypatch.setattr(NativeBackend, "search", search)
+
+
+@pytest.mark.usefixtures("fragile")
+@pytest.mark.parametrize("options", [[], ["format=json"]])
+def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str]
+) -> None:
+    lines = sentences(90, seed=6)
+    whole = write_lines(tmp_path / "in", lines)
+    expected = output_of(model, f"input={whole}", *options, folder=tmp_path)
+    lines[7] = lines[80] = "the " * 70
+    write_lines(tmp_path / "in", lines)
+    arguments = [f"model_dir={model}", f"input={whole}", f"output={tmp_path / 'out'}", *options]
+    assert translate(*arguments) == 2
+    err = capfd.readouterr().err
+    assert "line 8 cannot be translated and becomes empty: RuntimeError: no memory" in err
+    assert "line 81 cannot" in err
+    assert err.split("\n")[-2].startswith("nmt-translate: 2 lines could not be translated")
+    found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1]
+    for i, line in enumerate(found):
+        if i not in (7, 80):
+            if options:
+                texts = [
+                    [h["text"] for h in json.loads(x)["hypotheses"]] for x in (line, expected[i])
+                ]
+                assert texts[0] == texts[1]
+            else:
+                assert line == expected[i]
+        elif options:
+            assert json.loads(line) == {
+                "index": i,
+                "error": "RuntimeError: no memory",
+                "hypotheses": [],
+            }
+        else:
+            assert line == ""
+
+
+def test_json_tells_all_of_every_hypothesis(model: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in", [*sentences(9, seed=2), "", "The tree. A house sees the tree."])
+    options = ["format=json", "n_best=2", "alignment=true", "max_source_length=10"]
+    found = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
+    records = [json.loads(line) for line in found]
+    assert [record["index"] for record in records] == list(range(11))
+    assert records[10]["num_parts"] > 1
+    for record in records:
+        for h in record["hypotheses"]:
+            assert sum(h["token_log_probs"]) == pytest.approx(h["log_prob"], abs=1e-5)
+            assert len(h["token_log_probs"]) >= len(h["tokens"])
+            if record["index"] != 9:
+                assert len(h["alignment"]) == len(h["tokens"])
+                assert max(h["alignment"]) < len(record["source_tokens"])
+    empty = {"text": "", "score": 0, "log_prob": 0, "tokens": [], "token_log_probs": []}
+    assert records[9]["hypotheses"] == [empty | {"finished": True}]
+
+
+def test_prefixes_start_the_translations_and_must_be_as_many(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = [f"input={write_lines(tmp_path / 'in', sentences(5, seed=2))}"]
+    prefixes = ["the", "", "größer Haus", "", ""]
+    places.append(f"prefixes={write_lines(tmp_path / 'prefixes', prefixes)}")
+    found = output_of(model, *places, folder=tmp_path)
+    free = output_of(model, places[0], folder=tmp_path)
+    for text, plain, prefix in zip(found, free, prefixes, strict=True):
+        assert text.startswith(prefix) if prefix else text == plain
+    write_lines(tmp_path / "prefixes", prefixes[:4])
+    assert translate(f"model_dir={model}", *places) == 2
+    err = capfd.readouterr().err
+    assert f"{tmp_path}/in has 5 lines, {tmp_path}/prefixes 4; " in err
+
+
+def test_several_model_folders_are_an_ensemble(model: Path, tmp_path: Path) -> None:
+    other = write_model(tmp_path / "other", seed=3)
+    places = [f"input={write_lines(tmp_path / 'in', sentences(20, seed=2))}"]
+    found = {
+        name: output_of(tmp_path, *places, f"model_dir={folders}", folder=tmp_path)
+        for name, folders in {
+            "one": model,
+            "twice": f"[{model},{model}]",
+            "both": f"[{model},{other}]",
+            "other": other,
+        }.items()
+    }
+    assert found["one"] == found["twice"]
+    assert found["both"] not in (found["one"], found["other"])
+    lines = sentences(20, seed=2)
+    assert Translator.load([model, other], device="cpu").translate(lines) == found["both"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["too_long=cut"], "too_long"),
+        (["max_source_length=7"], "max_source_length=7: must be at least 8"),
+        (["prefixes=-"], "prefixes=-"),
+        (["output={input}"], "is the input"),
+        (["model_dir=[]"], "model_dir=[]: name at least one"),
+        (["temperature=0.5"], "temperature=0.5: only works with sampling=true"),
+        (["backend=ctranslate3"], "backend"),
+        (["model_dir=[{model},{model}]", "backend=ctranslate2"], "has no ensembles"),
+    ],
+)
+def test_a_wrong_setting_is_one_line(
+    model: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    arguments: list[str],
+    named: str,
+) -> None:
+    path = write_lines(tmp_path / "in", ["the house"])
+    given = [text.format(input=path, model=model) for text in arguments]
+    places = [] if "model_dir" in given[0] else [f"model_dir={model}"]
+    assert translate(*places, f"input={path}", *given) == 2
+    out, err = capfd.readouterr()
+    assert named in err.split("\n")[-2]
+    assert out == ""

@@ -1,0 +1,192 @@
+"""A translation that is killed, or meets a full disk, goes on; several processes share one."""
+
+from __future__ import annotations
+
+import json
+import random
+import resource
+import time
+from pathlib import Path
+
+import pytest
+from conftest import sentences
+from translating import fork, kill, start, status, translate, write_lines, write_model
+
+from nmt.inference import job
+
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1500, seed=5))]
+OPTIONS = ["window_lines=40", "format=json", "n_best=2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a text, and its translation made in one go."""
+    folder = tmp_path_factory.mktemp("resume")
+    write_model(folder / "model")
+    write_model(folder / "other", seed=3)
+    write_lines(folder / "in", LINES)
+    assert translate(*places(folder), f"output={folder / 'whole'}", *OPTIONS) == 0
+    return folder
+
+
+def places(folder: Path) -> list[str]:
+    return [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
+
+
+@pytest.fixture(autouse=True)
+def _save_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_SAVE_SECONDS", 0.0)
+
+
+def state_of(part: Path) -> dict[str, object]:
+    return dict(json.loads(part.with_name(part.name + ".json").read_text(encoding="utf-8")))
+
+
+def kill_halfway(folder: Path, output: Path, *options: str) -> int:
+    """Start a translation, kill it when some lines are done, and return how many."""
+    part = output.with_name(output.name + ".partial")
+    pid = start(output.with_name("log"), *places(folder), f"output={output}", *OPTIONS, *options)
+    deadline = time.monotonic() + 60
+    while not part.with_name(part.name + ".json").exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    kill(pid)
+    lines = state_of(part)["lines"]
+    assert isinstance(lines, int)
+    assert 0 < lines < len(LINES)
+    assert not output.exists()
+    return lines
+
+
+@pytest.mark.parametrize("world_size", [1, 2])
+def test_a_job_killed_again_and_again_ends_with_the_same_bytes(
+    folder: Path, tmp_path: Path, world_size: int
+) -> None:
+    draw = random.Random(world_size)
+    output = tmp_path / "out"
+    arguments = [*places(folder), f"output={output}", *OPTIONS]
+    ranks = [{"RANK": str(r), "WORLD_SIZE": str(world_size)} for r in range(world_size)]
+    for _ in range(6):
+        pids = [start(tmp_path / "log", *arguments, **rank) for rank in ranks]
+        time.sleep(draw.uniform(0.02, 0.25))
+        for pid in pids:
+            kill(pid)
+    pids = [start(tmp_path / f"log{r['RANK']}", *arguments, **r) for r in ranks]
+    assert [status(pid) for pid in pids] == [0] * world_size
+    assert output.read_bytes() == (folder / "whole").read_bytes()
+    assert not [path.name for path in tmp_path.iterdir() if "log" not in path.name][1:]
+
+
+def test_a_killed_job_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:
+    output = tmp_path / "out"
+    lines = kill_halfway(folder, output)
+    assert status(start(tmp_path / "log", *places(folder), f"output={output}", *OPTIONS)) == 0
+    log = (tmp_path / "log").read_text(encoding="utf-8")
+    assert f"going on after line {lines}\n" in log
+    assert output.read_bytes() == (folder / "whole").read_bytes()
+
+
+def test_lines_that_came_after_the_kill_are_translated_too(folder: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in", LINES[:900])
+    (tmp_path / "model").symlink_to(folder / "model")
+    kill_halfway(tmp_path, tmp_path / "out")
+    write_lines(tmp_path / "in", LINES)
+    assert translate(*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS) == 0
+    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        (["beam_size=3"], "beam_size"),
+        (["max_source_length=20"], "max_source_length"),
+        (["model_dir={folder}/other"], "model"),
+        (["input={tmp_path}/changed"], "another input"),
+    ],
+)
+def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: list[str], named: str
+) -> None:
+    write_lines(tmp_path / "changed", ["something else", *LINES[1:]])
+    changes = [text.format(folder=folder, tmp_path=tmp_path) for text in change]
+    kept = [a for a in places(folder) if a.split("=")[0] != changes[0].split("=")[0]]
+    kill_halfway(folder, tmp_path / "out")
+    assert translate(*kept, *OPTIONS, *changes, f"output={tmp_path / 'out'}") == 0
+    assert f"{named}" in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
+    assert translate(*kept, *OPTIONS, *changes, f"output={tmp_path / 'new'}") == 0
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes()
+
+
+def test_batch_size_and_threads_may_change_when_a_job_goes_on(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    kill_halfway(folder, tmp_path / "out")
+    arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}", "max_tokens=50"]
+    assert translate(*arguments) == 0
+    assert "going on after line" in capfd.readouterr().err
+
+
+def test_a_second_process_with_the_same_output_is_refused(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with job.PartFile(tmp_path / "out.partial", {}):
+        assert translate(*places(folder), f"output={tmp_path / 'out'}") == 2
+        assert "is being written by another process" in capfd.readouterr().err
+
+
+def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: writing fails half-way in the same call."""
+    arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
+
+    def limited() -> int:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        return translate(*arguments)
+
+    assert status(fork(limited, tmp_path / "log")) == 2
+    errors = (tmp_path / "log").read_text(encoding="utf-8").split("\n")
+    assert errors[-2].startswith(f"nmt-translate: {tmp_path}/out.partial cannot be written: ")
+    assert "Traceback" not in "".join(errors)
+    assert not (tmp_path / "out").exists()
+    assert status(start(tmp_path / "log", *arguments)) == 0
+    assert "going on after line" in (tmp_path / "log").read_text(encoding="utf-8")
+    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+
+
+def test_an_error_before_the_first_line_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "in").write_bytes(b"\xff\n")
+    arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}"]
+    assert translate(*arguments, f"output={tmp_path / 'out'}") == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+
+
+def test_an_error_later_keeps_the_lines_before(folder: Path, tmp_path: Path) -> None:
+    write_lines(tmp_path / "in", [*LINES[:700], "the " * 300])
+    arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}", *OPTIONS]
+    arguments += [f"output={tmp_path / 'out'}", "too_long=error"]
+    assert translate(*arguments) == 2
+    assert state_of(tmp_path / "out.partial")["lines"] == 680
+    write_lines(tmp_path / "in", LINES)
+    assert translate(*arguments) == 0
+    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("environment", "arguments", "named"),
+    [
+        ({"RANK": "0", "WORLD_SIZE": "2"}, [], "output=-: 2 processes"),
+        ({"RANK": "1", "WORLD_SIZE": "2"}, ["output={}", "input=-"], "input=-: 2 processes"),
+        ({"RANK": "2", "WORLD_SIZE": "2"}, ["output={}"], "RANK=2, WORLD_SIZE=2"),
+    ],
+)
+def test_several_processes_need_files(
+    folder: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    environment: dict[str, str],
+    arguments: list[str],
+    named: str,
+) -> None:
+    for key, value in environment.items():
+        monkeypatch.setenv(key, value)
+    assert translate(*places(folder), *(a.format(tmp_path / "out") for a in arguments)) == 2
+    assert capfd.readouterr().err.startswith(f"nmt-translate: {named}")

@@ -1,0 +1,310 @@
+"""The translator in Python: windows, long lines, failures, prefixes, threads, scores."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from conftest import sentences, tiny_model
+from searching import ToyState, ToyStepper
+from torch import Tensor
+
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError, DataError
+from nmt.inference.backend import NativeBackend
+from nmt.inference.decoding import MAX_FAILURES, Decoder, Failure, Part
+from nmt.inference.lines import LengthRule
+from nmt.inference.search import Hypothesis
+from nmt.inference.stepper import ModelStepper
+from nmt.inference.translator import LineOptions, TranslationError, Translator
+from nmt.inference.windows import cut_windows, prefetch
+from nmt.options import TooLong
+
+CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
+LINES = ["", *sentences(30, seed=8), " ", "the " * 60]
+
+
+@pytest.fixture(scope="module")
+def translator(tokenizer: Tokenizer) -> Translator:
+    model = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    return Translator(ModelStepper(model), tokenizer, CONFIG)
+
+
+class Copier(ToyStepper):
+    """Wants the source, and any other id far less."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def step(self, tokens: Tensor, state: ToyState) -> Tensor:
+        super().step(tokens, state)
+        log_probs = torch.full((len(state.rows), self.vocab_size), -20.0)
+        for row, (source, prefix) in enumerate(state.rows):
+            log_probs[row, source[min(len(prefix), len(source)) - 1]] = -0.01
+        return log_probs
+
+
+@pytest.fixture
+def copier(tokenizer: Tokenizer) -> Translator:
+    return Translator(Copier(tokenizer.vocab_size), tokenizer, SearchConfig(beam_size=1))
+
+
+# --- windows
+
+
+@pytest.mark.parametrize("window_lines", [1, 40, 100, 1000])
+def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
+    window_lines: int,
+) -> None:
+    lines = [str(i) * (i % 7) for i in range(700)]
+    lines[333] = "x" * (1 << 22)
+    windows = list(cut_windows(lines, window_lines=window_lines))
+    assert [line for window in windows for line in window.lines] == lines
+    assert all(len(window.lines) <= window_lines for window in windows)
+    assert [w.first_line for w in windows[1:]] == [w.next_line for w in windows[:-1]]
+    for k in range(1, len(windows), 1 + len(windows) // 9):
+        start = windows[k].first_line
+        rest = cut_windows(lines[start:], window_lines=window_lines, first_line=start)
+        assert list(rest) == windows[k:]
+
+
+def test_a_window_ends_with_a_very_long_line() -> None:
+    windows = list(cut_windows(["a", "b" * (1 << 22), "c", "d"]))
+    assert [window.first_line for window in windows] == [0, 2]
+
+
+def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translator) -> None:
+    read: list[str] = []
+
+    def endless() -> Iterator[str]:
+        while True:
+            read.append("the house")
+            yield "the house"
+
+    stream = translator.translate_stream(endless(), window_lines=10)
+    first = list(itertools.islice(stream, 25))
+    assert len(first) == 25
+    assert len(read) <= 30 + 2 * 10 + 1
+    num_threads = threading.active_count()
+    stream.close()  # type: ignore[attr-defined]
+    for _ in range(1000):
+        if threading.active_count() < num_threads:
+            break
+        threading.Event().wait(0.005)
+    assert threading.active_count() < num_threads
+
+
+def test_what_reading_raises_comes_up_after_the_windows_before_it() -> None:
+    def lines() -> Iterator[int]:
+        yield from (1, 2, 3)
+        raise KeyError("the fourth")
+
+    items = prefetch(lines())
+    assert list(itertools.islice(items, 3)) == [1, 2, 3]
+    with pytest.raises(KeyError, match="the fourth"):
+        next(items)
+
+
+@pytest.mark.parametrize("order", ["as is", "shuffled"])
+def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbour(
+    translator: Translator, order: str
+) -> None:
+    alone = {line: translator.translate([line])[0] for line in LINES}
+    lines = LINES * 2
+    if order == "shuffled":
+        random.Random(1).shuffle(lines)
+    for window_lines, max_tokens in ((1, 1), (7, 64), (5000, 100_000)):
+        found = translator.translate(lines, window_lines=window_lines, max_tokens=max_tokens)
+        assert found == [alone[line] for line in lines]
+
+
+# --- long lines
+
+
+def test_a_line_is_cut_and_joined_to_what_it_was(copier: Translator) -> None:
+    text = "The small tree. A house sees the tree, the green house; über Haus! " * 9
+    line = text.strip()
+    assert copier.translate([line, "a"], max_source_length=20) == [line, "a"]
+    assert copier.translate([line], max_source_length=1000) == [line]
+
+
+def test_a_cut_line_reports_all_its_parts(copier: Translator, tokenizer: Tokenizer) -> None:
+    first, second = "The small tree.", "A house sees."
+    options = LineOptions(rule=LengthRule(max_source_length=10))
+    windows = cut_windows([f"{first} {second}", first, second])
+    (_, (whole, *single)), *_ = copier.translate_windows(windows, CONFIG, options)
+    best = whole.translations[0]
+    pieces = [tokenizer.pieces(tokenizer.encode(text)) for text in (first, second)]
+    assert whole.num_parts == 2
+    assert best.text == f"{first} {second}"
+    assert best.tokens == [*pieces[0], "</s>", *pieces[1]]
+    assert len(best.token_log_probs) == len(best.tokens) + 1
+    assert best.log_prob == pytest.approx(sum(r.translations[0].log_prob for r in single))
+    assert best.score == pytest.approx(sum(r.translations[0].score for r in single))
+
+
+def test_alignment_of_a_cut_line_points_into_all_its_source_tokens(translator: Translator) -> None:
+    config = translator.search_config(alignment=True)
+    lines = ["The small tree. A house sees.", "The small tree.", "A house sees."]
+    options = LineOptions(rule=LengthRule(max_source_length=10))
+    _, results = next(translator.translate_windows(cut_windows(lines), config, options))
+    whole, first, second = (result.translations[0].alignment for result in results)
+    assert whole is not None
+    assert first is not None
+    assert second is not None
+    assert [result.num_parts for result in results] == [2, 1, 1]
+    assert results[0].source_tokens == results[1].source_tokens + results[2].source_tokens
+    assert len(whole) == len(results[0].translations[0].tokens)
+    assert whole[: len(first)] == first
+    border = len(results[1].source_tokens)
+    assert whole[-len(second) :] == [border + place for place in second]
+
+
+def test_truncated_lines_say_what_was_left_out(copier: Translator, tokenizer: Tokenizer) -> None:
+    line = "the small house sees the tree the tree the tree"
+    ids = tokenizer.encode(line)
+    found = copier.translate([line], too_long="truncate", max_source_length=8)
+    assert found == [tokenizer.decode(ids[:7])]
+    rule = LengthRule(8, TooLong.truncate)
+    windows = copier.translate_windows(cut_windows([line]), CONFIG, LineOptions(rule=rule))
+    assert next(windows)[1][0].num_left_out == len(ids) - 7
+
+
+def test_a_line_that_is_too_long_is_named_by_its_number(copier: Translator) -> None:
+    lines = ["a"] * 4 + ["the " * 30, "a"]
+    with pytest.raises(DataError, match=r"^line 5 has 30 tokens"):
+        copier.translate(lines, too_long="error", max_source_length=16, window_lines=2)
+    assert copier.translate(["a"], too_long="error", max_source_length=16) == ["a"]
+
+
+# --- failures
+
+
+class Fragile(NativeBackend):
+    """Runs out of memory for some words, as a graphics card does for large batches."""
+
+    def __init__(self, tokenizer: Tokenizer, word: str, max_rows: int = 1 << 30) -> None:
+        super().__init__(Copier(tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
+        self.word = tokenizer.encode(word)[-1]
+        self.max_rows = max_rows
+        self.num_calls = 0
+
+    def search(
+        self, rows: Sequence[Sequence[int]], *arguments: object, **options: object
+    ) -> list[list[Hypothesis]]:
+        self.num_calls += 1
+        if len(rows) > self.max_rows or any(self.word in row for row in rows):
+            raise torch.OutOfMemoryError("no memory\nfor this")
+        return super().search(rows, *arguments, **options)  # type: ignore[arg-type]
+
+
+def test_only_the_sentence_that_fails_is_lost(tokenizer: Tokenizer) -> None:
+    backend = Fragile(tokenizer, "tree")
+    lines = [line.replace("tree", "house") for line in sentences(40, seed=1)]
+    lines[3] = lines[17] = "a tree"
+    decoder = Decoder(backend, SearchConfig(beam_size=1), 1, 4096)
+    outcomes = decoder.decode([Part(tokenizer.encode(line), []) for line in lines])
+    failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
+    assert failed == [3, 17]
+    assert outcomes[3] == Failure("OutOfMemoryError: no memory for this")
+    copied = [tokenizer.decode(o[0].tokens) for o in outcomes if not isinstance(o, Failure)]
+    assert copied == [line for i, line in enumerate(lines) if i not in failed]
+
+
+def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenizer) -> None:
+    backend = Fragile(tokenizer, "tree", max_rows=3)
+    lines = [line.replace("tree", "house") for line in sentences(MAX_FAILURES + 20, seed=1)]
+    assert Translator(backend, tokenizer, SearchConfig(beam_size=1)).translate(lines) == lines
+    assert backend.num_calls > len(lines) / 3
+
+
+def test_in_python_a_sentence_that_fails_is_an_error_with_its_number(tokenizer: Tokenizer) -> None:
+    translator = Translator(Fragile(tokenizer, "tree"), tokenizer, CONFIG)
+    with pytest.raises(TranslationError, match="line 2 cannot be translated: OutOfMemoryError"):
+        translator.translate(["a house", "a tree"])
+
+
+def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(tokenizer: Tokenizer) -> None:
+    translator = Translator(Fragile(tokenizer, "tree", max_rows=0), tokenizer, CONFIG)
+    with pytest.raises(torch.OutOfMemoryError):
+        translator.translate(["a house"] * 10 * MAX_FAILURES)
+
+
+# --- prefixes, scores, settings
+
+
+def test_a_translation_starts_with_its_prefix(translator: Translator) -> None:
+    lines, prefixes = LINES[1:6], ["the tree", "", "größer Haus", "", "a"]
+    found = translator.translate(lines, prefixes=prefixes, window_lines=2)
+    plain = translator.translate(lines)
+    for text, free, prefix in zip(found, plain, prefixes, strict=True):
+        assert text.startswith(prefix) if prefix else text == free
+
+
+@pytest.mark.parametrize("num_prefixes", [0, 4, 6, 7])
+def test_prefixes_must_be_as_many_as_the_lines(translator: Translator, num_prefixes: int) -> None:
+    with pytest.raises(DataError, match="prefixes than lines"):
+        translator.translate(LINES[1:6], prefixes=["a"] * num_prefixes, window_lines=5)
+
+
+def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) -> None:
+    sources, targets = LINES[1:25], sentences(24, seed=4)
+    config = translator.search_config(beam_size=1, max_length_b=30)
+    found = translator.n_best(sources, config, prefixes=targets)
+    scored = translator.score(sources, targets)
+    for (forced,), result, target in zip(found, scored, targets, strict=True):
+        num_tokens = len(result.tokens)
+        assert result.text == target
+        assert forced.tokens[:num_tokens] == result.tokens
+        expected = forced.token_log_probs[:num_tokens]
+        assert result.token_log_probs[:-1] == pytest.approx(expected, abs=1e-4)
+        assert result.log_prob == pytest.approx(sum(result.token_log_probs))
+        penalty = ((5 + num_tokens + 1) / 6) ** translator.defaults.length_penalty
+        assert result.score == pytest.approx(result.log_prob / penalty)
+
+
+def test_scoring_needs_as_many_targets_as_sources(translator: Translator) -> None:
+    with pytest.raises(DataError, match="2 sources and 1 targets"):
+        translator.score(["a", "b"], ["a"])
+    assert translator.score([], []) == []
+
+
+def test_a_setting_that_search_does_not_have_names_the_nearest(translator: Translator) -> None:
+    with pytest.raises(ConfigError, match="did you mean beam_size"):
+        translator.translate(["a"], beamsize=3)
+
+
+def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> None:
+    lines = LINES[1:12] * 2
+    first = translator.translate(lines, sampling=True, max_tokens=1)
+    assert translator.translate(lines, sampling=True) == first
+    assert translator.translate(lines, sampling=True, seed=5) != first
+    settings = translator.search_config(sampling=True, beam_size=5)
+    assert [ts[0].text for ts in translator.n_best(lines, settings)] == first
+
+
+# --- threads
+
+
+def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer) -> None:
+    """Also beside a sentence longer than the table of positions, which all of them then renew."""
+    texts = [random.Random(k).sample(LINES, 12) + ["the " * (520 + 40 * k)] for k in range(8)]
+    options = {"max_source_length": 2000, "max_length_b": 3, "max_length_a": 0.01}
+    fresh = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    shared = Translator(ModelStepper(fresh), tokenizer, CONFIG)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as pool:
+            found = list(pool.map(lambda lines: shared.translate(lines, **options), texts))
+    finally:
+        sys.setswitchinterval(interval)
+    assert found == [translator.translate(lines, **options) for lines in texts]

@@ -1,0 +1,100 @@
+"""A model folder, and processes that translate with it and may be killed; for tests of
+nmt-translate.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from conftest import sentences, tiny_model, tokenizer_config
+from toy import command
+
+from nmt.checkpoint import ModelInfo, save_model
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import train_tokenizer
+
+
+def write_model(folder: Path, *, seed: int = 2) -> Path:
+    """Write a model folder of random weights that gives each sentence a text of its own."""
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), seed=0, num_threads=1)
+    model = tiny_model(seed, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    search = SearchConfig(beam_size=2, max_length_a=0.5, max_length_b=4)
+    info = ModelInfo(
+        model.config, search, tokenizer.vocab_size, "en", "de", tokenizer.sha256, updates=1
+    )
+    save_model(folder, dict(model.state_dict()), info, tokenizer)
+    return folder
+
+
+def write_lines(path: Path, lines: list[str]) -> Path:
+    """Write lines as they are, each with its \\n."""
+    path.write_bytes(b"".join(line.encode("utf-8") + b"\n" for line in lines))
+    return path
+
+
+def translate(*arguments: str) -> int:
+    """Run nmt-translate in this process."""
+    return command("translate", "device=cpu", "num_threads=1", *arguments)
+
+
+def fork(
+    task: Callable[[], int],
+    log: Path,
+    *,
+    stdin: int | None = None,
+    stdout: int | None = None,
+    close: Sequence[int] = (),
+    **environment: str,
+) -> int:
+    """Run `task` in a child with everything imported; return its process id.
+
+    `stdin` and `stdout` are descriptors that the child takes, `close` those that it must not hold.
+    """
+    sys.stdout.flush()
+    pid = os.fork()
+    if pid:
+        return pid
+    try:
+        for descriptor in close:
+            os.close(descriptor)
+        if stdin is not None:
+            sys.stdin = os.fdopen(stdin)
+        if stdout is not None:
+            sys.stdout = os.fdopen(stdout, "w")
+        os.environ.update(environment)
+        sys.stderr = log.open("w", buffering=1)
+        code = task()
+        sys.stdout.flush()
+        os._exit(code)
+    except BaseException:
+        traceback.print_exc()
+        os._exit(1)
+
+
+def start(log: Path, *arguments: str, **environment: str) -> int:
+    """Run nmt-translate in a child; what it says goes to the file `log`."""
+    return fork(lambda: translate(*arguments), log, **environment)
+
+
+def kill(pid: int) -> None:
+    """Kill a child that may have ended, and wait for it."""
+    os.kill(pid, signal.SIGKILL)
+    os.waitpid(pid, 0)
+
+
+def status(pid: int, *, seconds: float = 60) -> int:
+    """Wait for a child and return its exit status."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        found, code = os.waitpid(pid, os.WNOHANG)
+        if found:
+            return os.waitstatus_to_exitcode(code)
+        time.sleep(0.005)
+    kill(pid)
+    raise AssertionError(f"the child was still running after {seconds} s")
