@@ -89,8 +89,13 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         if not _is_of_peer(error):
             raise
         reason = " ".join(str(error).split())[:300]
-        lost = f"no answer within timeout_seconds={timeout_seconds}" if _is_late(error) else "lost"
-        raise PeerError(f"another rank: {lost} ({reason})") from error
+        if _is_late(error):
+            lost = f"no answer from another rank within timeout_seconds={timeout_seconds}"
+        else:
+            lost = "the connection to another rank is lost"
+        raise PeerError(
+            f"{lost}; the same command goes on from the newest checkpoint ({reason})"
+        ) from error
     dist.destroy_process_group()  # not after an error: it would wait for the others
 
 

@@ -72,6 +72,13 @@ def replace_link(link: Path, target: str) -> None:
     os.replace(temporary, link)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove `folder`, which a kill in between leaves whole or as a leftover."""
+    old = folder.with_name(f".{folder.name}.{os.getpid()}.old")
+    os.rename(folder, old)
+    shutil.rmtree(old)
+
+
 def remove_leftovers(folder: Path) -> None:
     """Remove what killed processes began to write in `folder`; nobody else may be writing there."""
     for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):

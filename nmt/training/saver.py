@@ -6,7 +6,6 @@ A write that fails leaves the checkpoints before it and is reported; the run goe
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from nmt import checkpoint
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import NmtError
-from nmt.files import remove_leftovers, replace_link
+from nmt.files import remove_folder, remove_leftovers, replace_link
 from nmt.training.state import save_state
 
 log = logging.getLogger(__name__)
@@ -108,7 +107,7 @@ class Saver:
         keep = {checkpoint.checkpoint_dir(self.run_dir, update) for update in best}
         for folder in checkpoint.list_checkpoints(self.run_dir)[: -self.keep_last]:
             if folder not in keep:
-                shutil.rmtree(folder)
+                remove_folder(folder)
 
 
 def to_host(tree: Any) -> Any:
