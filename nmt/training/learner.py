@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
-from nmt.data.batch import make_batch
+from nmt.data.batch import make_batch, make_rounded_batch
 from nmt.data.batching import Lengths, Rows, Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.transformer import Transformer
+from nmt.training.compiled import Compiler
 from nmt.training.ema import WeightAverage
 from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.objective import Objective
@@ -69,8 +70,12 @@ class Learner:
         ).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
+        self.compiler = Compiler() if config.compile else None
         self.objective: nn.Module = Objective(
-            self.model, smoothing=config.label_smoothing, pad_id=tokenizer.pad_id
+            self.model,
+            smoothing=config.label_smoothing,
+            pad_id=tokenizer.pad_id,
+            forward_model=self.compiler.compile(self.model) if self.compiler else None,
         )
 
     def weights(self) -> dict[str, Tensor]:
@@ -203,7 +208,8 @@ class Learner:
     def losses(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of the pairs `rows`, in nats."""
         pairs = [self.data[int(i)] for i in rows]
-        batch = make_batch(pairs, self.tokenizer).to(self.device)
+        make = make_batch if self.compiler is None else make_rounded_batch
+        batch = make(pairs, self.tokenizer).to(self.device)
         with self.precision.autocast():
             return self.objective(batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)  # type: ignore[no-any-return]
 
