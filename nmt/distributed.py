@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nmt.errors import ConfigError, DeviceError, PeerError
+from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
 from nmt.options import DType
 
 _DEVICES = "auto, cpu, cuda, cuda:1, mps"
@@ -79,11 +79,11 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=timeout_seconds),
-    )
     try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+        )
         yield
     except (dist.DistError, RuntimeError) as error:
         if not _is_of_peer(error):

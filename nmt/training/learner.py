@@ -137,6 +137,13 @@ class Learner:
                     gradient_as_bucket_view=True,
                 )
 
+    def disconnect(self) -> None:
+        """Undo `connect`, before the process group ends: what DDP holds of the group would be freed
+        last, with python's lock held, for which gloo's thread may wait forever.
+        """
+        if isinstance(self.objective, DistributedDataParallel):
+            self.objective = self.objective.module
+
     def update(self, update: Update, learning_rate: float, *, is_stop_asked: bool) -> Outcome:
         """Change the weights once, unless loss or gradient are not finite.
 

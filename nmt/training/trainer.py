@@ -202,8 +202,6 @@ class Trainer:
         if found is not None:
             now = saved.fingerprint(self.config, self.meta)
             saved.check_fingerprint(found["folder"], found["fingerprint"], now)
-        if self.world.is_main:
-            save_config(self.run_dir, config_yaml)
         found = from_main(found)
         if found is not None:
             self.state = saved.unpack_state(found["state"])
@@ -212,6 +210,8 @@ class Trainer:
         elif self.config.init_from is not None:
             source = saved.weights_to_begin_with(self.config, self.tokenizer)
             self.learner.model.load_state_dict(source)
+        if self.world.is_main:
+            save_config(self.run_dir, config_yaml)
 
     def _say_where_it_goes_on(self, found: dict[str, Any]) -> None:
         log.info("go on after update %d, from %s", self.state.update, found["folder"])
@@ -227,6 +227,7 @@ class Trainer:
     def _open(self, stack: ExitStack) -> None:
         """Make what is needed from the first update on."""
         self.learner.connect()
+        stack.callback(self.learner.disconnect)
         updates = self.sampler.updates(self.state.epoch)
         describe(self.config, self.learner, updates, self.world)
         peak_bytes = self.learner.try_largest(self._most_tokens(updates))
