@@ -23,6 +23,11 @@ from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 from nmt.cli.shell import EXIT_STOPPED, EXIT_USER
 from nmt.errors import NmtError, PeerError, RankError, StoppedError
 
+_HINTS = {
+    signal.SIGKILL: "; was there enough memory?",
+    signal.SIGABRT: "; NCCL does so to a rank that waited longer than timeout_seconds",
+}
+
 
 def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:
     """Train in `num_processes` processes of this machine until all are done or one fails.
@@ -124,8 +129,9 @@ def _order(failure: ProcessFailure) -> tuple[int, int]:
 def _kind_and_text(failure: ProcessFailure) -> tuple[str, str]:
     """Return the class of the rank's exception and its message, or the signal that killed it."""
     if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        return name, f"process {failure.pid} was killed by {name}; was there enough memory?"
+        number = signal.Signals(-failure.exitcode)
+        hint = _HINTS.get(number, "")
+        return number.name, f"process {failure.pid} was killed by {number.name}{hint}"
     said: Any = failure.message  # a text, or what `record` wrote
     kind, _, text = (said["message"] if isinstance(said, dict) else said).partition(": ")
     return kind, text
