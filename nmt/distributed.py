@@ -85,6 +85,9 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
             timeout=timedelta(seconds=timeout_seconds),
         )
         yield
+    except StoppedError:  # by all ranks alike
+        dist.destroy_process_group()
+        raise
     except (dist.DistError, RuntimeError) as error:
         if not _is_of_peer(error):
             raise
