@@ -241,8 +241,11 @@ class Trainer:
             is_main=self.world.is_main,
         )
         stack.callback(self.reporter.close)
-        is_main = self.world.is_main
-        self.saver = Saver(self.run_dir, keep_last=self.config.keep_last) if is_main else None
+        self.saver = (
+            Saver(self.run_dir, update=self.state.update, keep_last=self.config.keep_last)
+            if self.world.is_main
+            else None
+        )
 
     def _most_tokens(self, updates: list[Update]) -> int:
         """Bound the cost of a batch of this rank, which may have a part of each batch alone."""
