@@ -44,13 +44,14 @@ def train_rank(config: TrainConfig, config_yaml: str) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):
         trainer = Trainer(config, world, device)
-        trainer.train(config_yaml)
-    if world.is_main:
-        log.info(
-            "done after %d updates; next: nmt-average run_dir=%s",
-            trainer.state.update,
-            config.run_dir,
-        )
+        if config.dry_run:
+            told = trainer.dry_run()
+            if world.is_main:
+                print(told, flush=True)
+        else:
+            trainer.train(config_yaml)
+            done = "done after %d updates; next: nmt-average run_dir=%s"
+            log.info(done, trainer.state.update, config.run_dir)
 
 
 def _watch_parent() -> None:

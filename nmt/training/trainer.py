@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from nmt.errors import StoppedError
 from nmt.options import BestMetric, resolve
 from nmt.training import state as saved
 from nmt.training.describe import describe
+from nmt.training.dry_run import make_plan, measure_pace, report
+from nmt.training.flops import synchronize
 from nmt.training.guard import BatchLoss, SpikeDetector, describe_batches, stop_after
 from nmt.training.learner import Learner, Outcome
 from nmt.training.memory import peak_memory_bytes
@@ -80,6 +83,34 @@ class Trainer:
             while not self._is_over():
                 self._train_epoch()
             self._finish()
+
+    def dry_run(self) -> str:
+        """Try the largest batches and make some updates; return what a run would take, in lines.
+
+        Nothing is read from the run folder, or written to it.
+        """
+        self.learner.connect()
+        updates = self.sampler.updates(0)
+        peak_bytes = self.learner.try_largest(self._most_tokens(updates))
+
+        def make(update: Update) -> float:
+            outcome = self.learner.update(update, self._learning_rate(1), is_stop_asked=False)
+            synchronize(self.learner.device)
+            return outcome.flops
+
+        pace = measure_pace(make, updates)
+        peak_bytes = max(peak_bytes, peak_memory_bytes(self.learner.device))
+        of_what = "the process" if self.learner.device.type == "cpu" else "tensors"
+        text = report(
+            make_plan(updates, self.sampler.lengths),
+            pace,
+            num_updates=self.config.max_updates,
+            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak",
+            flops_per_second=self.learner.measure_rate(),
+            now=datetime.now(),
+        )
+        self.learner.disconnect()
+        return text
 
     def _train_epoch(self) -> None:
         updates = self.sampler.updates(self.state.epoch)
