@@ -18,8 +18,8 @@ _PATIENCE_SECONDS = 10  # ranks of a killed run need a moment to notice and to e
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Keep other runs out of `run_dir`, which is made, for the time of the block, and clear away what
-    a killed one left half done.
+    """Keep other runs out of `run_dir`, which is made, for the time of the block; clear away what a
+    killed one left half done.
 
     The lock ends with the process, however that ends.
     """
