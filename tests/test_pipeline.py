@@ -301,3 +301,14 @@ def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
     assert weights(tmp_path / "bfloat16")["embedding.weight"].dtype is torch.float32
     translator = Translator.load(tmp_path / "bfloat16", device="cpu", dtype="bfloat16")
     assert len(translator.translate(["red house", "big tree sees"])) == 2
+
+
+def test_a_dry_run_reports_and_writes_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("dry_run=true", "max_updates=1000")
+    assert train(root / "data", tmp_path / "run", *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["plan", "memory", "speed", "time"]
+    assert lines[0].split()[1:3] == [str(SIZES["train"]), "pairs;"]
+    assert not (tmp_path / "run").exists()
