@@ -28,14 +28,13 @@ def run(config: TrainConfig, config_yaml: str) -> None:
     """Train, or go on with a run."""
     if is_launched():
         _watch_parent()
-        train_rank(config, config_yaml)
+        record(train_rank)(config, config_yaml)  # the launcher reads from a file why a rank failed
     elif (count := num_processes(config.devices, config.device)) > 1:
         launch(count, config_yaml, timeout_seconds=config.timeout_seconds)
     else:
         train_rank(config, config_yaml)
 
 
-@record  # a launcher reads from a file why a rank failed
 def train_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
     world = find_world()
