@@ -97,7 +97,7 @@ def test_the_report_says_plan_memory_speed_and_time() -> None:
     assert f"{plan.padding_share:.1%} padding" in lines["plan"]
     assert lines["memory"] == "2.00 GB"
     assert "2 seconds an update (from 4)" in lines["speed"]
-    assert "1 TFLOP/s of the model, 25% of the rate" in lines["speed"]
+    assert "1,000 GFLOP/s of the model, 25% of the rate" in lines["speed"]
     minutes = round(2 * 30 * len(updates) / 60)
     assert lines["time"].startswith(f"{minutes // 60}:{minutes % 60:02d} hours:minutes")
     end = datetime(2026, 1, 31, 23, 0) + timedelta(seconds=2 * 30 * len(updates))

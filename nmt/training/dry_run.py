@@ -121,7 +121,7 @@ def report(
         "speed": f"{pace.num_src_tokens / pace.seconds:,.0f} source and "
         f"{pace.num_tokens / pace.seconds:,.0f} target tokens a second; "
         f"{update_seconds:.3g} seconds an update (from {pace.num_updates}); "
-        f"{pace.flops / pace.seconds / 1e12:.3g} TFLOP/s of the model, "
+        f"{pace.flops / pace.seconds / 1e9:,.0f} GFLOP/s of the model, "
         f"{pace.flops / pace.seconds / flops_per_second:.0%} of the rate of its products",
         "time": f"{_hours(total_seconds)} hours:minutes without validation and checkpoints; "
         f"begun now, it ends {end:%Y-%m-%d %H:%M}",

@@ -31,6 +31,7 @@ from nmt.training.optimizer import clip_gradient, make_optimizer
 from nmt.training.precision import Precision
 from nmt.training.preflight import preflight
 
+_CHECKPOINTING = "set activation_checkpointing=true"
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
 
@@ -202,7 +203,7 @@ class Learner:
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
-            remedy="use a smaller model" if is_checkpointing else "activation_checkpointing=true",
+            remedy="use a smaller model" if is_checkpointing else _CHECKPOINTING,
         )
         self.optimizer.zero_grad(set_to_none=True)
         return peak
