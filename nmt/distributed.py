@@ -17,7 +17,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from nmt.errors import ConfigError, DeviceError, PeerError
+from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
 from nmt.options import DType
 
 _DEVICES = "auto, cpu, cuda, cuda:1, mps"
@@ -79,18 +79,26 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         return
     if device.type == "cuda":
         torch.cuda.set_device(device)
-    dist.init_process_group(
-        "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-        timeout=timedelta(seconds=timeout_seconds),
-    )
     try:
+        dist.init_process_group(
+            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
+            timeout=timedelta(seconds=timeout_seconds),
+        )
         yield
+    except StoppedError:  # by all ranks alike
+        dist.destroy_process_group()
+        raise
     except (dist.DistError, RuntimeError) as error:
         if not _is_of_peer(error):
             raise
         reason = " ".join(str(error).split())[:300]
-        lost = f"no answer within timeout_seconds={timeout_seconds}" if _is_late(error) else "lost"
-        raise PeerError(f"another rank: {lost} ({reason})") from error
+        if _is_late(error):
+            lost = f"no answer from another rank within timeout_seconds={timeout_seconds}"
+        else:
+            lost = "the connection to another rank is lost"
+        raise PeerError(
+            f"{lost}; the same command goes on from the newest checkpoint ({reason})"
+        ) from error
     dist.destroy_process_group()  # not after an error: it would wait for the others
 
 

@@ -28,12 +28,12 @@ class DeviceError(NmtError):
     """A device or number format that this machine does not have."""
 
 
-class PeerError(NmtError):
-    """Another process of the run is gone or did not answer in time."""
-
-
 class RankError(Exception):
     """A process of the run failed in a way that is no mistake of the user; it has said how."""
+
+
+class PeerError(RankError):
+    """Another process of the run is gone or did not answer in time."""
 
 
 class StoppedError(Exception):

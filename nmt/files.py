@@ -72,8 +72,21 @@ def replace_link(link: Path, target: str) -> None:
     os.replace(temporary, link)
 
 
+def remove_folder(folder: Path) -> None:
+    """Remove `folder`, which a kill in between leaves whole or as a leftover."""
+    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    os.rename(folder, temporary)
+    shutil.rmtree(temporary)
+
+
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes began to write in `folder`; nobody else may be writing there."""
+    """Remove what killed processes began to write in `folder`, and put back what they were about to
+    replace; nobody else may be writing there.
+    """
+    for old in folder.glob(".*.old"):
+        place = folder / old.name[1:].rsplit(".", 2)[0]
+        if not place.exists():
+            os.rename(old, place)
     for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
         if path.is_dir() and not path.is_symlink():
             _remove(path)

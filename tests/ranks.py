@@ -5,6 +5,7 @@ forks each of them.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
 import multiprocessing
 import os
 import signal
@@ -18,8 +19,10 @@ from pathlib import Path
 from typing import Any
 
 _CONTEXT = multiprocessing.get_context("forkserver")
+# what training imports sooner or later; a module that is not there is left out
 _CONTEXT.set_forkserver_preload(
-    [f"nmt.cli.{name}" for name in ("compose", "main", "train", "worker")]
+    ["pytest", "pandas", "torch._dynamo", "torch.onnx", "torch.utils.tensorboard"]
+    + ["torch.distributed.rpc", "nmt.cli.compose", "nmt.cli.train", "nmt.inference.translator"]
 )
 _PATIENCE_SECONDS = 120  # far more than any of these tests needs, on a busy machine too
 
@@ -130,6 +133,7 @@ def _run(log: Path, env: dict[str, str], task: Callable[..., Any], arguments: An
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)
+    faulthandler.dump_traceback_later(_PATIENCE_SECONDS - 10, file=stream)
     sys.stdout = os.fdopen(1, "w", buffering=1, closefd=False)
     sys.stderr = os.fdopen(2, "w", buffering=1, closefd=False)
     try:

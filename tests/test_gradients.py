@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from toy import make_trainer, write_data
 from torch import Tensor
+from toy import make_trainer, write_data
 
 from nmt.config import OptimizerConfig
 from nmt.data.batching import Update
@@ -108,9 +108,7 @@ def test_an_update_reports_the_norm_that_its_gradient_had_before_clipping(
 
 def test_updates_leave_no_gradient_behind(trainer: Trainer) -> None:
     learner = trainer.learner
-    updates = [
-        learner.update(make_update(CUTS["two"]), 0.0, is_stop_asked=False) for _ in range(2)
-    ]
+    updates = [learner.update(make_update(CUTS["two"]), 0.0, is_stop_asked=False) for _ in range(2)]
     assert gradient(learner) == {}
     assert updates[0].gradient_norm == updates[1].gradient_norm > 0
     assert updates[0].loss_sum == updates[1].loss_sum
@@ -122,9 +120,7 @@ def test_an_update_steps_with_the_rate_of_its_number(
     optimizer = OptimizerConfig(warmup_steps=4)
     trainer = make_trainer(data_dir, tmp_path, optimizer=optimizer)
     rates: list[float] = []
-    monkeypatch.setattr(
-        trainer.learner.precision, "step", lambda optimizer, lr: rates.append(lr)
-    )
+    monkeypatch.setattr(trainer.learner.precision, "step", lambda optimizer, lr: rates.append(lr))
     for update in range(3):
         trainer.state.update = update
         trainer._update(make_update([range(10)]))

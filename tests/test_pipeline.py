@@ -5,19 +5,14 @@ from __future__ import annotations
 import io
 import json
 import os
-import re
-import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any
 
 import pytest
-import safetensors.torch
 import torch
 import yaml
-from toy import SIZES, TINY, command, train, write_corpus
+from toy import SIZES, assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt import Translator
 from nmt.data.prepare import read_meta
@@ -31,28 +26,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     assert train(folder / "data", folder / "run", "max_updates=20") == 0
     assert command("average", f"run_dir={folder / 'run'}", "last=3") == 0
     return folder
-
-
-def records(run_dir: Path, key: str) -> list[dict[str, Any]]:
-    lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").split("\n")[:-1]
-    return [record for record in map(json.loads, lines) if key in record]
-
-
-def weights(run_dir: Path) -> dict[str, torch.Tensor]:
-    return safetensors.torch.load_file(run_dir / "checkpoints/latest/model.safetensors")
-
-
-def assert_same_weights(one: Path, other: Path) -> None:
-    first, second = weights(one), weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
-
-
-def wait_for(folder: Path, process: subprocess.Popen[Any]) -> None:
-    deadline = time.monotonic() + 120
-    while not folder.exists() and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.002)
-    assert folder.exists()
 
 
 def test_preprocess_counts_and_keeps_the_text_of_held_out_pairs(root: Path) -> None:
@@ -92,17 +65,17 @@ def test_a_run_folder_tells_the_whole_run(root: Path) -> None:
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
     assert saved["model"]["d_model"] == 16
     assert saved["label_smoothing"] == 0.1
-    assert [r["update"] for r in records(run, "loss")] == [5, 10, 15, 20]
-    assert [r["update"] for r in records(run, "valid_loss")] == [10, 20]
+    assert [r["update"] for r in read_records(run, "loss")] == [5, 10, 15, 20]
+    assert [r["update"] for r in read_records(run, "valid_loss")] == [10, 20]
     keys = {"learning_rate", "gradient_norm", "tokens_per_second", "padding_share", "epoch"}
-    assert keys <= set(records(run, "loss")[0])
-    assert {"valid_perplexity", "valid_bleu"} <= set(records(run, "valid_loss")[0])
+    assert keys <= set(read_records(run, "loss")[0])
+    assert {"valid_perplexity", "valid_bleu"} <= set(read_records(run, "valid_loss")[0])
     assert (run / "checkpoints/latest").resolve().name == "step-00000020"
     assert (run / "checkpoints/best").resolve().is_dir()
 
 
 def test_the_loss_falls(root: Path) -> None:
-    losses = [r["loss"] for r in records(root / "run", "loss")]
+    losses = [r["loss"] for r in read_records(root / "run", "loss")]
     assert losses[-1] < losses[0]
 
 
@@ -200,7 +173,7 @@ def test_average_of_the_best_needs_no_more_than_one(root: Path, tmp_path: Path) 
     assert (output / "model.safetensors").read_bytes() == best
 
 
-@pytest.mark.parametrize("stop", [4, 7, 10])
+@pytest.mark.parametrize("stop", [7, 10])
 def test_a_resumed_run_ends_with_the_same_bits(root: Path, tmp_path: Path, stop: int) -> None:
     assert train(root / "data", tmp_path / "run", f"max_updates={stop}") == 0
     assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
@@ -210,46 +183,14 @@ def test_a_resumed_run_ends_with_the_same_bits(root: Path, tmp_path: Path, stop:
 def test_a_resumed_run_logs_each_update_once(root: Path, tmp_path: Path) -> None:
     assert train(root / "data", tmp_path / "run", "max_updates=10") == 0
     assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
-    assert [r["update"] for r in records(tmp_path / "run", "loss")] == [5, 10, 15, 20]
-    assert [r["update"] for r in records(tmp_path / "run", "valid_loss")] == [10, 20]
-
-
-def test_a_killed_run_goes_on_with_the_same_bits(root: Path, tmp_path: Path) -> None:
-    places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    arguments = [sys.executable, "-m", "nmt.cli.main", "train", *places, *TINY, "max_updates=20"]
-    process = subprocess.Popen(arguments, stderr=subprocess.DEVNULL)
-    wait_for(tmp_path / "run/checkpoints/step-00000004", process)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
-    assert_same_weights(root / "run", tmp_path / "run")
-
-
-def test_ctrl_c_ends_a_run_with_130(root: Path, tmp_path: Path) -> None:
-    places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    arguments = [sys.executable, "-m", "nmt.cli.main", "train", *places, *TINY]
-    with subprocess.Popen(arguments, stderr=subprocess.PIPE, text=True) as process:
-        wait_for(tmp_path / "run/checkpoints/step-00000004", process)
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=60)
-    assert process.returncode == 130
-    assert err.endswith("nmt-train: interrupted\n")
-
-
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(root / "data", tmp_path / "run", "max_updates=12") == 0
-    os.truncate(tmp_path / "run/checkpoints/step-00000012/model.safetensors", 100)
-    assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
-    assert re.search(r"step-00000012.* is damaged", capfd.readouterr().err)
-    assert_same_weights(root / "run", tmp_path / "run")
+    assert [r["update"] for r in read_records(tmp_path / "run", "loss")] == [5, 10, 15, 20]
+    assert [r["update"] for r in read_records(tmp_path / "run", "valid_loss")] == [10, 20]
 
 
 def test_going_further_keeps_the_validation_at_the_old_end(root: Path, tmp_path: Path) -> None:
     assert train(root / "data", tmp_path / "run", "max_updates=14") == 0
     assert train(root / "data", tmp_path / "run", "max_updates=20") == 0
-    updates = [r["update"] for r in records(tmp_path / "run", "valid_loss")]
+    updates = [r["update"] for r in read_records(tmp_path / "run", "valid_loss")]
     assert updates == [10, 14, 20]
     assert_same_weights(root / "run", tmp_path / "run")
 
@@ -279,7 +220,7 @@ def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
     assert (
         train(root / "data", tmp_path / "run", "max_updates=50", *frozen, "valid_bleu=false") == 0
     )
-    assert 4 <= records(tmp_path / "run", "valid_loss")[-1]["update"] < 50
+    assert 4 <= read_records(tmp_path / "run", "valid_loss")[-1]["update"] < 50
 
 
 def test_accumulation_does_not_change_the_run(root: Path, tmp_path: Path) -> None:
@@ -288,7 +229,7 @@ def test_accumulation_does_not_change_the_run(root: Path, tmp_path: Path) -> Non
     still += ["optimizer.eps=1"]  # linear in the gradient, so that rounding is not blown up
     for name, size in (("one", 100_000), ("many", 60)):
         assert train(root / "data", tmp_path / name, *still, f"max_tokens={size}") == 0
-    one, many = weights(tmp_path / "one"), weights(tmp_path / "many")
+    one, many = read_weights(tmp_path / "one"), read_weights(tmp_path / "many")
     assert max((one[k] - many[k]).abs().max() for k in one) < 1e-6
 
 
@@ -296,8 +237,19 @@ def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
     options = ["max_updates=20", "model.dropout=0", "valid_bleu=false"]
     for dtype in ("float32", "bfloat16"):
         assert train(root / "data", tmp_path / dtype, *options, f"dtype={dtype}") == 0
-    losses = [records(tmp_path / d, "loss")[-1]["loss"] for d in ("float32", "bfloat16")]
+    losses = [read_records(tmp_path / d, "loss")[-1]["loss"] for d in ("float32", "bfloat16")]
     assert losses[1] == pytest.approx(losses[0], rel=0.01)
-    assert weights(tmp_path / "bfloat16")["embedding.weight"].dtype is torch.float32
+    assert read_weights(tmp_path / "bfloat16")["embedding.weight"].dtype is torch.float32
     translator = Translator.load(tmp_path / "bfloat16", device="cpu", dtype="bfloat16")
     assert len(translator.translate(["red house", "big tree sees"])) == 2
+
+
+def test_a_dry_run_reports_and_writes_nothing(
+    root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("dry_run=true", "max_updates=1000")
+    assert train(root / "data", tmp_path / "run", *arguments) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["plan", "memory", "speed", "time"]
+    assert lines[0].split()[1:3] == [str(SIZES["train"]), "pairs;"]
+    assert not (tmp_path / "run").exists()

@@ -4,6 +4,7 @@ if there were one.
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import signal
@@ -20,7 +21,12 @@ from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, P
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nmt.cli.shell import EXIT_STOPPED, EXIT_USER
-from nmt.errors import NmtError, RankError, StoppedError
+from nmt.errors import NmtError, PeerError, RankError, StoppedError
+
+_HINTS = {
+    signal.SIGKILL: "; was there enough memory?",
+    signal.SIGABRT: "; NCCL does so to a rank that waited longer than timeout_seconds",
+}
 
 
 def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:
@@ -28,7 +34,7 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
 
     What the first failing rank said is raised here, and so is the last thing on the screen.
     """
-    logging.getLogger("torch.distributed.elastic").setLevel(logging.CRITICAL)
+    _silence_torch()
     # so long the launcher waits for ranks that were told to end before it kills them
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(timeout_seconds))
     with tempfile.TemporaryDirectory(prefix="nmt-train-") as folder:
@@ -46,23 +52,51 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
-        before = signal.signal(signal.SIGUSR1, _pass_on)  # the launcher knows of SIGTERM itself
-        try:
-            elastic_launch(config, sys.executable)("-m", "nmt.cli.worker", str(path))
-        except ChildFailedError as error:
-            _report(error.failures.values())
-        except SignalException as error:
-            if error.sigval == signal.SIGINT:
-                raise KeyboardInterrupt from None
-            raise StoppedError(
-                f"stopped by {error.sigval.name}; the same command goes on"
-            ) from None
-        finally:
-            signal.signal(signal.SIGUSR1, before)
+        number = _run(config, path)
+        if number is not None:
+            _report_signal(number, Path(folder))
+
+
+def _run(config: LaunchConfig, path: Path) -> signal.Signals | None:
+    """Start the ranks and wait for them; return the signal that ended them, if one did."""
+    before = signal.signal(signal.SIGUSR1, _pass_on)  # the launcher knows of SIGTERM itself
+    try:
+        elastic_launch(config, sys.executable)("-m", "nmt.cli.worker", str(path))
+    except ChildFailedError as error:
+        _report(error.failures.values())
+    except SignalException as error:
+        # returned, not raised: as long as this exception lives, so does a thread of torch, at which
+        # python may abort when it ends
+        return error.sigval
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+    return None
+
+
+def _silence_torch() -> None:
+    """Leave it to this module to say what happened, and a hangup to `nohup` if it was used."""
+    for name in list(logging.root.manager.loggerDict):
+        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
 
 
 def _pass_on(number: int, frame: FrameType | None) -> NoReturn:
     raise SignalException("asked to stop", sigval=signal.Signals(number))
+
+
+def _report_signal(number: signal.Signals, folder: Path) -> NoReturn:
+    """Raise what the ranks, to which the launcher passed a signal on, wrote below `folder`."""
+    if number is signal.SIGINT:
+        raise KeyboardInterrupt
+    text = f"stopped by {number.name}; the same command goes on from the newest checkpoint"
+    for path in sorted(folder.rglob("error.json")):
+        message = json.loads(path.read_text(encoding="utf-8"))["message"]["message"]
+        kind, _, text = message.partition(": ")
+        if kind != StoppedError.__name__:
+            raise RankError(f"rank {path.parent.name}, asked to stop by {number.name}: {text}")
+    raise StoppedError(text)
 
 
 def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
@@ -73,7 +107,8 @@ def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
         raise StoppedError(text)
     if first.exitcode == EXIT_USER:
         raise NmtError(f"rank {first.local_rank}: {text}")
-    what = text if first.exitcode < 0 else f"{kind}: {text}"
+    is_plain = first.exitcode < 0 or kind == PeerError.__name__
+    what = text if is_plain else f"{kind}: {text}"
     raise RankError(f"rank {first.local_rank}: {what}")
 
 
@@ -84,18 +119,19 @@ def _order(failure: ProcessFailure) -> tuple[int, int]:
     failure elsewhere; those that merely lost another rank come after both.
     """
     kind, text = _kind_and_text(failure)
-    is_late = kind == "PeerError" and "no answer" in text
-    if failure.exitcode > 0 and (kind != "PeerError" or is_late):
+    is_late = kind == PeerError.__name__ and "no answer" in text
+    if failure.exitcode > 0 and (kind != PeerError.__name__ or is_late):
         return 0, failure.timestamp
-    place = 3 if failure.exitcode == -signal.SIGTERM else 2 if kind == "PeerError" else 1
+    place = 3 if failure.exitcode == -signal.SIGTERM else 2 if kind == PeerError.__name__ else 1
     return place, failure.timestamp
 
 
 def _kind_and_text(failure: ProcessFailure) -> tuple[str, str]:
     """Return the class of the rank's exception and its message, or the signal that killed it."""
     if failure.exitcode < 0:
-        name = signal.Signals(-failure.exitcode).name
-        return name, f"process {failure.pid} was killed by {name}; was there enough memory?"
+        number = signal.Signals(-failure.exitcode)
+        hint = _HINTS.get(number, "")
+        return number.name, f"process {failure.pid} was killed by {number.name}{hint}"
     said: Any = failure.message  # a text, or what `record` wrote
     kind, _, text = (said["message"] if isinstance(said, dict) else said).partition(": ")
     return kind, text

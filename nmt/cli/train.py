@@ -29,14 +29,13 @@ def run(config: TrainConfig, config_yaml: str) -> None:
     """Train, or go on with a run."""
     if is_launched():
         _watch_parent()
-        train_rank(config, config_yaml)
+        record(train_rank)(config, config_yaml)  # the launcher reads from a file why a rank failed
     elif (count := num_processes(config.devices, config.device)) > 1:
         launch(count, config_yaml, timeout_seconds=config.timeout_seconds)
     else:
         train_rank(config, config_yaml)
 
 
-@record  # a launcher reads from a file why a rank failed
 def train_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
     announce(config.model, required=config.exportable)
@@ -46,13 +45,14 @@ def train_rank(config: TrainConfig, config_yaml: str) -> None:
         torch.set_num_threads(max(1, torch.get_num_threads() // world.local_size))
     with process_group(world, device, config.timeout_seconds):
         trainer = Trainer(config, world, device)
-        trainer.train(config_yaml)
-    if world.is_main:
-        log.info(
-            "done after %d updates; next: nmt-average run_dir=%s",
-            trainer.state.update,
-            config.run_dir,
-        )
+        if config.dry_run:
+            told = trainer.dry_run()
+            if world.is_main:
+                print(told, flush=True)
+        else:
+            trainer.train(config_yaml)
+            done = "done after %d updates; next: nmt-average run_dir=%s"
+            log.info(done, trainer.state.update, config.run_dir)
 
 
 def _watch_parent() -> None:

@@ -11,9 +11,9 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.compose import to_config
-from nmt.cli.shell import EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER, log_to_stderr
+from nmt.cli.shell import EXIT_BUG, EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER, log_to_stderr
 from nmt.config import TrainConfig
-from nmt.errors import NmtError, StoppedError
+from nmt.errors import NmtError, RankError, StoppedError
 
 
 def main(path: str) -> int:
@@ -27,6 +27,8 @@ def main(path: str) -> int:
         return EXIT_STOPPED
     except NmtError:
         return EXIT_USER
+    except RankError:
+        return EXIT_BUG
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0

@@ -10,11 +10,14 @@ from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
+
+_ROUND_TO = 8
 
 
 @dataclass
@@ -38,13 +41,19 @@ class Batch:
 
 
 def pad(
-    rows: Sequence[Ids], *, pad_id: int, bos: int | None = None, eos: int | None = None
+    rows: Sequence[Ids],
+    *,
+    pad_id: int,
+    bos: int | None = None,
+    eos: int | None = None,
+    round_to: int = 1,
 ) -> Tensor:
     """Stack rows of ids to (B, longest), padded on the right, with BOS before or EOS after each
-    when given.
+    when given; the longest is rounded up to a multiple of `round_to`.
     """
     start = int(bos is not None)
     longest = max(len(row) for row in rows) + start + int(eos is not None)
+    longest += -longest % round_to
     table = np.full((len(rows), longest), pad_id, dtype=np.int64)
     for i, row in enumerate(rows):
         end = start + len(row)
@@ -56,17 +65,38 @@ def pad(
     return torch.from_numpy(table)
 
 
-def pad_source(rows: Sequence[Ids], tokenizer: Tokenizer) -> tuple[Tensor, Tensor]:
+def pad_source(
+    rows: Sequence[Ids], tokenizer: Tokenizer, *, round_to: int = 1
+) -> tuple[Tensor, Tensor]:
     """Return source ids with EOS (B, S) and their lengths (B,)."""
-    src = pad(rows, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id)
+    src = pad(rows, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id, round_to=round_to)
     return src, torch.tensor([len(row) + 1 for row in rows])
 
 
-def make_batch(pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer) -> Batch:
-    """Pad pairs of ids without BOS and EOS to a `Batch`."""
+def make_batch(
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer, *, round_to: int = 1
+) -> Batch:
+    """Pad pairs of ids without BOS and EOS to a `Batch`; S and T are multiples of `round_to`."""
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    src, src_lengths = pad_source(sources, tokenizer)
-    tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id)
-    tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id)
+    src, src_lengths = pad_source(sources, tokenizer, round_to=round_to)
+    tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id, round_to=round_to)
+    tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id, round_to=round_to)
     num_tokens = sum(len(row) + 1 for row in targets)
     return Batch(src, src_lengths, tgt_in, tgt_out, num_tokens, int(src_lengths.sum()))
+
+
+def make_rounded_batch(pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer) -> Batch:
+    """Pad pairs like `make_batch`, to few shapes, for a model that is compiled for each kind.
+
+    Lengths are multiples of 8, which products like. A pair alone gets a row of padding beside it,
+    since torch compiles sizes of 1 apart; its source has one token, so that attention sees one.
+    """
+    batch = make_batch(pairs, tokenizer, round_to=_ROUND_TO)
+    if len(pairs) > 1:
+        return batch
+    src, tgt_in, tgt_out = (
+        F.pad(ids, (0, 0, 0, 1), value=tokenizer.pad_id)
+        for ids in (batch.src, batch.tgt_in, batch.tgt_out)
+    )  # 3 x (2, S or T)
+    src_lengths = F.pad(batch.src_lengths, (0, 1), value=1)
+    return replace(batch, src=src, src_lengths=src_lengths, tgt_in=tgt_in, tgt_out=tgt_out)

@@ -17,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
-from nmt.data.batch import make_batch
+from nmt.data.batch import make_batch, make_rounded_batch
 from nmt.data.batching import Lengths, Rows, Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.transformer import Transformer
+from nmt.training.compiled import Compiler
 from nmt.training.ema import WeightAverage
 from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.objective import Objective
@@ -30,6 +31,7 @@ from nmt.training.optimizer import clip_gradient, make_optimizer
 from nmt.training.precision import Precision
 from nmt.training.preflight import preflight
 
+_CHECKPOINTING = "set activation_checkpointing=true"
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
 
@@ -69,8 +71,12 @@ class Learner:
         ).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
+        self.compiler = Compiler() if config.compile else None
         self.objective: nn.Module = Objective(
-            self.model, smoothing=config.label_smoothing, pad_id=tokenizer.pad_id
+            self.model,
+            smoothing=config.label_smoothing,
+            pad_id=tokenizer.pad_id,
+            forward_model=self.compiler.compile(self.model) if self.compiler else None,
         )
 
     def weights(self) -> dict[str, Tensor]:
@@ -132,6 +138,13 @@ class Learner:
                     gradient_as_bucket_view=True,
                 )
 
+    def disconnect(self) -> None:
+        """Undo `connect`, before the process group ends: what DDP holds of the group would be freed
+        last, with python's lock held, for which gloo's thread may wait forever.
+        """
+        if isinstance(self.objective, DistributedDataParallel):
+            self.objective = self.objective.module
+
     def update(self, update: Update, learning_rate: float, *, is_stop_asked: bool) -> Outcome:
         """Change the weights once, unless loss or gradient are not finite.
 
@@ -190,7 +203,7 @@ class Learner:
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
-            remedy="use a smaller model" if is_checkpointing else "activation_checkpointing=true",
+            remedy="use a smaller model" if is_checkpointing else _CHECKPOINTING,
         )
         self.optimizer.zero_grad(set_to_none=True)
         return peak
@@ -203,7 +216,8 @@ class Learner:
     def losses(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of the pairs `rows`, in nats."""
         pairs = [self.data[int(i)] for i in rows]
-        batch = make_batch(pairs, self.tokenizer).to(self.device)
+        make = make_batch if self.compiler is None else make_rounded_batch
+        batch = make(pairs, self.tokenizer).to(self.device)
         with self.precision.autocast():
             return self.objective(batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)  # type: ignore[no-any-return]
 

@@ -4,6 +4,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from nmt.model.transformer import Transformer
@@ -11,11 +13,22 @@ from nmt.training.loss import smoothed_cross_entropy
 
 
 class Objective(nn.Module):
-    """Sums the loss of a batch, so that sums over batches and ranks are divided once."""
+    """Sums the loss of a batch, so that sums over batches and ranks are divided once.
 
-    def __init__(self, model: Transformer, *, smoothing: float, pad_id: int) -> None:
+    `forward_model` is what runs instead of `model`, with its weights, when it is compiled.
+    """
+
+    def __init__(
+        self,
+        model: Transformer,
+        *,
+        smoothing: float,
+        pad_id: int,
+        forward_model: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
+        self.forward_model = model.forward if forward_model is None else forward_model
         self.smoothing = smoothing
         self.pad_id = pad_id
 
@@ -26,7 +39,7 @@ class Objective(nn.Module):
 
         `src` (B, S) and `tgt_in` (B, T) are padded on the right; `src_lengths` (B,).
         """
-        hidden = self.model(src, src_lengths, tgt_in)  # (B, T, D)
+        hidden = self.forward_model(src, src_lengths, tgt_in)  # (B, T, D)
         loss_sum, nll_sum, _ = smoothed_cross_entropy(
             hidden,
             self.model.embedding.weight,

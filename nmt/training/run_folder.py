@@ -10,7 +10,7 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from nmt.errors import ConfigError
-from nmt.files import replace_file
+from nmt.files import remove_leftovers, replace_file
 
 log = logging.getLogger(__name__)
 _PATIENCE_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
@@ -18,7 +18,8 @@ _PATIENCE_SECONDS = 10  # ranks of a killed run need a moment to notice and to e
 
 @contextmanager
 def locked(run_dir: Path) -> Iterator[None]:
-    """Keep other runs out of `run_dir`, which is made, for the time of the block.
+    """Keep other runs out of `run_dir`, which is made, for the time of the block; clear away what a
+    killed one left half done.
 
     The lock ends with the process, however that ends.
     """
@@ -32,6 +33,7 @@ def locked(run_dir: Path) -> Iterator[None]:
             "choose another run_dir"
         ) from None
     try:
+        remove_leftovers(run_dir / "checkpoints")
         yield
     finally:
         lock.release()

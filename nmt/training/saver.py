@@ -6,7 +6,6 @@ A write that fails leaves the checkpoints before it and is reported; the run goe
 from __future__ import annotations
 
 import logging
-import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
@@ -19,7 +18,7 @@ from torch import Tensor
 from nmt import checkpoint
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import NmtError
-from nmt.files import remove_leftovers, replace_link
+from nmt.files import remove_folder, replace_link
 from nmt.training.state import save_state
 
 log = logging.getLogger(__name__)
@@ -30,13 +29,14 @@ WRITE_ERRORS = (OSError, safetensors.SafetensorError, RuntimeError, NmtError)
 class Saver:
     """Writes, links and removes the checkpoints of one run, in the order in which it is told."""
 
-    def __init__(self, run_dir: Path, *, keep_last: int) -> None:
+    def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
+        """Follow on the checkpoint of `update`; newer ones are damaged, or the run had taken one."""
         self.run_dir = run_dir
+        self.update = update  # of the newest good checkpoint
         self.keep_last = keep_last
         self.failure: str | None = None  # of the newest checkpoint
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[None] | None = None
-        remove_leftovers(run_dir / "checkpoints")
 
     def save(
         self,
@@ -61,6 +61,7 @@ class Saver:
             checkpoint.save_model(
                 folder, weights, info, tokenizer, extra=lambda place: save_state(place, training)
             )
+            self.update = update
             replace_link(self.run_dir / "checkpoints/latest", folder.name)
             self._remove_old(best)
 
@@ -106,9 +107,12 @@ class Saver:
 
     def _remove_old(self, best: Iterable[int]) -> None:
         keep = {checkpoint.checkpoint_dir(self.run_dir, update) for update in best}
-        for folder in checkpoint.list_checkpoints(self.run_dir)[: -self.keep_last]:
+        folders = checkpoint.list_checkpoints(self.run_dir)
+        good = [f for f in folders if checkpoint.checkpoint_update(f) <= self.update]
+        keep |= set(good[-self.keep_last :])
+        for folder in folders:
             if folder not in keep:
-                shutil.rmtree(folder)
+                remove_folder(folder)
 
 
 def to_host(tree: Any) -> Any:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import ExitStack
+from datetime import datetime
 from typing import Any
 
 import torch
@@ -25,6 +26,8 @@ from nmt.errors import StoppedError
 from nmt.options import BestMetric, resolve
 from nmt.training import state as saved
 from nmt.training.describe import describe
+from nmt.training.dry_run import make_plan, measure_pace, report
+from nmt.training.flops import synchronize
 from nmt.training.guard import BatchLoss, SpikeDetector, describe_batches, stop_after
 from nmt.training.learner import Learner, Outcome
 from nmt.training.memory import peak_memory_bytes
@@ -80,6 +83,34 @@ class Trainer:
             while not self._is_over():
                 self._train_epoch()
             self._finish()
+
+    def dry_run(self) -> str:
+        """Try the largest batches and make some updates; return what a run would take, in lines.
+
+        Nothing is read from the run folder, or written to it.
+        """
+        self.learner.connect()
+        updates = self.sampler.updates(0)
+        peak_bytes = self.learner.try_largest(self._most_tokens(updates))
+
+        def make(update: Update) -> float:
+            outcome = self.learner.update(update, self._learning_rate(1), is_stop_asked=False)
+            synchronize(self.learner.device)
+            return outcome.flops
+
+        pace = measure_pace(make, updates)
+        peak_bytes = max(peak_bytes, peak_memory_bytes(self.learner.device))
+        of_what = "the process" if self.learner.device.type == "cpu" else "tensors"
+        text = report(
+            make_plan(updates, self.sampler.lengths),
+            pace,
+            num_updates=self.config.max_updates,
+            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak",
+            flops_per_second=self.learner.measure_rate(),
+            now=datetime.now(),
+        )
+        self.learner.disconnect()
+        return text
 
     def _train_epoch(self) -> None:
         updates = self.sampler.updates(self.state.epoch)
@@ -202,8 +233,6 @@ class Trainer:
         if found is not None:
             now = saved.fingerprint(self.config, self.meta)
             saved.check_fingerprint(found["folder"], found["fingerprint"], now)
-        if self.world.is_main:
-            save_config(self.run_dir, config_yaml)
         found = from_main(found)
         if found is not None:
             self.state = saved.unpack_state(found["state"])
@@ -212,6 +241,8 @@ class Trainer:
         elif self.config.init_from is not None:
             source = saved.weights_to_begin_with(self.config, self.tokenizer)
             self.learner.model.load_state_dict(source)
+        if self.world.is_main:
+            save_config(self.run_dir, config_yaml)
 
     def _say_where_it_goes_on(self, found: dict[str, Any]) -> None:
         log.info("go on after update %d, from %s", self.state.update, found["folder"])
@@ -227,6 +258,7 @@ class Trainer:
     def _open(self, stack: ExitStack) -> None:
         """Make what is needed from the first update on."""
         self.learner.connect()
+        stack.callback(self.learner.disconnect)
         updates = self.sampler.updates(self.state.epoch)
         describe(self.config, self.learner, updates, self.world)
         peak_bytes = self.learner.try_largest(self._most_tokens(updates))
@@ -240,8 +272,11 @@ class Trainer:
             is_main=self.world.is_main,
         )
         stack.callback(self.reporter.close)
-        is_main = self.world.is_main
-        self.saver = Saver(self.run_dir, keep_last=self.config.keep_last) if is_main else None
+        self.saver = (
+            Saver(self.run_dir, update=self.state.update, keep_last=self.config.keep_last)
+            if self.world.is_main
+            else None
+        )
 
     def _most_tokens(self, updates: list[Update]) -> int:
         """Bound the cost of a batch of this rank, which may have a part of each batch alone."""

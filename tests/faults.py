@@ -1,0 +1,64 @@
+"""Runs with something done to them on purpose: killed at a certain call, or made to record."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from toy import train
+
+from nmt import files
+from nmt.data.batching import Update
+from nmt.training import saver
+from nmt.training.learner import Learner
+from nmt.training.validation import Validation
+
+# where a process can die: between updates, in the write of a checkpoint, in validation
+PLACES: dict[str, tuple[Any, str]] = {
+    "update": (Learner, "update"),
+    "save": (files, "_sync_tree"),
+    "rename": (files, "_swap"),
+    "link": (saver, "replace_link"),
+    "remove": (saver.Saver, "_remove_old"),
+    "validation": (Validation, "loss"),
+}
+
+
+def kill_at(place: str, number: int) -> None:
+    """Let this process be killed by SIGKILL at call `number` of a place."""
+    owner, name = PLACES[place]
+    original, calls = getattr(owner, name), itertools.count(1)
+
+    def dying(*arguments: Any, **named: Any) -> Any:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return original(*arguments, **named)
+
+    setattr(owner, name, dying)
+
+
+def train_and_die(
+    place: str, number: int, victim: str, data_dir: Path, run_dir: Path, *arguments: str
+) -> int:
+    """Run nmt-train; the rank `victim` is killed at call `number` of a place."""
+    if os.environ.get("RANK", "0") == victim:
+        kill_at(place, number)
+    return train(data_dir, run_dir, *arguments)
+
+
+def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: str) -> int:
+    """Run nmt-train and append the pairs of each update of each rank to `record`, as JSON lines."""
+    original = Learner.update
+    path = record.with_suffix(f".{os.environ.get('RANK', '0')}")
+
+    def recording(learner: Learner, update: Update, *rest: Any, **named: Any) -> Any:
+        with path.open("a") as stream:
+            print(json.dumps([int(i) for rows in update.batches for i in rows]), file=stream)
+        return original(learner, update, *rest, **named)
+
+    Learner.update = recording  # type: ignore[method-assign]
+    return train(data_dir, run_dir, *arguments)

@@ -1,0 +1,278 @@
+"""Several ranks do what one does: gradients, figures of an update, validation, skipped updates.
+
+The ranks are real processes that speak through gloo.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed as dist
+from ranks import ranks, run_ranks
+from test_gradients import assert_close, exact_gradient, gradient
+from torch import Tensor
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
+from toy import command, make_trainer, read_weights, train, write_corpus, write_data
+
+from nmt.checkpoint import load_info
+from nmt.data.batching import Update
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import find_world, from_main, gather, process_group, sum_over_ranks
+from nmt.training import validation
+from nmt.training.learner import Learner, Outcome
+from nmt.training.trainer import Trainer
+
+CPU = torch.device("cpu")
+LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
+LENGTHS += [(9, 4), (1, 2)]
+BATCHES = [[8], [0, 3, 4, 7, 9], [1, 2, 5, 6], [10, 11]]  # 60, 8, 89 and 6 target tokens
+# by number of ranks: the batches of each rank
+LAYOUTS: dict[int, list[list[list[list[int]]]]] = {
+    1: [[BATCHES]],
+    2: [[BATCHES[:2], BATCHES[2:]], [BATCHES[:1], BATCHES[1:]], [BATCHES, []]],
+    4: [[[batch] for batch in BATCHES], [BATCHES[:1], [], BATCHES[1:3], BATCHES[3:]]],
+}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of twelve sentence pairs of very unequal length."""
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, tokenizer, LENGTHS)
+    return folder
+
+
+def make_update(batches: list[list[int]]) -> Update:
+    """Make the update of all pairs, of which this rank has `batches`."""
+    src, tgt = np.array(LENGTHS).sum(0).tolist()
+    rows = [np.array(batch, dtype=np.int64) for batch in batches]
+    return Update(rows, num_tokens=tgt, num_src_tokens=src)
+
+
+@contextmanager
+def connected(data_dir: Path, **changes: Any) -> Iterator[Trainer]:
+    """Make a trainer of this rank, or of the only one."""
+    world = find_world()
+    with process_group(world, CPU, 60):
+        trainer = make_trainer(data_dir, data_dir / "run", world, **changes)
+        trainer.learner.connect()
+        yield trainer
+        trainer.learner.disconnect()
+
+
+# --- gradients
+
+
+def accumulate(folder: Path, data_dir: Path) -> None:
+    """Save the gradient of each layout on each rank, and how often ranks exchanged it."""
+    exchanges = []
+
+    def counting(group, bucket):  # type: ignore[no-untyped-def]  # DDP cannot read annotations
+        exchanges.append(bucket.buffer().numel())
+        return allreduce_hook(group, bucket)
+
+    with connected(data_dir) as trainer:
+        learner, world = trainer.learner, trainer.world
+        if world.size > 1:
+            learner.objective.register_comm_hook(None, counting)  # type: ignore[operator]
+        found = []
+        for layout in LAYOUTS[world.size]:
+            exchanges.clear()
+            learner.accumulate_gradient(make_update(layout[world.rank]))
+            found.append((gradient(learner), sum(exchanges)))
+            learner.optimizer.zero_grad()
+        torch.save(found, folder / f"{world.size}-{world.rank}.pt")
+
+
+@pytest.fixture(scope="module")
+def accumulated(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the gradients of every layout."""
+    folder = tmp_path_factory.mktemp("gradients")
+    for size in LAYOUTS:
+        run_ranks(folder, size, accumulate, folder, data_dir)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def exact(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
+    """The gradient of all pairs by the oracle of single sentences in float64."""
+    learner = make_trainer(data_dir, tmp_path_factory.mktemp("run")).learner
+    return exact_gradient(learner, list(range(len(LENGTHS))))
+
+
+@pytest.mark.parametrize("size", LAYOUTS)
+def test_gradients_are_the_same_however_ranks_share_the_batches(
+    accumulated: Path, exact: dict[str, Tensor], size: int
+) -> None:
+    ((alone, _),) = torch.load(accumulated / "1-0.pt")
+    num_weights = sum(g.numel() for g in exact.values())
+    for rank in range(size):
+        found = torch.load(accumulated / f"{size}-{rank}.pt")
+        assert len(found) == len(LAYOUTS[size])
+        for share, num_exchanged in found:
+            assert_close(share, exact)
+            assert_close(share, alone)
+            assert num_exchanged == (
+                num_weights if size > 1 else 0
+            )  # each once, however many batches
+
+
+# --- figures and skipped updates
+
+
+def update_with_faults(folder: Path, data_dir: Path) -> None:
+    """Make updates of which some are not finite on rank 1 alone; save what each left behind."""
+    with connected(data_dir, ema_decay=0.5) as trainer:
+        learner, rank = trainer.learner, trainer.world.rank
+        layout = LAYOUTS[2][0][rank]
+        stops = [False, rank == 1, False, False]
+        found = []
+        for fault, stop in zip(FAULTS, stops, strict=True):
+            original = learner.losses
+            if rank == 1:
+                learner.losses = FAULTS[fault](learner)  # type: ignore[method-assign]
+            outcome = learner.update(make_update(layout), 0.01, is_stop_asked=stop)
+            learner.losses = original  # type: ignore[method-assign]
+            found.append((outcome, snapshot(learner)))
+        torch.save(found, folder / f"{rank}.pt")
+
+
+def snapshot(learner: Learner) -> dict[str, Tensor]:
+    """Copy the weights, their average and Adam's moments."""
+    state = {f"weight.{k}": v.clone() for k, v in learner.model.state_dict().items()}
+    state |= {f"average.{k}": v.clone() for k, v in learner.weights().items()}
+    for i, moments in learner.optimizer.state_dict()["state"].items():
+        state |= {f"{name}.{i}": value.clone() for name, value in moments.items()}
+    return state
+
+
+def with_factors(learner: Learner, of_value: float, of_gradient: float) -> Any:
+    """Return `learner.losses` with the loss, or the gradient alone, multiplied."""
+    original = learner.losses
+
+    def changed(rows: Any) -> tuple[Tensor, Tensor]:
+        loss, nll = original(rows)
+        straight = loss * of_gradient
+        return straight + (loss * of_value - straight).detach(), nll
+
+    return changed
+
+
+FAULTS: dict[str, Any] = {
+    "none": lambda learner: learner.losses,
+    "loss": lambda learner: with_factors(learner, float("nan"), 1.0),
+    "gradient": lambda learner: with_factors(learner, 1.0, float("inf")),
+    "none again": lambda learner: learner.losses,
+}
+
+
+@pytest.fixture(scope="module")
+def outcomes(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+    """What each fault came to, by rank."""
+    folder = tmp_path_factory.mktemp("faults")
+    run_ranks(folder, 2, update_with_faults, folder, data_dir)
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+
+
+def test_ranks_agree_on_every_figure_of_an_update(outcomes: list[list[Any]]) -> None:
+    names = ("nll_sum", "gradient_norm", "num_positions", "flops", "is_stop_asked", "is_finite")
+    for (one, _), (other, _) in zip(*outcomes, strict=True):
+        for name in names:
+            np.testing.assert_equal(getattr(one, name), getattr(other, name))
+    assert [outcome.is_finite for outcome, _ in outcomes[0]] == [True, False, False, True]
+    assert [outcome.is_stop_asked for outcome, _ in outcomes[0]] == [False, True, False, False]
+
+
+def test_the_figures_of_an_update_are_sums_over_ranks(
+    outcomes: list[list[Any]], data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
+) -> None:
+    alone = make_trainer(data_dir, tmp_path).learner
+    whole: Outcome = alone.update(make_update(BATCHES), 0.01, is_stop_asked=False)
+    shared: Outcome = outcomes[0][0][0]
+    assert shared.loss_sum == pytest.approx(whole.loss_sum, rel=1e-6)
+    assert shared.nll_sum == pytest.approx(whole.nll_sum, rel=1e-6)
+    assert shared.num_positions == whole.num_positions
+    assert shared.flops == pytest.approx(whole.flops, rel=1e-6)
+    norm = torch.stack([g.norm() for g in exact.values()]).norm().item()
+    assert shared.gradient_norm == pytest.approx(norm, rel=1e-6)
+
+
+def test_what_is_not_finite_on_one_rank_changes_nothing_on_any(
+    outcomes: list[list[Any]],
+) -> None:
+    first, after_loss, after_gradient, last = [state for _, state in outcomes[0]]
+    for skipped in (after_loss, after_gradient):
+        assert skipped.keys() == first.keys()
+        assert all(torch.equal(skipped[name], first[name]) for name in first)
+    assert all(torch.isfinite(value).all() for value in last.values())
+    changed = [name for name in first if not torch.equal(first[name], last[name])]
+    assert {name.split(".")[0] for name in changed} >= {"weight", "average", "exp_avg", "step"}
+    for (_, one), (_, other) in zip(*outcomes, strict=True):
+        assert all(torch.equal(one[name], other[name]) for name in one)
+
+
+# --- validation
+
+
+def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
+    """Save the validation figures of this rank as JSON."""
+    validation._LINES_A_PIECE = 3
+    model = load_info(run_dir / "checkpoints/latest").model
+    options = {"valid_bleu": True, "valid_beam_size": 2, "max_tokens": 60, "model": model}
+    with connected(data_dir, **options) as trainer:
+        trainer.learner.model.load_state_dict(read_weights(run_dir))
+        record = trainer.validation(trainer.learner.model)
+        world = trainer.world
+        (folder / f"{world.size}-{world.rank}.json").write_text(json.dumps(record))
+
+
+def test_validation_figures_are_the_same_for_any_number_of_ranks(tmp_path: Path) -> None:
+    assert command("preprocess", *write_corpus(tmp_path)) == 0
+    learnt = ["max_updates=60", "valid_bleu=false", "optimizer.learning_rate_scale=3"]
+    assert train(tmp_path / "data", tmp_path / "run", *learnt) == 0
+    for size in (1, 2, 3):
+        run_ranks(tmp_path, size, validate, tmp_path, tmp_path / "data", tmp_path / "run")
+    records = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?-?.json"))]
+    assert len(records) == 6
+    assert all(record == records[0] for record in records)
+    assert records[0]["valid_bleu"] > 0
+
+
+# --- exchanges
+
+
+def exchange(folder: Path) -> None:
+    """Check every exchange; then rank 1 does not answer."""
+    world = find_world()
+    with process_group(world, CPU, 2):
+        assert gather(world.rank * 10) == [0, 10]
+        assert from_main(f"from {world.rank}") == "from 0"
+        assert sum_over_ranks(torch.tensor([1.0, world.rank])) == [2.0, 1.0]
+        if world.rank == 0:
+            gather("in vain")
+        while not (folder / "given up").exists():
+            time.sleep(0.01)
+
+
+def test_a_rank_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None:
+    with ranks(tmp_path, 2, exchange, tmp_path) as (first, second):
+        assert first.wait(60) == 1
+        (tmp_path / "given up").touch()
+        assert second.wait(60) == 0, second.stderr
+    last = first.stderr.splitlines()[-1]
+    assert "PeerError: no answer from another rank within timeout_seconds=2; the same" in last
+
+
+def test_one_rank_exchanges_nothing() -> None:
+    assert not dist.is_initialized()
+    assert gather(3) == [3]
+    assert from_main("here") == "here"
+    assert sum_over_ranks(torch.tensor([1.5, 2.0])) == [1.5, 2.0]
