@@ -54,7 +54,8 @@ def outputs(folders: dict[str, Path], tokenizer: Tokenizer) -> dict[str, dict[st
     """What transformers makes of LINES, all from one process."""
     tasks = []
     for name, folder in folders.items():
-        options = [{**COMMON, **o} for o in GENERATE.values()] if name in TRAINED else [COMMON]
+        kinds = list(GENERATE.values()) if name in TRAINED else [GENERATE["greedy"]]
+        options = [{**COMMON, **kind} for kind in kinds]
         output = str(exported(folder, ExportFormat.huggingface))
         targets = decoder_input(tokenizer).tolist()
         tasks.append({"folder": output, "lines": LINES, "targets": targets, "options": options})
@@ -102,6 +103,16 @@ def test_generate_gives_the_same_ids_and_scores(
             assert outputs[name]["texts"][i] == tokenizer.decode(best.tokens)
 
 
+@pytest.mark.parametrize("name", RANDOM)
+def test_a_random_model_gives_the_same_greedy_ids(
+    name: str, folders: dict[str, Path], outputs: Any
+) -> None:
+    ours = native(folders[name], LINES, SEARCH["greedy"])
+    found = outputs[name]["found"][0]["ids"]
+    for ids, hypotheses in zip(found, ours, strict=True):
+        assert ids[1 : 1 + len(hypotheses[0].tokens)] == hypotheses[0].tokens
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_text_that_looks_like_control_symbols_has_our_ids(
     name: str, outputs: Any, tokenizer: Tokenizer
@@ -116,6 +127,22 @@ def test_weights_are_stored_as_asked(kind: Quantization, trained_models: dict[st
     weights = load_file(output / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, kind.value)}
     assert json.loads((output / "config.json").read_text("utf-8"))["torch_dtype"] == kind.value
+
+
+def test_the_files_name_the_special_tokens(
+    trained_models: dict[str, Path], tokenizer: Tokenizer
+) -> None:
+    output = exported(trained_models[TRAINED[0]], ExportFormat.huggingface)
+    ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((output / name).read_text("utf-8"))
+        assert {key: config[f"{key}_token_id"] for key in ids} == ids
+        assert config["decoder_start_token_id"] == tokenizer.bos_id
+    vocabulary = json.loads((output / "vocab.json").read_text("utf-8"))
+    assert sorted(vocabulary.values()) == list(range(tokenizer.vocab_size))
+    names = json.loads((output / "tokenizer_config.json").read_text("utf-8"))
+    ids["unk"] = tokenizer.unk_id
+    assert {key: vocabulary[names[f"{key}_token"]] for key in ids} == ids
 
 
 def test_the_paper_s_positions_are_those_that_marian_computes(

@@ -130,7 +130,6 @@ def _config(
         "d_model": config.d_model,
         "encoder_layers": config.num_encoder_layers,
         "decoder_layers": config.num_decoder_layers,
-        "num_hidden_layers": config.num_encoder_layers,
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
