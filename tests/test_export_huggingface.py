@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import HOSTILE, LIMIT, exported, native, random_model, short_sentences, without_nmt
+from exporting import (
+    HOSTILE,
+    LIMIT,
+    exported,
+    fond_of_padding,
+    native,
+    random_model,
+    short_sentences,
+    without_nmt,
+)
 from safetensors.torch import load_file
 
 from nmt.config import SearchConfig
@@ -23,6 +32,7 @@ RANDOM = {
     "shallow encoder": {"num_encoder_layers": 1, "d_model": 10, "d_ff": 7, "num_heads": 1},
     "Tensor2Tensor's positions": {"positions": Positions.sinusoidal_concat},
 }
+FOND = "fond of padding"
 LINES = [*short_sentences(12), *HOSTILE]
 NUM_SURE = 12  # the first lines, which the trained models end before the limit
 GENERATE: dict[str, dict[str, Any]] = {
@@ -46,7 +56,8 @@ def folders(
 ) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("random")
     found = {name: trained_models[name] for name in TRAINED}
-    return found | {k: random_model(place / k, tokenizer, **shape) for k, shape in RANDOM.items()}
+    found |= {k: random_model(place / k, tokenizer, **shape) for k, shape in RANDOM.items()}
+    return found | {FOND: fond_of_padding(place / FOND, trained_models[TRAINED[0]], tokenizer)}
 
 
 @pytest.fixture(scope="module")
@@ -103,8 +114,8 @@ def test_generate_gives_the_same_ids_and_scores(
             assert outputs[name]["texts"][i] == tokenizer.decode(best.tokens)
 
 
-@pytest.mark.parametrize("name", RANDOM)
-def test_a_random_model_gives_the_same_greedy_ids(
+@pytest.mark.parametrize("name", [*RANDOM, FOND])
+def test_an_unsure_model_gives_the_same_greedy_ids(
     name: str, folders: dict[str, Path], outputs: Any
 ) -> None:
     ours = native(folders[name], LINES, SEARCH["greedy"])
