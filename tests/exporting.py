@@ -93,6 +93,15 @@ def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
     return save(folder, model.eval(), tokenizer)
 
 
+def fond_of_padding(folder: Path, trained: Path, tokenizer: Tokenizer) -> Path:
+    """Write the model `trained` changed so that it likes PAD and BOS better than a word."""
+    model = load_models([trained], device="cpu").stepper.model
+    with torch.no_grad():
+        liked = model.embedding.weight[tokenizer.encode("the")[0]]
+        model.embedding.weight[[tokenizer.pad_id, tokenizer.bos_id]] = 1.2 * liked
+    return save(folder, model, tokenizer)
+
+
 def exported(folder: Path, name: ExportFormat, **changes: Any) -> Path:
     """Export the model folder beside itself and return the new folder."""
     quantization = changes.get("quantization", Quantization.float32)

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sentences
-from exporting import HOSTILE, exported, random_model, short_sentences
+import torch
+from conftest import sentences, tiny_model
+from exporting import HOSTILE, exported, fond_of_padding, random_model, save, short_sentences
 
 from nmt import Translator
 from nmt.config import SearchConfig
@@ -21,6 +22,7 @@ from nmt.inference.ctranslate2 import load_ctranslate2
 from nmt.inference.loading import load_models
 from nmt.inference.penalties import score
 from nmt.inference.search import Hypothesis
+from nmt.inference.stepper import ModelStepper
 from nmt.options import DType, ExportFormat, Norm, Normalization, Positions
 
 LINES = short_sentences(20)
@@ -97,6 +99,49 @@ def test_the_pool_is_ranked_by_our_rule(engines: tuple[Backend, Backend, Tokeniz
     assert other.search(rows, SMALL, n_best=1) == best
 
 
+def test_at_its_limit_every_hypothesis_of_a_sentence_is_the_native_one(
+    engines: tuple[Backend, Backend, Tokenizer],
+) -> None:
+    native, other, tokenizer = engines
+    rows = tokenizer.encode_batch(LINES)
+    config = replace(SMALL, max_length_a=0.5, max_length_b=2)
+    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
+        assert_same(ours, theirs)
+
+
+def test_padding_and_the_start_symbol_are_never_generated(
+    trained_models: dict[str, Path], tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    native, other, _ = load(
+        fond_of_padding(tmp_path / "model", trained_models[NAMES[0]], tokenizer)
+    )
+    rows = tokenizer.encode_batch(LINES)
+    for beam_size in (1, 4):
+        config = replace(SMALL, beam_size=beam_size)
+        for ours, theirs in zip(
+            native.search(rows, config), other.search(rows, config), strict=True
+        ):
+            assert not {tokenizer.pad_id, tokenizer.bos_id} & set(theirs[0].tokens)
+            assert ours[0].tokens == theirs[0].tokens
+
+
+def test_a_sentence_without_a_prefix_is_not_searched_as_one_with(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """CTranslate2 drops the end symbol behind a prefix unless it is the most probable token."""
+    model = tiny_model(3, vocab_size=tokenizer.vocab_size)
+    rows = tokenizer.encode_batch(["the tree", "a house"])
+    native = NativeBackend(ModelStepper(model), tokenizer)
+    first = native.search(rows[:1], replace(SMALL, beam_size=1))[0][0].tokens[0]
+    with torch.no_grad():
+        model.embedding.weight[tokenizer.eos_id] = 0.95 * model.embedding.weight[first]
+    native, other, _ = load(save(tmp_path / "model", model, tokenizer))
+    assert [tokenizer.eos_id] in [h.tokens for h in native.search(rows[:1], SMALL)[0]]
+    found = other.search(rows, SMALL, [[], [first]])
+    assert_same(other.search(rows[:1], SMALL)[0], found[0])
+    assert [tokenizer.eos_id] in [h.tokens for h in found[0]]
+
+
 @pytest.mark.parametrize("beam_size", [1, 4])
 def test_forced_prefixes_of_each_line_are_part_of_the_result(
     beam_size: int, engines: tuple[Backend, Backend, Tokenizer]
@@ -111,6 +156,10 @@ def test_forced_prefixes_of_each_line_are_part_of_the_result(
     ):
         assert_same(ours[:1], theirs[:1])
         assert all(h.tokens[: len(prefix)] == prefix for h in theirs)
+    short = replace(config, beam_size=1, max_length_a=0, max_length_b=1)  # shorter than a prefix
+    wanted, found = (engine.search(rows, short, prefixes) for engine in (native, other))
+    for ours, theirs in zip(wanted, found, strict=True):
+        assert_same(ours, theirs)
     with pytest.raises(ConfigError, match="forced prefix of sentence 0"):
         other.search(rows[:1], config, [[tokenizer.eos_id]])
 
@@ -148,6 +197,19 @@ def test_scores_of_given_targets_are_the_native_ones(
         assert another == pytest.approx(one, abs=1e-3)
 
 
+@pytest.mark.parametrize("num_decoder_layers", [3, 6])
+def test_words_are_aligned_by_the_same_layer_and_heads(
+    num_decoder_layers: int, tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    shape = {"num_encoder_layers": 1, "num_decoder_layers": num_decoder_layers}
+    native, other, _ = load(random_model(tmp_path / "model", tokenizer, **shape))
+    rows = tokenizer.encode_batch(sentences(8))
+    config = replace(SMALL, beam_size=1, alignment=True)
+    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
+        assert ours[0].tokens == theirs[0].tokens
+        assert ours[0].alignment == theirs[0].alignment
+
+
 def test_sampling_draws_what_has_probability(
     engines: tuple[Backend, Backend, Tokenizer],
 ) -> None:
@@ -162,11 +224,12 @@ def test_sampling_draws_what_has_probability(
         bare = [h.tokens[:-1] if h.finished else h.tokens for h in draws]
         for h, log_probs in zip(draws, native.score([row] * 5, bare), strict=True):
             assert h.token_log_probs == pytest.approx(log_probs[: len(h.tokens)], abs=1e-3)
-    greedy = other.search(rows, replace(SMALL, beam_size=1))
-    assert_same(
-        [draws[0] for draws in greedy],
-        [draws[0] for draws in other.search(rows, replace(config, top_k=1))],
-    )
+    greedy = [h.tokens for [h] in other.search(rows, replace(SMALL, beam_size=1))]
+    for changes in ({"top_k": 1}, {"top_p": 0.01}, {"temperature": 0.001}):
+        settings = replace(SMALL, sampling=True, beam_size=2, **changes)
+        assert [[h.tokens for h in draws] for draws in other.search(rows, settings)] == [
+            [tokens, tokens] for tokens in greedy
+        ]
 
 
 @pytest.mark.parametrize(
@@ -186,13 +249,14 @@ def test_what_it_cannot_do_is_refused_before_the_first_line(
 
 
 def test_more_tokens_than_positions_are_an_error_and_never_cut(
-    trained_models: dict[str, Path], tokenizer: Tokenizer
+    tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    native, other, _ = load(trained_models[NAMES[0]], max_positions=12)
+    native, other, _ = load(random_model(tmp_path / "model", tokenizer), max_positions=12)
     row = (tokenizer.encode("the house " * 12))[:11]
     config = replace(SMALL, max_length_b=50)
     [[best, *_]] = other.search([row], config)
-    assert len(best.tokens) <= 11
+    assert len(best.tokens) == 11
+    assert not best.finished
     assert other.score([row], [row])[0] == pytest.approx(native.score([row], [row])[0], abs=1e-3)
     for call in (
         lambda: other.search([[*row, row[0]]], config),
@@ -204,14 +268,18 @@ def test_more_tokens_than_positions_are_an_error_and_never_cut(
 
 def test_a_long_source_is_read_whole(trained_models: dict[str, Path], tokenizer: Tokenizer) -> None:
     """CTranslate2 by itself cuts after 1,024 tokens."""
-    native, other, _ = load(trained_models[NAMES[1]])
-    rows = [(tokenizer.encode("the house ") * 600)[:1100] + tokenizer.encode("tree")]
-    config = replace(SMALL, beam_size=1, max_length_a=0, max_length_b=3)
-    assert_same(native.search(rows, config)[0], other.search(rows, config)[0])
+    native, other, _ = load(trained_models[NAMES[0]])
+    row = (
+        (tokenizer.encode("the") * 1030) + tokenizer.encode("tree") + tokenizer.encode("the") * 300
+    )
+    config = replace(SMALL, beam_size=1, max_length_a=0, max_length_b=6, alignment=True)
+    ours, theirs = native.search([row], config)[0], other.search([row], config)[0]
+    assert max(ours[0].alignment or []) > 1024
+    assert_same(ours, theirs)
     target = tokenizer.encode("small")
-    ours, theirs = native.score(rows, [target])[0], other.score(rows, [target])[0]
-    assert theirs == pytest.approx(ours, abs=1e-3)
-    assert other.score([rows[0][:1024]], [target])[0] != pytest.approx(theirs, abs=1e-6)
+    scored = other.score([row, row[:1024]], [target, target])
+    assert scored[0] == pytest.approx(native.score([row], [target])[0], abs=1e-3)
+    assert scored[1] != pytest.approx(scored[0], abs=1e-6)
 
 
 def test_the_translator_gives_the_same_text_from_several_threads(

@@ -8,7 +8,16 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import HOSTILE, LIMIT, exported, native, random_model, short_sentences, without_nmt
+from exporting import (
+    HOSTILE,
+    LIMIT,
+    exported,
+    fond_of_padding,
+    native,
+    random_model,
+    short_sentences,
+    without_nmt,
+)
 from safetensors.torch import load_file
 
 from nmt.config import SearchConfig
@@ -23,6 +32,7 @@ RANDOM = {
     "shallow encoder": {"num_encoder_layers": 1, "d_model": 10, "d_ff": 7, "num_heads": 1},
     "Tensor2Tensor's positions": {"positions": Positions.sinusoidal_concat},
 }
+FOND = "fond of padding"
 LINES = [*short_sentences(12), *HOSTILE]
 NUM_SURE = 12  # the first lines, which the trained models end before the limit
 GENERATE: dict[str, dict[str, Any]] = {
@@ -46,7 +56,8 @@ def folders(
 ) -> dict[str, Path]:
     place = tmp_path_factory.mktemp("random")
     found = {name: trained_models[name] for name in TRAINED}
-    return found | {k: random_model(place / k, tokenizer, **shape) for k, shape in RANDOM.items()}
+    found |= {k: random_model(place / k, tokenizer, **shape) for k, shape in RANDOM.items()}
+    return found | {FOND: fond_of_padding(place / FOND, trained_models[TRAINED[0]], tokenizer)}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +65,8 @@ def outputs(folders: dict[str, Path], tokenizer: Tokenizer) -> dict[str, dict[st
     """What transformers makes of LINES, all from one process."""
     tasks = []
     for name, folder in folders.items():
-        options = [{**COMMON, **o} for o in GENERATE.values()] if name in TRAINED else [COMMON]
+        kinds = list(GENERATE.values()) if name in TRAINED else [GENERATE["greedy"]]
+        options = [{**COMMON, **kind} for kind in kinds]
         output = str(exported(folder, ExportFormat.huggingface))
         targets = decoder_input(tokenizer).tolist()
         tasks.append({"folder": output, "lines": LINES, "targets": targets, "options": options})
@@ -102,6 +114,16 @@ def test_generate_gives_the_same_ids_and_scores(
             assert outputs[name]["texts"][i] == tokenizer.decode(best.tokens)
 
 
+@pytest.mark.parametrize("name", [*RANDOM, FOND])
+def test_an_unsure_model_gives_the_same_greedy_ids(
+    name: str, folders: dict[str, Path], outputs: Any
+) -> None:
+    ours = native(folders[name], LINES, SEARCH["greedy"])
+    found = outputs[name]["found"][0]["ids"]
+    for ids, hypotheses in zip(found, ours, strict=True):
+        assert ids[1 : 1 + len(hypotheses[0].tokens)] == hypotheses[0].tokens
+
+
 @pytest.mark.parametrize("name", TRAINED)
 def test_text_that_looks_like_control_symbols_has_our_ids(
     name: str, outputs: Any, tokenizer: Tokenizer
@@ -116,6 +138,22 @@ def test_weights_are_stored_as_asked(kind: Quantization, trained_models: dict[st
     weights = load_file(output / "model.safetensors")
     assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, kind.value)}
     assert json.loads((output / "config.json").read_text("utf-8"))["torch_dtype"] == kind.value
+
+
+def test_the_files_name_the_special_tokens(
+    trained_models: dict[str, Path], tokenizer: Tokenizer
+) -> None:
+    output = exported(trained_models[TRAINED[0]], ExportFormat.huggingface)
+    ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    for name in ("config.json", "generation_config.json"):
+        config = json.loads((output / name).read_text("utf-8"))
+        assert {key: config[f"{key}_token_id"] for key in ids} == ids
+        assert config["decoder_start_token_id"] == tokenizer.bos_id
+    vocabulary = json.loads((output / "vocab.json").read_text("utf-8"))
+    assert sorted(vocabulary.values()) == list(range(tokenizer.vocab_size))
+    names = json.loads((output / "tokenizer_config.json").read_text("utf-8"))
+    ids["unk"] = tokenizer.unk_id
+    assert {key: vocabulary[names[f"{key}_token"]] for key in ids} == ids
 
 
 def test_the_paper_s_positions_are_those_that_marian_computes(

@@ -101,11 +101,11 @@ def test_draws_are_scored_as_the_model_does_without_temperature_and_cuts(
 
 def test_of_many_tokens_with_small_shares_none_is_lost_or_favoured() -> None:
     """With 20,000 tokens a float32 source of noise would pick some by accident."""
-    log_probs = torch.full((1, 20_000), math.log(1e-9))
+    log_probs = torch.full((1, 20_000), math.log(1e-12))
     log_probs[0, :2] = math.log(0.5)
     stepper = _Fixed(log_probs)
-    (found,) = find(stepper, toy_source(2), config(500, b=1, sampling=True, top_p=1.0))
-    assert Counter(h.tokens[0] for h in found).keys() == {1}  # id 0 is PAD
+    (found,) = find(stepper, toy_source(2), config(500, b=6, sampling=True))
+    assert Counter(token for h in found for token in h.tokens) == {1: 3000}  # id 0 is PAD
 
 
 class _Fixed(ToyStepper):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
 import select
 import subprocess
 import sys
@@ -17,6 +18,7 @@ from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt import Translator
 from nmt.data.corpus import clean_line
+from nmt.inference import progress
 from nmt.inference.backend import NativeBackend
 
 HOSTILE = [
@@ -152,6 +154,22 @@ def test_a_reader_that_has_enough_ends_the_work(model: Path, tmp_path: Path) -> 
     kill(feeder)
     os.close(writer)
     assert "Traceback" not in (tmp_path / "log").read_text(encoding="utf-8")
+
+
+def test_without_a_terminal_progress_is_lines_of_log(
+    model: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.0)
+    places = [f"input={write_lines(tmp_path / 'in', ['the house'] * 200)}", "window_lines=50"]
+    output_of(model, *places, folder=tmp_path)
+    err = capfd.readouterr().err
+    for done in (50, 100, 150):
+        assert re.search(rf"{done} of about 200 lines, [\d.]+ lines/s, 0:00:\d\d left\n", err)
+    assert re.search(r"200 lines in 0:00:\d\d, [\d.]+ lines/s\n", err)
+    assert "\r" not in err
 
 
 def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Path) -> None:

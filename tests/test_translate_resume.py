@@ -14,7 +14,7 @@ from translating import fork, kill, start, status, translate, write_lines, write
 
 from nmt.inference import job
 
-LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1500, seed=5))]
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1000, seed=5))]
 OPTIONS = ["window_lines=40", "format=json", "n_best=2"]
 
 
@@ -34,8 +34,8 @@ def places(folder: Path) -> list[str]:
 
 
 @pytest.fixture(autouse=True)
-def _save_every_window(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_SAVE_SECONDS", 0.0)
+def _save_often(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(job, "_SAVE_SECONDS", 0.1)
 
 
 def state_of(part: Path) -> dict[str, object]:
@@ -50,6 +50,8 @@ def kill_halfway(folder: Path, output: Path, *options: str) -> int:
     while not part.with_name(part.name + ".json").exists() and time.monotonic() < deadline:
         time.sleep(0.001)
     kill(pid)
+    with part.open("ab") as stream:
+        stream.write(b"lines that came between the last state and the kill\nand a ha")
     lines = state_of(part)["lines"]
     assert isinstance(lines, int)
     assert 0 < lines < len(LINES)
@@ -67,7 +69,7 @@ def test_a_job_killed_again_and_again_ends_with_the_same_bytes(
     ranks = [{"RANK": str(r), "WORLD_SIZE": str(world_size)} for r in range(world_size)]
     for _ in range(6):
         pids = [start(tmp_path / "log", *arguments, **rank) for rank in ranks]
-        time.sleep(draw.uniform(0.02, 0.25))
+        time.sleep(draw.uniform(0.05, 0.45))
         for pid in pids:
             kill(pid)
     pids = [start(tmp_path / f"log{r['RANK']}", *arguments, **r) for r in ranks]
@@ -120,7 +122,7 @@ def test_batch_size_and_threads_may_change_when_a_job_goes_on(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     kill_halfway(folder, tmp_path / "out")
-    arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}", "max_tokens=50"]
+    arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}", "max_tokens=500"]
     assert translate(*arguments) == 0
     assert "going on after line" in capfd.readouterr().err
 

@@ -69,6 +69,7 @@ def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
     windows = list(cut_windows(lines, window_lines=window_lines))
     assert [line for window in windows for line in window.lines] == lines
     assert all(len(window.lines) <= window_lines for window in windows)
+    assert all(w.first_line // window_lines == (w.next_line - 1) // window_lines for w in windows)
     assert [w.first_line for w in windows[1:]] == [w.next_line for w in windows[:-1]]
     for k in range(1, len(windows), 1 + len(windows) // 9):
         start = windows[k].first_line
@@ -224,6 +225,15 @@ def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenize
     lines = [line.replace("tree", "house") for line in sentences(MAX_FAILURES + 20, seed=1)]
     assert Translator(backend, tokenizer, SearchConfig(beam_size=1)).translate(lines) == lines
     assert backend.num_calls > len(lines) / 3
+
+
+def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokenizer) -> None:
+    """Those that are too long for the memory stand side by side once they are sorted."""
+    house, tree = ([Part(tokenizer.encode(word), [])] for word in ("house", "tree"))
+    parts = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
+    decoder = Decoder(Fragile(tokenizer, "tree"), SearchConfig(beam_size=1), 1, max_tokens=6)
+    failed = [isinstance(outcome, Failure) for outcome in decoder.decode(parts)]
+    assert failed == [part in tree for part in parts]
 
 
 def test_in_python_a_sentence_that_fails_is_an_error_with_its_number(tokenizer: Tokenizer) -> None:

@@ -20,4 +20,8 @@ nmt-evaluate hypotheses=test.de references=data/prepared/test.tgt
 nmt-score src=data/prepared/test.src tgt=test.de num_threads=1 > scores
 test "$(wc -l < scores)" -eq "$(wc -l < test.de)"
 python -c "from nmt import Translator; print(Translator.load('runs/default').translate(['ten']))"
+nmt-export format=huggingface output=hf
+test -s hf/model.safetensors
+! nmt-export format=ctranslate2 output=ct2 2> message
+grep -q "pip install nmt\[export\]" message
 echo "the wheel works"

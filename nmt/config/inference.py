@@ -56,7 +56,7 @@ class TranslateConfig:
     )
     max_source_length: int = option(256, "most source tokens at a time, EOS included")
     max_tokens: int = option(4096, "bound on one batch: rows * beam * longest source")
-    window_lines: int = option(8192, "lines read, sorted by length and translated at a time")
+    window_lines: int = option(2048, "lines read, sorted by length and translated at a time")
     backend: Engine = option(
         Engine.native, "native, or ctranslate2 for a folder that nmt-export wrote"
     )

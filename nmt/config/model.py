@@ -78,6 +78,13 @@ class SearchConfig:
             idle = not self.sampling and getattr(self, key) != off
             require(not idle, key, getattr(self, key), "only works with sampling=true")
 
+    @property
+    def length_exponent(self) -> float:
+        """The p with which log P / length^p, the rule of other engines, ranks most like ours."""
+        # length^(0.7 alpha) grows as ((5 + length) / 6)^alpha does at 12 tokens
+        fixed = {Normalization.average: 1.0, Normalization.none: 0.0}
+        return fixed.get(self.normalization, round(0.7 * self.length_penalty, 3))
+
     def _rules(self) -> dict[str, tuple[bool, str]]:
         at_least_0, at_least_1 = "must not be negative", "must be at least 1"
         return {

@@ -22,7 +22,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.export.support import SINES_FIRST
 from nmt.files import write_json
 from nmt.model.layers import sinusoidal_positions
-from nmt.options import Normalization, Quantization
+from nmt.options import Quantization
 
 Weights = dict[str, Tensor]
 _DTYPES = {
@@ -30,7 +30,6 @@ _DTYPES = {
     Quantization.float16: torch.float16,
     Quantization.bfloat16: torch.bfloat16,
 }
-_LENGTH_PENALTY = {Normalization.average: 1.0, Normalization.none: 0.0}
 _MAX_LENGTH = 512  # tokens that `generate` writes unless it is told otherwise
 _HEADS = ("q_proj", "k_proj", "v_proj")
 
@@ -130,7 +129,6 @@ def _config(
         "d_model": config.d_model,
         "encoder_layers": config.num_encoder_layers,
         "decoder_layers": config.num_decoder_layers,
-        "num_hidden_layers": config.num_encoder_layers,
         "encoder_attention_heads": config.num_heads,
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
@@ -157,9 +155,7 @@ def _generation(info: ModelInfo, tokenizer: Tokenizer, max_positions: int) -> di
     """Return the defaults of `generate`, as near to ours as its rules allow (docs/export.md)."""
     return {
         "num_beams": info.search.beam_size,
-        "length_penalty": _LENGTH_PENALTY.get(
-            info.search.normalization, info.search.length_penalty
-        ),
+        "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, max_positions),
         "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
         "pad_token_id": tokenizer.pad_id,

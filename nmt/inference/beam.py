@@ -9,7 +9,6 @@ neighbour.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -28,18 +27,18 @@ def beam_search(stepper: Stepper, task: Task) -> list[list[Hypothesis]]:
     live, state = begin(stepper, task)
     while sentences:
         log_probs, live = advance(stepper, state, live, task)  # (B * K, V)
-        ended, live, rows = _extend(live, log_probs, len(sentences), size, task.ids.eos)
-        for sentence, hypothesis in task.close(ended) if len(ended) else ():
+        ended, step = _extend(live, log_probs, len(sentences), size, task.ids.eos)
+        for sentence, hypothesis in task.close(ended) if ended else ():
             pools[sentence].add(hypothesis)
-        going = _go_on(live, [pools[sentence] for sentence in sentences], task)
-        beams = len(live) // len(sentences)
+        beams = step.rows.size(1)
+        still = [pools[sentence] for sentence in sentences]
+        going = _go_on(live, step, still, task)
         if len(going) < len(sentences):
             sentences = [sentences[i] for i in going]
-            kept = torch.tensor(going, dtype=torch.long, device=rows.device)
-            kept = (kept.unsqueeze(1) * beams + torch.arange(beams, device=rows.device)).flatten()
-            live, rows = live.select(kept), rows[kept]
+            step = step.select(torch.tensor(going, dtype=torch.long, device=step.rows.device))
         if sentences:
-            state = stepper.reorder(state, rows, beams)
+            live = step.follow(live)
+            state = stepper.reorder(state, step.rows.flatten(), beams)
     return [pool.kept for pool in pools]
 
 
@@ -68,11 +67,27 @@ class _Pool:
         return best_score(best_live, first, last, self.task.config) <= self.kept[-1].score
 
 
+@dataclass(frozen=True)
+class _Step:
+    """The continuations that go on, all (B, K)."""
+
+    rows: Tensor  # of the hypotheses that they continue
+    sums: Tensor  # log-probability with the new token
+    tokens: Tensor
+    log_probs: Tensor  # of the new token
+
+    def select(self, sentences: Tensor) -> _Step:
+        return _Step(*(part.index_select(0, sentences) for part in vars(self).values()))
+
+    def follow(self, live: Live) -> Live:
+        rows, sums, tokens, log_probs = (part.flatten() for part in vars(self).values())
+        return live.select(rows).extend(sums, tokens, log_probs)
+
+
 def _extend(
     live: Live, log_probs: Tensor, batch: int, size: int, eos: int
-) -> tuple[Live, Live, Tensor]:
-    """Return the hypotheses that end, those that go on, and the rows of the step that the latter
-    come from.
+) -> tuple[Live | None, _Step]:
+    """Return the hypotheses that end, if any, and the continuations that go on.
 
     A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
     continuations at most K end, so that K can go on.
@@ -84,12 +99,14 @@ def _extend(
     rows, tokens = first_rows + index // vocab_size, index % vocab_size  # (B, 2K)
     chosen = log_probs.view(batch, -1).gather(1, index)  # (B, 2K)
     ends = tokens == eos
-    places = (ends & (top > NEVER))[:, :size].nonzero(as_tuple=True)
-    ended = live.select(rows[places]).extend(top[places], tokens[places], chosen[places])
     order = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :size]  # the first K that go on
-    sums = top.masked_fill(ends, NEVER).gather(1, order).flatten()  # (B * K,)
-    rows, tokens, chosen = (part.gather(1, order).flatten() for part in (rows, tokens, chosen))
-    return ended, live.select(rows).extend(sums, tokens, chosen), rows
+    columns = (rows, top.masked_fill(ends, NEVER), tokens, chosen)
+    step = _Step(*(column.gather(1, order) for column in columns))  # (B, K)
+    places = (ends & (top > NEVER))[:, :size].nonzero(as_tuple=True)
+    if not len(places[0]):
+        return None, step
+    ended = live.select(rows[places]).extend(top[places], tokens[places], chosen[places])
+    return ended, step
 
 
 def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -103,27 +120,22 @@ def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return top[:, :count], index[:, :count]
 
 
-def _go_on(live: Live, pools: list[_Pool], task: Task) -> list[int]:
+def _go_on(live: Live, step: _Step, pools: list[_Pool], task: Task) -> list[int]:
     """Return which sentences (numbers among `pools`) go on; at its limit a sentence takes what is
     alive, unfinished.
     """
-    best = live.sums.view(len(pools), -1).amax(dim=1).tolist()
+    length = live.length + 1
+    best = step.sums.amax(dim=1).tolist()
     going, cut = [], []
     for i, pool in enumerate(pools):
-        if live.length == task.limits[pool.sentence]:
+        if length == task.limits[pool.sentence]:
             cut.append(i)
-        elif best[i] > NEVER and not pool.is_closed(best[i], live.length):
+        elif best[i] > NEVER and not pool.is_closed(best[i], length):
             going.append(i)
     if cut:
-        _take_unfinished(live, cut, pools, task)
+        by_sentence = {pool.sentence: pool for pool in pools}
+        left = step.select(torch.tensor(cut, device=step.rows.device)).follow(live)
+        usable = left.select((left.sums > NEVER).nonzero().squeeze(1))
+        for sentence, hypothesis in task.close(usable):
+            by_sentence[sentence].add(hypothesis)
     return going
-
-
-def _take_unfinished(live: Live, cut: list[int], pools: list[_Pool], task: Task) -> None:
-    usable: Any = (live.sums > NEVER).view(len(pools), -1)  # (B, K)
-    places = usable[cut].nonzero()  # (n, 2)
-    beams = usable.size(1)
-    first = torch.tensor(cut, device=places.device)[places[:, 0]] * beams
-    by_sentence = {pool.sentence: pool for pool in pools}
-    for sentence, hypothesis in task.close(live.select(first + places[:, 1])):
-        by_sentence[sentence].add(hypothesis)

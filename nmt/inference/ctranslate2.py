@@ -26,7 +26,7 @@ from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.inference.backend import Loaded
 from nmt.inference.penalties import score
 from nmt.inference.search import ControlIds, Hypothesis, check_prefixes, length_limits
-from nmt.options import DType, ExportFormat, Normalization
+from nmt.options import DType, ExportFormat
 
 Ids = Sequence[int]
 _PATIENCE = 4  # finished hypotheses asked for, over the beam size
@@ -90,7 +90,7 @@ class _Task:
     config: SearchConfig
 
     def is_exact(self, row: int) -> bool:
-        """Say whether CTranslate2's sum of log-probabilities leaves nothing out: a prefix, it does."""
+        """Say whether CTranslate2's sum of log-probabilities is whole; it leaves out a prefix."""
         return not self.prefixes[row]
 
 
@@ -204,7 +204,7 @@ class CTranslate2Backend:
             return_scores=True,
             return_attention=config.alignment,
             suppress_sequences=self._forbidden,
-            length_penalty=_length_penalty(config),
+            length_penalty=config.length_exponent,
             **_strategy(config),
         )
         firsts = self._first_alignments(source) if config.alignment else [None] * len(source)
@@ -233,7 +233,7 @@ class CTranslate2Backend:
         found = []
         for k, (pieces, value) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
             tokens = [self._ids[piece] for piece in pieces]
-            log_prob = value * len(tokens) ** _length_penalty(config)
+            log_prob = value * len(tokens) ** config.length_exponent
             alignment = None if first is None else [first, *_align(result.attention[k])[1:]]
             found.append(_Found(tokens, log_prob, alignment))
         return found
@@ -316,13 +316,6 @@ def _strategy(config: SearchConfig) -> dict[str, Any]:
         return {"beam_size": 1}
     asked = config.beam_size * _PATIENCE
     return {"beam_size": config.beam_size, "patience": _PATIENCE, "num_hypotheses": asked}
-
-
-def _length_penalty(config: SearchConfig) -> float:
-    """Return the exponent of CTranslate2's rule that is nearest to ours."""
-    exponents = {Normalization.average: 1.0, Normalization.none: 0.0}
-    # length^(0.7 alpha) rises as ((5 + length) / 6)^alpha does at 12 tokens
-    return exponents.get(config.normalization, 0.7 * config.length_penalty)
 
 
 def _cut(found: _Found, limit: int) -> _Found:

@@ -22,7 +22,7 @@ from nmt.inference.search import Hypothesis
 log = logging.getLogger(__name__)
 
 MAX_FAILURES = 32
-"""So many sentences that fail in a row are no matter of the sentences."""
+"""After so many in a row, a sentence that went well before shows whether the engine still works."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ Outcome = list[Hypothesis] | Failure
 
 @dataclass
 class Decoder:
-    """Searches with fixed settings; remembers how many parts failed in a row."""
+    """Searches with fixed settings; remembers whether the engine works at all."""
 
     backend: Backend
     config: SearchConfig
@@ -56,11 +56,15 @@ class Decoder:
     max_tokens: int
     """Bound on a batch: rows * beam * longest source, EOS included."""
     num_failed: int = 0
+    """Parts that failed in a row."""
+    known: Part | None = None
+    """One that went well."""
 
     def decode(self, parts: Sequence[Part]) -> list[Outcome]:
         """Return the hypotheses of each part, best first, or why there are none.
 
-        Raises what the engine raised when it failed with `MAX_FAILURES` parts in a row.
+        Raises what the engine raised when it failed with `MAX_FAILURES` parts in a row and with one
+        that went well before.
         """
         results: list[Outcome] = [[] for _ in parts]
         if not parts:
@@ -81,11 +85,11 @@ class Decoder:
         except Exception as error:  # whatever it is, the other sentences are to be translated
             if len(rows) == 1:
                 self.num_failed += 1
-                if self.num_failed >= MAX_FAILURES:
+                if self.num_failed >= MAX_FAILURES and not self._works():
                     raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         else:
-            self.num_failed = 0
+            self.num_failed, self.known = 0, rows[0]
             return [*found]
         # outside the except block, where the error would keep the memory of the batch alive
         if len(rows) == 1:
@@ -100,6 +104,17 @@ class Decoder:
             for part in halves
             for outcome in self._search(rows[part], None if keys is None else keys[part])
         ]
+
+    def _works(self) -> bool:
+        """Try again a part that went well; the engine may be broken for good."""
+        if self.known is None:
+            return False
+        try:
+            self._call([self.known], None)
+        except Exception:  # the same as without a part to try
+            return False
+        self.num_failed = 0
+        return True
 
     def _call(self, rows: Sequence[Part], keys: Sequence[int] | None) -> list[list[Hypothesis]]:
         sources = [row.ids for row in rows]

@@ -53,7 +53,9 @@ class Progress:
             self._log(lines, total)
 
     def finish(self) -> None:
-        """Log the number of lines and the speed."""
+        """Close the bar, log the number of lines and the speed."""
+        if self._bar is not None:
+            self._bar.close()
         seconds = time.monotonic() - self._started
         speed = (self._lines - self._first_lines) / max(seconds, 1e-9)
         log.info("%d lines in %s, %.1f lines/s", self._lines, _clock(seconds), speed)

@@ -62,14 +62,17 @@ def search(
     """
     prefixes = prefixes or [()] * len(src)
     check_prefixes(prefixes, ids)
-    built_in = [forbid(ids.pad, ids.bos), at_least(config.min_length, ids.eos)]
+    built_in = [forbid(ids.pad, ids.bos)]
+    if config.min_length:
+        built_in.append(at_least(config.min_length, ids.eos))
     if any(prefixes):
         built_in.append(force(prefixes, stepper.device))
     earliest = [max(config.min_length, len(prefix)) + 1 for prefix in prefixes]
     limits = [max(pair) for pair in zip(length_limits(src_lengths, config), earliest, strict=True)]
     rules = (*built_in, *constraints)
-    keys = occurrences(src.tolist()) if keys is None else list(keys)
-    task = Task(src, src_lengths, config, ids, rules, earliest, limits, keys)
+    if config.sampling and keys is None:
+        keys = occurrences(src.tolist())
+    task = Task(src, src_lengths, config, ids, rules, earliest, limits, list(keys or ()))
     if config.sampling:
         found = walk(stepper, task, Sampler(task), config.beam_size)
     elif config.beam_size == 1:

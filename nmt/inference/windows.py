@@ -16,7 +16,7 @@ from typing import TypeVar
 
 from nmt.errors import DataError
 
-WINDOW_LINES = 8192
+WINDOW_LINES = 2048
 _FIRST_LINES = 64
 _MAX_CHARACTERS = 1 << 21  # a window ends with the line that goes beyond
 T = TypeVar("T")
