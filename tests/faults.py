@@ -9,10 +9,11 @@ import signal
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
 from toy import train
 
 from nmt import files
-from nmt.data.batching import Update
+from nmt.data.batching import Rows, Update
 from nmt.training import saver
 from nmt.training.learner import Learner
 from nmt.training.validation import Validation
@@ -62,3 +63,24 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: st
 
     Learner.update = recording  # type: ignore[method-assign]
     return train(data_dir, run_dir, *arguments)
+
+
+def poison(pair: int, factor: float) -> None:
+    """Multiply the loss of every batch that holds the pair by `factor`, in this process."""
+    original = Learner.losses
+
+    def poisoned(learner: Learner, rows: Rows) -> tuple[Tensor, Tensor]:
+        loss, nll = original(learner, rows)
+        return (loss * factor, nll) if pair in rows.tolist() else (loss, nll)
+
+    Learner.losses = poisoned  # type: ignore[method-assign]
+
+
+def train_poisoned(
+    pair: int, place: str, number: int, data_dir: Path, run_dir: Path, *arguments: str
+) -> int:
+    """Run nmt-train with a pair whose loss is not a number; be killed at call `number` of a place,
+    if that comes.
+    """
+    poison(pair, float("nan"))
+    return train_and_die(place, number, "0", data_dir, run_dir, *arguments)
