@@ -30,7 +30,7 @@ class Saver:
     """Writes, links and removes the checkpoints of one run, in the order in which it is told."""
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
-        """Follow on the checkpoint of `update`; newer ones are damaged, or the run had taken one."""
+        """Follow on the checkpoint of `update`; any newer one is damaged."""
         self.run_dir = run_dir
         self.update = update  # of the newest good checkpoint
         self.keep_last = keep_last
