@@ -1,4 +1,4 @@
-"""Runs with something done to them on purpose: killed at a certain call, or made to record."""
+"""Runs with something done to them on purpose: signals at a certain call, bad losses, a record."""
 
 from __future__ import annotations
 
@@ -29,26 +29,37 @@ PLACES: dict[str, tuple[Any, str]] = {
 }
 
 
-def kill_at(place: str, number: int) -> None:
-    """Let this process be killed by SIGKILL at call `number` of a place."""
+def signal_at(place: str, number: int, what: signal.Signals) -> None:
+    """Let this process get a signal at call `number` of a place."""
     owner, name = PLACES[place]
     original, calls = getattr(owner, name), itertools.count(1)
 
-    def dying(*arguments: Any, **named: Any) -> Any:
+    def signalled(*arguments: Any, **named: Any) -> Any:
         if next(calls) == number:
-            os.kill(os.getpid(), signal.SIGKILL)
+            os.kill(os.getpid(), what)
         return original(*arguments, **named)
 
-    setattr(owner, name, dying)
+    setattr(owner, name, signalled)
 
 
-def train_and_die(
-    place: str, number: int, victim: str, data_dir: Path, run_dir: Path, *arguments: str
+def train_and_signal(
+    what: signal.Signals,
+    place: str,
+    number: int,
+    victim: str,
+    data_dir: Path,
+    run_dir: Path,
+    *arguments: str,
 ) -> int:
-    """Run nmt-train; the rank `victim` is killed at call `number` of a place."""
+    """Run nmt-train; the rank `victim` gets a signal at call `number` of a place."""
     if os.environ.get("RANK", "0") == victim:
-        kill_at(place, number)
+        signal_at(place, number, what)
     return train(data_dir, run_dir, *arguments)
+
+
+def train_and_die(place: str, number: int, victim: str, *arguments: Any) -> int:
+    """Run nmt-train; the rank `victim` is killed at call `number` of a place."""
+    return train_and_signal(signal.SIGKILL, place, number, victim, *arguments)
 
 
 def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: str) -> int:

@@ -162,8 +162,8 @@ class Trainer:
         validates = self._is_due(self.config.validate_every_updates)
         if validates or self._is_due(self.config.checkpoint_every_updates):
             self._save()  # before validation, so that its failure loses nothing
-        if validates:
-            self._validate()
+        if validates and (not self.is_stopped or self._is_complete()):
+            self._validate()  # after a signal, whose sender may not wait, the next start does it
 
     def _is_due(self, every_updates: int) -> bool:
         is_last = self.state.update == self.config.max_updates

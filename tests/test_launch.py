@@ -1,0 +1,147 @@
+"""`nmt-train devices=2`: its own launcher, and what happens when a process of the run is lost."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from ranks import Child, child, run_ranks
+from toy import assert_same_weights, command, train, write_corpus
+
+ENDLESS = ["valid_bleu=false", "max_updates=1000000", "log_every_updates=1000000"]
+TWO = [*ENDLESS, "devices=2"]
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder."""
+    folder = tmp_path_factory.mktemp("launch")
+    assert command("preprocess", *write_corpus(folder)) == 0
+    return folder / "data"
+
+
+@contextmanager
+def launched(folder: Path, *arguments: object) -> Iterator[Child]:
+    """Run nmt-train until the block ends, and no process of it longer."""
+    with child(folder / "log", train, *arguments) as one:
+        one.log.write_text("")
+        yield one
+    deadline = time.monotonic() + 30
+    while any(is_alive(pid) for pid in rank_pids(folder)):
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def rank_pids(folder: Path) -> list[int]:
+    """Return the ranks of a run that the launcher started, by their config in the run folder."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            arguments = path.read_bytes().split(b"\0")
+        except OSError:  # it ended just now
+            continue
+        if b"nmt.cli.worker" in arguments and is_of(folder, arguments):
+            found.append(int(path.parent.name))
+    return sorted(found)
+
+
+def is_of(folder: Path, arguments: list[bytes]) -> bool:
+    config = Path(os.fsdecode(arguments[-2]))
+    try:
+        return f"run_dir: {folder}" in config.read_text(encoding="utf-8")
+    except OSError:
+        return False
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def last_update(run_dir: Path) -> int:
+    """Return the update of the newest checkpoint; 0 when there is none."""
+    steps = [int(path.name[5:]) for path in run_dir.glob("checkpoints/step-*")]
+    return max(steps, default=0)
+
+
+def trains_on(one: Child, run_dir: Path) -> None:
+    """Wait until there are checkpoints of eight more updates."""
+    goal = last_update(run_dir) + 8
+    one.wait_until(lambda: last_update(run_dir) >= goal)
+
+
+def test_a_launched_run_that_lost_a_rank_and_was_stopped_ends_with_the_same_bits(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with launched(tmp_path, data_dir, run, *TWO) as one:
+        trains_on(one, run)
+        pids = rank_pids(tmp_path)
+        assert len(pids) == 2
+        os.kill(pids[1], signal.SIGKILL)
+        assert one.wait(60) == 1
+        last = one.stderr.splitlines()[-1]
+        assert re.match(rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last)
+    with launched(tmp_path, data_dir, run, *TWO) as one:
+        trains_on(one, run)
+        one.send(signal.SIGTERM)
+        assert one.wait(60) == 75
+        assert re.search(r"nmt-train: stopped by SIGTERM.*goes on", one.stderr.splitlines()[-1])
+    end = f"max_updates={last_update(run)}"
+    run_ranks(tmp_path, 2, train, data_dir, tmp_path / "whole", *ENDLESS, end)
+    assert_same_weights(tmp_path / "whole", run)
+
+
+@pytest.mark.slow
+def test_ranks_end_with_a_killed_launcher_and_the_run_goes_on_at_once(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    with launched(tmp_path, data_dir, run, *TWO) as one:
+        trains_on(one, run)
+        pids = rank_pids(tmp_path)
+        one.send(signal.SIGKILL)
+        assert one.wait() == -9
+    with launched(tmp_path, data_dir, run, *TWO) as one:  # while the old ranks may live
+        trains_on(one, run)
+        assert not any(is_alive(pid) for pid in pids)
+        one.send(signal.SIGUSR1)
+        assert one.wait(60) == 75
+    end = f"max_updates={last_update(run)}"
+    run_ranks(tmp_path, 2, train, data_dir, tmp_path / "whole", *ENDLESS, end)
+    assert_same_weights(tmp_path / "whole", run)
+
+
+@pytest.mark.slow
+def test_a_rank_that_hangs_ends_the_run_within_the_timeout(data_dir: Path, tmp_path: Path) -> None:
+    run = tmp_path / "run"
+    with launched(tmp_path, data_dir, run, *TWO, "timeout_seconds=5") as one:
+        trains_on(one, run)
+        pids = rank_pids(tmp_path)
+        os.kill(pids[1], signal.SIGSTOP)
+        start = time.monotonic()
+        assert one.wait(60) == 1
+        assert time.monotonic() - start < 5 + 30 + 20  # torch gives the hanging one 30 to end
+        last = one.stderr.splitlines()[-1]
+        assert re.match(r"nmt-train: rank \d: no answer from another rank within", last)
+        assert not any(is_alive(pid) for pid in pids)
+
+
+@pytest.mark.slow
+def test_a_mistake_of_the_user_is_one_line_from_all_ranks(data_dir: Path, tmp_path: Path) -> None:
+    options = [*TWO, "max_tokens=3"]
+    with launched(tmp_path, data_dir, tmp_path / "run", *options) as one:
+        assert one.wait(60) == 2
+        lines = one.stderr.splitlines()
+    assert re.match(
+        r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence", lines[-1]
+    )
+    assert "Traceback" not in one.stderr
