@@ -115,14 +115,15 @@ def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
 def _order(failure: ProcessFailure) -> tuple[int, int]:
     """Order failures by their nearness to the cause, then by time.
 
-    A rank that failed by itself comes before one that was killed, be it by the launcher after a
-    failure elsewhere; those that merely lost another rank come after both.
+    A rank that failed by itself comes first; then those that were killed, be it by the launcher
+    after a failure elsewhere, or that waited in vain; those that lost another rank come after.
     """
     kind, text = _kind_and_text(failure)
-    is_late = kind == PeerError.__name__ and "no answer" in text
-    if failure.exitcode > 0 and (kind != PeerError.__name__ or is_late):
+    is_of_peer = kind == PeerError.__name__
+    if failure.exitcode > 0 and not is_of_peer:
         return 0, failure.timestamp
-    place = 3 if failure.exitcode == -signal.SIGTERM else 2 if kind == PeerError.__name__ else 1
+    has_lost = is_of_peer and "no answer" not in text
+    place = 3 if failure.exitcode == -signal.SIGTERM else 2 if has_lost else 1
     return place, failure.timestamp
 
 

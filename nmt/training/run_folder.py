@@ -26,7 +26,7 @@ def locked(run_dir: Path) -> Iterator[None]:
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run_dir / ".lock")
     try:
-        lock.acquire(timeout=_PATIENCE_SECONDS)
+        lock.acquire(timeout=min(_PATIENCE_SECONDS, timeout_seconds / 2))
     except Timeout:
         raise ConfigError(
             f"run_dir={run_dir}: another nmt-train is at work there; wait for it, stop it, or "

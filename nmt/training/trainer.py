@@ -75,7 +75,9 @@ class Trainer:
         with ExitStack() as stack:
             self.stop = stack.enter_context(listen())
             if self.world.is_main:
-                stack.enter_context(locked(self.run_dir))
+                stack.enter_context(
+                    locked(self.run_dir, timeout_seconds=self.config.timeout_seconds)
+                )
             self._start(config_yaml)
             self._open(stack)
             if self._lacks_validation():
