@@ -17,11 +17,12 @@ _PATIENCE_SECONDS = 10  # ranks of a killed run need a moment to notice and to e
 
 
 @contextmanager
-def locked(run_dir: Path) -> Iterator[None]:
+def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     """Keep other runs out of `run_dir`, which is made, for the time of the block; clear away what a
     killed one left half done.
 
-    The lock ends with the process, however that ends.
+    Other ranks wait for this one, `timeout_seconds` at most. The lock ends with the process,
+    however that ends.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run_dir / ".lock")
