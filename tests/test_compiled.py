@@ -9,11 +9,12 @@ import pytest
 import torch
 from conftest import tiny_model
 
-from nmt.data.batch import Batch, make_batch, make_rounded_batch
+from nmt.data.batch import Batch, make_batch, make_compiled_batch
 from nmt.data.tokenizer import Tokenizer
 from nmt.training.compiled import Compiler
 from nmt.training.objective import Objective
 
+CPU = torch.device("cpu")
 Pairs = list[tuple[list[int], list[int]]]
 
 
@@ -40,7 +41,7 @@ def sums(objective: Objective, batch: Batch) -> tuple[torch.Tensor, torch.Tensor
 @pytest.mark.parametrize("num_pairs", [1, 2, 7])
 def test_rounding_changes_neither_loss_nor_gradient(tokenizer: Tokenizer, num_pairs: int) -> None:
     pairs = draw_pairs(random.Random(0), num_pairs, 13)
-    plain, rounded = make_batch(pairs, tokenizer), make_rounded_batch(pairs, tokenizer)
+    plain, rounded = make_batch(pairs, tokenizer), make_compiled_batch(pairs, tokenizer, round_to=8)
     for ids in (rounded.src, rounded.tgt_in, rounded.tgt_out):
         assert ids.size(1) % 8 == 0
         assert ids.size(0) == max(2, num_pairs)
@@ -67,7 +68,9 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
         for update in range(50):
             count = 1 if update % 10 == 3 else draw.randint(2, 30)
             pairs = draw_pairs(draw, count, draw.randint(3, 60))
-            batch = (make_rounded_batch if compiler else make_batch)(pairs, tokenizer)
+            batch = make_batch(pairs, tokenizer)
+            if compiler:
+                batch = make_compiled_batch(pairs, tokenizer, round_to=compiler.round_to)
             loss, nll = sums(objective, batch)
             (loss / batch.num_tokens).backward()
             optimizer.step()
@@ -76,7 +79,7 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
         return found
 
     torch.compiler.reset()
-    compiler = Compiler()
+    compiler = Compiler(CPU)
     before = compiler.num_graphs
     expected = losses(None)
     with caplog.at_level(logging.INFO):
@@ -90,7 +93,7 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
 
 @pytest.mark.slow
 def test_a_compiled_model_still_runs_plain_elsewhere(tokenizer: Tokenizer) -> None:
-    compiler = Compiler()
+    compiler = Compiler(CPU)
     objective = make_objective(tokenizer, compiler)
     before = compiler.num_graphs
     objective.model.eval()

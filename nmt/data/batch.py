@@ -17,8 +17,6 @@ from nmt.data.tokenizer import Tokenizer
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
-_ROUND_TO = 8
-
 
 @dataclass
 class Batch:
@@ -85,13 +83,15 @@ def make_batch(
     return Batch(src, src_lengths, tgt_in, tgt_out, num_tokens, int(src_lengths.sum()))
 
 
-def make_rounded_batch(pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer) -> Batch:
-    """Pad pairs like `make_batch`, to few shapes, for a model that is compiled for each kind.
+def make_compiled_batch(
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer, *, round_to: int
+) -> Batch:
+    """Pad pairs like `make_batch`, to sizes that a compiled model has one graph for.
 
-    Lengths are multiples of 8, which products like. A pair alone gets a row of padding beside it,
-    since torch compiles sizes of 1 apart; its source has one token, so that attention sees one.
+    A pair alone gets a row of padding beside it, since torch compiles sizes of 1 apart; its source
+    has one token, so that attention sees one.
     """
-    batch = make_batch(pairs, tokenizer, round_to=_ROUND_TO)
+    batch = make_batch(pairs, tokenizer, round_to=round_to)
     if len(pairs) > 1:
         return batch
     src, tgt_in, tgt_out = (

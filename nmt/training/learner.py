@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
-from nmt.data.batch import make_batch, make_rounded_batch
+from nmt.data.batch import make_batch, make_compiled_batch
 from nmt.data.batching import Lengths, Rows, Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
@@ -71,7 +71,7 @@ class Learner:
         ).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
-        self.compiler = Compiler() if config.compile else None
+        self.compiler = Compiler(device) if config.compile else None
         self.objective: nn.Module = Objective(
             self.model,
             smoothing=config.label_smoothing,
@@ -216,8 +216,11 @@ class Learner:
     def losses(self, rows: Rows) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of the pairs `rows`, in nats."""
         pairs = [self.data[int(i)] for i in rows]
-        make = make_batch if self.compiler is None else make_rounded_batch
-        batch = make(pairs, self.tokenizer).to(self.device)
+        if self.compiler is None:
+            batch = make_batch(pairs, self.tokenizer)
+        else:
+            batch = make_compiled_batch(pairs, self.tokenizer, round_to=self.compiler.round_to)
+        batch = batch.to(self.device)
         with self.precision.autocast():
             return self.objective(batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)  # type: ignore[no-any-return]
 
