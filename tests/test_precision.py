@@ -11,6 +11,7 @@ from nmt.distributed import find_dtype
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
 from nmt.options import DType
+from nmt.training import loss as loss_module
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.precision import Precision
 
@@ -89,6 +90,25 @@ def test_the_gradient_of_the_output_matrix_survives_a_large_vocabulary(
     ):
         assert ours.dtype is torch.float32
         assert ((ours.double() - theirs).norm() / theirs.norm()).item() < 4 * step
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_gradient_of_the_output_matrix_is_summed_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum in half precision stops growing after a few hundred equal terms."""
+    monkeypatch.setattr(loss_module, "_ROWS_A_CHUNK", 1)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1, 1, 6).expand(1, 3000, 6), torch.randn(11, 6).requires_grad_()
+    targets = torch.full((1, 3000), 5)
+    with Precision(dtype, CPU).autocast():
+        loss, *_ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1, pad_id=PAD)
+    (found,) = torch.autograd.grad(loss, weight)
+    exact = weight.detach().double().requires_grad_()
+    logits = hidden[0].double() @ exact.T
+    expected = nn.functional.cross_entropy(logits, targets[0], label_smoothing=0.1, reduction="sum")
+    (wanted,) = torch.autograd.grad(expected, exact)
+    assert (found.double() - wanted).norm() < 4 * ROUNDING[dtype] * wanted.norm()
 
 
 def test_gradients_too_small_for_float16_survive_by_scaling() -> None:
