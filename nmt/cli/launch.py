@@ -52,6 +52,8 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
             monitor_interval=0.1,
             logs_specs=DefaultLogsSpecs(log_dir=folder),
         )
+        if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup, which torch would undo
+            config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
         number = _run(config, path)
         if number is not None:
             _report_signal(number, Path(folder))
@@ -74,12 +76,10 @@ def _run(config: LaunchConfig, path: Path) -> signal.Signals | None:
 
 
 def _silence_torch() -> None:
-    """Leave it to this module to say what happened, and a hangup to `nohup` if it was used."""
+    """Leave it to this module to say what happened."""
     for name in list(logging.root.manager.loggerDict):
         if name.startswith("torch.distributed.elastic"):  # each has a level of its own
             logging.getLogger(name).setLevel(logging.CRITICAL)
-    if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
-        os.environ.setdefault("TORCHELASTIC_SIGNALS_TO_HANDLE", "SIGTERM,SIGINT,SIGQUIT")
 
 
 def _pass_on(number: int, frame: FrameType | None) -> NoReturn:
