@@ -6,12 +6,13 @@ import os
 from dataclasses import field
 from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, nearest
 
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
+E = TypeVar("E", bound=Enum)
 
 
 class Norm(str, Enum):
@@ -174,6 +175,15 @@ def require(valid: bool, key: str, value: object, rule: str) -> None:
     if not valid:
         shown = value.value if isinstance(value, Enum) else value
         raise ConfigError(f"{key}={shown}: {rule}")
+
+
+def choose(kind: type[E], key: str, value: str | E) -> E:
+    """Return the choice that `value` names; raise a `ConfigError` that names key and choices."""
+    try:
+        return kind(value)
+    except ValueError:
+        names = [choice.value for choice in kind]
+        raise ConfigError(f"{key}={value}: no such choice; {nearest(str(value), names)}") from None
 
 
 def resolve(path: str | Path) -> Path:

@@ -281,6 +281,12 @@ def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) 
         assert result.score == pytest.approx(result.log_prob / penalty)
 
 
+def test_two_empty_lines_score_what_translating_one_gives(translator: Translator) -> None:
+    one, other, empty = translator.score(["a", "", " "], ["", "a", ""], normalization="average")
+    assert max(one.log_prob, other.log_prob) < 0
+    assert [empty] == translator.n_best([""])[0]
+
+
 def test_scoring_needs_as_many_targets_as_sources(translator: Translator) -> None:
     with pytest.raises(DataError, match="2 sources and 1 targets"):
         translator.score(["a", "b"], ["a"])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.options import Norm, Normalization, Positions, option, require
+from nmt.options import Norm, Normalization, Positions, choose, option, require
 
 
 @dataclass(kw_only=True)
@@ -71,7 +71,8 @@ class SearchConfig:
     alignment: bool = option(False, "say which source token each target token attends to most")
 
     def __post_init__(self) -> None:
-        self.normalization = Normalization(self.normalization)  # text in config.json
+        # text in config.json
+        self.normalization = choose(Normalization, "normalization", self.normalization)
         for key, (valid, rule) in self._rules().items():
             require(valid, key, getattr(self, key), rule)
         for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt.inference.stepper import Model, Scored
-from nmt.options import Combine
+from nmt.options import Combine, choose
 
 
 class EnsembleStepper:
@@ -26,7 +26,7 @@ class EnsembleStepper:
         self, members: Sequence[Model], combine: Combine | str = Combine.probabilities
     ) -> None:
         self.members = list(members)
-        self.combine = Combine(combine)
+        self.combine = choose(Combine, "combine", combine)
         self.device = self.members[0].device
 
     def start(self, src: Tensor, src_lengths: Tensor) -> list[Any]:

@@ -11,10 +11,11 @@ from nmt.inference.decoding import Decoder, Failure, Outcome, Part
 from nmt.inference.longlines import split_line
 from nmt.inference.results import EMPTY, LineResult, to_translations
 from nmt.inference.search import Hypothesis
-from nmt.options import TooLong
+from nmt.options import TooLong, require
 
 MAX_SOURCE_LENGTH = 256
 """Tokens; what `nmt-preprocess` keeps of training text by default, EOS included."""
+LEAST_SOURCE_LENGTH = 8  # a character is at most 4 bytes, each a token at worst
 
 
 @dataclass(frozen=True)
@@ -23,6 +24,10 @@ class LengthRule:
 
     max_source_length: int = MAX_SOURCE_LENGTH  # tokens, EOS included
     too_long: TooLong = TooLong.split
+
+    def __post_init__(self) -> None:
+        most, rule = self.max_source_length, f"must be at least {LEAST_SOURCE_LENGTH}"
+        require(most >= LEAST_SOURCE_LENGTH, "max_source_length", most, rule)
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from nmt.distributed import find_device, find_dtype
 from nmt.errors import ConfigError, ModelError
 from nmt.inference.ensemble import EnsembleStepper
 from nmt.inference.stepper import Model, ModelStepper
-from nmt.options import Combine, DType, resolve
+from nmt.options import Combine, DType, choose, resolve
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +43,7 @@ def load_models(
     if not folders:
         raise ConfigError("model_dir=[]: name at least one run, checkpoint or model folder")
     place = find_device(device)
-    number_format = find_dtype(DType(dtype), place)
+    number_format = find_dtype(choose(DType, "dtype", dtype), place)
     found = [find_model(resolve(folder)) for folder in folders]
     infos = [load_info(folder) for folder in found]
     for folder, info in zip(found, infos, strict=True):

@@ -21,10 +21,10 @@ from nmt.inference.lines import (
 )
 from nmt.inference.loading import load_models
 from nmt.inference.penalties import score
-from nmt.inference.results import LineResult, Translation
+from nmt.inference.results import EMPTY, LineResult, Translation
 from nmt.inference.stepper import Model
-from nmt.inference.windows import WINDOW_LINES, Window, cut_windows, prefetch
-from nmt.options import Combine, DType, Engine, TooLong, resolve
+from nmt.inference.windows import WINDOW_LINES, Window, check_lines, cut_windows, prefetch
+from nmt.options import Combine, DType, Engine, TooLong, choose, require, resolve
 
 MAX_TOKENS = 4096
 _MAX_ROWS = 1024  # pairs scored at a time
@@ -45,6 +45,9 @@ class LineOptions:
     max_tokens: int = MAX_TOKENS
     """Bound on a batch: rows * beam * longest source, EOS included."""
     rule: LengthRule = LengthRule()
+
+    def __post_init__(self) -> None:
+        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
 
 
 class Translator:
@@ -79,7 +82,7 @@ class Translator:
         device that is not there.
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
-        if Engine(backend) is Engine.native:
+        if choose(Engine, "backend", backend) is Engine.native:
             models = load_models(folders, device=device, dtype=dtype, combine=combine)
             return cls(models.stepper, models.tokenizer, models.defaults)
         from nmt.inference.ctranslate2 import load_ctranslate2  # an optional dependency
@@ -90,7 +93,10 @@ class Translator:
                 "give one folder, or backend=native"
             )
         loaded = load_ctranslate2(
-            resolve(folders[0]), device=device, dtype=DType(dtype), num_threads=num_threads
+            resolve(folders[0]),
+            device=device,
+            dtype=choose(DType, "dtype", dtype),
+            num_threads=num_threads,
         )
         return cls(loaded.backend, loaded.tokenizer, loaded.defaults)
 
@@ -138,7 +144,7 @@ class Translator:
             search: settings of `SearchConfig`, such as beam_size; the others are the model's.
         """
         config = self.search_config(**search)
-        rule = LengthRule(max_source_length, TooLong(too_long))
+        rule = LengthRule(max_source_length, choose(TooLong, "too_long", too_long))
         options = LineOptions(max_tokens=max_tokens, rule=rule)
         windows = cut_windows(lines, prefixes, window_lines=window_lines)
         number = 0
@@ -213,25 +219,26 @@ class Translator:
         """Return each target with its scores as a translation of its source, in order.
 
         `log_prob` and `token_log_probs` are what the model gives the target's tokens and the EOS
-        after them, whole lines whatever their length; `score` is normalised as search does it,
-        without a coverage penalty. Raises `DataError` when there are not as many targets.
+        after them, whole lines whatever their length; two empty lines score 0. `score` is
+        normalised as search does it, without a coverage penalty. Raises `DataError` when there are
+        not as many targets.
         """
         config = self.search_config(**search)
-        rows = self.tokenizer.encode_batch(list(sources))
-        texts = list(targets)
+        rows = self.tokenizer.encode_batch(list(check_lines("sources", sources)))
+        texts = list(check_lines("targets", targets))
         ids = self.tokenizer.encode_batch(texts)
         if len(rows) != len(ids):
             raise DataError(f"{len(rows)} sources and {len(ids)} targets; give as many of each")
-        found: list[list[float]] = []
-        for start in range(0, len(rows), _MAX_ROWS):
-            end = start + _MAX_ROWS
-            found += self.backend.score(rows[start:end], ids[start:end])
-        results = []
-        for text, target, log_probs in zip(texts, ids, found, strict=True):
-            total = sum(log_probs)
-            value = score(total, len(log_probs), config)
-            pieces = self.tokenizer.pieces(target)
-            results.append(Translation(text, value, total, pieces, True, log_probs))
+        filled = [i for i in range(len(rows)) if rows[i] or ids[i]]
+        results = [EMPTY] * len(rows)
+        for start in range(0, len(filled), _MAX_ROWS):
+            some = filled[start : start + _MAX_ROWS]
+            found = self.backend.score([rows[i] for i in some], [ids[i] for i in some])
+            for i, log_probs in zip(some, found, strict=True):
+                total = sum(log_probs)
+                value = score(total, len(log_probs), config)
+                pieces = self.tokenizer.pieces(ids[i])
+                results[i] = Translation(texts[i], value, total, pieces, True, log_probs)
         return results
 
     def _encode(

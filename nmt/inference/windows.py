@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from itertools import islice
 from typing import TypeVar
 
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError
+from nmt.options import require
 
 WINDOW_LINES = 2048
 _FIRST_LINES = 64
@@ -50,8 +51,9 @@ def cut_windows(
     line waits to be read; where none does, the window ends. Raises `DataError` when there are not
     as many prefixes as lines.
     """
-    stream = iter(lines)
-    forced = None if prefixes is None else iter(prefixes)
+    require(window_lines >= 1, "window_lines", window_lines, "must be at least 1")
+    stream = iter(check_lines("lines", lines))
+    forced = None if prefixes is None else iter(check_lines("prefixes", prefixes))
     while True:
         end = window_end(first_line, window_lines)
         texts: list[str] = []
@@ -69,6 +71,13 @@ def cut_windows(
             return
         yield Window(first_line, texts, starts)
         first_line += len(texts)
+
+
+def check_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
+    """Return `lines`; raise a `ConfigError` for a single text, whose characters they would be."""
+    if isinstance(lines, str):
+        raise ConfigError(f"{name} is one text; give a list of lines, such as [text]")
+    return lines
 
 
 def window_end(first_line: int, window_lines: int) -> int:
