@@ -94,12 +94,18 @@ class TokenBatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
+        self._planned: tuple[int, list[Update]] | None = None  # the newest epoch's
 
     def updates(self, epoch: int) -> list[Update]:
         """Return the updates of an epoch, at least one and as many on every rank.
 
         Every pair comes once an epoch.
         """
+        if self._planned is None or self._planned[0] != epoch:
+            self._planned = epoch, self._plan(epoch)
+        return self._planned[1]
+
+    def _plan(self, epoch: int) -> list[Update]:
         generator = np.random.default_rng((self.seed, epoch))
         order = generator.permutation(len(self.lengths))
         batches = bucket(self.lengths, self.max_tokens, order)
