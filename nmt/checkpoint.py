@@ -74,8 +74,8 @@ def load_info(folder: Path) -> ModelInfo:
     """Read `config.json`; a folder that is none of ours, or a newer format, is a `ModelError`."""
     if (folder / EXPORTED).is_file():
         raise ModelError(
-            f"{folder} is an export (nmt-export); give the model that it was made of, or "
-            "backend=ctranslate2 for one of format=ctranslate2"
+            f"{folder} is an export (nmt-export); give the model that it was made of, or for "
+            "format=ctranslate2 use nmt-translate backend=ctranslate2"
         )
     path = folder / CONFIG
     if not path.is_file():
