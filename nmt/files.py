@@ -41,6 +41,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         raise NmtError(f"{folder} cannot be written: {error.strerror}; choose another") from None
     try:
         yield temporary
+        _share(temporary)
         _sync_tree(temporary)
         _swap(temporary, folder)
     finally:
@@ -118,6 +119,14 @@ def _is_foreign(folder: Path, marker: str) -> bool:
 
 def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
+
+
+def _share(folder: Path) -> None:
+    """Let those read the files who may read the folder; safetensors writes for the owner alone."""
+    mode = folder.stat().st_mode & 0o666
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
 
 
 def _sync_tree(folder: Path) -> None:

@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 
 import pytest
+import safetensors.torch
+import torch
 
 from nmt.errors import NmtError
 from nmt.files import replace_file, replace_folder, replace_link, write_json
@@ -168,3 +170,12 @@ def test_equal_json_is_equal_bytes(tmp_path: Path) -> None:
     assert (tmp_path / "a").read_bytes() == (tmp_path / "b").read_bytes()
     assert (tmp_path / "a").read_bytes().endswith(b"}\n")
     assert "ü" in (tmp_path / "a").read_text(encoding="utf-8")
+
+
+def test_files_of_a_folder_are_read_by_those_who_may_read_the_folder(tmp_path: Path) -> None:
+    with replace_folder(tmp_path / "model", marker=MARKER) as temporary:
+        tensors = {"weight": torch.zeros(1)}
+        safetensors.torch.save_file(tensors, temporary / "model.safetensors")
+        (temporary / MARKER).write_text("{}", encoding="utf-8")
+    modes = {path.stat().st_mode & 0o666 for path in (tmp_path / "model").iterdir()}
+    assert modes == {(tmp_path / "model").stat().st_mode & 0o666}
