@@ -176,14 +176,6 @@ def test_a_device_that_is_not_there(root: Path, tmp_path: Path, assert_refused: 
     assert_refused(["device=cuda:77"], "translate", f"model_dir={root / 'run'}", "device=cuda:77")
 
 
-def test_several_processes_on_one_run(
-    root: Path, tmp_path: Path, assert_refused: Refused, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    places = [f"data_dir={root / 'data'}", f"run_dir={tmp_path / 'run'}"]
-    assert_refused(["WORLD_SIZE=2", "one process"], "train", *places)
-
-
 def test_a_run_folder_of_another_run(root: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert train(root / "data", root / "run", "max_updates=8", "seed=5") == 2
     assert "seed was 1, is 5" in capfd.readouterr().err

@@ -25,7 +25,15 @@ from toy import command, make_trainer, read_weights, train, write_corpus, write_
 from nmt.checkpoint import load_info
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import find_world, from_main, gather, process_group, sum_over_ranks
+from nmt.distributed import (
+    World,
+    find_world,
+    from_main,
+    gather,
+    is_launched,
+    process_group,
+    sum_over_ranks,
+)
 from nmt.training import validation
 from nmt.training.learner import Learner, Outcome
 from nmt.training.trainer import Trainer
@@ -276,3 +284,11 @@ def test_one_rank_exchanges_nothing() -> None:
     assert gather(3) == [3]
     assert from_main("here") == "here"
     assert sum_over_ranks(torch.tensor([1.5, 2.0])) == [1.5, 2.0]
+
+
+def test_a_number_of_ranks_without_a_rank_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")  # as a shell of a cluster may have it
+    assert find_world() == World()
+    assert not is_launched()
+    monkeypatch.setenv("RANK", "1")
+    assert is_launched()
