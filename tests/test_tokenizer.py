@@ -145,3 +145,8 @@ def test_a_file_that_is_no_tokenizer_is_a_model_error(
         path.write_bytes(content)
     with pytest.raises(ModelError, match=re.escape(str(path))):
         Tokenizer.load(path)
+
+
+def test_half_a_surrogate_pair_is_named_by_text_and_character(tokenizer: Tokenizer) -> None:
+    with pytest.raises(DataError, match="text 1, from 0, has half .* at character 3"):
+        tokenizer.encode_batch(["fine", "bad\ud800"])

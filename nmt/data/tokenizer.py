@@ -59,8 +59,14 @@ class Tokenizer:
         return self._processor.encode(text)  # type: ignore[no-any-return]
 
     def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
-        """Turn sentences into ids; -1 uses all processor threads."""
-        ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
+        """Turn sentences into ids; -1 uses all processor threads.
+
+        Raises `DataError` for a text that is none, with half of a surrogate pair in it.
+        """
+        try:
+            ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
+        except TypeError:
+            raise _not_unicode(texts) from None
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
@@ -122,3 +128,16 @@ def _explain(error: RuntimeError, vocab_size: int) -> ConfigError | DataError:
             f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
         )
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
+
+
+def _not_unicode(texts: Sequence[str]) -> Exception:
+    """Name the text that SentencePiece cannot take; it says itself only that there is one."""
+    for number, text in enumerate(texts):
+        try:
+            text.encode("utf-8")
+        except UnicodeEncodeError as error:
+            return DataError(
+                f"text {number}, from 0, has half a surrogate pair at character {error.start}; "
+                "decode it with errors='replace'"
+            )
+    return TypeError("texts must be str")

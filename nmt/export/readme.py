@@ -17,6 +17,7 @@ pieces = tokenizer.encode("A sentence.", out_type=str)
 [result] = translator.translate_batch(
     [pieces], beam_size={beam_size}, length_penalty={exponent}, patience=4,
     max_input_length=0, max_decoding_length=len(pieces) + 50, min_decoding_length=0,
+    suppress_sequences=[["<pad>"], ["<s>"]],
 )
 print(tokenizer.decode(result.hypotheses[0]))
 ```
@@ -27,6 +28,7 @@ print(tokenizer.decode(result.hypotheses[0]))
 - Scores of hypotheses are log P / length^length_penalty, `</s>` counted. With the settings above
   one to three translations in a hundred are others than nmt's, which divides by
   ((5 + length) / 6)^alpha.
+- nmt reads NUL, lone carriage returns and Unicode's line breaks as spaces; do so before, too.
 - `</s>` or `<pad>` in a text stays text: this tokenizer never makes control symbols of text.
   CTranslate2 adds the end of the source by itself.
 """
@@ -44,6 +46,7 @@ print(tokenizer.batch_decode(output, skip_special_tokens=True))
 ```
 
 - More than {max_positions} tokens do not fit the table of positions.
+- nmt reads NUL, lone carriage returns and Unicode's line breaks as spaces; do so before, too.
 - `generate` ranks hypotheses by log P / length^length_penalty. With the settings of
   generation_config.json one to three translations in a hundred are others than nmt's, which
   divides by ((5 + length) / 6)^alpha.
