@@ -14,8 +14,10 @@ from nmt.config import ModelConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer, train_tokenizer
 from nmt.model.transformer import Transformer
 from nmt.options import Norm, Positions
+from nmt.training import flops
 
 torch.set_num_threads(1)
+flops._SECONDS = 0.01  # no test asks how fast this machine is
 
 PAD, UNK, BOS, EOS = range(4)
 VOCAB_SIZE = 23

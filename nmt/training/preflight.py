@@ -102,7 +102,8 @@ def _fits(
         if not is_out_of_memory(error):
             raise
         failed = True
-    gc.collect()  # only here, where the error no longer holds the tensors of its frames
+    if failed:
+        gc.collect()  # only here, where the error no longer holds the tensors of its frames
     if device.type == "cuda":
         torch.cuda.empty_cache()
     return not failed
