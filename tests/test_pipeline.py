@@ -253,3 +253,14 @@ def test_a_dry_run_reports_and_writes_nothing(
     assert [line.split()[0] for line in lines] == ["plan", "memory", "speed", "time"]
     assert lines[0].split()[1:3] == [str(SIZES["train"]), "pairs;"]
     assert not (tmp_path / "run").exists()
+
+
+def test_a_run_that_is_over_says_so_and_stays_as_it_is(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = ("max_updates=8", "validate_every_updates=8")
+    assert train(root / "data", tmp_path / "run", *arguments) == 0
+    before = weights(tmp_path / "run")
+    assert train(root / "data", tmp_path / "run", *arguments) == 0
+    assert "the run was over after 8 updates; raise max_updates" in capfd.readouterr().err
+    assert all(torch.equal(before[k], v) for k, v in weights(tmp_path / "run").items())

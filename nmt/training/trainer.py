@@ -261,10 +261,13 @@ class Trainer:
         """Make what is needed from the first update on."""
         self.learner.connect()
         stack.callback(self.learner.disconnect)
-        updates = self.sampler.updates(self.state.epoch)
-        describe(self.config, self.learner, updates, self.world)
-        peak_bytes = self.learner.try_largest(self._most_tokens(updates))
-        log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
+        if self._is_complete():
+            log.info("the run was over after %d updates; raise max_updates", self.state.update)
+        else:
+            updates = self.sampler.updates(self.state.epoch)
+            describe(self.config, self.learner, updates, self.world)
+            peak_bytes = self.learner.try_largest(self._most_tokens(updates))
+            log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
         self.saved_place = self.state.place
         self.flops_per_second = self.learner.measure_rate()
         self.reporter = Reporter(
