@@ -295,7 +295,7 @@ def test_saving_does_not_hold_up_training(
 
     def slow_save(*arguments: Any, **named: Any) -> None:
         events.append("begin")
-        time.sleep(1)  # a slow disk
+        time.sleep(0.3)  # a slow disk
         save(*arguments, **named)
         events.append("end")
 

@@ -78,7 +78,14 @@ def trains_on(one: Child, run_dir: Path) -> None:
     one.wait_until(lambda: last_update(run_dir) >= goal)
 
 
-def test_a_launched_run_that_lost_a_rank_and_was_stopped_ends_with_the_same_bits(
+def same_bits_as_a_whole_run(data_dir: Path, folder: Path) -> None:
+    """Compare the run with one on two ranks that nothing disturbed, at its newest checkpoint."""
+    end = f"max_updates={last_update(folder / 'run')}"
+    run_ranks(folder, 2, train, data_dir, folder / "whole", *ENDLESS, end)
+    assert_same_weights(folder / "whole", folder / "run")
+
+
+def test_a_killed_rank_ends_the_run_which_names_it_and_goes_on(
     data_dir: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
@@ -90,14 +97,26 @@ def test_a_launched_run_that_lost_a_rank_and_was_stopped_ends_with_the_same_bits
         assert one.wait(60) == 1
         last = one.stderr.splitlines()[-1]
         assert re.match(rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last)
-    with launched(tmp_path, data_dir, run, *TWO) as one:
-        trains_on(one, run)
-        one.send(signal.SIGTERM)
-        assert one.wait(60) == 75
-        assert re.search(r"nmt-train: stopped by SIGTERM.*goes on", one.stderr.splitlines()[-1])
-    end = f"max_updates={last_update(run)}"
-    run_ranks(tmp_path, 2, train, data_dir, tmp_path / "whole", *ENDLESS, end)
-    assert_same_weights(tmp_path / "whole", run)
+        assert not any(is_alive(pid) for pid in pids)
+    further = f"max_updates={last_update(run) + 5}"
+    run_ranks(tmp_path, 2, train, data_dir, run, *ENDLESS, further)
+    same_bits_as_a_whole_run(data_dir, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_to_the_launcher_saves_and_the_run_goes_on(
+    data_dir: Path, tmp_path: Path, number: signal.Signals
+) -> None:
+    run = tmp_path / "run"
+    for _ in range(2):
+        with launched(tmp_path, data_dir, run, *TWO) as one:
+            trains_on(one, run)
+            one.send(number)
+            assert one.wait(60) == 75
+            last = one.stderr.splitlines()[-1]
+            assert re.match(rf"nmt-train: stopped by {number.name} after update \d+, which", last)
+    same_bits_as_a_whole_run(data_dir, tmp_path)
 
 
 @pytest.mark.slow
@@ -113,11 +132,9 @@ def test_ranks_end_with_a_killed_launcher_and_the_run_goes_on_at_once(
     with launched(tmp_path, data_dir, run, *TWO) as one:  # while the old ranks may live
         trains_on(one, run)
         assert not any(is_alive(pid) for pid in pids)
-        one.send(signal.SIGUSR1)
+        one.send(signal.SIGTERM)
         assert one.wait(60) == 75
-    end = f"max_updates={last_update(run)}"
-    run_ranks(tmp_path, 2, train, data_dir, tmp_path / "whole", *ENDLESS, end)
-    assert_same_weights(tmp_path / "whole", run)
+    same_bits_as_a_whole_run(data_dir, tmp_path)
 
 
 @pytest.mark.slow
