@@ -104,7 +104,7 @@ class PartFile:
 
     def __enter__(self) -> PartFile:
         with _named(self.path):
-            self._stream = self.path.open("ab")
+            self._stream = self.path.open("ab", buffering=0)
             try:
                 self._lock()
             except BaseException:
@@ -131,7 +131,9 @@ class PartFile:
     def append(self, data: bytes, *, lines: int, sha256: str, counts: Counts) -> None:
         """Add output; with it `lines` lines of the input are done, whose fingerprint is given."""
         with _named(self.path):
-            self._stream.write(data)
+            rest = memoryview(data)
+            while rest:  # nothing is kept back that a full disk would refuse once more
+                rest = rest[self._stream.write(rest) :]
         self.state.lines, self.state.sha256 = lines, sha256
         self.state.bytes += len(data)
         self.state.counts.add(counts)
@@ -157,7 +159,6 @@ class PartFile:
 
     def _save(self) -> None:
         with _named(self.path):
-            self._stream.flush()
             os.fsync(self._stream.fileno())
             content = {"format_version": _FORMAT_VERSION, "job": self.job, **asdict(self.state)}
             temporary = state_path(self.path, ".tmp")  # one name: a kill leaves no more than one
