@@ -18,7 +18,7 @@ demo: $(INSTALLED)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/demo.py
 
 test: $(INSTALLED)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -m "slow or not slow"
