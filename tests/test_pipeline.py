@@ -265,3 +265,20 @@ def test_a_run_that_is_over_says_so_and_stays_as_it_is(
     assert train(root / "data", tmp_path / "run", *arguments) == 0
     assert "the run was over after 8 updates; raise max_updates" in capfd.readouterr().err
     assert path.read_bytes() == before
+
+
+def test_a_run_of_the_first_format_goes_on(root: Path, tmp_path: Path) -> None:
+    whole, old = tmp_path / "whole", tmp_path / "old"
+    assert train(root / "data", whole, "max_updates=8") == 0
+    assert train(root / "data", old, "max_updates=4") == 0
+    path = old / "checkpoints/step-00000004/trainer.pt"
+    content = torch.load(path, weights_only=True)
+    learner = content.pop("learner")
+    del content["world_size"], content["state"]["bad_updates"], content["state"]["validated"]
+    content |= {"format_version": 1, "optimizer": learner["optimizer"], "rng": {}}
+    for name in ("ema_decay", "init_from", "optimizer.name"):
+        del content["fingerprint"][name]
+    torch.save(content, path)
+    assert train(root / "data", old, "max_updates=8") == 0
+    first, second = (p / "checkpoints/latest/model.safetensors" for p in (whole, old))
+    assert first.read_bytes() == second.read_bytes()

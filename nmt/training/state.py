@@ -82,6 +82,8 @@ def load_state(folder: Path) -> dict[str, Any]:
         raise ModelError(
             f"{path} has format_version {version}, this nmt reads {FORMAT_VERSION}; update nmt"
         )
+    if content["format_version"] == 1:
+        content["learner"] = {"optimizer": content["optimizer"], "precision": {}}
     return content
 
 
