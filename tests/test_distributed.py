@@ -162,14 +162,14 @@ def snapshot(learner: Learner) -> dict[str, Tensor]:
     return state
 
 
-def with_factors(learner: Learner, of_value: float, of_gradient: float) -> Any:
+def with_factors(learner: Learner, of_loss: float, of_gradient: float) -> Any:
     """Return `learner.losses` with the loss, or the gradient alone, multiplied."""
     original = learner.losses
 
     def changed(rows: Any) -> tuple[Tensor, Tensor]:
         loss, nll = original(rows)
-        straight = loss * of_gradient
-        return straight + (loss * of_value - straight).detach(), nll
+        loss.register_hook(lambda gradient: gradient * of_gradient)
+        return loss + (loss * (of_loss - 1)).detach(), nll
 
     return changed
 
@@ -196,6 +196,9 @@ def test_ranks_agree_on_every_figure_of_an_update(outcomes: list[list[Any]]) -> 
         for name in names:
             np.testing.assert_equal(getattr(one, name), getattr(other, name))
     assert [outcome.is_finite for outcome, _ in outcomes[0]] == [True, False, False, True]
+    assert np.isfinite([outcome.loss_sum for outcome, _ in outcomes[0]]).tolist() == [1, 0, 1, 1]
+    norms = [outcome.gradient_norm for outcome, _ in outcomes[0]]
+    assert np.isfinite(norms).tolist() == [1, 1, 0, 1]
     assert [outcome.is_stop_asked for outcome, _ in outcomes[0]] == [False, True, False, False]
 
 

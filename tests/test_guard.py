@@ -97,6 +97,9 @@ def test_the_schedule_counts_done_updates_alone(root: Path) -> None:
     config.model.d_model = 16
     for record in read_records(root / "run", "nll"):
         assert record["learning_rate"] == pytest.approx(learning_rate(record["update"], config))
+    path = root / "run/checkpoints/latest/trainer.pt"
+    optimizer = torch.load(path, weights_only=True)["learner"]["optimizer"]
+    assert optimizer["param_groups"][0]["lr"] == pytest.approx(learning_rate(20, config))
 
 
 def test_a_left_out_update_changes_nothing(
