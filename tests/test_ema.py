@@ -15,6 +15,7 @@ from nmt.config import OptimizerConfig
 from nmt.model.transformer import Transformer
 from nmt.training import optimizer as optim
 from nmt.training.ema import WeightAverage
+from nmt.training.precision import Precision
 
 
 class Run:
@@ -29,7 +30,8 @@ class Run:
         """Train for one update; return a copy of the weights after it."""
         hidden = self.model(*random_source([5, 3], seed), random_target(2, 4, seed))
         hidden.square().sum().backward()
-        optim.step(self.optimizer, 0.01)
+        Precision(torch.float32, torch.device("cpu")).step(self.optimizer, 0.01)
+        self.optimizer.zero_grad()
         self.average.update(self.model)
         return weights_of(self.model)
 
