@@ -1,4 +1,4 @@
-"""Adam as the paper sets it (section 5.3), its variants, and one step under the schedule.
+"""Adam as the paper sets it (section 5.3), and its variants.
 
 One more optimizer is one more function in `_MAKERS`.
 """
@@ -59,11 +59,3 @@ def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradient down to `max_norm` (0 disables); return the norm that it had."""
     limit = max_norm if max_norm > 0 else float("inf")
     return nn.utils.clip_grad_norm_(model.parameters(), limit)
-
-
-def step(optimizer: torch.optim.Optimizer, lr: float) -> None:
-    """Change the weights with learning rate `lr` and drop the gradient."""
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)
