@@ -147,13 +147,8 @@ class Translator:
         rule = LengthRule(max_source_length, choose(TooLong, "too_long", too_long))
         options = LineOptions(max_tokens=max_tokens, rule=rule)
         windows = cut_windows(lines, prefixes, window_lines=window_lines)
-        number = 0
-        for _, results in self.translate_windows(
-            windows, config, options, with_prefixes=prefixes is not None
-        ):
-            for result in results:
-                number += 1
-                yield _checked(result, number).text
+        for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
+            yield result.text
 
     def n_best(
         self,
@@ -185,13 +180,8 @@ class Translator:
         config = config or self.defaults
         options = LineOptions(n_best=config.beam_size, max_tokens=max_tokens)
         windows = cut_windows(lines, prefixes, window_lines=window_lines)
-        number = 0
-        for _, results in self.translate_windows(
-            windows, config, options, with_prefixes=prefixes is not None
-        ):
-            for result in results:
-                number += 1
-                yield _checked(result, number).translations
+        for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
+            yield result.translations
 
     def translate_windows(
         self,
@@ -241,6 +231,23 @@ class Translator:
                 results[i] = Translation(texts[i], value, total, pieces, True, log_probs)
         return results
 
+    def _results(
+        self,
+        windows: Iterable[Window],
+        config: SearchConfig,
+        options: LineOptions,
+        *,
+        with_prefixes: bool,
+    ) -> Iterator[LineResult]:
+        """Yield the result of each line; one that failed is a `TranslationError`."""
+        for window, results in self.translate_windows(
+            windows, config, options, with_prefixes=with_prefixes
+        ):
+            for number, result in enumerate(results, start=window.first_line + 1):
+                if result.error is not None:
+                    raise TranslationError(f"line {number} cannot be translated: {result.error}")
+                yield result
+
     def _encode(
         self, windows: Iterable[Window], rule: LengthRule
     ) -> Iterator[tuple[Window, Encoded]]:
@@ -251,9 +258,3 @@ class Translator:
                     window.lines, window.prefixes, self.tokenizer, rule, window.first_line
                 ),
             )
-
-
-def _checked(result: LineResult, number: int) -> LineResult:
-    if result.error is not None:
-        raise TranslationError(f"line {number} cannot be translated: {result.error}")
-    return result
