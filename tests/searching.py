@@ -253,3 +253,18 @@ def save_tiny(folder: Path, tokenizer: Tokenizer, seed: int = 1, beam_size: int 
     info = ModelInfo(model.config, search, tokenizer.vocab_size, updates=1, **names)
     save_model(folder, model.state_dict(), info, tokenizer)
     return folder
+
+
+class Copier(ToyStepper):
+    """Wants the source, and any other id far less."""
+
+    def __init__(self, vocab_size: int) -> None:
+        super().__init__()
+        self.vocab_size = vocab_size
+
+    def step(self, tokens: Tensor, state: ToyState) -> Tensor:
+        super().step(tokens, state)
+        log_probs = torch.full((len(state.rows), self.vocab_size), -20.0)
+        for row, (source, prefix) in enumerate(state.rows):
+            log_probs[row, source[min(len(prefix), len(source)) - 1]] = -0.01
+        return log_probs

@@ -70,5 +70,5 @@ def test_the_rate_is_that_of_one_large_product(
             seconds.append(time.perf_counter() - start)
         ratios.append(rate / (2 * 512 * 512 * 1024 / min(seconds)))
         if 0.25 < ratios[-1] < 4:
-            return
-    raise AssertionError(f"never near 1: {ratios}")
+            break
+    assert 0.25 < ratios[-1] < 4, ratios

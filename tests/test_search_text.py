@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import pytest
-import torch
 from conftest import sentences, tiny_model
-from searching import ToyState, ToyStepper, config
-from torch import Tensor
+from searching import Copier, config
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.inference.stepper import ModelStepper
@@ -44,21 +42,6 @@ def test_the_best_translation_is_the_first_of_n(translator: Translator) -> None:
         assert len(translations) == (3 if line.strip() else 1)
         scores = [t.score for t in translations if t.finished]
         assert scores == sorted(scores, reverse=True)
-
-
-class Copier(ToyStepper):
-    """Wants the source, and any other id far less."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-
-    def step(self, tokens: Tensor, state: ToyState) -> Tensor:
-        super().step(tokens, state)
-        log_probs = torch.full((len(state.rows), self.vocab_size), -20.0)
-        for row, (source, prefix) in enumerate(state.rows):
-            log_probs[row, source[min(len(prefix), len(source)) - 1]] = -0.01
-        return log_probs
 
 
 @pytest.mark.parametrize(("beam_size", "max_length_a"), [(1, 1.0), (3, 1.0), (1, 0.5)])

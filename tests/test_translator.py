@@ -12,8 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from conftest import sentences, tiny_model
-from searching import ToyState, ToyStepper
-from torch import Tensor
+from searching import Copier
 
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
@@ -35,21 +34,6 @@ LINES = ["", *sentences(30, seed=8), " ", "the " * 60]
 def translator(tokenizer: Tokenizer) -> Translator:
     model = tiny_model(2, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     return Translator(ModelStepper(model), tokenizer, CONFIG)
-
-
-class Copier(ToyStepper):
-    """Wants the source, and any other id far less."""
-
-    def __init__(self, vocab_size: int) -> None:
-        super().__init__()
-        self.vocab_size = vocab_size
-
-    def step(self, tokens: Tensor, state: ToyState) -> Tensor:
-        super().step(tokens, state)
-        log_probs = torch.full((len(state.rows), self.vocab_size), -20.0)
-        for row, (source, prefix) in enumerate(state.rows):
-            log_probs[row, source[min(len(prefix), len(source)) - 1]] = -0.01
-        return log_probs
 
 
 @pytest.fixture

@@ -114,7 +114,7 @@ def test_outside_training_dropout_changes_nothing_and_neither_does_the_cache() -
 # --- dropout: what
 
 
-def is_dropped_half(found: Tensor, whole: Tensor) -> None:
+def assert_dropped_half(found: Tensor, whole: Tensor) -> None:
     """Assert that each number is 0 or twice what it was, and about half of them are 0."""
     is_zero = found == 0
     torch.testing.assert_close(found, torch.where(is_zero, 0.0, 2 * whole), atol=1e-5, rtol=1e-5)
@@ -128,7 +128,7 @@ def test_the_sum_of_embedding_and_position_is_dropped() -> None:
     src, lengths = random_source([30, 20])
     model.encode(src, lengths)
     model.eval().encode(src, lengths)
-    is_dropped_half(*inputs)
+    assert_dropped_half(*inputs)
 
 
 def test_the_output_of_a_sublayer_is_dropped_before_the_residual_sum() -> None:
@@ -139,7 +139,7 @@ def test_the_output_of_a_sublayer_is_dropped_before_the_residual_sum() -> None:
     layer(x, None)
     whole = layer.self_attention.self_attention(x, mask=None, causal=False)
     moved = sums[0] - x
-    is_dropped_half(torch.where(moved.abs() < 1e-6, 0.0, moved), whole)
+    assert_dropped_half(torch.where(moved.abs() < 1e-6, 0.0, moved), whole)
 
 
 def test_activations_are_dropped_between_the_two_matrices() -> None:
@@ -147,7 +147,7 @@ def test_activations_are_dropped_between_the_two_matrices() -> None:
     with torch.no_grad():
         feed_forward.outer.weight.copy_(torch.eye(50))
     x = torch.randn(4, 20, 50)
-    is_dropped_half(feed_forward.train()(x), feed_forward.eval()(x))
+    assert_dropped_half(feed_forward.train()(x), feed_forward.eval()(x))
 
 
 def plain_heads(dropout: float) -> MultiHeadAttention:
@@ -162,7 +162,7 @@ def test_attention_drops_a_weight_with_all_that_its_head_would_have_read() -> No
     attention, x = plain_heads(0.5), torch.randn(500, 1, D)  # one key: each head has one weight, 1
     found = attention.train().self_attention(x, mask=None, causal=False)
     whole = attention.eval().self_attention(x, mask=None, causal=False)
-    is_dropped_half(found, whole)
+    assert_dropped_half(found, whole)
     is_zero = (found == 0).view(500, 4, D // 4)
     assert torch.equal(is_zero.any(-1), is_zero.all(-1))
 

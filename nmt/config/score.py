@@ -43,7 +43,7 @@ class ScoreConfig:
     window_lines: int = option(8192, "lines read, sorted by length and scored at a time")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     dtype: DType = option(
-        DType.float32, "number format of matrix products: float32, bfloat16, auto"
+        DType.float32, "number format of products: float32, bfloat16, float16, auto"
     )
     num_threads: int = option(0, "processor threads; 0 leaves torch's choice")
 
