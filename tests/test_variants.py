@@ -18,6 +18,7 @@ from nmt.config import ModelConfig, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.model.attention import MultiHeadAttention
+from nmt.model.dropout import Dropout
 from nmt.model.layers import FeedForward
 from nmt.model.transformer import DecoderCache, Transformer
 from nmt.options import Norm
@@ -45,19 +46,19 @@ def forward(model: Transformer) -> Tensor:
 def drops(monkeypatch: pytest.MonkeyPatch) -> list[Drop]:
     """Collect share and shape of all that is dropped; of attention its queries and keys."""
     found: list[Drop] = []
-    dropout, attention = F.dropout, F.scaled_dot_product_attention
+    dropout, attention = Dropout.forward, F.scaled_dot_product_attention
 
-    def seen_dropout(x: Tensor, p: float, training: bool, inplace: bool) -> Tensor:
-        if training and p > 0:
-            found.append((p, tuple(x.shape)))
-        return dropout(x, p, training, inplace)
+    def seen_dropout(self: Dropout, x: Tensor) -> Tensor:
+        if self.training and self.share > 0:
+            found.append((self.share, tuple(x.shape)))
+        return dropout(self, x)
 
     def seen_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, **rest: Any) -> Tensor:
         if dropout_p > 0:
             found.append((dropout_p, (q.size(2), k.size(2))))
         return attention(q, k, v, dropout_p=dropout_p, **rest)
 
-    monkeypatch.setattr(F, "dropout", seen_dropout)
+    monkeypatch.setattr(Dropout, "forward", seen_dropout)
     monkeypatch.setattr(F, "scaled_dot_product_attention", seen_attention)
     return found
 
@@ -258,7 +259,7 @@ def test_activation_checkpointing_runs_each_layer_twice_and_only_in_training() -
     calls: list[str] = []
     for name, module in model.named_modules():
         if isinstance(module, FeedForward):
-            module.inner.register_forward_hook(lambda *_, name=name: calls.append(name))
+            module.outer.register_forward_hook(lambda *_, name=name: calls.append(name))
     forward(model.eval()).sum().backward()
     assert len(calls) == 2 * LAYERS
     calls.clear()

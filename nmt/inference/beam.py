@@ -17,6 +17,7 @@ from nmt.inference.hypotheses import NEVER, Hypothesis, Live, Task
 from nmt.inference.penalties import best_score
 from nmt.inference.stepper import Stepper
 from nmt.inference.stepping import advance, begin
+from nmt.inference.top import best_continuations
 
 
 def beam_search(stepper: Stepper, task: Task) -> list[list[Hypothesis]]:
@@ -93,8 +94,7 @@ def _extend(
     continuations at most K end, so that K can go on.
     """
     beams, vocab_size = len(live) // batch, log_probs.size(1)
-    totals = (live.sums.unsqueeze(1) + log_probs).view(batch, -1)  # (B, K * V)
-    top, index = _best(totals, 2 * size)  # (B, 2K)
+    top, index = best_continuations(live.sums.view(batch, beams), log_probs, 2 * size)  # (B, 2K)
     first_rows = torch.arange(batch, device=top.device).unsqueeze(1) * beams
     rows, tokens = first_rows + index // vocab_size, index % vocab_size  # (B, 2K)
     chosen = log_probs.view(batch, -1).gather(1, index)  # (B, 2K)
@@ -107,17 +107,6 @@ def _extend(
         return None, step
     ended = live.select(rows[places]).extend(top[places], tokens[places], chosen[places])
     return ended, step
-
-
-def _best(totals: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the `count` largest of each row of (B, N) and their places, among equals the first."""
-    top, index = totals.topk(min(count + 1, totals.size(1)))  # of equals topk takes any
-    equal = (top[:, 1:] == top[:, :-1]) & (top[:, 1:] > NEVER)
-    if equal.any():
-        tied = equal.any(dim=1).nonzero().squeeze(1)
-        values, places = totals[tied].sort(dim=1, descending=True, stable=True)
-        top[tied], index[tied] = values[:, : top.size(1)], places[:, : top.size(1)]
-    return top[:, :count], index[:, :count]
 
 
 def _go_on(live: Live, step: _Step, pools: list[_Pool], task: Task) -> list[int]:

@@ -14,6 +14,7 @@ from nmt.distributed import find_device, find_dtype
 from nmt.errors import ConfigError, ModelError
 from nmt.inference.ensemble import EnsembleStepper
 from nmt.inference.stepper import Model, ModelStepper
+from nmt.model.products import freeze
 from nmt.options import Combine, DType, choose, resolve
 
 log = logging.getLogger(__name__)
@@ -55,6 +56,7 @@ def load_models(
     steppers: list[Model] = []
     for folder, info in zip(found, infos, strict=True):
         model = build_model(info, load_weights(folder), place)
+        freeze(model)
         steppers.append(ModelStepper(model, number_format))
         log.info("model %s, %d updates, on %s", folder, info.updates, place)
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)

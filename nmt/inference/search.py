@@ -17,7 +17,7 @@ from nmt.inference.constraints import at_least, forbid, force
 from nmt.inference.hypotheses import Constraint, ControlIds, Hypothesis, Task
 from nmt.inference.sampling import Sampler, occurrences
 from nmt.inference.stepper import Stepper
-from nmt.inference.walk import likeliest, walk
+from nmt.inference.walk import greedy, walk
 
 __all__ = ["Constraint", "ControlIds", "Hypothesis", "length_limits", "search"]
 
@@ -76,7 +76,7 @@ def search(
     if config.sampling:
         found = walk(stepper, task, Sampler(task), config.beam_size)
     elif config.beam_size == 1:
-        found = walk(stepper, task, likeliest, 1)
+        found = walk(stepper, task, greedy, 1)
     else:
         found = beam_search(stepper, task)
     _check_numbers(found)

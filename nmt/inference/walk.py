@@ -12,14 +12,15 @@ from torch import Tensor
 from nmt.inference.hypotheses import Hypothesis, Live, Task
 from nmt.inference.stepper import Stepper
 from nmt.inference.stepping import advance, begin
+from nmt.inference.top import likeliest
 
 Choice = Callable[[Tensor, Tensor], Tensor]
 """Takes log-probabilities (rows, V) and the sentence of each row; returns tokens (rows,)."""
 
 
-def likeliest(log_probs: Tensor, sentences: Tensor) -> Tensor:
+def greedy(log_probs: Tensor, sentences: Tensor) -> Tensor:
     """Choose the most probable token, the lowest id among equals."""
-    return log_probs.argmax(dim=1)
+    return likeliest(log_probs)
 
 
 def walk(stepper: Stepper, task: Task, choose: Choice, draws: int) -> list[list[Hypothesis]]:

@@ -12,27 +12,47 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.model.products import Linear
+
+_ROOM = 8  # positions that a cache is made larger for at a time
+
 
 class KeyValueCache:
-    """Keys and values of the target positions decoded so far, for one self-attention layer."""
+    """Keys and values of the target positions decoded so far, for one self-attention layer.
+
+    They stand in tensors with room for more positions, so that a new one moves no others.
+    """
 
     def __init__(self) -> None:
-        self.keys: Tensor | None = None
+        self.num_positions = 0
+        self.keys: Tensor | None = None  # (B, H, room, D/H)
         self.values: Tensor | None = None
 
     def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
         """Add the newest positions, each (B, H, T, D/H), and return all of them."""
-        if self.keys is not None and self.values is not None:
-            keys = torch.cat([self.keys, keys], dim=2)
-            values = torch.cat([self.values, values], dim=2)
-        self.keys, self.values = keys, values
-        return keys, values
+        start, end = self.num_positions, self.num_positions + keys.size(2)
+        self.keys = _with_room(self.keys, keys, end)
+        self.values = _with_room(self.values, values, end)
+        self.keys[:, :, start:end], self.values[:, :, start:end] = keys, values
+        self.num_positions = end
+        return self.keys[:, :, :end], self.values[:, :, :end]
 
     def reorder(self, rows: Tensor) -> None:
         """Keep the rows given, in that order, `rows` (B',)."""
         if self.keys is not None and self.values is not None:
             self.keys = self.keys.index_select(0, rows)
             self.values = self.values.index_select(0, rows)
+
+
+def _with_room(old: Tensor | None, new: Tensor, num_positions: int) -> Tensor:
+    """Return `old` (B, H, room, D/H), or a copy with room for so many positions."""
+    room = 0 if old is None else old.size(2)
+    if old is not None and num_positions <= room:
+        return old
+    larger = new.new_empty(*new.shape[:2], num_positions + _ROOM, new.size(3))
+    if old is not None:
+        larger[:, :, :room] = old
+    return larger
 
 
 class AttentionRecord:
@@ -55,8 +75,8 @@ class MultiHeadAttention(nn.Module):
         super().__init__()
         self.num_heads = num_heads
         self.dropout = dropout
-        self.in_projection = nn.Linear(d_model, 3 * d_model)
-        self.out_projection = nn.Linear(d_model, d_model)
+        self.in_projection = Linear(d_model, 3 * d_model)
+        self.out_projection = Linear(d_model, d_model)
         for block in self.in_projection.weight.chunk(3):
             nn.init.xavier_uniform_(block)
         nn.init.xavier_uniform_(self.out_projection.weight)
@@ -80,8 +100,7 @@ class MultiHeadAttention(nn.Module):
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (B, S, D) to keys and values, each (B, H, S, D/H)."""
         d_model = memory.size(-1)
-        weight, bias = self.in_projection.weight[d_model:], self.in_projection.bias[d_model:]
-        keys, values = F.linear(memory, weight, bias).chunk(2, dim=-1)
+        keys, values = self.in_projection.block(memory, d_model, 3 * d_model).chunk(2, dim=-1)
         return self._split_heads(keys), self._split_heads(values)
 
     def cross_attention(
@@ -100,9 +119,8 @@ class MultiHeadAttention(nn.Module):
         row.
         """
         num_rows, num_positions, d_model = x.shape
-        weight, bias = self.in_projection.weight[:d_model], self.in_projection.bias[:d_model]
         x = x.reshape(keys.size(0), -1, d_model)  # (B, K*T, D)
-        queries = self._split_heads(F.linear(x, weight, bias))  # (B, H, K*T, D/H)
+        queries = self._split_heads(self.in_projection.block(x, 0, d_model))  # (B, H, K*T, D/H)
         if record is not None:
             weights = attention_weights(queries, keys, mask).mean(dim=1)  # (B, K*T, S)
             record.weights = weights.view(num_rows, num_positions, -1)  # (B*K, T, S)
@@ -118,12 +136,29 @@ class MultiHeadAttention(nn.Module):
         self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool
     ) -> Tensor:
         # softmax(Q K^T / sqrt(D/H)) V, equation 1 of the paper; torch picks the fastest kernel
-        dropout = self.dropout if self.training else 0.0
-        heads = F.scaled_dot_product_attention(
-            queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
-        )  # (B, H, T, D/H)
+        if mask is None and queries.size(2) == 1 and _is_plain(queries):
+            heads = _attend_with_one(queries, keys, values)  # (B, H, 1, D/H)
+        else:
+            dropout = self.dropout if self.training else 0.0
+            heads = F.scaled_dot_product_attention(
+                queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
+            )  # (B, H, T, D/H)
         joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]
+
+
+def _is_plain(x: Tensor) -> bool:
+    return x.device.type == "cpu" and not torch.is_grad_enabled()
+
+
+def _attend_with_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+    """Attend from one position (B, H, 1, D/H), where a processor spends more on calling torch's
+    fused kernel than on these three steps.
+    """
+    scaled = query * query.size(-1) ** -0.5
+    logits = torch.bmm(scaled.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2))  # (B*H, 1, S)
+    weights = torch.softmax(logits, dim=-1)
+    return torch.bmm(weights, values.flatten(0, 1)).view_as(query)  # (B, H, 1, D/H)
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:

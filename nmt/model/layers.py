@@ -16,6 +16,8 @@ from torch import Tensor, nn
 
 from nmt.config import ModelConfig
 from nmt.model.attention import AttentionRecord, KeyValueCache, MultiHeadAttention
+from nmt.model.dropout import Dropout
+from nmt.model.products import Linear
 from nmt.options import Norm, Positions
 
 LAYER_NORM_EPS = 1e-5
@@ -45,16 +47,16 @@ class FeedForward(nn.Module):
 
     def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
         super().__init__()
-        self.dropout = nn.Dropout(dropout)
-        self.inner = nn.Linear(d_model, d_ff)
-        self.outer = nn.Linear(d_ff, d_model)
+        self.dropout = Dropout(dropout)
+        self.inner = Linear(d_model, d_ff)
+        self.outer = Linear(d_ff, d_model)
         for linear in (self.inner, self.outer):
             nn.init.xavier_uniform_(linear.weight)
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (B, T, D) to (B, T, D)."""
-        return self.outer(self.dropout(torch.relu(self.inner(x))))  # type: ignore[no-any-return]
+        return self.outer(self.dropout(self.inner.relu(x)))  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -63,7 +65,7 @@ class Layer(nn.Module):
     def __init__(self, config: ModelConfig) -> None:
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
-        self.dropout = nn.Dropout(config.dropout)
+        self.dropout = Dropout(config.dropout)
         self.self_attention = _attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)

@@ -13,13 +13,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
 from nmt.model.attention import AttentionRecord, KeyValueCache
+from nmt.model.dropout import Dropout
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
+from nmt.model.products import Embedding
 from nmt.options import Norm
 
 NUM_POSITIONS = 512  # the table starts with so many rows and doubles when a longer sentence comes
@@ -70,10 +71,10 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
-        self.embedding = nn.Embedding(vocab_size, config.d_model)
+        self.embedding = Embedding(vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.dropout = nn.Dropout(share)
+        self.dropout = Dropout(share)
         self.encoder_layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.num_encoder_layers)
         )
@@ -92,8 +93,8 @@ class Transformer(nn.Module):
 
     def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
-        mask = torch.arange(src.size(1), device=src.device) < src_lengths.unsqueeze(1)  # (B, S)
-        mask = mask[:, None, None, :]  # (B, 1, 1, S)
+        is_real = torch.arange(src.size(1), device=src.device) < src_lengths.unsqueeze(1)  # (B, S)
+        mask = None if _is_full(is_real) else is_real[:, None, None, :]  # (B, 1, 1, S)
         x = self._embed(src, start=0)
         for layer in self.encoder_layers:
             x = self._run(layer, x, mask)
@@ -129,7 +130,7 @@ class Transformer(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalised log-probabilities (..., V)."""
-        return F.linear(hidden, self.embedding.weight)
+        return self.embedding.logits(hidden)
 
     def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Tensor:
         """Return hidden states (B, T, D) that predict what follows each of `tgt_in` (B, T)."""
@@ -153,6 +154,12 @@ class Transformer(nn.Module):
         if self.config.norm is Norm.post:
             return nn.Identity()
         return nn.LayerNorm(self.config.d_model, eps=LAYER_NORM_EPS)
+
+
+def _is_full(is_real: Tensor) -> bool:
+    """Say whether nothing is padded, where the answer costs no wait for the device."""
+    is_cheap = is_real.device.type == "cpu" and not torch.compiler.is_compiling()
+    return is_cheap and bool(is_real.all())
 
 
 def alignment_layer(num_decoder_layers: int) -> int:

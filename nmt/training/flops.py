@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nmt.config import ModelConfig
 from nmt.data.batching import Lengths
+from nmt.model.products import linear, product
 
 Shape = tuple[int, int]  # inner and outer dimension of a product (N, inner) x (inner, outer)
 
@@ -93,9 +94,9 @@ def _feed_forward(config: ModelConfig, layers: int) -> Counter[Shape]:
 
 
 def _products(x: Tensor, weight: Tensor) -> None:
-    y = x @ weight.T  # (N, outer)
-    y @ weight  # the gradient of x
-    y.T @ x  # the gradient of the weight
+    y = linear(x, weight)  # (N, outer)
+    product(y, weight)  # the gradient of x
+    product(y.T, x)  # the gradient of the weight
 
 
 def _fastest(x: Tensor, weight: Tensor, seconds: float) -> float:

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from nmt.model.products import is_onednn_faster, linear, product
+
 _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
 
 
@@ -40,13 +42,13 @@ class _LinearCrossEntropy(torch.autograd.Function):
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             chunks = (torch.split(x, _ROWS_A_CHUNK) for x in (hidden, targets, grad_hidden))
             for rows, wanted, grad_rows in zip(*chunks, strict=True):
-                log_probs = torch.log_softmax((rows @ weight.T).float(), dim=-1)  # (chunk, V)
+                log_probs = torch.log_softmax(linear(rows, weight).float(), dim=-1)  # (chunk, V)
                 nll = -log_probs.gather(1, wanted[:, None]).sum()
                 nll_sum += nll
                 loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
                 if needs_grad:
                     error = _softmax_error(log_probs, wanted, smoothing).to(dtype)
-                    grad_rows.copy_(error @ weight)
+                    grad_rows.copy_(product(error, weight))
                     _add_product(grad_weight, error.T, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
@@ -65,10 +67,10 @@ def _product_dtype(weight: Tensor) -> torch.dtype:
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     """Add a product to `total`, without a tensor between where their formats are one."""
-    if a.dtype is total.dtype:
+    if a.dtype is total.dtype and not is_onednn_faster():
         torch.addmm(total, a, b, out=total)
     else:
-        total += a @ b
+        total += product(a, b)
 
 
 def _softmax_error(log_probs: Tensor, wanted: Tensor, smoothing: float) -> Tensor:

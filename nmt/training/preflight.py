@@ -24,6 +24,7 @@ _MESSAGES = (
     "out of memory",
     "CUBLAS_STATUS_ALLOC_FAILED",
     "could not create a memory",
+    "could not create a primitive",
     "bad_alloc",
 )
 

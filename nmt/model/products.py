@@ -1,0 +1,139 @@
+"""Products of activations with weights, by the fastest library that torch brings for the processor.
+
+On processors with AVX-512 that are not Intel's, MKL, which torch takes for float32, uses half of
+their width; oneDNN uses all of it and is twice as fast there. Elsewhere these are torch's own.
+"""
+
+# N rows, I inner and O outer dimension
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+
+class Linear(nn.Linear):
+    """x W^T + b, by `linear`; also by a block of the rows of W alone."""
+
+    packed: dict[tuple[int, int], Tensor] | None = None  # blocks of W; see `freeze`
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (..., I) to (..., O)."""
+        return self.block(input, 0, self.out_features)
+
+    def relu(self, x: Tensor) -> Tensor:
+        """Compute max(0, x W^T + b) of `x` (..., I)."""
+        return self.block(x, 0, self.out_features, activation="relu")
+
+    def block(self, x: Tensor, start: int, end: int, *, activation: str = "none") -> Tensor:
+        """Compute the outputs from `start` to `end` alone, (..., end - start)."""
+        weight, bias = self.weight[start:end], self.bias[start:end]
+        return linear(x, _pack(self.packed, weight, x, start), bias, activation=activation)
+
+
+class Embedding(nn.Embedding):
+    """A vector (D) for each of V ids, and the logits of a vector by the same matrix."""
+
+    packed: dict[tuple[int, int], Tensor] | None = None
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states (..., D) to unnormalised log-probabilities (..., V)."""
+        return linear(hidden, _pack(self.packed, self.weight, hidden, 0))
+
+
+def freeze(model: nn.Module) -> None:
+    """Let products with the weights of `model` use copies in the library's own order, made when
+    first needed; the weights must not change any more.
+    """
+    for module in model.modules():
+        if isinstance(module, Linear | Embedding):
+            module.packed = {}
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none"
+) -> Tensor:
+    """Compute x W^T + b, (..., O), of `x` (..., I), `weight` (O, I) and `bias` (O,), and with
+    `activation` relu the larger of that and 0.
+    """
+    if not _takes_onednn(x):
+        y = F.linear(x, weight, bias)
+        return torch.relu(y) if activation == "relu" else y
+    if torch.is_grad_enabled():
+        return _OneDnnLinear.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call, no-any-return]
+    return _onednn(x, weight, bias, activation)
+
+
+def product(a: Tensor, b: Tensor) -> Tensor:
+    """Compute a b, (N, O), of `a` (N, I) and `b` (I, O), without a gradient."""
+    return _onednn(a, b.T) if _takes_onednn(a) else a @ b
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+    ) -> Tensor:
+        y = _onednn(x, weight, bias, activation)
+        ctx.is_relu = activation == "relu"
+        ctx.save_for_backward(x, weight, *((y,) if ctx.is_relu else ()))
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, *others = ctx.saved_tensors
+        grad = grads[0]
+        for y in others:
+            grad = torch.ops.aten.threshold_backward(grad, y, 0)
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        grad = grad.flatten(0, -2)  # (N, O)
+        grad_x = _onednn(grad, weight.T).view_as(x) if needs_x else None
+        grad_weight = _onednn(grad.T, x.flatten(0, -2).T) if needs_weight else None  # (O, I)
+        return grad_x, grad_weight, grad.sum(0) if needs_bias else None, None
+
+
+def _onednn(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+
+
+def _pack(
+    packed: dict[tuple[int, int], Tensor] | None, weight: Tensor, x: Tensor, start: int
+) -> Tensor:
+    """Return rows of a weight as they are best multiplied by, where they are frozen."""
+    if packed is None or torch.is_grad_enabled() or not _takes_onednn(x):
+        return weight
+    key = start, len(weight)
+    if key not in packed:
+        packed[key] = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return packed[key]
+
+
+def _takes_onednn(x: Tensor) -> bool:
+    return (
+        x.device.type == "cpu"
+        and x.dtype is torch.float32
+        and x.numel() > 0  # of nothing oneDNN makes no product
+        and is_onednn_faster()
+        and not torch.is_autocast_enabled("cpu")
+        and not torch.compiler.is_compiling()
+    )
+
+
+@functools.cache
+def is_onednn_faster() -> bool:
+    """Say whether oneDNN has wider instructions than MKL on this processor."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return False
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "GenuineIntel" not in info.read_text(encoding="utf-8")
