@@ -17,6 +17,7 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+from torch.overrides import TorchFunctionMode
 
 from nmt.config import ModelConfig, SearchConfig
 from nmt.data.tokenizer import Tokenizer
@@ -152,15 +153,28 @@ def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizer:
 
 def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.device) -> Transformer:
     """Make the Transformer of `info` with `weights`; names and shapes must match."""
-    with torch.device("meta"):
+    with _NoDraws():
         model = Transformer(info.model, info.vocab_size)
     try:
         model.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"the weights do not fit the model's config: {reason}") from None
-    model.reset_positions()
     return model.to(device)
+
+
+class _NoDraws(TorchFunctionMode):
+    """Leaves new weights undefined, since others are about to take their place.
+
+    The device `meta` would do so too, but torch imports its compiler for it, which takes seconds.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
+            return args[0]
+        if getattr(func, "__module__", None) == "torch.nn.init":
+            return args[0] if args else kwargs["tensor"]
+        return func(*args, **(kwargs or {}))
 
 
 def find_model(folder: Path) -> Path:

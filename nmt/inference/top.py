@@ -6,8 +6,13 @@ among the groups with the highest maxima.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
+
+Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
+"""Takes values (B, N) and a count C; returns the C highest of each row, best first, and where."""
 
 NEVER = float("-inf")
 _GROUP = 64  # of several thousand tokens there are about as many groups as tokens in the best few
@@ -24,15 +29,12 @@ def best_continuations(sums: Tensor, log_probs: Tensor, count: int) -> tuple[Ten
     """
     (batch, beams), vocab_size = sums.shape, log_probs.size(1)
     wanted = min(count + 1, beams * vocab_size)  # one more shows whether the last is a tie
-    totals, places = _candidates(sums, log_probs, wanted)
-    top, index = totals.topk(wanted)  # of equals topk takes any
-    places = places.gather(1, index)
+    top, places = _choose(sums, log_probs, wanted, _topk)
     equal = (top[:, 1:] == top[:, :-1]) & (top[:, 1:] > NEVER)
     if equal.any():
         tied = equal.any(dim=1).nonzero().squeeze(1)
-        everything = sums[tied].unsqueeze(2) + log_probs.view(batch, beams, -1)[tied]
-        values, order = everything.flatten(1).sort(dim=1, descending=True, stable=True)
-        top[tied], places[tied] = values[:, :wanted], order[:, :wanted]
+        their_probs = log_probs.view(batch, beams, -1)[tied].flatten(0, 1)
+        top[tied], places[tied] = _choose(sums[tied], their_probs, wanted, _stable)
     return top[:, :count], places[:, :count]
 
 
@@ -44,21 +46,31 @@ def likeliest(log_probs: Tensor) -> Tensor:
     return tokens.gather(1, best).squeeze(1)
 
 
-def _candidates(sums: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return totals and places (B, N) of each sentence, among them the `count` highest."""
+def _choose(sums: Tensor, log_probs: Tensor, count: int, best: Best) -> tuple[Tensor, Tensor]:
+    """Return the highest totals of each sentence (B, C) and their places, as `best` chooses."""
     (batch, beams), vocab_size = sums.shape, log_probs.size(1)
     maxima = _group_maxima(log_probs).view(batch, beams, -1)  # (B, K, G)
     num_groups = maxima.size(2)
-    best = (sums.unsqueeze(2) + maxima).flatten(1)  # (B, K * G)
-    groups = best.topk(min(count, best.size(1))).indices  # (B, C)
-    beam = groups.div(num_groups, rounding_mode="floor").unsqueeze(2)  # (B, C, 1)
+    bounds = (sums.unsqueeze(2) + maxima).flatten(1)  # (B, K * G)
+    groups = best(bounds, min(count, bounds.size(1)))[1].sort(dim=1).values  # (B, C)
+    beam = groups.div(num_groups, rounding_mode="floor")  # (B, C)
     tokens = _members(groups % num_groups)  # (B, C, 64)
-    places = beam * vocab_size + tokens.clamp(max=vocab_size - 1)
-    totals = sums.gather(1, beam.squeeze(2)).unsqueeze(2) + log_probs.view(batch, -1).gather(
-        1, places.flatten(1)
-    ).view_as(places)
+    places = beam.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
+    added = log_probs.view(batch, -1).gather(1, places.flatten(1)).view_as(places)
+    totals = sums.gather(1, beam).unsqueeze(2) + added
     totals.masked_fill_(tokens >= vocab_size, NEVER)  # the last group may have fewer
-    return totals.flatten(1), places.flatten(1)
+    top, index = best(totals.flatten(1), count)
+    return top, places.flatten(1).gather(1, index)
+
+
+def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    top, index = values.topk(count)  # of equals it takes any
+    return top, index
+
+
+def _stable(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    top, index = values.sort(dim=1, descending=True, stable=True)
+    return top[:, :count], index[:, :count]
 
 
 def _group_maxima(log_probs: Tensor) -> Tensor:
