@@ -74,6 +74,12 @@ class TrainConfig:
 
     data_dir: str = option(DEFAULT_DATA_DIR, "data folder made by nmt-preprocess")
     run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write, or to go on with")
+    mix: dict[str, float] = option(
+        dict, "weight of named corpora instead of preprocessing's, e.g. mix.news=2; 0 leaves out"
+    )
+    mix_temperature: float | None = option(
+        None, "evens out the shares of corpora; null: as preprocessed"
+    )
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights a new run starts with"
     )
