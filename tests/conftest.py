@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig, TokenizerConfig
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.model.transformer import Transformer
 from nmt.options import Norm, Positions
 from nmt.training import flops
@@ -88,7 +89,7 @@ def tokenizer_config(**changes: Any) -> TokenizerConfig:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A joint BPE model of 330 pieces."""
-    return train_tokenizer(sentences(200), tokenizer_config(), seed=0, num_threads=1)
+    return train_tokenizer(sentences(200), tokenizer_config())
 
 
 @pytest.fixture(scope="session")

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 from conftest import sentences, tokenizer_config
 
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, DataError, ModelError
 
 TYPED = ["<s> </s> <pad> <unk> ▁", "</s>", "a</s>b", "<s>", "<pad><pad>", "<0x0A>"]
@@ -16,9 +17,7 @@ RARE = ["😀 👩‍👩‍👧", "漢字 かな", "ᚠᚢᚦ", "𓀀𓁐", "Ω
 
 
 def train(size: int, *, count: int = 200) -> Tokenizer:
-    return train_tokenizer(
-        sentences(count), tokenizer_config(vocab_size=size), seed=0, num_threads=1
-    )
+    return train_tokenizer(sentences(count), tokenizer_config(vocab_size=size))
 
 
 def control_ids(tokenizer: Tokenizer) -> set[int]:
@@ -43,7 +42,7 @@ def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer, text: str
 
 def test_control_symbols_in_the_training_text_stay_text() -> None:
     text = ["<s> the </s> tree <pad> <unk>"] * 50 + sentences(100)
-    tokenizer = train_tokenizer(text, tokenizer_config(), seed=0, num_threads=1)
+    tokenizer = train_tokenizer(text, tokenizer_config())
     ids = tokenizer.encode("<s> the </s> tree <pad> <unk>")
     assert not set(ids) & control_ids(tokenizer)
     assert tokenizer.decode(ids) == "<s> the </s> tree <pad> <unk>"
@@ -52,7 +51,7 @@ def test_control_symbols_in_the_training_text_stay_text() -> None:
 @pytest.mark.parametrize("text", [*RARE, *sentences(5, seed=9), "ünïcödé GROß"])
 def test_text_comes_back_byte_for_byte_without_an_unknown(text: str) -> None:
     config = tokenizer_config(normalization="identity")
-    tokenizer = train_tokenizer(sentences(200), config, seed=0, num_threads=1)
+    tokenizer = train_tokenizer(sentences(200), config)
     ids = tokenizer.encode(text)
     assert tokenizer.unk_id not in ids
     assert tokenizer.decode(ids) == text
@@ -101,12 +100,12 @@ def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
 
 def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
     with pytest.raises(ConfigError, match=r"vocab_size=300 is too small") as caught:
-        train_tokenizer(alphabet(), tokenizer_config(vocab_size=300), seed=0, num_threads=1)
+        train_tokenizer(alphabet(), tokenizer_config(vocab_size=300))
     assert "\n" not in str(caught.value)
     found = re.search(r"set it to (\d+) or more", str(caught.value))
     assert found
     config = tokenizer_config(vocab_size=int(found[1]))
-    assert train_tokenizer(alphabet(), config, seed=0, num_threads=1)
+    assert train_tokenizer(alphabet(), config)
 
 
 def alphabet() -> list[str]:
@@ -117,7 +116,7 @@ def alphabet() -> list[str]:
 
 def test_a_corpus_without_text_is_a_data_error() -> None:
     with pytest.raises(DataError) as caught:
-        train_tokenizer([], tokenizer_config(), seed=0, num_threads=1)
+        train_tokenizer([], tokenizer_config())
     assert "\n" not in str(caught.value)
 
 

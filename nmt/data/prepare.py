@@ -19,7 +19,8 @@ from typing import Any
 from nmt.config import DataConfig, PreprocessConfig
 from nmt.data import corpus
 from nmt.data.binary import write_pairs
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.files import replace_folder, write_json
 from nmt.options import resolve
@@ -113,9 +114,7 @@ def _train_tokenizer(config: PreprocessConfig) -> Tokenizer:
     if first is None:
         raise DataError("the training corpus is empty: no pair has text on both sides")
     sentences = (text for pair in _chain(first, usable) for text in pair)
-    return train_tokenizer(
-        sentences, config.tokenizer, seed=config.seed, num_threads=config.num_threads or 16
-    )
+    return train_tokenizer(sentences, config.tokenizer)
 
 
 def _chain(first: corpus.Pair, rest: Iterable[corpus.Pair]) -> Iterator[corpus.Pair]:
