@@ -8,16 +8,15 @@ number. It knows nothing of tokens.
 from __future__ import annotations
 
 import functools
-import gzip
 import itertools
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import Any, cast
 
 from nmt.config import DataConfig, SplitConfig
 from nmt.data import copying, homeassistant, numbers
+from nmt.data.reading import open_bytes, unpacking
 from nmt.errors import DataError
 from nmt.options import Corpus, resolve
 
@@ -25,14 +24,6 @@ SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
 LINE_BREAKS = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
-
-
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file, through gzip when its name ends in .gz; a missing one is a `DataError`."""
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {what}; give the path of a text file")
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def clean_line(raw: bytes, place: str) -> str:
@@ -52,15 +43,13 @@ def clean_line(raw: bytes, place: str) -> str:
 
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a byte stream; `name` stands in error messages."""
-    try:
+    with unpacking(name):
         for number, raw in enumerate(stream, start=1):
             yield clean_line(raw.removesuffix(b"\n"), f"{name}:{number}")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: not a whole gzip file ({error}); fetch it again") from None
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a file, plain or .gz."""
+    """Yield the lines of a file, plain, .gz, .xz or .zst."""
     path = resolve(path)
     with open_bytes(path) as stream:
         yield from read_stream(stream, str(path))
@@ -77,7 +66,7 @@ def read_input(path: str) -> Iterator[str]:
 
 def count_lines(path: str) -> int:
     """Count the lines of a file without decoding them."""
-    with open_bytes(resolve(path)) as stream:
+    with open_bytes(resolve(path)) as stream, unpacking(path):
         return sum(1 for _ in stream)
 
 
@@ -178,8 +167,10 @@ def _read_split(split: SplitConfig, config: DataConfig) -> Iterator[Pair]:
     if split.dataset is not None:
         yield from read_dataset(split, config.src_lang, config.tgt_lang)
     elif split.tsv is not None:
-        yield from read_tsv(split.tsv)
+        for path in split.tsv:
+            yield from read_tsv(path)
     else:
         assert split.src is not None
         assert split.tgt is not None
-        yield from read_file_pair(split.src, split.tgt)
+        for src, tgt in zip(split.src, split.tgt, strict=True):
+            yield from read_file_pair(src, tgt)
