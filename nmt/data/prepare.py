@@ -7,7 +7,6 @@ The folder is written beside its place and renamed into it, so that an interrupt
 from __future__ import annotations
 
 import hashlib
-import json
 import logging
 import shutil
 from collections.abc import Iterable, Iterator
@@ -68,25 +67,6 @@ def prepare(config: PreprocessConfig) -> dict[str, SplitReport]:
         write_json(folder / "report.json", plain)
         write_json(folder / "meta.json", _meta(folder, config, tokenizer, reports))
     return reports
-
-
-def read_meta(data_dir: Path) -> dict[str, Any]:
-    """Read `meta.json`; a folder that is none of ours, or a newer one, is a `DataError`."""
-    path = data_dir / "meta.json"
-    if not path.is_file():
-        what = "is no data folder" if data_dir.is_dir() else "does not exist"
-        raise DataError(f"{data_dir} {what}; make it with: nmt-preprocess data_dir={data_dir}")
-    try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = meta["format_version"]
-    except (ValueError, KeyError, TypeError):
-        raise DataError(f"{path} is damaged; run nmt-preprocess again") from None
-    if version > FORMAT_VERSION:
-        raise DataError(
-            f"{data_dir} has format_version {version}, this nmt reads up to "
-            f"{FORMAT_VERSION}; update nmt or preprocess again"
-        )
-    return meta
 
 
 def _check_sources(config: DataConfig) -> None:

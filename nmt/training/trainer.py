@@ -19,8 +19,8 @@ from nmt import checkpoint
 from nmt.config import TrainConfig
 from nmt.data.batching import TokenBatchSampler, Update, batch_cost
 from nmt.data.binary import open_split
-from nmt.data.prepare import read_meta
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.folder import read_meta
+from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, gather, set_num_threads
 from nmt.errors import StoppedError
 from nmt.options import BestMetric, resolve
@@ -50,7 +50,7 @@ class Trainer:
         set_num_threads(config.num_threads)
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
-        self.tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
+        self.tokenizer = load_tokenizers(data_dir)
         data = open_split(data_dir, "train")
         self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
         self.sampler = TokenBatchSampler(
@@ -318,9 +318,10 @@ class Trainer:
         return checkpoint.ModelInfo(
             model=self.config.model,
             search=self.config.search,
-            vocab_size=self.tokenizer.vocab_size,
+            vocab_size=self.tokenizer.tgt.vocab_size,
             src_lang=self.meta["src_lang"],
             tgt_lang=self.meta["tgt_lang"],
             tokenizer_sha256=self.tokenizer.sha256,
             updates=self.state.update,
+            src_vocab_size=self.tokenizer.src_vocab_size,
         )
