@@ -43,14 +43,25 @@ class Cleaned:
         """The line of each pair in its file, from 1."""
         return self.rows + self.places[0].first_line
 
-    def drop(self, reason: str, at_src: Mask, at_tgt: Mask | None = None) -> Mask:
-        """Drop pairs for something in the source or target, and return which of them stay."""
+    def drop(
+        self,
+        reason: str,
+        at_src: Mask,
+        at_tgt: Mask | None = None,
+        *,
+        places: list[Place] | None = None,
+    ) -> Mask:
+        """Drop pairs for something in the source or target, and return which of them stay.
+
+        `places` names the first of them, where more is known than side and line.
+        """
         keep = ~at_src if at_tgt is None else ~(at_src | at_tgt)
         dropped = np.flatnonzero(~keep)
         if len(dropped) == 0:
             return keep
-        first = dropped[:NUM_EXAMPLES].tolist()
-        places = [self.places[not at_src[i]].place(int(self.rows[i])) for i in first]
+        if places is None:
+            first = dropped[:NUM_EXAMPLES].tolist()
+            places = [self.places[not at_src[i]].place(int(self.rows[i])) for i in first]
         self.counts.drop(reason, len(dropped), places)
         self.counts.kept -= len(dropped)
         stay = np.flatnonzero(keep).tolist()

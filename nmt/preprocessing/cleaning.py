@@ -6,8 +6,6 @@ what differs for held-out pairs: these are mended, and none is ever lost. Tokens
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
 import numpy as np
 
 from nmt.config import PreprocessConfig
@@ -16,9 +14,9 @@ from nmt.options import Invalid
 from nmt.preprocessing import filters
 from nmt.preprocessing.chunks import Chunk
 from nmt.preprocessing.cleaned import Cleaned, Mask, Where
-from nmt.preprocessing.counts import Counts
+from nmt.preprocessing.counts import NUM_EXAMPLES, Counts, Place
 from nmt.preprocessing.fields import Sides, take_columns, take_fields
-from nmt.preprocessing.lines import clean_breaks, decode
+from nmt.preprocessing.lines import Fault, Faults, clean_breaks, decode
 from nmt.preprocessing.sources import Format, Source
 
 NOT_UTF8 = "not UTF-8"
@@ -40,8 +38,8 @@ def clean(
     read = _read_pair if chunk.source.format is Format.pair else _read_records
     sides = read(chunk, places, counts)
     cleaned = Cleaned(sides.src, sides.tgt, np.arange(chunk.num_pairs), places, counts)
-    overlong = [line - chunk.first_line for line in chunk.overlong]
-    _settle(cleaned, OVERLONG, overlong, mend=held_out)
+    overlong = {line - chunk.first_line: Fault(None, OVERLONG) for line in chunk.overlong}
+    _settle(cleaned, OVERLONG, (overlong, {}), mend=held_out)
     _settle_broken(cleaned, sides, config.data.invalid, held_out)
     _settle_malformed(cleaned, sides, config.data.invalid, held_out)
     filters.settle_nul(cleaned, mend=held_out or not config.filter.nul)
@@ -85,21 +83,16 @@ def _take(lines: list[str], source: Source, place: Where, counts: Counts) -> Sid
 
 
 def _settle_broken(cleaned: Cleaned, sides: Sides, invalid: Invalid, held_out: bool) -> None:
-    rows = (
-        min((row, side) for side in (0, 1) for row in sides.broken[side])
-        if any(sides.broken)
-        else None
-    )
-    if rows is None:
+    if not any(sides.broken):
         return
-    row, side = rows
     if invalid is Invalid.error:
+        row, side = min((row, side) for side in (0, 1) for row in sides.broken[side])
         raise DataError(
             f"{cleaned.places[side].place(row)}: {sides.broken[side][row].message}; convert the "
             "file, for example with iconv -f latin1 -t utf-8, or set data.invalid=replace or drop"
         )
     mend = held_out or invalid is Invalid.replace
-    _settle(cleaned, NOT_UTF8, *sides.broken, mend=mend, number=sides.num_broken)
+    _settle(cleaned, NOT_UTF8, sides.broken, mend=mend, number=sides.num_broken)
 
 
 def _settle_malformed(cleaned: Cleaned, sides: Sides, invalid: Invalid, held_out: bool) -> None:
@@ -109,23 +102,29 @@ def _settle_malformed(cleaned: Cleaned, sides: Sides, invalid: Invalid, held_out
             f"{cleaned.places[0].place(row)}: {sides.malformed[row]}; mend the line, or leave such "
             "lines out with data.invalid=drop"
         )
-    _settle(cleaned, MALFORMED, sides.malformed, mend=held_out)
+    _settle(cleaned, MALFORMED, (sides.malformed, {}), mend=held_out)
 
 
 def _settle(
     cleaned: Cleaned,
     reason: str,
-    at_src: Iterable[int],
-    at_tgt: Iterable[int] = (),
+    faults: Faults,
     *,
     mend: bool,
     number: int | None = None,
 ) -> None:
-    """Drop rows of the chunk, or count `number` (or the rows) as replaced there."""
-    found = sorted((row, side) for side, rows in enumerate((at_src, at_tgt)) for row in rows)
-    if found and mend:
-        places = [cleaned.places[side].place(row) for row, side in found]
+    """Drop rows of the chunk with a fault on a side, or count `number` (or faults) as replaced."""
+    found = [(row, side) for side in (0, 1) for row in faults[side]]
+    if mend and found:
+        places = [_place(cleaned, row, side, faults) for row, side in sorted(found)]
         cleaned.counts.replace(reason, len(found) if number is None else number, places)
     elif found:
-        masks = [np.isin(cleaned.rows, list(rows)) for rows in (at_src, at_tgt)]
-        cleaned.drop(reason, masks[0], masks[1])
+        left = np.isin(cleaned.rows, [row for row, _ in found])
+        first = {row: side for row, side in sorted(found, reverse=True)}  # the source goes first
+        rows = cleaned.rows[left].tolist()
+        places = [_place(cleaned, row, first[row], faults) for row in rows[:NUM_EXAMPLES]]
+        cleaned.drop(reason, left, places=places)
+
+
+def _place(cleaned: Cleaned, row: int, side: int, faults: Faults) -> Place:
+    return cleaned.places[side].place(row, faults[side][row].byte)

@@ -33,12 +33,12 @@ class Counts:
     examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
 
     def drop(self, reason: str, number: int, places: list[Place]) -> None:
-        """Count dropped pairs; `places` are the first of them."""
+        """Count dropped pairs of one chunk; `places` are the first of them."""
         self.dropped[reason] = self.dropped.get(reason, 0) + number
         self._remember(reason, places)
 
     def replace(self, kind: str, number: int, places: list[Place]) -> None:
-        """Count what was stripped or replaced inside pairs; `places` are the first lines."""
+        """Count what was stripped or replaced in one chunk; `places` are the first lines."""
         self.replaced[kind] = self.replaced.get(kind, 0) + number
         self._remember(kind, places)
 
@@ -50,11 +50,12 @@ class Counts:
             for name, number in theirs.items():
                 mine[name] = mine.get(name, 0) + number
         for name, places in other.examples.items():
-            self._remember(name, places)
+            self.examples[name] = (self.examples.get(name, []) + places)[:NUM_EXAMPLES]
 
     def _remember(self, name: str, places: list[Place]) -> None:
-        known = self.examples.setdefault(name, [])
-        known.extend(places[: NUM_EXAMPLES - len(known)])
+        """Add places of the same chunk; one that is later may have been found before."""
+        known = self.examples.get(name, []) + places
+        self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file, names sorted; places as [file, line, byte]."""

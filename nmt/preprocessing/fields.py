@@ -3,9 +3,9 @@ r"""Takes source and target out of the lines of a TSV or JSONL file.
 TSV: columns stand between tabs; there is no quoting, and a quotation mark is text. JSONL: an object
 a line, the fields at its top or in its "translation", as in datasets of the hub; a value is text.
 
-One policy for a line that lacks a side (too few columns, no JSON, no object, no such field, null or
-a number): it is an error with its place, but with data.invalid=drop it is dropped and counted; held-
-out lines then stay, with empty text for what they lack.
+A line can lack a side: too few columns, no JSON, no object, no such field, null or a number there.
+That is an error with its place; with data.invalid=drop the pair is dropped and counted, or stays if
+it is held out, with empty text for what it lacks.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from typing import Any
 
 from nmt.preprocessing.cleaned import Where
 from nmt.preprocessing.counts import Counts
-from nmt.preprocessing.lines import SURROGATES
+from nmt.preprocessing.lines import SURROGATES, Fault, Faults
 
 # control characters inside strings are no reason to lose a line; NUL has its own filter
 _DECODER = json.JSONDecoder(strict=False)
@@ -29,10 +29,8 @@ class Sides:
 
     src: list[str]
     tgt: list[str]
-    malformed: dict[int, str] = field(default_factory=dict)
-    broken: tuple[dict[int, str], dict[int, str]] = field(
-        default_factory=lambda: ({}, {})
-    )  # not UTF-8, by file
+    malformed: dict[int, Fault] = field(default_factory=dict)
+    broken: Faults = field(default_factory=lambda: ({}, {}))  # not UTF-8
     num_broken: int = 0  # bytes, or halves of pairs
 
 
@@ -42,7 +40,7 @@ def take_columns(lines: list[str], columns: Sequence[int]) -> Sides:
     last = max(first, second)
     rows = [line.split("\t", last + 1) for line in lines]
     malformed = {
-        row: f"{len(cells)} of {last + 1} columns"
+        row: Fault(None, f"{len(cells)} of {last + 1} columns")
         for row, cells in enumerate(rows)
         if len(cells) <= last
     }
@@ -61,7 +59,7 @@ def take_fields(lines: list[str], names: Sequence[str], where: Where, counts: Co
             if not isinstance(value, str):
                 wrong = wrong or f'no text in the field "{name}"'
         if wrong:
-            sides.malformed[row] = wrong
+            sides.malformed[row] = Fault(None, wrong)
         src, tgt = (value if isinstance(value, str) else "" for value in values)
         sides.src.append(src)
         sides.tgt.append(tgt)
@@ -93,6 +91,7 @@ def _mend(texts: list[str], name: str, sides: Sides, where: Where, counts: Count
         sides.num_broken += sum(len(part) for part in SURROGATES.findall(joined))
         for row, text in enumerate(texts):
             if SURROGATES.search(text):
-                sides.broken[0].setdefault(row, f'half a surrogate pair in the field "{name}"')
+                message = f'half a surrogate pair in the field "{name}"'
+                sides.broken[0].setdefault(row, Fault(None, message))
                 texts[row] = SURROGATES.sub(lambda part: "\ufffd" * len(part[0]), text)
     return texts

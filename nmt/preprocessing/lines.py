@@ -1,7 +1,7 @@
 r"""Turns bytes into lines of text: the rules that hold for every corpus, whatever its format.
 
 - A line ends at the byte \n and nowhere else.
-- Broken UTF-8 is found by line and byte; each part of it can become U+FFFD, as Unicode recommends.
+- Fault UTF-8 is found by line and byte; each part of it can become U+FFFD, as Unicode recommends.
 - One \r before the end of a line is stripped, and one U+FEFF (BOM) at the start of a line: files
   that were joined have it in the middle too, and elsewhere it stays.
 - What other tools take for the end of a line, inside of one, becomes a space.
@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from nmt.preprocessing.cleaned import Where
 from nmt.preprocessing.counts import NUM_EXAMPLES, Counts, Place
@@ -32,12 +33,23 @@ BOM = "\ufeff"
 SURROGATES = re.compile("[\ud800-\udfff]+")
 
 
+class Fault(NamedTuple):
+    """What is wrong with a line."""
+
+    byte: int | None  # the first to blame, from 1
+    message: str
+
+
+Faults = tuple[dict[int, Fault], dict[int, Fault]]
+"""Those of source and target, by row; of a file with both sides all are in the first."""
+
+
 @dataclass
 class Decoded:
     """The text of a chunk, lines still in one piece, and what was broken in it."""
 
     text: str
-    broken: dict[int, str] = field(default_factory=dict)  # row -> what is wrong
+    broken: dict[int, Fault] = field(default_factory=dict)  # by row
     num_broken: int = 0  # bytes
 
 
@@ -62,7 +74,7 @@ def _decode_broken(raw: bytes) -> Decoded:
         if found := SURROGATES.search(line):
             byte = len(line[: found.start()].encode("utf-8")) + 1
             value = ord(found[0][0]) - 0xDC00
-            decoded.broken[row] = f"byte {byte} (0x{value:02x}) is not UTF-8"
+            decoded.broken[row] = Fault(byte, f"byte {byte} (0x{value:02x}) is not UTF-8")
             decoded.num_broken += sum(len(part) for part in SURROGATES.findall(line))
             lines[row] = line.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
     decoded.text = "\n".join(lines)
