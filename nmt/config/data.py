@@ -18,6 +18,16 @@ from nmt.options import (
 )
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+_RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")  # pieces of every tokenizer
+
+
+def _check_symbol(key: str, symbol: str) -> None:
+    """Refuse what cannot be one piece of a tokenizer."""
+    spaces = any(c.isspace() or c in "\0\u2581" for c in symbol)  # U+2581 is a space in pieces
+    rule = "must be text without spaces, for example <2de>"
+    require(symbol != "" and not spaces, key, symbol, rule)
+    rule = "is a control symbol or byte of every tokenizer; name it otherwise"
+    require(not _RESERVED.fullmatch(symbol), key, symbol, rule)
 
 
 @dataclass(kw_only=True)
@@ -28,7 +38,9 @@ class SplitConfig:
     order of their names); - is stdin. Files are plain, .gz, .xz or .zst.
     """
 
-    src: list[str] | None = option(None, "source text, one sentence a line: file, glob, list or - (stdin)")
+    src: list[str] | None = option(
+        None, "source text, one sentence a line: file, glob, list or - (stdin)"
+    )
     tgt: list[str] | None = option(None, "target text, aligned with src line by line")
     tsv: list[str] | None = option(None, "both sides in one file, with tabs between columns")
     columns: list[int] = option([1, 2], "columns of the TSV with source and target, from 1")
@@ -74,9 +86,8 @@ class CorpusConfig(SplitConfig):
         super().__post_init__()
         require(self.weight >= 0, "weight", self.weight, "must not be negative")
         for key in ("src_tag", "tgt_tag"):
-            tag = getattr(self, key)
-            valid = tag is None or (tag != "" and not any(map(str.isspace, tag)))
-            require(valid, key, tag, "must be text without spaces, for example <2de>")
+            if (tag := getattr(self, key)) is not None:
+                _check_symbol(key, tag)
 
 
 @dataclass(kw_only=True)
@@ -96,7 +107,9 @@ class FilterConfig:
     max_foreign: float = option(1.0, "largest share of letters outside the side's scripts")
     src_scripts: list[str] = option([], "scripts of the source, e.g. Latin; empty: by language")
     tgt_scripts: list[str] = option([], "scripts of the target; empty: by language")
-    language: bool = option(False, "drop pairs not in src_lang and tgt_lang (pip install nmt[langid])")
+    language: bool = option(
+        False, "drop pairs not in src_lang and tgt_lang (pip install nmt[langid])"
+    )
 
     def __post_init__(self) -> None:
         valid = self.max_ratio == 0 or self.max_ratio >= 1
@@ -164,8 +177,7 @@ class TokenizerConfig:
         rule = "must be one of " + ", ".join(NORMALIZATIONS)
         require(self.normalization in NORMALIZATIONS, key, self.normalization, rule)
         for symbol in self.symbols:
-            valid = symbol != "" and not any(map(str.isspace, symbol))
-            require(valid, "tokenizer.symbols", symbol, "must be text without spaces")
+            _check_symbol("tokenizer.symbols", symbol)
         self._check_models()
 
     def _check_models(self) -> None:

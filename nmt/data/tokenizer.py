@@ -59,6 +59,11 @@ class Tokenizer:
         return self
 
     @property
+    def src_vocab_size(self) -> None:
+        """Size of a vocabulary that the source has for itself: there is none."""
+        return None
+
+    @property
     def sha256(self) -> str:
         """Fingerprint of the vocabulary, for checks that data and model belong together."""
         return hashlib.sha256(self.model).hexdigest()
@@ -94,6 +99,15 @@ class Tokenizer:
         """Show ids as pieces, for people to read."""
         return [self._processor.id_to_piece(i) for i in ids]
 
+    def all_pieces(self) -> list[str]:
+        """Return the vocabulary; piece i has the id i."""
+        return self.pieces(range(self.vocab_size))
+
+    @property
+    def control_ids(self) -> list[int]:
+        """Ids of padding, unknown, start and end."""
+        return [self.pad_id, self.unk_id, self.bos_id, self.eos_id]
+
 
 @dataclass(frozen=True)
 class SeparateTokenizers:
@@ -101,6 +115,11 @@ class SeparateTokenizers:
 
     src: Tokenizer
     tgt: Tokenizer
+
+    @property
+    def src_vocab_size(self) -> int:
+        """Size of the vocabulary that the source has for itself."""
+        return self.src.vocab_size
 
     @property
     def sha256(self) -> str:

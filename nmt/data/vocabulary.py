@@ -60,9 +60,16 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     if config.tokenizer.tgt_model is None:
         return adopt_tokenizer(src_path, [*src_symbols, *tgt_symbols])
     tgt_path = resolve(config.tokenizer.tgt_model)
-    return SeparateTokenizers(
-        adopt_tokenizer(src_path, src_symbols), adopt_tokenizer(tgt_path, tgt_symbols)
-    )
+    src, tgt = adopt_tokenizer(src_path, src_symbols), adopt_tokenizer(tgt_path, tgt_symbols)
+    names = [" ".join(one.pieces(one.control_ids)) for one in (src, tgt)]
+    if names[0] != names[1]:
+        raise ConfigError(
+            f"{src_path} calls its control symbols {names[0]}, {tgt_path} {names[1]}; "
+            "take two models with the same names"
+        )
+    if src.control_ids != tgt.control_ids:
+        log.warning("the control symbols of the models differ in id: no export to huggingface")
+    return SeparateTokenizers(src, tgt)
 
 
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:

@@ -37,7 +37,7 @@ def describe(config: TrainConfig, learner: Learner, updates: list[Update], world
     log.info(
         "%d parameters, vocabulary %d, %s, %s; learning rate %.3e at its peak, update %d",
         num_parameters(learner.model),
-        learner.tokenizer.vocab_size,
+        learner.tokenizer.tgt.vocab_size,
         learner.device,
         str(learner.precision.dtype).removeprefix("torch."),
         learning_rate(warmup, config),

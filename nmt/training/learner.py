@@ -20,7 +20,7 @@ from nmt.config import TrainConfig
 from nmt.data.batch import make_batch, make_compiled_batch
 from nmt.data.batching import Lengths, Rows, Update
 from nmt.data.binary import ParallelData
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.transformer import Transformer
 from nmt.training.compiled import Compiler
@@ -57,7 +57,7 @@ class Learner:
     """Model, optimizer and all that turns a batch into better weights, on one rank."""
 
     def __init__(
-        self, config: TrainConfig, data: ParallelData, tokenizer: Tokenizer, world: World,
+        self, config: TrainConfig, data: ParallelData, tokenizer: Tokenizers, world: World,
         device: torch.device,
     ) -> None:  # fmt: skip
         self.config, self.world, self.device = config, world, device
@@ -66,7 +66,8 @@ class Learner:
         self.precision = Precision(find_dtype(config.dtype, device), device, tf32=config.tf32)
         self.model = Transformer(
             config.model,
-            tokenizer.vocab_size,
+            tokenizer.tgt.vocab_size,
+            src_vocab_size=tokenizer.src_vocab_size,
             activation_checkpointing=config.activation_checkpointing,
         ).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
@@ -75,7 +76,7 @@ class Learner:
         self.objective: nn.Module = Objective(
             self.model,
             smoothing=config.label_smoothing,
-            pad_id=tokenizer.pad_id,
+            pad_id=tokenizer.tgt.pad_id,
             forward_model=self.compiler.compile(self.model) if self.compiler else None,
         )
 
@@ -117,7 +118,7 @@ class Learner:
             self.device,
             self.precision.dtype,
             self.config.model,
-            vocab_size=self.tokenizer.vocab_size,
+            vocab_size=self.tokenizer.tgt.vocab_size,
             num_tokens=self.config.max_tokens,
         )
         return sum_over_ranks(torch.tensor([rate], device=self.device))[0]
@@ -233,5 +234,5 @@ class Learner:
         """Return the operations of this rank's products and its positions, padding included."""
         lengths = [self.lengths[rows] for rows in batches]
         positions = sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)
-        vocab_size = self.tokenizer.vocab_size
+        vocab_size = self.tokenizer.tgt.vocab_size
         return sum(training_flops(self.config.model, vocab_size, p) for p in lengths), positions

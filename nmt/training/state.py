@@ -21,7 +21,7 @@ from torch import Tensor
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
 from nmt.options import Schedule, resolve
 
@@ -103,7 +103,7 @@ def load_newest(run_dir: Path) -> dict[str, Any] | None:
     return None
 
 
-def weights_to_begin_with(config: TrainConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+def weights_to_begin_with(config: TrainConfig, tokenizer: Tokenizers) -> dict[str, Tensor]:
     """Read the weights that `init_from` names; they must be of the same tokenizer and shapes."""
     folder = checkpoint.find_model(resolve(str(config.init_from)))
     info = checkpoint.load_info(folder)
