@@ -18,8 +18,8 @@ from typing import Any
 from nmt.config import DataConfig, PreprocessConfig
 from nmt.data import corpus
 from nmt.data.binary import write_pairs
-from nmt.data.tokenizer import Tokenizer
-from nmt.data.vocabulary import train_tokenizer
+from nmt.data.tokenizer import Tokenizers, save_tokenizers
+from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import replace_folder, write_json
 from nmt.options import resolve
@@ -58,7 +58,7 @@ def prepare(config: PreprocessConfig) -> dict[str, SplitReport]:
     _check_sources(config.data)
     with replace_folder(resolve(config.data_dir), marker="meta.json") as folder:
         tokenizer = _train_tokenizer(config)
-        (folder / "tokenizer.model").write_bytes(tokenizer.model)
+        save_tokenizers(folder, tokenizer)
         reports = {"train": _write_train(folder, config, tokenizer)}
         for split in ("valid", "test"):
             if corpus.has_split(config.data, split):
@@ -87,14 +87,16 @@ def _usable(pairs: Iterable[corpus.Pair], report: SplitReport) -> Iterator[tuple
             report.drop("empty side", line)
 
 
-def _train_tokenizer(config: PreprocessConfig) -> Tokenizer:
+def _train_tokenizer(config: PreprocessConfig) -> Tokenizers:
+    if config.tokenizer.model is not None:
+        return open_tokenizers(config)
     pairs = corpus.read_pairs(config.data, "train", seed=config.seed)
     usable = (pair for _, pair in _usable(pairs, SplitReport()))
     first = next(usable, None)
     if first is None:
         raise DataError("the training corpus is empty: no pair has text on both sides")
-    sentences = (text for pair in _chain(first, usable) for text in pair)
-    return train_tokenizer(sentences, config.tokenizer)
+    sources, targets = zip(*_chain(first, usable), strict=True)
+    return train_tokenizers(config, sources, targets)
 
 
 def _chain(first: corpus.Pair, rest: Iterable[corpus.Pair]) -> Iterator[corpus.Pair]:
@@ -102,11 +104,11 @@ def _chain(first: corpus.Pair, rest: Iterable[corpus.Pair]) -> Iterator[corpus.P
     yield from rest
 
 
-def _write_train(folder: Path, config: PreprocessConfig, tokenizer: Tokenizer) -> SplitReport:
+def _write_train(folder: Path, config: PreprocessConfig, tokenizer: Tokenizers) -> SplitReport:
     report = SplitReport()
     lines = _usable(corpus.read_pairs(config.data, "train", seed=config.seed), report)
     ids = _encode(lines, tokenizer, report, config, keep_all=False)
-    write_pairs(folder / "train-00000.arrow", ids, tokenizer.vocab_size)
+    write_pairs(folder / "train-00000.arrow", ids, _vocab_size(tokenizer))
     if report.kept == 0:
         raise DataError(
             f"all {report.read} training pairs were dropped ({_reasons(report)}); "
@@ -120,7 +122,7 @@ def _write_train(folder: Path, config: PreprocessConfig, tokenizer: Tokenizer) -
 
 
 def _write_held_out(
-    folder: Path, split: str, config: PreprocessConfig, tokenizer: Tokenizer
+    folder: Path, split: str, config: PreprocessConfig, tokenizer: Tokenizers
 ) -> SplitReport:
     """Write raw text for references, and for `valid` the ids too; nothing is dropped."""
     report = SplitReport()
@@ -134,13 +136,13 @@ def _write_held_out(
         (folder / f"{split}.{name}").write_text(text, encoding="utf-8", newline="\n")
     report.read = len(pairs)
     ids = _encode(enumerate(pairs, start=1), tokenizer, report, config, keep_all=True)
-    write_pairs(folder / f"{split}-00000.arrow", ids, tokenizer.vocab_size)
+    write_pairs(folder / f"{split}-00000.arrow", ids, _vocab_size(tokenizer))
     return report
 
 
 def _encode(
     lines: Iterable[tuple[int, corpus.Pair]],
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizers,
     report: SplitReport,
     config: PreprocessConfig,
     *,
@@ -149,8 +151,8 @@ def _encode(
     lines = iter(lines)
     num_threads = config.num_threads or -1
     while chunk := list(islice(lines, _LINES_A_CHUNK)):
-        sources = tokenizer.encode_batch([pair[0] for _, pair in chunk], num_threads)
-        targets = tokenizer.encode_batch([pair[1] for _, pair in chunk], num_threads)
+        sources = tokenizer.src.encode_batch([pair[0] for _, pair in chunk], num_threads)
+        targets = tokenizer.tgt.encode_batch([pair[1] for _, pair in chunk], num_threads)
         for (line, _), src, tgt in zip(chunk, sources, targets, strict=True):
             if not keep_all and max(len(src), len(tgt)) + 1 > config.max_length:
                 report.drop("too long", line)
@@ -158,7 +160,8 @@ def _encode(
             report.kept += 1
             report.src_tokens += len(src)
             report.tgt_tokens += len(tgt)
-            report.unknown_tokens += src.count(tokenizer.unk_id) + tgt.count(tokenizer.unk_id)
+            report.unknown_tokens += src.count(tokenizer.src.unk_id)
+            report.unknown_tokens += tgt.count(tokenizer.tgt.unk_id)
             yield src, tgt
 
 
@@ -170,7 +173,7 @@ def _reasons(report: SplitReport) -> str:
 
 
 def _meta(
-    folder: Path, config: PreprocessConfig, tokenizer: Tokenizer, reports: dict[str, SplitReport]
+    folder: Path, config: PreprocessConfig, tokenizer: Tokenizers, reports: dict[str, SplitReport]
 ) -> dict[str, Any]:
     digest = hashlib.sha256()
     for path in sorted(folder.glob("*.arrow")):
@@ -180,12 +183,16 @@ def _meta(
         "format_version": FORMAT_VERSION,
         "src_lang": config.data.src_lang,
         "tgt_lang": config.data.tgt_lang,
-        "vocab_size": tokenizer.vocab_size,
+        "vocab_size": tokenizer.tgt.vocab_size,
         "tokenizer_sha256": tokenizer.sha256,
         "data_sha256": digest.hexdigest(),
         "max_length": config.max_length,
         "num_pairs": {name: report.kept for name, report in reports.items()},
     }
+
+
+def _vocab_size(tokenizer: Tokenizers) -> int:
+    return max(tokenizer.src.vocab_size, tokenizer.tgt.vocab_size)
 
 
 class _HashWriter:
