@@ -1,0 +1,159 @@
+"""What a worker process does: bytes of a chunk become clean pairs, token ids and counts.
+
+Everything is done for a chunk at a time. It knows nothing of files to write.
+"""
+
+# N pairs of a chunk, V vocabulary
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmt.config import PreprocessConfig
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.preprocessing.cleaned import Cleaned, Mask, Rows
+from nmt.preprocessing.cleaning import clean
+from nmt.preprocessing.counts import Counts
+from nmt.preprocessing.duplicates import Hashes, hash_pairs
+from nmt.preprocessing.filters import drop_by_tokens
+from nmt.preprocessing.job import Piece
+from nmt.preprocessing.overlap import HeldOut
+from nmt.preprocessing.sources import Source
+from nmt.preprocessing.statistics import Measurer, Statistics
+
+Array = np.ndarray[Any, np.dtype[Any]]
+
+
+@dataclass(frozen=True)
+class Task:
+    """Pairs to encode."""
+
+    piece: Piece
+    seen: Mask | None = None  # which of its pairs came before, where such are dropped
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of N lines, without BOS and EOS: those of line i are `flat[offsets[i] :
+    offsets[i + 1]]`.
+    """
+
+    flat: Array
+    offsets: Array  # (N + 1,)
+
+    @property
+    def lengths(self) -> Array:
+        """Number of ids of each line, (N,)."""
+        return np.diff(self.offsets)
+
+    def select(self, keep: Mask) -> Ids:
+        """Return the ids of the lines that `keep` (N,) marks."""
+        if keep.all():
+            return self
+        return Ids(self.flat[np.repeat(keep, self.lengths)], _offsets(self.lengths[keep]))
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """What became of a chunk."""
+
+    src: Ids
+    tgt: Ids
+    src_text: list[str] | None  # where the text is stored too
+    tgt_text: list[str] | None
+    counts: Counts
+    statistics: Statistics
+    rows: Rows  # of the kept pairs in the chunk
+    hashes: Hashes | None  # of the kept pairs, where they are counted
+
+
+class SideEncoder:
+    """Encodes lines of one language."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+        self._is_unknown = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # (V,)
+        self._is_unknown[[tokenizer.unk_id, *tokenizer.byte_ids]] = 1
+
+    def encode(self, lines: list[str]) -> Ids:
+        """Return the ids of N lines."""
+        ids = self._tokenizer.encode_batch(lines, 1)
+        offsets = _offsets(np.fromiter(map(len, ids), np.int64, len(ids)))
+        flat = np.fromiter(chain.from_iterable(ids), self._dtype, offsets[-1])
+        return Ids(flat, offsets)
+
+    def count_unknown(self, ids: Ids) -> Array:
+        """Return the number of unknown tokens and bytes of each line, (N,)."""
+        return np.diff(_offsets(self._is_unknown[ids.flat])[ids.offsets])
+
+
+class Encoder:
+    """Encodes chunks of training pairs, or of held-out pairs, of which all stay."""
+
+    def __init__(
+        self,
+        config: PreprocessConfig,
+        models: Path,
+        *,
+        held_out: HeldOut | None,
+        has_hashes: bool,
+    ) -> None:
+        tokenizers = load_tokenizers(models)
+        self._config, self._held_out, self._has_hashes = config, held_out, has_hashes
+        self._src, self._tgt = SideEncoder(tokenizers.src), SideEncoder(tokenizers.tgt)
+        self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
+
+    def __call__(self, task: Task) -> Encoded:
+        """Clean, filter and encode a chunk of training pairs."""
+        cleaned = clean(task.piece.chunk, self._config, held_out=False, repeated=task.seen)
+        source = task.piece.chunk.source
+        src, tgt = self._encode(cleaned, source)
+        unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
+        keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), unknown, self._config)
+        src, tgt = src.select(keep), tgt.select(keep)
+        return self._result(cleaned, source, src, tgt)
+
+    def encode_held_out(self, cleaned: Cleaned, source: Source) -> Encoded:
+        """Encode clean held-out pairs."""
+        return self._result(cleaned, source, *self._encode(cleaned, source))
+
+    def _encode(self, cleaned: Cleaned, source: Source) -> tuple[Ids, Ids]:
+        src, tgt = _tagged(cleaned.src, source.src_tag), _tagged(cleaned.tgt, source.tgt_tag)
+        return self._src.encode(src), self._tgt.encode(tgt)
+
+    def _result(self, cleaned: Cleaned, source: Source, src: Ids, tgt: Ids) -> Encoded:
+        texts = (cleaned.src, cleaned.tgt)
+        statistics = self._measurer.measure(
+            texts,
+            ((src.flat, src.offsets), (tgt.flat, tgt.offsets)),
+            file=source.names[0],
+            lines=cleaned.lines,
+        )
+        hashes = hash_pairs(*texts, self._config.filter.duplicates) if self._has_hashes else None
+        has_text = self._config.keep_text
+        return Encoded(
+            src,
+            tgt,
+            _tagged(cleaned.src, source.src_tag) if has_text else None,
+            _tagged(cleaned.tgt, source.tgt_tag) if has_text else None,
+            cleaned.counts,
+            statistics,
+            cleaned.rows,
+            hashes,
+        )
+
+
+def _tagged(lines: list[str], tag: str | None) -> list[str]:
+    return lines if tag is None else [f"{tag} {line}" for line in lines]
+
+
+def _offsets(lengths: Array) -> Array:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
