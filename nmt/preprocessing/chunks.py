@@ -104,12 +104,10 @@ class ChunkReader:
             self._open = None
 
 
-def read_chunks(sources: Sequence[Source], *, unit_pairs: int | None = None) -> Iterator[Chunk]:
-    """Yield all pairs; with `unit_pairs`, no chunk crosses a multiple of it; see `ChunkReader`."""
+def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
+    """Yield all pairs of `sources`; see `ChunkReader.read`."""
     with ChunkReader(sources) as reader:
-        while chunk := next(chunks := reader.read(unit_pairs), None):
-            yield chunk
-            yield from chunks
+        yield from reader.read()
 
 
 class _OpenSource:
