@@ -7,12 +7,15 @@ NUL, which becomes a space.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nmt.config import PreprocessConfig
 from nmt.preprocessing.cleaned import Cleaned, Mask
+from nmt.preprocessing.language import check_language, is_other_language
+from nmt.preprocessing.scripts import check_scripts, foreign_shares, scripts_of
 
 NUL = "NUL character"
 EMPTY = "empty side"
@@ -48,6 +51,21 @@ def drop_by_text(cleaned: Cleaned, config: PreprocessConfig) -> None:
         pairs = zip(cleaned.src, cleaned.tgt, strict=True)
         same = [src.strip() == tgt.strip() for src, tgt in pairs]
         cleaned.drop(IDENTICAL, np.array(same, bool))
+    if config.filter.max_foreign < 1:
+        cleaned.drop(FOREIGN, *_foreign(cleaned, config))
+    if config.filter.language:
+        codes = [check_language(language, key) for language, key in _languages(config)]
+        sides = zip(_sides(cleaned), codes, strict=True)
+        cleaned.drop(LANGUAGE, *(is_other_language(texts, code) for texts, code in sides))
+
+
+def check_filters(config: PreprocessConfig) -> None:
+    """Raise a `ConfigError` for settings that no line could be judged by."""
+    if config.filter.max_foreign < 1:
+        _scripts(config)
+    if config.filter.language:
+        for language, key in _languages(config):
+            check_language(language, key)
 
 
 def drop_by_tokens(
@@ -78,6 +96,27 @@ def drop_by_tokens(
     keep = np.zeros(len(src), bool)
     keep[stay] = True
     return keep
+
+
+def _foreign(cleaned: Cleaned, config: PreprocessConfig) -> list[Mask]:
+    sides = zip(_sides(cleaned), _scripts(config), strict=True)
+    return [foreign_shares(texts, names) > config.filter.max_foreign for texts, names in sides]
+
+
+def _scripts(config: PreprocessConfig) -> list[Sequence[str]]:
+    """Return the scripts of source and target."""
+    given = (config.filter.src_scripts, config.filter.tgt_scripts)
+    scripts: list[Sequence[str]] = []
+    for names, side, (language, _) in zip(given, ("src", "tgt"), _languages(config), strict=True):
+        key = f"filter.{side}_scripts"
+        check_scripts(names, key)
+        scripts.append(names or scripts_of(language, key))
+    return scripts
+
+
+def _languages(config: PreprocessConfig) -> list[tuple[str, str]]:
+    """Return language and key of source and target."""
+    return [(config.data.src_lang, "data.src_lang"), (config.data.tgt_lang, "data.tgt_lang")]
 
 
 def _sides(cleaned: Cleaned) -> tuple[list[str], list[str]]:
