@@ -189,9 +189,9 @@ class Learner:
             sums.append(torch.stack([loss.detach(), nll]) * weight)
         return torch.stack(sums)
 
-    def try_largest(self, max_tokens: int) -> int:
-        """Run the largest batches of at most `max_tokens` forward and backward, without effect on
-        weights; return the peak memory in bytes.
+    def try_largest(self, rows: Rows, max_tokens: int) -> int:
+        """Run the largest batches of at most `max_tokens` among the pairs `rows` forward and
+        backward, without effect on weights; return the peak memory in bytes.
 
         Raises `ConfigError` when memory does not suffice, see `preflight`.
         """
@@ -199,8 +199,8 @@ class Learner:
         is_checkpointing = self.config.activation_checkpointing
         self.objective.train()
         peak = preflight(
-            self._try,
-            self.lengths,
+            lambda some: self._try(rows[some]),
+            self.lengths[rows],
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
