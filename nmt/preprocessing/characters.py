@@ -41,16 +41,21 @@ def describe_characters(characters: Tally, tokenizer: Encoder) -> dict[str, Any]
     names = [script_of(code) for code in characters.keys.tolist()]
     scripts = _scripts(characters, names)
     main = {name for name, share in scripts.items() if share >= _MAIN_SHARE}
-    odd = [_oddity(code, name, main) for code, name in zip(characters.keys, names, strict=True)]
-    covered = _covered(characters, tokenizer)
+    codes = characters.keys.tolist()
+    kinds = {code: _oddity(code, name, main) for code, name in zip(codes, names, strict=True)}
+    odd = {code: kind for code, kind in kinds.items() if kind is not None}
+    is_odd = np.isin(characters.keys, list(odd))
+    is_covered = _covered(characters, tokenizer)
     total = characters.total
     return {
         "characters": total,
         "distinct_characters": len(characters.keys),
         "scripts": scripts,
-        "covered_share": float(characters.counts[covered].sum() / total) if total else 1.0,
-        "uncovered": _most_frequent(characters, [None if c else "no piece" for c in covered]),
-        "odd_characters": int(sum(n for n, why in zip(characters.counts, odd, strict=True) if why)),
+        "covered_share": float(characters.counts[is_covered].sum() / total) if total else 1.0,
+        "uncovered": _most_frequent(
+            characters, dict.fromkeys(characters.keys[~is_covered].tolist(), "")
+        ),
+        "odd_characters": int(characters.counts[is_odd].sum()),
         "odd": _most_frequent(characters, odd),
     }
 
@@ -92,17 +97,18 @@ def _covered(characters: Tally, tokenizer: Encoder) -> np.ndarray[Any, np.dtype[
     return np.array([missing.isdisjoint(ids) for ids in encoded], dtype=bool)
 
 
-def _most_frequent(characters: Tally, reasons: list[str | None]) -> list[dict[str, Any]]:
-    chosen = [i for i, reason in enumerate(reasons) if reason is not None]
-    chosen.sort(key=lambda i: (-characters.counts[i], characters.keys[i]))
+def _most_frequent(characters: Tally, reasons: dict[int, str]) -> list[dict[str, Any]]:
+    """Describe the characters that have a reason, with it; the most frequent first."""
+    counts = dict(zip(characters.keys.tolist(), characters.counts.tolist(), strict=True))
+    codes = sorted(reasons, key=lambda code: (-counts[code], code))[:_NUM_SHOWN]
     return [
         {
-            "code": f"U+{characters.keys[i]:04X}",
-            "name": unicodedata.name(chr(characters.keys[i]), _nameless(characters.keys[i])),
-            "count": int(characters.counts[i]),
-            "why": reasons[i],
+            "code": f"U+{code:04X}",
+            "name": unicodedata.name(chr(code), _nameless(code)),
+            "count": counts[code],
+            **({"why": reasons[code]} if reasons[code] else {}),
         }
-        for i in chosen[:_NUM_SHOWN]
+        for code in codes
     ]
 
 

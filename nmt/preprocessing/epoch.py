@@ -50,9 +50,10 @@ class EpochForecast:
 def length_counts(parts: list[tuple[Statistics, float]]) -> LengthCounts:
     """Join the lengths of corpora, each with how often an epoch has each of its pairs."""
     total = Tally()
+    parts = [(statistics, times) for statistics, times in parts if times > 0]
     for statistics, times in parts:
-        counts = np.rint(statistics.lengths.counts * times).astype(np.int64)
-        total.add(Tally(statistics.lengths.keys, counts))
+        sums = np.rint(np.cumsum(statistics.lengths.counts) * times)  # rounded sums add up
+        total.add(Tally(statistics.lengths.keys, np.diff(sums, prepend=0).astype(np.int64)))
     keys = total.keys[total.counts > 0]
     starts = bin_starts()
     middles = (starts[:-1] + starts[1:] - 1) // 2

@@ -1,7 +1,7 @@
 """Foresees how much memory training takes, from the sizes of the model and of the largest batch.
 
-What autograd keeps is counted from nmt/model: every tensor that a backward pass reads. Where it was
-held against measured peaks, and how near it came, is in docs/preprocess.md.
+What autograd keeps is counted from nmt/model: every tensor that a backward pass reads. How near this
+came to measured peaks is in docs/preprocess.md.
 """
 
 # B rows, S source, T target, D d_model, F d_ff, V vocab; sizes are in bytes
@@ -12,13 +12,15 @@ from dataclasses import dataclass
 
 from nmt.config import ModelConfig, TrainConfig
 
+_PROCESS = 500_000_000  # Python, torch and its kernels, measured on a processor
+_LOOSE = 1.4  # a processor's allocator takes so much more for tensors that come and go, measured
 _LOSS_ROWS = 512  # logits of so many tokens exist at a time, see nmt/training/loss.py
 FLOAT, HALF = 4, 2
 
 
 @dataclass(frozen=True)
 class MemoryForecast:
-    """What the tensors of one device take at the peak; the process itself comes on top."""
+    """What the tensors of one device take at the peak."""
 
     num_parameters: int
     weights: int
@@ -30,6 +32,11 @@ class MemoryForecast:
     def total(self) -> int:
         """The sum."""
         return self.weights + self.gradients + self.optimizer + self.activations
+
+    @property
+    def cpu_process(self) -> int:
+        """What the process takes in all when it trains on a processor."""
+        return _PROCESS + self.total + int((_LOOSE - 1) * self.activations)
 
 
 def num_parameters(model: ModelConfig, src_vocab_size: int | None, tgt_vocab_size: int) -> int:
@@ -77,15 +84,16 @@ def _layers(training: TrainConfig, batch: tuple[int, int, int], product_bytes: i
     decoder = _sublayers(model, tgt, product_bytes, num_attentions=2)
     if model.attention_dropout > 0:  # the fast kernels of a processor have no dropout
         rows, s, t = batch
-        heads = 3 * product_bytes * rows * model.num_heads  # weights, mask and their product
+        heads = 3 * FLOAT * rows * model.num_heads  # weights, mask and their product
         encoder += heads * s * s
         decoder += heads * (t * t + t * s)
     memory = 2 * product_bytes * src * model.d_model  # keys and values of the source
+    ends = 2 * FLOAT * (src + tgt) * model.d_model  # masks of the embeddings, last outputs
     layers = model.num_encoder_layers, model.num_decoder_layers
     if training.activation_checkpointing:
         inputs = FLOAT * model.d_model * (layers[0] * src + layers[1] * tgt)
-        return inputs + layers[1] * memory + max(encoder, decoder)
-    return layers[0] * encoder + layers[1] * (decoder + memory)
+        return ends + inputs + layers[1] * memory + max(encoder, decoder)
+    return ends + layers[0] * encoder + layers[1] * (decoder + memory)
 
 
 def _sublayers(
@@ -100,7 +108,7 @@ def _sublayers(
     widths = 5 + 3 * (num_attentions - 1) + 1
     norms = num_attentions + 1
     masks = norms if model.dropout > 0 else 0
-    inner = model.d_ff * (1 + (model.activation_dropout > 0))
+    inner = model.d_ff * (3 if model.activation_dropout > 0 else 1)
     products = product_bytes * ((widths + masks) * model.d_model + inner)
     return positions * (products + FLOAT * norms * model.d_model)
 

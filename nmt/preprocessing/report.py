@@ -201,7 +201,10 @@ def _training(
         "settings": settings,
         "longest": pairs.longest,
         "epoch": vars(epoch) | {"padding_share": epoch.padding_share, "largest": [*epoch.largest]},
-        "memory": {name: vars(part) | {"total": part.total} for name, part in memory.items()},
+        "memory": {
+            name: vars(part) | {"total": part.total, "cpu_process": part.cpu_process}
+            for name, part in memory.items()
+        },
     }
 
 

@@ -43,14 +43,15 @@ def report_table(report: dict[str, Any]) -> str:
 
 
 def _wrapped(name: str, text: str) -> list[str]:
-    return textwrap.wrap(
+    lines = textwrap.wrap(
         text,
         _WIDTH,
         initial_indent=f"{name:<12}",
         subsequent_indent=" " * 14,
-        drop_whitespace=False,
+        drop_whitespace=False,  # bars of nothing at the left are spaces
         break_on_hyphens=False,
     )
+    return [line.rstrip() for line in lines]
 
 
 def _rows(report: dict[str, Any]) -> Iterator[str]:
@@ -152,11 +153,11 @@ def _training(report: dict[str, Any]) -> Iterator[str]:
 def _memory(report: dict[str, Any]) -> Iterator[str]:
     memory = report["training"]["memory"]
     if memory is not None:
-        rows, src, tgt = report["training"]["epoch"]["largest"]
-        sizes = " or ".join(f"{part['total'] / 1e9:.1f} GB in {k}" for k, part in memory.items())
+        full, half = memory["float32"], memory["bfloat16"]
         yield (
-            f"about {sizes} for {memory['float32']['num_parameters'] / 1e6:.1f} M parameters and "
-            f"{rows:,} x {src:,}+{tgt:,} tokens"
+            f"about {full['total'] / 1e9:.1f} GB of a GPU in float32, {half['total'] / 1e9:.1f} in "
+            f"bfloat16; {full['cpu_process'] / 1e9:.1f} GB on a CPU; "
+            f"{full['num_parameters'] / 1e6:.1f} M parameters"
         )
 
 
