@@ -39,14 +39,19 @@ def tiny_config(**changes: Any) -> ModelConfig:
 
 
 def tiny_model(
-    seed: int = 0, *, sharpness: float = 1.0, vocab_size: int = VOCAB_SIZE, **changes: Any
+    seed: int = 0,
+    *,
+    sharpness: float = 1.0,
+    vocab_size: int = VOCAB_SIZE,
+    src_vocab_size: int | None = None,
+    **changes: Any,
 ) -> Transformer:
     """Make a model in eval mode whose weights, biases and norms are all random.
 
-    `sharpness` scales the shared matrix, so that an untrained model has clear preferences.
+    `sharpness` scales the output matrix, so that an untrained model has clear preferences.
     """
     torch.manual_seed(seed)
-    model = Transformer(tiny_config(**changes), vocab_size)
+    model = Transformer(tiny_config(**changes), vocab_size, src_vocab_size=src_vocab_size)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):

@@ -6,6 +6,7 @@ import logging
 
 from nmt.config import TrainConfig
 from nmt.data.batching import Update, Updates, padding_share
+from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World
 from nmt.model.transformer import num_parameters
 from nmt.training.learner import Learner
@@ -40,11 +41,17 @@ def describe(
     )
     warmup = config.optimizer.warmup_steps
     log.info(
-        "%d parameters, vocabulary %d, %s, %s; learning rate %.3e at its peak, update %d",
+        "%d parameters, vocabulary %s, %s, %s; learning rate %.3e at its peak, update %d",
         num_parameters(learner.model),
-        learner.tokenizer.tgt.vocab_size,
+        _sizes(learner.tokenizer),
         learner.device,
         str(learner.precision.dtype).removeprefix("torch."),
         learning_rate(warmup, config),
         warmup,
     )
+
+
+def _sizes(tokenizer: Tokenizers) -> str:
+    if tokenizer.src_vocab_size is None:
+        return str(tokenizer.tgt.vocab_size)
+    return f"{tokenizer.src_vocab_size} of the source and {tokenizer.tgt.vocab_size} of the target"
