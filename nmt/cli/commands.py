@@ -21,6 +21,7 @@ COMMANDS = {
             ),
             schema=config.PreprocessConfig,
             module="nmt.cli.preprocess",
+            also=(config.TrainConfig,),
             groups=("data", "experiment"),
         ),
         Command(
