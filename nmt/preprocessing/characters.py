@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from nmt.preprocessing.scripts import NAMES, script_table
 from nmt.preprocessing.statistics import Vocabulary
 from nmt.preprocessing.tally import Tally
 
@@ -23,7 +24,6 @@ _BY_CATEGORY = {
 }
 _REPLACEMENT = 0xFFFD
 _OTHER = "other script"
-_SCRIPTS = {"CJK": "Han"}  # where the name of a letter begins otherwise
 
 
 class Encoder(Vocabulary, Protocol):
@@ -38,7 +38,8 @@ def describe_characters(characters: Tally, tokenizer: Encoder) -> dict[str, Any]
 
     `covered_share` counts those that the tokenizer writes without bytes and <unk>.
     """
-    names = [script_of(code) for code in characters.keys.tolist()]
+    numbers = script_table().take(characters.keys).tolist()
+    names = [NAMES[number - 1] if number else None for number in numbers]
     scripts = _scripts(characters, names)
     main = {name for name, share in scripts.items() if share >= _MAIN_SHARE}
     codes = characters.keys.tolist()
@@ -58,17 +59,6 @@ def describe_characters(characters: Tally, tokenizer: Encoder) -> dict[str, Any]
         "odd_characters": int(characters.counts[is_odd].sum()),
         "odd": _most_frequent(characters, odd),
     }
-
-
-def script_of(code: int) -> str | None:
-    """Return the script of a letter, by the first word of its name; None for other characters."""
-    character = chr(code)
-    if not unicodedata.category(character).startswith("L"):
-        return None
-    name = unicodedata.name(character, "")
-    word = name.removeprefix("FULLWIDTH ").removeprefix("HALFWIDTH ").split(" ")[0]
-    kept = word.isalpha() and word not in ("MODIFIER", "FEMININE", "MASCULINE", "MICRO")
-    return _SCRIPTS.get(word, word.capitalize()) if kept else None
 
 
 def _scripts(characters: Tally, names: list[str | None]) -> dict[str, float]:

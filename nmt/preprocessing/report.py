@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from nmt.config import PreprocessConfig, TrainConfig
+from nmt.data.mixing import pairs_an_epoch
 from nmt.preprocessing.advice import give_advice
 from nmt.preprocessing.characters import Encoder, describe_characters
 from nmt.preprocessing.counts import Counts
@@ -31,12 +32,11 @@ Report = dict[str, Any]
 
 @dataclass(frozen=True)
 class Part:
-    """One corpus of a split; `times` is how often an epoch of training has each of its pairs."""
+    """One corpus of a split."""
 
     corpus: str  # "" for the only one
     counts: Counts
     statistics: Statistics
-    times: float = 1.0
 
 
 def build_report(
@@ -59,6 +59,9 @@ def build_report(
     """
     report: Report = {name: _split(parts, tokenizers) for name, parts in splits.items()}
     train = _joined(splits["train"])
+    times = _times_an_epoch(splits["train"], config, training)
+    for name in report["train"]["corpora"]:
+        report["train"]["corpora"][name]["times"] = round(times[name], 6)
     report |= {
         "format_version": FORMAT_VERSION,
         "src_lang": config.data.src_lang,
@@ -66,7 +69,7 @@ def build_report(
         "max_length": config.max_length,
         "duplicates": None if duplicates is None else dict(duplicates),
         "overlap": {name: _overlap(part) for name, part in train.overlaps.items()},
-        "training": _training(splits["train"], training, tokenizers),
+        "training": _training(splits["train"], times, training, tokenizers),
     }
     report["advice"] = give_advice(report)
     return report
@@ -90,8 +93,7 @@ def _split(parts: Sequence[Part], tokenizers: tuple[Encoder, Encoder]) -> Report
         summary[side] |= characters | {"lengths": _lengths(statistics, i)}
     named = [part for part in parts if part.corpus]
     summary["corpora"] = {
-        part.corpus: _counts(part.counts) | _sides(part.statistics) | {"times": part.times}
-        for part in named
+        part.corpus: _counts(part.counts) | _sides(part.statistics) for part in named
     }
     return summary
 
@@ -168,8 +170,28 @@ def _overlap(overlap: SplitOverlap) -> Report:
     return found
 
 
+def _times_an_epoch(
+    parts: Sequence[Part], config: PreprocessConfig, training: TrainConfig
+) -> dict[str, float]:
+    """Return how often an epoch has each pair of a corpus, by name."""
+    corpora, temperature = config.data.corpora, training.mix_temperature
+    own = {part.corpus: corpora[part.corpus].weight if part.corpus else 1.0 for part in parts}
+    weights = {name: training.mix.get(name, weight) for name, weight in own.items()}
+    sizes = [part.statistics.num_pairs for part in parts]
+    drawn = pairs_an_epoch(
+        sizes,
+        list(weights.values()),
+        config.data.temperature if temperature is None else temperature,
+    )
+    sums = zip(weights, drawn, sizes, strict=True)
+    return {name: number / size if size else 0.0 for name, number, size in sums}
+
+
 def _training(
-    parts: Sequence[Part], training: TrainConfig, tokenizers: tuple[Encoder, Encoder]
+    parts: Sequence[Part],
+    times: Mapping[str, float],
+    training: TrainConfig,
+    tokenizers: tuple[Encoder, Encoder],
 ) -> Report:
     """Foresee an epoch and the memory of its largest batch under the settings in force."""
     model = training.model
@@ -182,7 +204,7 @@ def _training(
         "max_tokens": training.max_tokens,
         "max_updates": training.max_updates,
     }
-    pairs = length_counts([(part.statistics, part.times) for part in parts])
+    pairs = length_counts([(part.statistics, times[part.corpus]) for part in parts])
     if not len(pairs.counts) or pairs.longest > training.max_tokens:
         longest = pairs.longest if len(pairs.counts) else 0
         return {"settings": settings, "longest": longest, "epoch": None, "memory": None}

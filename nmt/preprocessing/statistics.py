@@ -29,9 +29,17 @@ Encoded = tuple[
 class Vocabulary(Protocol):
     """What the statistics need of a tokenizer."""
 
-    vocab_size: int
-    unk_id: int
-    byte_ids: Sequence[int]
+    @property
+    def vocab_size(self) -> int:
+        """The number of ids."""
+
+    @property
+    def unk_id(self) -> int:
+        """The id of what is unknown."""
+
+    @property
+    def byte_ids(self) -> Sequence[int]:
+        """The ids that stand for a byte."""
 
 
 class SideStatistics:
