@@ -8,7 +8,6 @@ Everything is done for a chunk at a time. It knows nothing of files to write.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from nmt.preprocessing.job import Piece
 from nmt.preprocessing.overlap import HeldOut
 from nmt.preprocessing.sources import Source
 from nmt.preprocessing.statistics import Measurer, Statistics
+from nmt.preprocessing.words import Ids, LineEncoder, cumulate
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -35,27 +35,6 @@ class Task:
 
     piece: Piece
     seen: Mask | None = None  # which of its pairs came before, where such are dropped
-
-
-@dataclass(frozen=True)
-class Ids:
-    """The ids of N lines, without BOS and EOS: those of line i are `flat[offsets[i] :
-    offsets[i + 1]]`.
-    """
-
-    flat: Array
-    offsets: Array  # (N + 1,)
-
-    @property
-    def lengths(self) -> Array:
-        """Number of ids of each line, (N,)."""
-        return np.diff(self.offsets)
-
-    def select(self, keep: Mask) -> Ids:
-        """Return the ids of the lines that `keep` (N,) marks."""
-        if keep.all():
-            return self
-        return Ids(self.flat[np.repeat(keep, self.lengths)], _offsets(self.lengths[keep]))
 
 
 @dataclass(frozen=True)
@@ -72,25 +51,17 @@ class Encoded:
     hashes: Hashes | None  # of the kept pairs, where they are counted
 
 
-class SideEncoder:
-    """Encodes lines of one language."""
+class _Side:
+    """Encodes one side and counts what the tokenizer does not know."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._dtype = np.uint16 if tokenizer.vocab_size <= 1 << 16 else np.int32
+        self.encode = LineEncoder(tokenizer).encode
         self._is_unknown = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # (V,)
         self._is_unknown[[tokenizer.unk_id, *tokenizer.byte_ids]] = 1
 
-    def encode(self, lines: list[str]) -> Ids:
-        """Return the ids of N lines."""
-        ids = self._tokenizer.encode_batch(lines, 1)
-        offsets = _offsets(np.fromiter(map(len, ids), np.int64, len(ids)))
-        flat = np.fromiter(chain.from_iterable(ids), self._dtype, offsets[-1])
-        return Ids(flat, offsets)
-
     def count_unknown(self, ids: Ids) -> Array:
         """Return the number of unknown tokens and bytes of each line, (N,)."""
-        return np.diff(_offsets(self._is_unknown[ids.flat])[ids.offsets])
+        return np.diff(cumulate(self._is_unknown[ids.flat])[ids.offsets])
 
 
 class Encoder:
@@ -106,7 +77,7 @@ class Encoder:
     ) -> None:
         tokenizers = load_tokenizers(models)
         self._config, self._held_out, self._has_hashes = config, held_out, has_hashes
-        self._src, self._tgt = SideEncoder(tokenizers.src), SideEncoder(tokenizers.tgt)
+        self._src, self._tgt = _Side(tokenizers.src), _Side(tokenizers.tgt)
         self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
 
     def __call__(self, task: Task) -> Encoded:
@@ -151,9 +122,3 @@ class Encoder:
 
 def _tagged(lines: list[str], tag: str | None) -> list[str]:
     return lines if tag is None else [f"{tag} {line}" for line in lines]
-
-
-def _offsets(lengths: Array) -> Array:
-    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
-    np.cumsum(lengths, out=offsets[1:])
-    return offsets

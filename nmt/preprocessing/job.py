@@ -18,6 +18,7 @@ from nmt.preprocessing.sources import Source
 from nmt.preprocessing.workspace import Workspace
 
 _FORMAT = 1  # of the work folder
+_MOST_UNITS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
 _WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
 
@@ -29,6 +30,7 @@ class Unit:
     corpus: str
     number: int  # in its corpus
     first_pair: int  # in its corpus
+    order: int  # among the units of all corpora, with gaps
 
     @property
     def name(self) -> str:
@@ -60,11 +62,15 @@ class Job:
     sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
     held_out: Mapping[str, list[Source]]  # of valid and test
 
+    def unit(self, corpus: str, number: int) -> Unit:
+        """Return a unit of a corpus."""
+        order = list(self.sources).index(corpus) * _MOST_UNITS + number
+        return Unit(corpus, number, number * self.config.shard_pairs, order)
+
     def units(self, corpus: str, num_pairs: int) -> Iterator[Unit]:
         """Yield the units of a corpus that has so many pairs."""
-        size = self.config.shard_pairs
-        for number in range(-(-num_pairs // size)):
-            yield Unit(corpus, number, number * size)
+        for number in range(-(-num_pairs // self.config.shard_pairs)):
+            yield self.unit(corpus, number)
 
 
 def corpus_prefix(corpus: str) -> str:

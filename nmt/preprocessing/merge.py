@@ -51,7 +51,7 @@ def merge(
         config=job.config,
         training=training,
         tokenizers=(tokenizers.src, tokenizers.tgt),
-        duplicates=None if drops_duplicates(job.config) else count_duplicates(job.work.hashes),
+        duplicates=_count_duplicates(job),
     )
     _write(job, tokenizers, index, report)
     return report
@@ -115,10 +115,15 @@ def _read_corpora(
             total.statistics.merge(result.statistics)
             shards += [] if result.shard is None else [result.shard]
         weight = job.config.data.corpora[corpus].weight if corpus else 1.0
-        parts.append(Part(corpus, total.counts, total.statistics, weight))
+        parts.append(Part(corpus, total.counts, total.statistics))
         if shards:
             index.append(CorpusIndex(corpus, weight, shards))
     return parts, {"train": index}
+
+
+def _count_duplicates(job: Job) -> dict[str, int] | None:
+    """Count pairs that came before; where they are dropped, the drops say how many they are."""
+    return None if drops_duplicates(job.config) else {"pairs": count_duplicates(job.work.hashes)}
 
 
 def _write(

@@ -20,6 +20,7 @@ import numpy as np
 from nmt.config import PreprocessConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
+from nmt.errors import DataError
 from nmt.options import Duplicates, Step
 from nmt.preprocessing.cleaned import Rows
 from nmt.preprocessing.cleaning import clean
@@ -46,14 +47,13 @@ def make_plan(job: Job) -> Plan:
     """Return the plan, made now or by an earlier run; the work folder keeps it."""
     if (job.work.plan / _PLAN).exists():
         return read_plan(job)
-    num_pairs = None
-    needs_model = job.config.tokenizer.model is None
-    if needs_model or drops_duplicates(job.config):
-        sample, num_pairs = _scan(job, sample_size(job.config.tokenizer) if needs_model else 0)
-        tokenizers = train_tokenizers(job.config, *sample.take()) if needs_model else None
-    elif job.config.step is Step.plan:
-        num_pairs = _count(job)
-    save_tokenizers(job.work.plan, tokenizers if needs_model else open_tokenizers(job.config))
+    num_pairs: Mapping[str, int] | None
+    if job.config.tokenizer.model is None:
+        sample, num_pairs = _scan(job, sample_size(job.config.tokenizer))
+        save_tokenizers(job.work.plan, _train(job, sample))
+    else:
+        save_tokenizers(job.work.plan, open_tokenizers(job.config))
+        num_pairs = _look(job)
     if drops_duplicates(job.config):
         find_duplicates(job.work.hashes)
     job.work.write(job.work.plan / _PLAN, {"num_pairs": num_pairs})
@@ -69,6 +69,26 @@ def read_plan(job: Job) -> Plan:
 def drops_duplicates(config: PreprocessConfig) -> bool:
     """Say whether pairs that came before are dropped."""
     return config.filter.duplicates is not Duplicates.keep
+
+
+def _look(job: Job) -> dict[str, int] | None:
+    """Do what is due when no tokenizer is to be trained; return the pairs of each corpus."""
+    if drops_duplicates(job.config):
+        return _scan(job, 0)[1]
+    if job.config.step is not Step.plan:
+        return None
+    reader = UnitReader(job)
+    for _ in reader.read(lambda unit: False):
+        pass
+    return reader.num_pairs
+
+
+def _train(job: Job, sample: Sample) -> Tokenizers:
+    src, tgt = sample.take()
+    if not src:
+        raise DataError("the training corpus is empty: no pair has text on both sides")
+    log.info("training the tokenizer on %d pairs", len(src))
+    return train_tokenizers(job.config, src, tgt)
 
 
 @dataclass(frozen=True)
@@ -101,12 +121,13 @@ class Scanner:
         numbers = chunk.first_pair + cleaned.rows
         keys = sample_keys(config.seed, task.piece.unit.corpus, numbers)
         chosen = np.flatnonzero(keys < task.limit)
-        texts, kind = (cleaned.src, cleaned.tgt), config.filter.duplicates
+        src, tgt, kind = cleaned.src, cleaned.tgt, config.filter.duplicates
         return _Seen(
             keys[chosen],
-            *([side[i] for i in chosen.tolist()] for side in texts),
-            rows=cleaned.rows,
-            hashes=hash_pairs(*texts, kind) if drops_duplicates(config) else None,
+            [src[i] for i in chosen.tolist()],
+            [tgt[i] for i in chosen.tolist()],
+            cleaned.rows,
+            hash_pairs(src, tgt, kind) if drops_duplicates(config) else None,
         )
 
 
@@ -135,17 +156,9 @@ def _note_unit(
 ) -> None:
     with ExitStack() as stack:
         if drops_duplicates(job.config):
-            hashes = UnitHashes(job.work.hashes, unit.name)
-            stack.callback(hashes.close)
+            hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
         for task, seen in group:
             sample.add(seen.keys, seen.src, seen.tgt)
             if seen.hashes is not None:
                 hashes.add(seen.rows + task.piece.rows.start, seen.hashes)
             note(progress, task.piece)
-
-
-def _count(job: Job) -> dict[str, int]:
-    reader = UnitReader(job)
-    for _ in reader.read(lambda unit: False):
-        pass
-    return reader.num_pairs

@@ -162,8 +162,7 @@ def _write_unit(
     with ExitStack() as stack:
         hashes = None
         if not drops_duplicates(job.config):
-            hashes = UnitHashes(job.work.hashes, unit.name)
-            stack.callback(hashes.close)
+            hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
         path = None if job.config.report_only else job.work.data / f"{unit.name}.arrow"
         parts = _watch(group, hashes, progress)
         result = write_shard(path, parts, plan.tokenizers, has_text=job.config.keep_text)
@@ -194,5 +193,5 @@ class _Seen:
         if piece.unit != self._unit:
             self._unit = piece.unit
             size = self._job.config.shard_pairs
-            self._rows = read_seen(self._job.work.hashes, piece.unit.name, size)
+            self._rows = read_seen(self._job.work.hashes, piece.unit.order, size)
         return self._rows[piece.rows]

@@ -43,7 +43,7 @@ class UnitReader:
     ) -> Iterator[Piece]:
         size, number, num_pairs = self._job.config.shard_pairs, 0, self._job.config.shard_pairs
         while number <= last and num_pairs == size:
-            unit = Unit(corpus, number, number * size)
+            unit = self._job.unit(corpus, number)
             if is_wanted(unit):
                 num_pairs = 0
                 for chunk in reader.read(size):
