@@ -25,7 +25,7 @@ class Tokenizer:
 
     def __init__(self, model: bytes) -> None:
         self.model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = open_model(model)
         self.vocab_size: int = self._processor.vocab_size()
         self.pad_id: int = self._processor.pad_id()
         self.unk_id: int = self._processor.unk_id()
@@ -146,6 +146,13 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
     else:
         (folder / SOURCE).write_bytes(tokenizers.src.model)
         (folder / TARGET).write_bytes(tokenizers.tgt.model)
+
+
+def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Load a SentencePiece model; what is none is a `RuntimeError`."""
+    if not model:
+        raise RuntimeError("there is no model in an empty file")  # SentencePiece takes it for one
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 def _not_unicode(texts: Sequence[str]) -> Exception:

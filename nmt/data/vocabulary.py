@@ -16,7 +16,7 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig
-from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers
+from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers, open_model
 from nmt.errors import ConfigError, DataError
 from nmt.options import resolve
 
@@ -163,7 +163,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     """
     try:
         model = path.read_bytes()
-        processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        processor = open_model(model)
     except OSError as error:
         raise ConfigError(f"tokenizer.model={path}: {error.strerror}; give a .model file") from None
     except RuntimeError:
@@ -190,7 +190,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
 
 def _missing_symbols(model: bytes, path: Path, symbols: Sequence[str]) -> list[str]:
     """Return the symbols that `model` lacks; one that it uses otherwise is refused."""
-    processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+    processor = open_model(model)
     missing = []
     for symbol in dict.fromkeys(symbols):
         if _find(processor, symbol) is None:
