@@ -68,9 +68,9 @@ class ShardWriter:
         if has_text:
             columns |= {"src_text": pa.string(), "tgt_text": pa.string()}
         self._path, self._schema = path, pa.schema(list(columns.items()))
-        self._waiting: list[pa.RecordBatch] = []
-        self._num_waiting = self._num_pairs = self._longest = 0
+        self._num_pairs = self._longest = 0
         self._num_tokens = [0, 0]
+        self._forget_waiting()
 
     def __enter__(self) -> ShardWriter:
         self._file = _HashedFile(self._path.open("wb"))
@@ -90,35 +90,39 @@ class ShardWriter:
         """Append N pairs: the ids of side i are `ids[offsets[i] : offsets[i + 1]]`, without BOS and
         EOS; offsets (N + 1,) start at 0. Texts are given when the file has them.
         """
+        num_pairs, start = len(src_offsets) - 1, 0
+        while start < num_pairs:
+            end = min(num_pairs, start + _ROWS_A_BATCH - self._num_waiting)
+            for side, (ids, offsets) in enumerate(((src_ids, src_offsets), (tgt_ids, tgt_offsets))):
+                self._ids[side].append(ids[offsets[start] : offsets[end]])
+                self._lengths[side].append(np.diff(offsets[start : end + 1]))
+            for text, part in zip(self._texts, (src_text, tgt_text), strict=False):
+                text += part[start:end]  # type: ignore[index]
+            self._num_waiting += end - start
+            if self._num_waiting == _ROWS_A_BATCH:
+                self._write_batch()
+            start = end
+
+    def _write_batch(self) -> None:
         columns = []
-        for side, (ids, offsets) in enumerate(((src_ids, src_offsets), (tgt_ids, tgt_offsets))):
+        for side in (0, 1):
+            ids, lengths = np.concatenate(self._ids[side]), np.concatenate(self._lengths[side])
+            offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
+            np.cumsum(lengths, out=offsets[1:])
             values = pa.array(ids, self._schema.field(side).type.value_type)
-            columns.append(
-                pa.ListArray.from_arrays(pa.array(offsets.astype(np.int32, copy=False)), values)
-            )
+            columns.append(pa.ListArray.from_arrays(pa.array(offsets), values))
             self._num_tokens[side] += len(ids)
-            longest = int(np.diff(offsets).max(initial=-1)) + 1
-            self._longest = max(self._longest, longest)
-        columns += [
-            pa.array(text, pa.string()) for text in (src_text, tgt_text) if text is not None
-        ]
-        self._waiting.append(pa.record_batch(columns, schema=self._schema))
-        self._num_waiting += len(src_offsets) - 1
-        self._num_pairs += len(src_offsets) - 1
-        self._write_full_batches()
+            self._longest = max(self._longest, int(lengths.max()) + 1)
+        columns += [pa.array(text, pa.string()) for text in self._texts]
+        self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
+        self._num_pairs += self._num_waiting
+        self._forget_waiting()
 
-    def _write_full_batches(self) -> None:
-        if self._num_waiting >= _ROWS_A_BATCH:
-            table = pa.Table.from_batches(self._waiting)
-            num_full = self._num_waiting - self._num_waiting % _ROWS_A_BATCH
-            for start in range(0, num_full, _ROWS_A_BATCH):
-                self._write(table.slice(start, _ROWS_A_BATCH))
-            self._waiting = table.slice(num_full).to_batches()
-            self._num_waiting -= num_full
-
-    def _write(self, table: pa.Table) -> None:
-        for batch in table.combine_chunks().to_batches():
-            self._writer.write_batch(batch)
+    def _forget_waiting(self) -> None:
+        self._ids: tuple[list[Ids], list[Ids]] = ([], [])
+        self._lengths: tuple[list[Ids], list[Ids]] = ([], [])
+        self._texts: list[list[str]] = [[] for _ in self._schema.names[2:]]
+        self._num_waiting = 0
 
     def __exit__(
         self,
@@ -128,7 +132,8 @@ class ShardWriter:
     ) -> None:
         with self._file:
             if error is None:
-                self._write(pa.Table.from_batches(self._waiting, self._schema))
+                if self._num_waiting:
+                    self._write_batch()
                 self._writer.close()
 
     @property
@@ -208,7 +213,8 @@ class MappedShard:
 
 
 def _view(array: pa.Array) -> Ids:
-    return array.to_numpy(zero_copy_only=True)  # type: ignore[no-any-return]
+    """View the values of an array; its own method to do so imports pandas, some 30 MB."""
+    return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
 
 
 def _record_batches(path: Path) -> list[pa.RecordBatch]:
