@@ -10,17 +10,18 @@ COMMANDS = {
     for command in (
         Command(
             name="preprocess",
-            summary="Turn parallel text into a data folder: a joint BPE tokenizer and token ids.",
-            reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, stdin), a "
-            "Hugging Face dataset, or a corpus that comes along (data=numbers, data=copy, "
+            summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
+            reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
+            "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, data=copy, "
             "data=homeassistant)",
             writes="data_dir: tokenizer.model, train-*.arrow, valid-*.arrow, meta.json ...",
             examples=(
                 "nmt-preprocess",
                 "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
                 "data.valid.tgt=v.de data_dir=data/mine tokenizer.vocab_size=8000",
-                "nmt-preprocess data.corpora.news.src=news-*.en.zst data.corpora.news.tgt=news-*.de.zst "
-                "data.corpora.web.tsv=web.tsv.gz data.corpora.web.weight=0.5 data.valid.tsv=v.tsv",
+                "nmt-preprocess data.corpora.news.src=news-*.en.gz "
+                "data.corpora.news.tgt=news-*.de.gz data.corpora.web.tsv=web.tsv.xz "
+                "data.corpora.web.weight=0.5 data.valid.tsv=v.tsv",
             ),
             schema=config.PreprocessConfig,
             module="nmt.cli.preprocess",
