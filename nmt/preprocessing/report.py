@@ -68,7 +68,7 @@ def build_report(
         "tgt_lang": config.data.tgt_lang,
         "max_length": config.max_length,
         "duplicates": None if duplicates is None else dict(duplicates),
-        "overlap": {name: _overlap(part) for name, part in train.overlaps.items()},
+        "overlap": {k: _overlap(train.overlaps[k]) for k in splits if k in train.overlaps},
         "training": _training(splits["train"], times, training, tokenizers),
     }
     report["advice"] = give_advice(report)
