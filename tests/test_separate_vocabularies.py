@@ -243,7 +243,8 @@ def test_other_libraries_translate_alike(place: Path, foreign: Path, lines: list
     }
     greedy = {"beam_size": 1, "return_end_token": True, "max_decoding_length": LIMIT}
     forbidden = {"suppress_sequences": [["<pad>"], ["<s>"]]}
-    tasks = {place / "run/average": lines, foreign: sentences(8, seed=5)}
+    unknown = ["zzz house", "</s> red", "zqx"]
+    tasks = {place / "run/average": [*lines, *unknown], foreign: sentences(8, seed=5)}
     job = [
         {
             "folder": str(exported(folder, ExportFormat.ctranslate2)),

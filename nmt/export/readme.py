@@ -16,7 +16,7 @@ Needs `pip install ctranslate2 sentencepiece`, and no nmt:
 import ctranslate2, sentencepiece
 translator = ctranslate2.Translator(".")  # this folder
 {load_tokenizers}
-pieces = {source}.encode("A sentence.", out_type=str)
+pieces = {source}.{encode}
 [result] = translator.translate_batch(
     [pieces], beam_size={beam_size}, length_penalty={exponent}, patience=4,
     max_input_length=0, max_decoding_length=len(pieces) + 50, min_decoding_length=0,
@@ -63,6 +63,9 @@ _TABLE = """\
 """
 
 _LOAD = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
+_BY_BYTES = 'encode("A sentence.", out_type=str)'
+# without bytes an unknown text is one piece, which could be called like a control symbol
+_BY_IDS = 'id_to_piece({}.encode("A sentence."))'
 _JOINT = {"tokenizer": JOINT}
 _SEPARATE = {"source": SOURCE, "target": TARGET}
 
@@ -87,6 +90,7 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
             pad=json.dumps(pad),
             bos=json.dumps(bos),
             load_tokenizers="\n".join(_LOAD.format(name, file) for name, file in files.items()),
+            encode=_BY_BYTES if tokenizer.src.byte_ids else _BY_IDS.format(list(files)[0]),
             source=list(files)[0],
             target=list(files)[-1],
         )
