@@ -12,8 +12,8 @@ COMMANDS = {
             name="preprocess",
             summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
             reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
-            "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, data=copy, "
-            "data=homeassistant)",
+            "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, "
+            "data=copy, data=homeassistant)",
             writes="data_dir: tokenizer.model, train-*.arrow, valid-*.arrow, meta.json ...",
             examples=(
                 "nmt-preprocess",
