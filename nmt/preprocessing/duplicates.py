@@ -3,7 +3,7 @@
 Each unit of reading writes the hashes of its pairs to files, sorted. To compare, the range of
 hashes is cut into parts of about a million; a part is read from all files, and sorted, at a time.
 128 bits make a false match of any two of 10^9 pairs less likely than 10^-20. It knows nothing of
-where pairs come from: a pair is a row of a unit, units are numbered in the order of reading.
+where pairs come from: a pair is a row of a unit, and units have numbers in the order of reading.
 """
 
 # N pairs
@@ -27,24 +27,28 @@ Flags = np.ndarray[Any, np.dtype[np.bool_]]
 Bits = np.ndarray[Any, np.dtype[np.uint8]]
 
 _BYTES_A_PAIR = 20  # a hash and a row
-_PAIRS_A_FILE = 1 << 20
-_PAIRS_A_PART = 1 << 20
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; any odd number would do
+PAIRS_A_FILE = 1 << 20
+PAIRS_A_PART = 1 << 20
 
 
-def hash_pairs(src: Sequence[str], tgt: Sequence[str], kind: Duplicates) -> Hashes:
-    """Return 128 bits (N, 2) for each pair, or for its source or target alone (BLAKE2b, RFC 7693).
-
-    No text holds a line break. `keep` hashes the pair, so that duplicates can be counted.
-    """
-    if kind is Duplicates.src:
-        texts: Sequence[str] = src
-    elif kind is Duplicates.tgt:
-        texts = tgt
-    else:
-        texts = [f"{one}\n{other}" for one, other in zip(src, tgt, strict=True)]
+def hash_texts(texts: Sequence[str]) -> Hashes:
+    """Return 128 bits (N, 2) for each text (BLAKE2b, RFC 7693)."""
     blake2b = hashlib.blake2b
     digests = [blake2b(text.encode(), digest_size=16).digest() for text in texts]
     return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+
+
+def join_hashes(src: Hashes, tgt: Hashes) -> Hashes:
+    """Return 128 bits (N, 2) for each pair of hashed texts; swapped sides give others."""
+    return src + tgt * _ODD
+
+
+def hash_pairs(src: Sequence[str], tgt: Sequence[str], kind: Duplicates) -> Hashes:
+    """Return the hashes (N, 2) that are the same for duplicates of this kind, which is not keep."""
+    if kind is Duplicates.pair:
+        return join_hashes(hash_texts(src), hash_texts(tgt))
+    return hash_texts(src if kind is Duplicates.src else tgt)
 
 
 class UnitHashes:
@@ -64,14 +68,14 @@ class UnitHashes:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None and self._waiting:
+        if kind is None and self._num_waiting:
             self._write()
 
     def add(self, rows: Rows, hashes: Hashes) -> None:
         """Add pairs (N,), (N, 2) in the order of reading; `rows` count from 0 in the unit."""
         self._waiting.append((hashes, rows))
         self._num_waiting += len(rows)
-        if self._num_waiting >= _PAIRS_A_FILE:
+        if self._num_waiting >= PAIRS_A_FILE:
             self._write()
 
     def _write(self) -> None:
@@ -79,55 +83,65 @@ class UnitHashes:
         rows = np.concatenate([rows for _, rows in self._waiting]).astype("<u4")
         order = np.argsort(hashes[:, 0], kind="stable")
         columns = [hashes[order, 0], hashes[order, 1], rows[order]]
-        path = self._folder / f"{self._unit:08d}-{self._num_files:04d}.hashes"
-        _write_bytes(path, b"".join(column.tobytes() for column in columns))
+        path = self._folder / f"{self._unit}.{self._num_files}.hashes"
+        write_beside(path, b"".join(column.tobytes() for column in columns))
         self._waiting, self._num_waiting = [], 0
         self._num_files += 1
-
-
-def count_duplicates(folder: Path) -> int:
-    """Count the pairs in all hash files that came before."""
-    return sum(len(rows) for _, rows in _find_repeated(folder))
 
 
 def find_duplicates(folder: Path) -> int:
     """Note in `folder` which rows of each unit came before, and return their number.
 
-    Until all are found the notes stay in memory, at most one bit for each pair that was read.
+    Until all duplicates are found the notes stay in memory, at most one bit for each pair that was
+    read.
     """
     seen: dict[int, Bits] = {}
-    number = 0
+    total = 0
     for units, rows in _find_repeated(folder):
-        number += len(rows)
+        total += len(rows)
         for unit in np.unique(units).tolist():
             seen[unit] = _mark(seen.get(unit, np.zeros(0, np.uint8)), rows[units == unit])
     for unit, bits in seen.items():
-        _write_bytes(_notes(folder, unit), bits.tobytes())
-    return number
+        write_beside(_seen_path(folder, unit), bits.tobytes())
+    return total
 
 
 def read_seen(folder: Path, unit: int, num_rows: int) -> Flags:
     """Return which rows (num_rows,) of a unit came before, as `find_duplicates` noted it."""
-    path = _notes(folder, unit)
-    bits = np.fromfile(path, np.uint8) if path.exists() else np.zeros(0, np.uint8)
-    return np.unpackbits(bits, count=num_rows, bitorder="little").astype(bool)
+    seen = np.zeros(num_rows, bool)
+    path = _seen_path(folder, unit)
+    if path.exists():
+        bits = np.unpackbits(np.fromfile(path, np.uint8), bitorder="little")[:num_rows]
+        seen[: len(bits)] = bits
+    return seen
+
+
+def part_ends(num_pairs: int) -> list[np.uint64]:
+    """Cut the range of hashes to parts of about `PAIRS_A_PART` pairs; return the last of each."""
+    num_parts = -(-num_pairs // PAIRS_A_PART)
+    return [np.uint64(part * (1 << 64) // num_parts - 1) for part in range(1, num_parts + 1)]
+
+
+def write_beside(path: Path, data: bytes) -> None:
+    """Write a file that is there only when it is whole."""
+    beside = path.with_name(path.name + ".tmp")
+    beside.write_bytes(data)
+    os.replace(beside, path)
 
 
 def _find_repeated(folder: Path) -> Iterator[tuple[Rows, Rows]]:
-    """Yield unit and row (N,) of the pairs that came before, part by part of the hashes."""
-    paths = sorted(folder.glob("*.hashes"))
-    num_pairs = sum(path.stat().st_size for path in paths) // _BYTES_A_PAIR
-    num_parts = -(-num_pairs // _PAIRS_A_PART)
-    starts = [0] * len(paths)
-    for part in range(1, num_parts + 1):
-        end = part * (1 << 64) // num_parts - 1  # the last hash of the part
+    """Yield unit and row (N,) of the pairs that came before, part by part."""
+    files = sorted(folder.glob("*.hashes"), key=_unit_and_number)
+    num_pairs = sum(path.stat().st_size for path in files) // _BYTES_A_PAIR
+    starts = [0] * len(files)
+    for end in part_ends(num_pairs):
         pieces = []
-        for number, path in enumerate(paths):
+        for place, path in enumerate(files):
             high, low, rows = _open(path)
-            stop = int(np.searchsorted(high, np.uint64(end), side="right"))
-            here = slice(starts[number], stop)
-            starts[number] = stop
-            units = np.full(stop - here.start, int(path.name.split("-")[0]), np.int64)
+            stop = int(np.searchsorted(high, end, side="right"))
+            here = slice(starts[place], stop)
+            starts[place] = stop
+            units = np.full(stop - here.start, _unit_and_number(path)[0])
             # copies, so that no more than one file is mapped
             pieces.append((high[here].copy(), low[here].copy(), units, rows[here].copy()))
         yield _repeated(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
@@ -158,11 +172,11 @@ def _mark(bits: Bits, rows: Rows) -> Bits:
     return bits
 
 
-def _notes(folder: Path, unit: int) -> Path:
-    return folder / f"{unit:08d}.seen"
+def _unit_and_number(path: Path) -> tuple[int, int]:
+    """Read from the name of a file of hashes where it stands in the order of reading."""
+    unit, number, _ = path.name.split(".")
+    return int(unit), int(number)
 
 
-def _write_bytes(path: Path, data: bytes) -> None:
-    beside = path.with_suffix(".tmp")
-    beside.write_bytes(data)
-    os.replace(beside, path)
+def _seen_path(folder: Path, unit: int) -> Path:
+    return folder / f"{unit}.seen"

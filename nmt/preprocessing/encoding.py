@@ -18,10 +18,10 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.preprocessing.cleaned import Cleaned, Mask, Rows
 from nmt.preprocessing.cleaning import clean
 from nmt.preprocessing.counts import Counts
-from nmt.preprocessing.duplicates import Hashes, hash_pairs
 from nmt.preprocessing.filters import drop_by_tokens
 from nmt.preprocessing.job import Piece
 from nmt.preprocessing.overlap import HeldOut
+from nmt.preprocessing.repeats import Hashes, hash_sides
 from nmt.preprocessing.sources import Source
 from nmt.preprocessing.statistics import Measurer, Statistics
 from nmt.preprocessing.words import Ids, LineEncoder, cumulate
@@ -106,7 +106,7 @@ class Encoder:
             file=source.names[0],
             lines=cleaned.lines,
         )
-        hashes = hash_pairs(*texts, self._config.filter.duplicates) if self._has_hashes else None
+        hashes = hash_sides(*texts) if self._has_hashes else None
         has_text = self._config.keep_text
         return Encoded(
             src,

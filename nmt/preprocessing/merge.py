@@ -15,11 +15,11 @@ from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import write_json
 from nmt.preprocessing.counts import Counts
-from nmt.preprocessing.duplicates import count_duplicates
 from nmt.preprocessing.heldout import Split, write_split
 from nmt.preprocessing.job import Job
 from nmt.preprocessing.page import report_page
 from nmt.preprocessing.plan import drops_duplicates
+from nmt.preprocessing.repeats import count_repeats
 from nmt.preprocessing.report import Part, build_report
 from nmt.preprocessing.shards import Result, read_result, result_path
 
@@ -123,7 +123,7 @@ def _read_corpora(
 
 def _count_duplicates(job: Job) -> dict[str, int] | None:
     """Count pairs that came before; where they are dropped, the drops say how many they are."""
-    return None if drops_duplicates(job.config) else {"pairs": count_duplicates(job.work.hashes)}
+    return None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
 
 
 def _write(

@@ -20,13 +20,14 @@ from nmt.data.shards import Shard, ShardWriter
 from nmt.data.tokenizer import Tokenizers
 from nmt.files import sync
 from nmt.preprocessing.counts import Counts
-from nmt.preprocessing.duplicates import UnitHashes, read_seen
+from nmt.preprocessing.duplicates import read_seen
 from nmt.preprocessing.encoding import Encoded, Encoder, Task
 from nmt.preprocessing.job import Job, Piece, Unit
 from nmt.preprocessing.overlap import HeldOut
 from nmt.preprocessing.plan import Plan, drops_duplicates
 from nmt.preprocessing.pool import Pool, count_workers
 from nmt.preprocessing.progress import Progress
+from nmt.preprocessing.repeats import UnitRepeats
 from nmt.preprocessing.statistics import Statistics
 from nmt.preprocessing.units import UnitReader, note, start_progress
 
@@ -162,7 +163,7 @@ def _write_unit(
     with ExitStack() as stack:
         hashes = None
         if not drops_duplicates(job.config):
-            hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
+            hashes = stack.enter_context(UnitRepeats(job.work.hashes, unit.order))
         path = None if job.config.report_only else job.work.data / f"{unit.name}.arrow"
         parts = _watch(group, hashes, progress)
         result = write_shard(path, parts, plan.tokenizers, has_text=job.config.keep_text)
@@ -170,11 +171,11 @@ def _write_unit(
 
 
 def _watch(
-    group: Iterable[tuple[Task, Encoded]], hashes: UnitHashes | None, progress: Progress
+    group: Iterable[tuple[Task, Encoded]], hashes: UnitRepeats | None, progress: Progress
 ) -> Iterator[Encoded]:
     for task, encoded in group:
         if hashes is not None and encoded.hashes is not None:
-            hashes.add(encoded.rows + task.piece.rows.start, encoded.hashes)
+            hashes.add(encoded.hashes)
         yield encoded
         note(progress, task.piece)
 
