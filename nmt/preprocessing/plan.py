@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
+from pathlib import Path
 
 import numpy as np
 
@@ -32,7 +33,7 @@ from nmt.preprocessing.sample import Keys, Sample, sample_keys, sample_size
 from nmt.preprocessing.units import UnitReader, note, start_progress
 
 log = logging.getLogger(__name__)
-_PLAN = "plan.json"
+_PLAN, _SCANNED = "plan.json", "scanned.json"
 
 
 @dataclass(frozen=True)
@@ -49,14 +50,16 @@ def make_plan(job: Job) -> Plan:
         return read_plan(job)
     num_pairs: Mapping[str, int] | None
     if job.config.tokenizer.model is None:
-        sample, num_pairs = _scan(job, sample_size(job.config.tokenizer))
-        save_tokenizers(job.work.plan, _train(job, sample))
+        num_pairs = _draw_sample(job)
+        _train(job)
     else:
         save_tokenizers(job.work.plan, open_tokenizers(job.config))
         num_pairs = _look(job)
     if drops_duplicates(job.config):
         find_duplicates(job.work.hashes)
     job.work.write(job.work.plan / _PLAN, {"num_pairs": num_pairs})
+    for path in _sample_paths(job.work.plan):
+        path.unlink(missing_ok=True)
     return read_plan(job)
 
 
@@ -83,12 +86,50 @@ def _look(job: Job) -> dict[str, int] | None:
     return reader.num_pairs
 
 
-def _train(job: Job, sample: Sample) -> Tokenizers:
+def _draw_sample(job: Job) -> dict[str, int]:
+    """Write the sample to the work folder, unless it is there; return the pairs of each corpus."""
+    scanned = job.work.plan / _SCANNED
+    if scanned.exists():
+        num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
+        return num_pairs
+    sample, num_pairs = _scan(job, sample_size(job.config.tokenizer))
     src, tgt = sample.take()
     if not src:
         raise DataError("the training corpus is empty: no pair has text on both sides")
-    log.info("training the tokenizer on %d pairs", len(src))
-    return train_tokenizers(job.config, src, tgt)
+    for path, lines in zip(_sample_paths(job.work.plan), (src, tgt), strict=True):
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+    job.work.write(scanned, num_pairs)
+    return num_pairs
+
+
+def _train(job: Job) -> None:
+    """Train in a process of its own: SentencePiece does not heed Ctrl-C, nor give memory back."""
+    log.info("training the tokenizer")
+    with Pool[Path, None](1, partial(Trainer, job.config)) as pool:
+        list(pool.map([job.work.plan]))
+
+
+class Trainer:
+    """Trains tokenizers on the sample in a folder, and writes them there."""
+
+    def __init__(self, config: PreprocessConfig) -> None:
+        self._config = config
+
+    def __call__(self, folder: Path) -> None:
+        """Write `tokenizer.model`, or two models."""
+        src, tgt = (_lines(path) for path in _sample_paths(folder))
+        save_tokenizers(folder, train_tokenizers(self._config, src, tgt))
+
+
+def _sample_paths(folder: Path) -> tuple[Path, Path]:
+    return folder / "sample.src", folder / "sample.tgt"
+
+
+def _lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", newline="\n") as stream:
+        for line in stream:
+            yield line.removesuffix("\n")
 
 
 @dataclass(frozen=True)

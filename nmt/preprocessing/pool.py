@@ -54,14 +54,20 @@ class _Worker:
     def __init__(self, make: Callable[[], Callable[[Any], Any]]) -> None:
         self.connection, theirs = Pipe()
         program = _PROGRAM.format(path=sys.path, socket=theirs.fileno())
-        self._process = subprocess.Popen(
-            [sys.executable, "-c", program],
-            pass_fds=[theirs.fileno()],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C reaches the parent alone
-        )
-        theirs.close()
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-c", program],
+                pass_fds=[theirs.fileno()],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                start_new_session=True,  # Ctrl-C reaches the parent alone
+            )
+        except OSError as error:
+            raise NmtError(
+                f"a worker process cannot be started: {error.strerror}; set fewer num_threads"
+            ) from None
+        finally:
+            theirs.close()
         self.items: list[int] = []  # numbers of those it has, oldest first
         self._send_object(make)
 
@@ -103,19 +109,15 @@ class _Worker:
 
 
 class Pool(Generic[Item, Result]):
-    """`num_workers` processes, each with a function of its own that `make` returns there.
+    """At most `num_workers` processes, each with a function of its own that `make` returns there.
 
-    Items, results and `make` must be picklable. As a context it ends the processes.
+    They start as there is work for them. Items, results and `make` must be picklable. As a context
+    it ends the processes.
     """
 
     def __init__(self, num_workers: int, make: Callable[[], Callable[[Item], Result]]) -> None:
+        self._num_workers, self._make = num_workers, make
         self._workers: list[_Worker] = []
-        try:
-            for _ in range(num_workers):
-                self._workers.append(_Worker(make))
-        except BaseException:
-            self.close()
-            raise
 
     def __enter__(self) -> Pool[Item, Result]:
         return self
@@ -126,11 +128,7 @@ class Pool(Generic[Item, Result]):
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """End the processes, whatever they are doing."""
-        for worker in self._workers:
+        for worker in self._workers:  # whatever they are doing
             worker.end()
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
@@ -142,11 +140,11 @@ class Pool(Generic[Item, Result]):
         """
         source, kept = _Source(items), dict[int, Item]()
         results: dict[int, Any] = {}
-        number, limit = 0, (_AHEAD + 1) * len(self._workers)
+        number, limit = 0, (_AHEAD + 1) * self._num_workers
         while True:
-            while len(kept) < limit and (worker := self._idle()) and source.has_next():
+            while len(kept) < limit and self._has_room() and source.has_next():
                 kept[number + len(kept)] = source.item
-                worker.send(number + len(kept) - 1, source.item)
+                self._choose().send(number + len(kept) - 1, source.item)
                 self._receive(results, block=False)
             if not kept:
                 break
@@ -157,9 +155,16 @@ class Pool(Generic[Item, Result]):
         if source.error is not None:
             raise source.error
 
-    def _idle(self) -> _Worker | None:
-        worker = min(self._workers, key=lambda worker: len(worker.items))
-        return worker if len(worker.items) < _AHEAD else None
+    def _has_room(self) -> bool:
+        is_full = all(len(worker.items) == _AHEAD for worker in self._workers)
+        return len(self._workers) < self._num_workers or not is_full
+
+    def _choose(self) -> _Worker:
+        """Return the worker with the least to do, a new one rather than one that is busy."""
+        if len(self._workers) < self._num_workers and all(w.items for w in self._workers):
+            self._workers.append(_Worker(self._make))
+            return self._workers[-1]
+        return min(self._workers, key=lambda worker: len(worker.items))
 
     def _receive(self, results: dict[int, Any], *, block: bool) -> None:
         busy = [worker.connection for worker in self._workers if worker.items]
@@ -218,6 +223,9 @@ def work(socket: int) -> None:
             result = function(content)
         except NmtError as error:
             result = _Failure(error, "")
+        except MemoryError:
+            text = "a worker process has no memory left; set fewer num_threads"
+            result = _Failure(NmtError(text), "")
         except Exception:
             result = _Failure(None, traceback.format_exc())
         try:

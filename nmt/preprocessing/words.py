@@ -122,8 +122,7 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     So it is for BPE, where merges of one word do not look at the next. Not for unigram models,
     whose sums of scores may round another way.
     """
-    fields = dict(_fields(tokenizer.model))
-    trainer, normalizer = dict(_fields(fields[2])), dict(_fields(fields[3]))
+    trainer, normalizer = _part(tokenizer.model, 2), _part(tokenizer.model, 3)
     bpe, yes, no = 2, 1, 0
     name = bytes(normalizer.get(1, b"")).decode("utf-8")
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
@@ -135,6 +134,12 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
         and _SPACE in pieces
         and not any(_SPACE in piece[1:] for piece in pieces)
     )
+
+
+def _part(model: bytes, number: int) -> dict[int, Any]:
+    """Return the fields of a message in the model; parts of it that come later add to it."""
+    parts = [value for field, value in _fields(model) if field == number]
+    return dict(_fields(b"".join(parts)))
 
 
 def _fields(message: Any) -> Iterator[tuple[int, Any]]:
