@@ -26,8 +26,6 @@ _SIDES = (("src", "source"), ("tgt", "target"))
 
 def give_advice(report: dict[str, Any]) -> list[str]:
     """Return a line for everything that is off, the gravest first."""
-    if report["train"]["kept"] == 0:
-        return ["No training pair is left: look at the reasons above."]
     parts = (_overlap, _drops, _tokens, _characters, _duplicates, _ratio, _training)
     return [line for part in parts for line in part(report)]
 
@@ -146,6 +144,9 @@ def _ratio(report: dict[str, Any]) -> Iterator[str]:
 def _training(report: dict[str, Any]) -> Iterator[str]:
     training = report["training"]
     epoch, settings = training["epoch"], training["settings"]
+    if training["longest"] is None:
+        yield "The weights leave no training pair an epoch: give a corpus a larger one."
+        return
     if epoch is None:
         yield (
             f"The longest sentence has {training['longest']} tokens, more than "

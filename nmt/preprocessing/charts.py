@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import html
 from collections.abc import Sequence
+
+from nmt.preprocessing.markup import safe
 
 _WIDTH, _HEIGHT = 520, 190  # of the picture, in its own units
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 8, 8, 36  # around the bars
@@ -19,10 +20,10 @@ def histogram(bars: Sequence[int], *, bar_width: int, unit: str, title: str) -> 
         unit: what lengths are counted in, for the axis.
         title: what is shown, for readers who cannot see it.
     """
-    most = max(bars, default=0) or 1
+    most = max(bars)
     marks = [_mark(i, count, most, len(bars), bar_width) for i, count in enumerate(bars)]
     return (
-        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{html.escape(title)}">'
+        f'<svg viewBox="0 0 {_WIDTH} {_HEIGHT}" role="img" aria-label="{safe(title)}">'
         f"{_grid(most)}{''.join(marks)}{_axis(len(bars), bar_width, unit)}</svg>"
     )
 

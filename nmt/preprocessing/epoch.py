@@ -1,7 +1,8 @@
 """Foresees the batches and updates of an epoch from the counts of lengths alone, without the pairs.
 
-It follows nmt/data/batching.py to the pair, but for pairs of 256 tokens and more, whose lengths are
-known by bin.
+Batches are those of nmt/data/batching.py to the pair, but for lengths of 256 tokens and more, which
+are known by bin, and for epochs of millions of pairs, which are planned in pools. The order of
+batches, which is another every epoch, decides a little over the number of updates.
 """
 
 # K kinds of pairs, by source and target length
@@ -14,6 +15,8 @@ import numpy as np
 
 from nmt.preprocessing.statistics import NUM_BINS, Statistics, bin_starts
 from nmt.preprocessing.tally import Ints, Tally
+
+_MOST_SHUFFLED = 1_000_000  # batches; those of more are planned in pools, where no cut is lost
 
 
 @dataclass(frozen=True)
@@ -75,7 +78,7 @@ def forecast_epoch(
     src, tgt = (int(total) for total in pairs.counts @ pairs.lengths)
     return EpochForecast(
         num_pairs=int(pairs.counts.sum()),
-        num_updates=min(max(1, round(tgt / tokens_per_update)), batches.number),
+        num_updates=batches.num_updates(tokens_per_update),
         num_batches=batches.number,
         num_src_tokens=src,
         num_tgt_tokens=tgt,
@@ -93,6 +96,8 @@ class _Batches:
         self.num_positions = 0
         self.largest = (0, 0, 0)
         self._open = (0, 0, 0)  # rows, source and target positions of the batch being filled
+        self._open_tokens = 0  # of its target, padding aside
+        self._tokens: list[tuple[int, int]] = []  # of finished batches, and how many are alike
 
     def add(self, src: int, tgt: int, count: int) -> None:
         """Add `count` pairs of these lengths."""
@@ -115,6 +120,7 @@ class _Batches:
     def _extend(self, src: int, tgt: int, rows: int) -> None:
         old_rows, old_src, old_tgt = self._open
         self._open = old_rows + rows, max(old_src, src), max(old_tgt, tgt)
+        self._open_tokens += rows * tgt
 
     def close(self, times: int = 1) -> None:
         """Finish the batch being filled, and more of the same shape."""
@@ -123,4 +129,20 @@ class _Batches:
             self.number += times
             self.num_positions += times * rows * (src + tgt)
             self.largest = max(self.largest, self._open, key=lambda b: b[0] * (b[1] + b[2]))
-        self._open = (0, 0, 0)
+            self._tokens.append((self._open_tokens, times))
+        self._open, self._open_tokens = (0, 0, 0), 0
+
+    def num_updates(self, tokens_per_update: int) -> int:
+        """Count the updates that the batches make, in some order.
+
+        Where batches are about as large as updates, two cuts fall on one place now and then.
+        """
+        total = sum(tokens * times for tokens, times in self._tokens)
+        num_updates = min(max(1, round(total / tokens_per_update)), self.number)
+        if self.number > _MOST_SHUFFLED:
+            return num_updates
+        tokens, times = (np.array(column, np.int64) for column in zip(*self._tokens, strict=True))
+        shuffled = np.random.default_rng(0).permutation(np.repeat(tokens, times))  # (batches,)
+        goals = total * np.arange(1, num_updates) / num_updates
+        cuts = np.searchsorted(np.cumsum(shuffled) - shuffled / 2, goals)
+        return len({int(cut) for cut in cuts} - {0, self.number}) + 1

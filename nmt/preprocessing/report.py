@@ -152,8 +152,6 @@ def _lengths(statistics: Statistics, side: int) -> Report:
 
 
 def _quantile(by_bin: Ints, starts: Ints, share: float) -> int:
-    if by_bin.sum() == 0:
-        return 0
     sums = np.cumsum(by_bin)
     return int(starts[np.searchsorted(sums, share * sums[-1])])
 
@@ -205,8 +203,8 @@ def _training(
         "max_updates": training.max_updates,
     }
     pairs = length_counts([(part.statistics, times[part.corpus]) for part in parts])
-    if not len(pairs.counts) or pairs.longest > training.max_tokens:
-        longest = pairs.longest if len(pairs.counts) else 0
+    longest = pairs.longest if len(pairs.counts) else None
+    if longest is None or longest > training.max_tokens:
         return {"settings": settings, "longest": longest, "epoch": None, "memory": None}
     epoch = forecast_epoch(
         pairs, max_tokens=training.max_tokens, tokens_per_update=training.tokens_per_update
@@ -221,7 +219,7 @@ def _training(
     }
     return {
         "settings": settings,
-        "longest": pairs.longest,
+        "longest": longest,
         "epoch": vars(epoch) | {"padding_share": epoch.padding_share, "largest": [*epoch.largest]},
         "memory": {
             name: vars(part) | {"total": part.total, "cpu_process": part.cpu_process}

@@ -94,7 +94,7 @@ def _by_number(numbers: Mapping[str, int]) -> list[tuple[str, int]]:
 
 def _duplicates(report: dict[str, Any]) -> Iterator[str]:
     if report["duplicates"] is not None:
-        size = max(report["train"]["read"], 1)
+        size = report["train"]["read"]
         numbers = report["duplicates"].items()
         yield ", ".join(f"{kind} {number:,} ({number / size:.1%})" for kind, number in numbers)
 
@@ -123,7 +123,7 @@ def _lengths(report: dict[str, Any]) -> Iterator[str]:
 
 def _sparkline(bars: list[int]) -> str:
     """Draw bars by one character each; whatever is there shows."""
-    most = max(bars, default=1)
+    most = max(bars)
     return "".join(_BARS[-(-8 * bar // most)] for bar in bars)
 
 
