@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 import random
 import re
 from concurrent.futures import ThreadPoolExecutor
@@ -134,6 +135,18 @@ def test_training_is_a_function_of_the_corpus_alone(kind: TokenizerType) -> None
         others = pool.map(lambda _: train_tokenizer(iter(text), config).model, range(3))
         assert set(others) == {alone}
     assert train_tokenizer(text[500:], config).model != alone
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no choice of processors here")
+def test_training_does_not_depend_on_the_number_of_processors() -> None:
+    config = tokenizer_config(type=TokenizerType.unigram, vocab_size=320)
+    all_of_them = os.sched_getaffinity(0)
+    on_all = train_tokenizer(corpus(), config).model
+    os.sched_setaffinity(0, {min(all_of_them)})
+    try:
+        assert train_tokenizer(corpus(), config).model == on_all
+    finally:
+        os.sched_setaffinity(0, all_of_them)
 
 
 def test_lines_too_long_to_train_on_are_counted(caplog: pytest.LogCaptureFixture) -> None:
