@@ -22,6 +22,7 @@ from nmt.preprocessing.sources import Format, Source
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed line"
 OVERLONG = "line too large"
+_ICONV = "iconv -f latin1 -t utf-8"
 
 
 def clean(
@@ -87,9 +88,15 @@ def _settle_broken(cleaned: Cleaned, sides: Sides, invalid: Invalid, held_out: b
         return
     if invalid is Invalid.error:
         row, side = min((row, side) for side in (0, 1) for row in sides.broken[side])
+        fault = sides.broken[side][row]
+        how = (
+            "mend the line"
+            if fault.byte is None
+            else f"convert the file, for example with {_ICONV}"
+        )
         raise DataError(
-            f"{cleaned.places[side].place(row)}: {sides.broken[side][row].message}; convert the "
-            "file, for example with iconv -f latin1 -t utf-8, or set data.invalid=replace or drop"
+            f"{cleaned.places[side].place(row)}: {fault.message}; {how}, or set "
+            "data.invalid=replace or drop"
         )
     mend = held_out or invalid is Invalid.replace
     _settle(cleaned, NOT_UTF8, sides.broken, mend=mend, number=sides.num_broken)
@@ -99,7 +106,7 @@ def _settle_malformed(cleaned: Cleaned, sides: Sides, invalid: Invalid, held_out
     if sides.malformed and invalid is not Invalid.drop:
         row = min(sides.malformed)
         raise DataError(
-            f"{cleaned.places[0].place(row)}: {sides.malformed[row]}; mend the line, or leave such "
+            f"{cleaned.places[0].place(row)}: {sides.malformed[row].message}; mend the line, or leave such "
             "lines out with data.invalid=drop"
         )
     _settle(cleaned, MALFORMED, (sides.malformed, {}), mend=held_out)

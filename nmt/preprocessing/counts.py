@@ -54,7 +54,7 @@ class Counts:
 
     def _remember(self, name: str, places: list[Place]) -> None:
         """Add places of the same chunk; one that is later may have been found before."""
-        known = self.examples.get(name, []) + places
+        known = dict.fromkeys(self.examples.get(name, []) + places)
         self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
