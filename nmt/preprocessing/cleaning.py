@@ -106,8 +106,8 @@ def _settle_malformed(cleaned: Cleaned, sides: Sides, invalid: Invalid, held_out
     if sides.malformed and invalid is not Invalid.drop:
         row = min(sides.malformed)
         raise DataError(
-            f"{cleaned.places[0].place(row)}: {sides.malformed[row].message}; mend the line, or leave such "
-            "lines out with data.invalid=drop"
+            f"{cleaned.places[0].place(row)}: {sides.malformed[row].message}; mend the line, or "
+            "leave such lines out with data.invalid=drop"
         )
     _settle(cleaned, MALFORMED, (sides.malformed, {}), mend=held_out)
 

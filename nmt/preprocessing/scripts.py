@@ -195,6 +195,7 @@ def _foreign_table(scripts: tuple[str, ...]) -> Flags:
 
 def _script(letter: str) -> str:
     """Tell the script of a letter by its name in Unicode; "" for what has none."""
+    letter = unicodedata.normalize("NFD", letter)[0]  # the sign of kelvin is a K
     category = unicodedata.category(letter)
     if not category.startswith("L"):
         return ""
