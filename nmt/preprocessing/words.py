@@ -58,7 +58,7 @@ class LineEncoder:
     def encode(self, lines: list[str]) -> Ids:
         """Return the ids of N lines, none of which holds a line break."""
         text = f" {_END_OF_LINE} ".join(lines)
-        if not self._has_words or _SPACE in text:
+        if not lines or not self._has_words or _SPACE in text:
             return self._encode_lines(lines)
         words = text.split(" ")
         if new := set(words).difference(self._words.numbers):
