@@ -11,7 +11,7 @@ from typing import Any
 MOST_DROPPED = 0.05
 MOST_UNKNOWN = 0.001
 _MOST_BYTES = 0.01
-_MOST_DUPLICATES = 0.1
+_MOST_DUPLICATES = {"pairs": 0.1, "sources": 0.3, "targets": 0.3}  # a side has many translations
 _MOST_STEEP = 0.01
 _MOST_RATIO = 2.0
 _MOST_ODD = 0.001
@@ -118,7 +118,7 @@ def _duplicates(report: dict[str, Any]) -> Iterator[str]:
     size = report["train"]["read"]
     for kind, option in (("pairs", "pair"), ("sources", "src"), ("targets", "tgt")):
         number = (report["duplicates"] or {}).get(kind, 0)
-        if number > _MOST_DUPLICATES * size:
+        if number > _MOST_DUPLICATES[kind] * size:
             yield (
                 f"{number / size:.0%} of the training {kind} came before: "
                 f"filter.duplicates={option} keeps the first of each."

@@ -42,7 +42,9 @@ class CodePoints:
 
     def num_words(self) -> int:
         """Count what stands between spaces of any kind."""
-        is_space = _IS_SPACE.take(self._codes)  # (C,)
+        is_space = np.zeros(len(self._codes), dtype=bool)  # (C,)
+        for code in self._present[_IS_SPACE[self._present]].tolist():  # two or three as a rule
+            is_space |= self._codes == code
         starts = np.count_nonzero(is_space[:-1] & ~is_space[1:])
         return int(starts) + int(len(is_space) > 0 and not is_space[0])
 
