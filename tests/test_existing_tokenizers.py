@@ -23,6 +23,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "Gemma": {"pad_id": 0, "eos_id": 1, "bos_id": 2, "unk_id": 3, "byte_fallback": True},
     "nothing but unknown": {"bos_id": -1, "eos_id": -1},
     "unigram": {"model_type": "unigram", "vocab_size": 30},
+    "characters": {"model_type": "char", "vocab_size": 22},
     "words": {"model_type": "word", "vocab_size": 14},
     "padding typed as text": {"user_defined_symbols": ["<pad>", "{url}"]},
     "other names": {"bos_piece": "[BOS]", "eos_piece": "[EOS]", "pad_piece": "[PAD]"},
