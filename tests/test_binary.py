@@ -154,7 +154,8 @@ def test_lengths_count_eos_in_the_smallest_type(tmp_path: Path, longest: int, ki
     lengths = open_split(tmp_path, "train").lengths()
     assert lengths.tolist() == [[len(src) + 1, len(tgt) + 1] for src, tgt in pairs]
     assert lengths.dtype == np.dtype(kind)
-    assert isinstance(lengths, np.memmap)
+    assert isinstance(lengths.base, np.memmap)
+    assert not lengths.flags.writeable
 
 
 def test_sentences_are_views_of_the_memory_map(tmp_path: Path) -> None:

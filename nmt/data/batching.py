@@ -173,7 +173,10 @@ class TokenBatchSampler:
 
     def _longest_row(self, corpus: Corpus) -> int:
         lengths = self.lengths[corpus.start : corpus.start + corpus.num_pairs]
-        return corpus.start + int(lengths.reshape(-1).argmax()) // 2
+        parts = range(0, len(lengths), 1 << 20)  # numpy's argmax copies what is read-only
+        start = max(parts, key=lambda start: int(lengths[start : start + parts.step].max()))
+        part = lengths[start : start + parts.step]
+        return corpus.start + start + int(part.max(axis=1).argmax())
 
     @cached_property
     def _mean_tokens(self) -> list[float]:

@@ -8,16 +8,15 @@ It holds where things lie, not what they are; it knows nothing of text.
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from nmt.data.folder import CorpusIndex, read_index, read_lengths
-from nmt.data.shards import Ids, Lengths, MappedShard, ShardWriter, length_type
+from nmt.data.shards import Ids, Lengths, MappedShard, length_type
 from nmt.errors import DataError
 
 
@@ -131,19 +130,3 @@ def _check_size(path: Path, num_bytes: int) -> None:
         raise DataError(
             f"{path} is damaged: it has {found:,} bytes for {num_bytes:,}; run nmt-preprocess again"
         )
-
-
-IdPair = tuple[Sequence[int], Sequence[int]]
-
-
-def write_pairs(path: Path, pairs: Iterable[IdPair], vocab_size: int) -> int:
-    """Write pairs of ids to `path` and return their number."""
-    pairs = iter(pairs)
-    with ShardWriter(path, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size) as writer:
-        while rows := list(islice(pairs, 10_000)):
-            columns = []
-            for side in (0, 1):
-                columns.append(np.array(list(chain(*(row[side] for row in rows))), dtype=np.int64))
-                columns.append(np.cumsum([0, *(len(row[side]) for row in rows)]))
-            writer.add(*columns)
-    return writer.shard.pairs

@@ -110,7 +110,8 @@ def read_lengths(data_dir: Path, split: str, num_pairs: int) -> Lengths:
     """Map the lengths of all pairs of a split, EOS included, (N, 2)."""
     path = lengths_path(data_dir, split)
     try:
-        lengths: Lengths = np.load(path, mmap_mode="r", allow_pickle=False)
+        # a plain view: np.memmap is slow to index
+        lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
     except FileNotFoundError:
         raise DataError(f"{path} is missing; run nmt-preprocess again") from None
     except (ValueError, OSError, EOFError):
