@@ -275,22 +275,29 @@ def test_our_ctranslate2_backend_scores_and_translates_alike(
         assert scores[1] == pytest.approx(scores[0], abs=1e-3)
 
 
-def test_transformers_translates_alike(place: Path, lines: list[str]) -> None:
-    folder = place / "run/average"
-    tokenizer = load_tokenizer(folder, load_info(folder))
-    options = {"max_length": LIMIT + 1, "num_beams": 1}
-    start = [[tokenizer.tgt.bos_id]] * len(lines)
-    output = exported(folder, ExportFormat.huggingface)
-    job = [{"folder": str(output), "lines": lines, "targets": start, "options": [options]}]
-    (found,) = without_nmt("run_transformers.py", job)
-    assert (found["missing"], found["unexpected"]) == ([], [])
-    src_ids = [[*tokenizer.src.encode(line), tokenizer.src.eos_id] for line in lines]
-    assert found["input_ids"] == src_ids
-    ours = [hypotheses[0].tokens for hypotheses in native(folder, lines, GREEDY)]
-    pad_id = tokenizer.tgt.pad_id
-    theirs = [[token for token in row[1:] if token != pad_id] for row in found["found"][0]["ids"]]
-    assert theirs == ours
-    assert found["texts"] == list(map(tokenizer.tgt.decode, ours))
+def test_transformers_translates_alike(
+    place: Path, foreign: Path, lines: list[str], tmp_path: Path
+) -> None:
+    """With separate vocabularies, and with a joint one that has T5's ids and a BOS at its end."""
+    learned, joint = place / "run/average", tmp_path / "joint"
+    random_model(joint, load_tokenizer(foreign, load_info(foreign)).tgt)
+    tasks = {learned: [*lines, "house red tree"], joint: sentences(8, seed=7)}
+    job = []
+    for folder, some in tasks.items():
+        start = [[load_tokenizer(folder, load_info(folder)).tgt.bos_id]] * len(some)
+        output = str(exported(folder, ExportFormat.huggingface))
+        options = {"max_length": LIMIT + 1, "num_beams": 1}
+        job.append({"folder": output, "lines": some, "targets": start, "options": [options]})
+    results = without_nmt("run_transformers.py", job)
+    for (folder, some), found in zip(tasks.items(), results, strict=True):
+        tokenizer = load_tokenizer(folder, load_info(folder))
+        assert (found["missing"], found["unexpected"]) == ([], [])
+        src_ids = [[*tokenizer.src.encode(line), tokenizer.src.eos_id] for line in some]
+        assert found["input_ids"] == src_ids
+        ours = [hypotheses[0].tokens for hypotheses in native(folder, some, GREEDY)]
+        pad_id, rows = tokenizer.tgt.pad_id, found["found"][0]["ids"]
+        assert [[token for token in row[1:] if token != pad_id] for row in rows] == ours
+        assert found["texts"] == list(map(tokenizer.tgt.decode, ours))
 
 
 def test_marian_is_refused_where_control_symbols_stand_elsewhere(foreign: Path) -> None:
