@@ -91,11 +91,10 @@ def test_workers_start_as_they_are_needed() -> None:
 
 
 def test_the_first_error_in_order_is_raised_after_the_results_before_it() -> None:
-    results = []
+    results: list[tuple[int, int]] = []
     with Pool(2, refuser) as pool, pytest.raises(DataError, match="3 is no good"):
-        for _, result in pool.map([0, 1, 2, 3, 5]):
-            results.append(result)
-    assert results == [0, 1, 2]
+        results.extend(pool.map([0, 1, 2, 3, 5]))
+    assert results == [(0, 0), (1, 1), (2, 2)]
 
 
 def test_an_error_of_the_source_comes_after_the_results_of_what_it_gave() -> None:
@@ -104,11 +103,10 @@ def test_an_error_of_the_source_comes_after_the_results_of_what_it_gave() -> Non
         yield 0.0
         raise DataError("the end is missing")
 
-    results = []
+    results: list[tuple[float, float]] = []
     with Pool(2, sleeper) as pool, pytest.raises(DataError, match="the end is missing"):
-        for _, result in pool.map(items()):
-            results.append(result)
-    assert results == [0.1, 0.0]
+        results.extend(pool.map(items()))
+    assert [result for _, result in results] == [0.1, 0.0]
 
 
 def test_a_bug_in_a_worker_shows_its_traceback() -> None:
