@@ -19,7 +19,6 @@ from nmt.data.binary import Corpus
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import Tokenizer
 
-
 RUN = ["valid_bleu=false", "model.dropout=0.1"]
 
 
