@@ -52,7 +52,21 @@ def hostile_record(draw: random.Random, number: int) -> bytes:
     """Draw a line of JSON, more or less."""
     texts = [
         "".join(
-            draw.choices(["a", "\n", "\r", "\0", "\u2028", "\ud83d", "\udc00", "é", "\ufeff"], k=3)
+            draw.choices(
+                [
+                    "a",
+                    *"bcdefghijkl",
+                    "\n",
+                    "\r",
+                    "\0",
+                    "\u2028",
+                    "\ud83d",
+                    "\udc00",
+                    "é",
+                    "\ufeff",
+                ],
+                k=3,
+            )
         )
         for _ in range(2)
     ]

@@ -240,6 +240,12 @@ def test_rules_keep_text_that_no_rule_is_against() -> None:
     assert not cleaned.counts.replaced
 
 
+def test_control_characters_inside_strings_of_json_are_text() -> None:
+    line = b'{"src": "a\tb\x01", "tgt": "c\x00d\x0be"}'
+    cleaned = clean(make_chunk([[line]], Format.jsonl), settings(nul=False), held_out=False)
+    assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c d e"])
+
+
 def test_an_overlong_line_is_dropped_or_empty() -> None:
     chunk = make_chunk([[b"a", b"", b"c"], [b"x", b"y", b"z"]], Format.pair, first_line=5)
     chunk = type(chunk)(**{**vars(chunk), "overlong": (6,)})

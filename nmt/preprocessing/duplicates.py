@@ -1,7 +1,7 @@
 """Finds training pairs that have come before, exactly, in memory that does not grow with them.
 
 Each unit of reading writes the hashes of its pairs to files, sorted. To compare, the range of
-hashes is cut into parts of about a million; a part is read from all files, and sorted, at a time.
+hashes is cut into parts of about half a million; a part is read from all files, and sorted, at a time.
 128 bits make a false match of any two of 10^9 pairs less likely than 10^-20. It knows nothing of
 where pairs come from: a pair is a row of a unit, and units have numbers in the order of reading.
 """
@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,8 @@ Bits = np.ndarray[Any, np.dtype[np.uint8]]
 
 _BYTES_A_PAIR = 20  # a hash and a row
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; any odd number would do
-PAIRS_A_FILE = 1 << 20
-PAIRS_A_PART = 1 << 20
+PAIRS_A_FILE = 1 << 19
+PAIRS_A_PART = 1 << 19
 
 
 def hash_texts(texts: Sequence[str]) -> Hashes:
@@ -73,18 +73,18 @@ class UnitHashes:
 
     def add(self, rows: Rows, hashes: Hashes) -> None:
         """Add pairs (N,), (N, 2) in the order of reading; `rows` count from 0 in the unit."""
-        self._waiting.append((hashes, rows))
+        self._waiting.append((hashes, rows.astype("<u4")))
         self._num_waiting += len(rows)
         if self._num_waiting >= PAIRS_A_FILE:
             self._write()
 
     def _write(self) -> None:
         hashes = np.concatenate([hashes for hashes, _ in self._waiting])
-        rows = np.concatenate([rows for _, rows in self._waiting]).astype("<u4")
+        rows = np.concatenate([rows for _, rows in self._waiting])
         order = np.argsort(hashes[:, 0], kind="stable")
-        columns = [hashes[order, 0], hashes[order, 1], rows[order]]
+        columns = (column[order] for column in (hashes[:, 0], hashes[:, 1], rows))
         path = self._folder / f"{self._unit}.{self._num_files}.hashes"
-        write_beside(path, b"".join(column.tobytes() for column in columns))
+        write_beside(path, columns)
         self._waiting, self._num_waiting = [], 0
         self._num_files += 1
 
@@ -102,7 +102,7 @@ def find_duplicates(folder: Path) -> int:
         for unit in np.unique(units).tolist():
             seen[unit] = _mark(seen.get(unit, np.zeros(0, np.uint8)), rows[units == unit])
     for unit, bits in seen.items():
-        write_beside(_seen_path(folder, unit), bits.tobytes())
+        write_beside(_seen_path(folder, unit), [bits])
     return total
 
 
@@ -122,10 +122,12 @@ def part_ends(num_pairs: int) -> list[np.uint64]:
     return [np.uint64(part * (1 << 64) // num_parts - 1) for part in range(1, num_parts + 1)]
 
 
-def write_beside(path: Path, data: bytes) -> None:
-    """Write a file that is there only when it is whole."""
+def write_beside(path: Path, columns: Iterable[np.ndarray[Any, Any]]) -> None:
+    """Write arrays, one after the other, to a file that is there only when it is whole."""
     beside = path.with_name(path.name + ".tmp")
-    beside.write_bytes(data)
+    with beside.open("wb") as stream:
+        for column in columns:
+            stream.write(np.ascontiguousarray(column).data)
     os.replace(beside, path)
 
 

@@ -61,7 +61,7 @@ class UnitRepeats:
         columns = np.sort(np.concatenate(self._waiting), axis=0)
         for kind, column in zip(KINDS, columns.T, strict=True):
             name = f"{self._unit}.{self._num_files}.{kind}"
-            write_beside(self._folder / name, column.astype("<u8").tobytes())
+            write_beside(self._folder / name, [column])
         self._waiting = []
         self._num_files += 1
 
