@@ -180,6 +180,14 @@ def test_settings_by_which_no_line_can_be_judged_are_refused(
         check_filters(config)
 
 
+@pytest.mark.parametrize(
+    "change", [{"max_ratio": 0.5}, {"max_unknown": 1.1}, {"max_foreign": -0.1}]
+)
+def test_a_limit_out_of_range_is_refused_by_name(change: dict[str, float]) -> None:
+    with pytest.raises(ConfigError, match=rf"filter\.{next(iter(change))}="):
+        FilterConfig(**change)
+
+
 def test_given_scripts_go_before_those_of_the_language() -> None:
     config = settings("xx", max_foreign=0.0, src_scripts=["Cyrillic"])
     check_filters(config)

@@ -1,7 +1,7 @@
 """Finds training pairs that have come before, exactly, in memory that does not grow with them.
 
 Each unit of reading writes the hashes of its pairs to files, sorted. To compare, the range of
-hashes is cut into parts of about half a million; a part is read from all files, and sorted, at a time.
+hashes is cut into parts of about half a million; one part at a time is read from all files.
 128 bits make a false match of any two of 10^9 pairs less likely than 10^-20. It knows nothing of
 where pairs come from: a pair is a row of a unit, and units have numbers in the order of reading.
 """
