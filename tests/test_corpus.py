@@ -186,3 +186,15 @@ def test_a_missing_file_and_a_folder_are_refused_by_name(tmp_path: Path) -> None
         list(read_lines(tmp_path / "none"))
     with pytest.raises(DataError, match="is a folder"):
         list(read_lines(tmp_path))
+
+
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar"])
+def test_an_archive_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x\n")
+    with pytest.raises(DataError, match=rf"{name}: nmt reads \.gz, \.xz and \.zst; unpack"):
+        list(read_lines(tmp_path / name))
+
+
+def test_a_name_that_only_looks_like_an_archive_is_read(tmp_path: Path) -> None:
+    for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):
+        assert list(read_lines(write(tmp_path / name, b"x\n"))) == ["x"]

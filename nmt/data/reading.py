@@ -9,6 +9,7 @@ import contextlib
 import gzip
 import io
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,6 +20,9 @@ import pyarrow as pa
 from nmt.errors import DataError
 
 _KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
+_FOREIGN = re.compile(
+    r"\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$"
+)  # would be read as nonsense
 
 
 def open_bytes(path: Path) -> IO[bytes]:
@@ -44,10 +48,12 @@ def unpacked(file: Path | IO[bytes], suffix: str) -> IO[bytes]:
 
 
 def check_file(path: Path) -> None:
-    """Raise a `DataError` unless `path` is a file."""
+    """Raise a `DataError` unless `path` is a file, and no archive of a kind that nobody unpacks."""
     if not path.is_file():
         what = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {what}; give the path of a text file")
+    if found := _FOREIGN.search(path.name):
+        raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {found[0]} first")
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,8 +177,12 @@ class _Side:
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
         check_file(path)
-        self._file = path.open("rb")
-        self._stream = unpacked(self._file, path.suffix)
+        with unpacking(name):
+            self._file = path.open("rb")
+            self._stream = unpacked(self._file, path.suffix)
+        self._thread = ThreadPoolExecutor(1)  # unpacks a block while the one before is cut
+        self._ahead = self._thread.submit(self._fetch)
+        self.disk_bytes = 0  # read
         self._lines = b""
         self._ends = np.empty(0, np.int64)  # where the lines of the buffer end
         self._next = 0  # the line of the buffer that comes next
@@ -191,6 +196,7 @@ class _Side:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
+        self._thread.shutdown()
         self._stream.close()
         self._file.close()
 
@@ -198,10 +204,6 @@ class _Side:
     def num_lines(self) -> int:
         """Lines that wait in the buffer."""
         return len(self._ends) - self._next
-
-    @property
-    def disk_bytes(self) -> int:
-        return self._file.tell()
 
     @property
     def _start(self) -> int:
@@ -244,8 +246,10 @@ class _Side:
 
     def _read(self) -> None:
         with unpacking(self._name):
-            block = self._stream.read(_BLOCK_BYTES)
-        if not block:
+            block, self.disk_bytes = self._ahead.result()
+        if block:
+            self._ahead = self._thread.submit(self._fetch)
+        else:
             self._is_over = True
             block = b"\n" if self._rest or self._is_swallowing else b""  # ends the last line
         data = self._without_overlong(self._rest + block)
@@ -257,6 +261,9 @@ class _Side:
         self._ends = np.concatenate([self._ends[self._next :], new + len(self._lines)]) - start
         self._lines = self._lines[start:] + data[:end]
         self._next = 0
+
+    def _fetch(self) -> tuple[bytes, int]:
+        return self._stream.read(_BLOCK_BYTES), self._file.tell()
 
     def _without_overlong(self, data: bytes) -> bytes:
         """Empty the first line of `data` when it is overlong; the others are within one block."""

@@ -95,7 +95,7 @@ def _check_files(config: DataConfig) -> None:
             for file in itertools.chain.from_iterable(_file_names(part, key)):
                 num_stdin += file == STDIN
                 path = resolve(file)
-                if file != STDIN and (path.is_dir() or not path.exists()):
+                if file != STDIN and not _is_pipe(path):
                     check_file(path)
     if num_stdin > 1:
         raise ConfigError(f"{num_stdin} files are {STDIN}; stdin is one, and is read once")
@@ -106,6 +106,11 @@ def _file_names(part: SplitConfig, key: str) -> list[tuple[str, ...]]:
     if part.src is not None and part.tgt is not None:
         return [*pair_up(part.src, part.tgt, key)]
     return [(name,) for name in expand(part.tsv or part.jsonl or [])]
+
+
+def _is_pipe(path: Path) -> bool:
+    """Say whether a file can be read only once, as what a shell makes of <(command)."""
+    return path.exists() and not path.is_file() and not path.is_dir()
 
 
 def _key(split: str, corpus: str) -> str:
@@ -170,7 +175,7 @@ class _Finder:
         paths = []
         for side, name in enumerate(names):
             path = resolve(name)
-            if name == STDIN or not path.is_file():
+            if name == STDIN or _is_pipe(path):
                 stem = "-".join(filter(None, [self.split, corpus, str(number), str(side)]))
                 place = self.spool / (stem + path.suffix)
                 if not self._is_spooled:
