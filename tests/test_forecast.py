@@ -49,9 +49,12 @@ def test_an_epoch_is_foreseen_as_training_plans_it(
     assert forecast.num_tgt_tokens == sum(update.num_tokens for update in updates)
     assert forecast.num_src_tokens == sum(update.num_src_tokens for update in updates)
     assert forecast.num_updates == pytest.approx(len(updates), rel=0.06)
-    largest = max(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in batches)
+    shapes = [(len(rows), *lengths[rows].max(axis=0).tolist()) for rows in batches]
     rows, src, tgt = forecast.largest
-    assert rows * (src + tgt) == largest
+    assert rows * (src + tgt) == max(b * (s + t) for b, s, t in shapes)
+    rows, src, tgt = forecast.widest
+    squares = rows * (src * src + src * tgt + tgt * tgt)
+    assert squares == max(b * (s * s + s * t + t * t) for b, s, t in shapes)
 
 
 def test_long_lengths_in_bins_change_the_forecast_little() -> None:

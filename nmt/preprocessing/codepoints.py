@@ -70,10 +70,7 @@ class _Folds(dict[int, str]):
     """What `normal_form` makes of each character, found out when it first comes."""
 
     def __missing__(self, code: int) -> str:
-        # twice: casefold makes characters that come apart, and takes apart ones that have a case
-        folded = chr(code)
-        for _ in range(2):
-            folded = unicodedata.normalize("NFKD", folded).casefold()
+        folded = unicodedata.normalize("NFKD", chr(code)).casefold()
         kept = (c for c in folded if not unicodedata.category(c).startswith(_IGNORED))
         self[code] = "".join(kept)
         return self[code]

@@ -16,6 +16,7 @@ import numpy as np
 from nmt.preprocessing.statistics import NUM_BINS, Statistics, bin_starts
 from nmt.preprocessing.tally import Ints, Tally
 
+Shape = tuple[int, int, int]  # rows, source and target positions of a batch
 _MOST_SHUFFLED = 1_000_000  # batches; those of more are planned in pools, where no cut is lost
 
 
@@ -42,7 +43,8 @@ class EpochForecast:
     num_src_tokens: int
     num_tgt_tokens: int
     num_positions: int  # of both sides, padding included
-    largest: tuple[int, int, int]  # rows, source and target positions of the largest batch
+    largest: Shape  # the batch of most positions
+    widest: Shape  # the batch of most pairs of positions, which attention computes
 
     @property
     def padding_share(self) -> float:
@@ -53,7 +55,6 @@ class EpochForecast:
 def length_counts(parts: list[tuple[Statistics, float]]) -> LengthCounts:
     """Join the lengths of corpora, each with how often an epoch has each of its pairs."""
     total = Tally()
-    parts = [(statistics, times) for statistics, times in parts if times > 0]
     for statistics, times in parts:
         sums = np.rint(np.cumsum(statistics.lengths.counts) * times)  # rounded sums add up
         total.add(Tally(statistics.lengths.keys, np.diff(sums, prepend=0).astype(np.int64)))
@@ -84,7 +85,17 @@ def forecast_epoch(
         num_tgt_tokens=tgt,
         num_positions=batches.num_positions,
         largest=batches.largest,
+        widest=batches.widest,
     )
+
+
+def _positions(batch: Shape) -> int:
+    return batch[0] * (batch[1] + batch[2])
+
+
+def _squares(batch: Shape) -> int:
+    rows, src, tgt = batch
+    return rows * (src * src + src * tgt + tgt * tgt)
 
 
 class _Batches:
@@ -94,8 +105,9 @@ class _Batches:
         self.max_tokens = max_tokens
         self.number = 0
         self.num_positions = 0
-        self.largest = (0, 0, 0)
-        self._open = (0, 0, 0)  # rows, source and target positions of the batch being filled
+        self.largest: Shape = (0, 0, 0)
+        self.widest: Shape = (0, 0, 0)
+        self._open: Shape = (0, 0, 0)  # the batch being filled
         self._open_tokens = 0  # of its target, padding aside
         self._tokens: list[tuple[int, int]] = []  # of finished batches, and how many are alike
 
@@ -128,7 +140,8 @@ class _Batches:
         if rows > 0:
             self.number += times
             self.num_positions += times * rows * (src + tgt)
-            self.largest = max(self.largest, self._open, key=lambda b: b[0] * (b[1] + b[2]))
+            self.largest = max(self.largest, self._open, key=_positions)
+            self.widest = max(self.widest, self._open, key=_squares)
             self._tokens.append((self._open_tokens, times))
         self._open, self._open_tokens = (0, 0, 0), 0
 

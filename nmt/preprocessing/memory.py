@@ -1,7 +1,7 @@
 """Foresees how much memory training takes, from the sizes of the model and of the largest batch.
 
 What autograd keeps is counted from nmt/model: every tensor that a backward pass reads. How near
-this came to measured peaks is in docs/preprocess.md.
+this came to measured peaks is in docs/report.md.
 """
 
 # B rows, S source, T target, D d_model, F d_ff, V vocab; sizes are in bytes

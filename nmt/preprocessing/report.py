@@ -17,7 +17,7 @@ from nmt.data.mixing import pairs_an_epoch
 from nmt.preprocessing.advice import give_advice
 from nmt.preprocessing.characters import Encoder, describe_characters
 from nmt.preprocessing.counts import Counts
-from nmt.preprocessing.epoch import forecast_epoch, length_counts
+from nmt.preprocessing.epoch import EpochForecast, forecast_epoch, length_counts
 from nmt.preprocessing.memory import FLOAT, HALF, forecast_memory
 from nmt.preprocessing.overlap import KINDS, STRICTNESS, SplitOverlap
 from nmt.preprocessing.statistics import NUM_BINS, SideStatistics, Statistics, bin_starts
@@ -209,23 +209,38 @@ def _training(
     epoch = forecast_epoch(
         pairs, max_tokens=training.max_tokens, tokens_per_update=training.tokens_per_update
     )
-    src, tgt = tokenizers
-    src_vocab_size = None if src is tgt else src.vocab_size
-    memory = {
-        name: forecast_memory(
-            training, src_vocab_size, tgt.vocab_size, batch=epoch.largest, product_bytes=size
-        )
-        for name, size in (("float32", FLOAT), ("bfloat16", HALF))
-    }
     return {
         "settings": settings,
         "longest": longest,
-        "epoch": vars(epoch) | {"padding_share": epoch.padding_share, "largest": [*epoch.largest]},
+        "epoch": {
+            **vars(epoch),
+            "padding_share": epoch.padding_share,
+            "largest": [*epoch.largest],
+            "widest": [*epoch.widest],
+        },
         "memory": {
-            name: vars(part) | {"total": part.total, "cpu_process": part.cpu_process}
-            for name, part in memory.items()
+            "float32": _memory(training, tokenizers, epoch, FLOAT),
+            "bfloat16": _memory(training, tokenizers, epoch, HALF),
         },
     }
+
+
+def _memory(
+    training: TrainConfig,
+    tokenizers: tuple[Encoder, Encoder],
+    epoch: EpochForecast,
+    product_bytes: int,
+) -> Report:
+    src, tgt = tokenizers
+    src_vocab_size = None if src is tgt else src.vocab_size
+    forecasts = [
+        forecast_memory(
+            training, src_vocab_size, tgt.vocab_size, batch=batch, product_bytes=product_bytes
+        )
+        for batch in (epoch.largest, epoch.widest)
+    ]
+    most = max(forecasts, key=lambda forecast: forecast.total)
+    return vars(most) | {"total": most.total, "cpu_process": most.cpu_process}
 
 
 def _share(part: float, whole: float) -> float:
