@@ -217,6 +217,17 @@ def test_statistics_do_not_depend_on_how_text_is_cut(tokenizer: Tokenizer) -> No
         assert measure(tokenizer, src, tgt, HeldOut(HELD), cut).to_json() == whole
 
 
+def test_what_is_merged_stays_as_it_was(tokenizer: Tokenizer) -> None:
+    src, tgt = map(list, zip(*LINES, strict=True))
+    parts = [measure(tokenizer, src[i:], tgt[i:], HeldOut(HELD)) for i in (0, 3)]
+    before = [json.dumps(part.to_json()) for part in parts]
+    for _ in range(2):
+        total = Statistics()
+        for part in parts:
+            total.merge(part)
+    assert [json.dumps(part.to_json()) for part in parts] == before
+
+
 def test_statistics_survive_a_json_file(tokenizer: Tokenizer) -> None:
     src, tgt = map(list, zip(*LINES, strict=True))
     statistics = measure(tokenizer, src, tgt, HeldOut(HELD))

@@ -58,7 +58,7 @@ class SplitOverlap:
             "num_rows": self.seen.shape[2],
             "matches": self.matches.tolist(),
             "seen": seen,
-            "examples": self.examples,
+            "examples": {name: list(places) for name, places in self.examples.items()},
         }
 
     @classmethod
@@ -69,7 +69,7 @@ class SplitOverlap:
         for strictness, kinds in enumerate(content["seen"]):
             for kind, rows in enumerate(kinds):
                 overlap.seen[strictness, kind, rows] = True
-        overlap.examples = content["examples"]
+        overlap.examples = {name: list(places) for name, places in content["examples"].items()}
         return overlap
 
 

@@ -30,6 +30,7 @@ section { background: var(--card); border: 1px solid var(--line); border-radius:
 table { border-collapse: collapse; font-size: 14px; }
 th, td { padding: 5px 28px 5px 0; text-align: left; vertical-align: top;
   border-bottom: 1px solid var(--line); }
+td:first-child { white-space: nowrap; }
 th { color: var(--soft); font-weight: 600; font-size: 13px; }
 tr:last-child td { border-bottom: 0; }
 .number { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
