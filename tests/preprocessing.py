@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -105,12 +103,6 @@ def wait_until_gone(pids: list[int]) -> None:
     while any(map(is_running, pids)):
         assert time.monotonic() < deadline
         time.sleep(0.01)
-
-
-def kill_session(process: subprocess.Popen[str], pids: list[int]) -> None:
-    """Kill a process and its workers."""
-    for pid in (process.pid, *pids):
-        os.kill(pid, signal.SIGKILL)
 
 
 def tree(folder: Path) -> dict[str, bytes]:

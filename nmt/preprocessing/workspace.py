@@ -44,8 +44,6 @@ class Workspace:
     def start(self, job: dict[str, Any]) -> None:
         """Make the folders for `job`; what another job left there goes first."""
         known = self._read_job()
-        if self._old.exists() and not self.place.exists():  # killed between two renames
-            os.rename(self._old, self.place)
         if known is None or known != job or not self.data.exists():
             if known is not None:
                 log.info("%sbegin anew", _difference(known, job))
@@ -89,6 +87,11 @@ class Workspace:
         os.rename(self.data, self.place)
         sync(self.place.parent)
         self.remove()
+
+    def put_back(self) -> None:
+        """Put the old data folder back where a kill hit between two renames."""
+        if self._old.exists() and not self.place.exists():
+            os.rename(self._old, self.place)
 
     def remove(self) -> None:
         """Remove the work folder."""
@@ -137,6 +140,8 @@ def open_workspace(place: Path, *, part: str | None) -> Iterator[Workspace]:
         if part is not None:
             stack.enter_context(_locked(folder, f"{_LOCK}-{part}", shared=False))
         work = Workspace(folder, place)
+        if part is None:
+            work.put_back()
         stack.enter_context(_tidy(work, is_shared=part is not None))
         yield work
 
