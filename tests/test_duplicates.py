@@ -130,8 +130,9 @@ def test_the_whole_hash_counts() -> None:
 
 
 def test_equal_halves_are_no_equal_hashes(tmp_path: Path) -> None:
+    most = 2**64 - 1  # the end of the last part belongs to it
+    rows = [[7, 1], [7, 2], [7, 1], [7, 3], [7, 2], [8, 1], [most, 0], [most, 0]]
     with UnitHashes(tmp_path, 1) as writer:
-        hashes = np.array([[7, 1], [7, 2], [7, 1], [7, 3], [7, 2], [8, 1]], np.uint64)
-        writer.add(np.arange(6), hashes)
-    assert find_duplicates(tmp_path) == 2
-    assert read_seen(tmp_path, 1, 6).tolist() == [False, False, True, False, True, False]
+        writer.add(np.arange(8), np.array(rows, np.uint64))
+    assert find_duplicates(tmp_path) == 3
+    assert np.flatnonzero(read_seen(tmp_path, 1, 8)).tolist() == [2, 4, 7]
