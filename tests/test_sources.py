@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from packing import SUFFIXES, write
+from packing import SUFFIXES, pack, write
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, SplitConfig
 from nmt.data import numbers
@@ -96,7 +96,18 @@ def test_messages_name_files_as_the_user_does(
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    names = ["n-1.en", "n-2.en", "n.en", "de_n-1", "de_n-2", "de_n", "odd.fr", "[x].en", "1*.en"]
+    names = [
+        "n-1.en",
+        "n-2.en",
+        "n.en",
+        "de_n-1",
+        "de_n-2",
+        "de_n",
+        "odd.fr",
+        "[x].en",
+        "1*.en",
+        "12.en",
+    ]
     for name in names:
         write(tmp_path / name, b"")
     (tmp_path / "folder.en").mkdir()
@@ -237,15 +248,19 @@ def test_a_part_of_a_shared_job_reads_what_the_plan_has_spooled(
     assert read(find_sources(config, "train", tmp_path)) == PAIRS
 
 
-def test_a_named_pipe_is_spooled(tmp_path: Path) -> None:
-    os.mkfifo(tmp_path / "pipe.gz")
-    content = write(tmp_path / "gz.gz", lines(["\t".join(pair) for pair in PAIRS])).read_bytes()
-    writer = threading.Thread(target=(tmp_path / "pipe.gz").write_bytes, args=[content])
-    writer.start()
-    config = settings(SplitConfig(tsv=[str(tmp_path / "pipe.gz")]))
-    found = find_sources(config, "train", tmp_path / "spool")
-    writer.join()
+def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
+    pipes, writers = [tmp_path / "src.gz", tmp_path / "tgt.xz"], []
+    for side, path in enumerate(pipes):
+        os.mkfifo(path)
+        content = pack(lines([pair[side] for pair in PAIRS]), path.suffix[1:])
+        writers.append(threading.Thread(target=path.write_bytes, args=[content]))
+        writers[-1].start()
+    split = SplitConfig(src=[str(pipes[0])], tgt=[str(pipes[1])])
+    found = find_sources(settings(split), "train", tmp_path / "spool")
+    for writer in writers:
+        writer.join()
     assert read(found) == PAIRS
+    assert found[0].names == tuple(map(str, pipes))
 
 
 def test_what_is_missing_is_said_before_a_stream_is_read(
