@@ -150,12 +150,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
     """Read the tokenizer, or both; what is not the model's is a `ModelError`."""
-    tokenizer = load_tokenizers(folder)
-    if tokenizer.sha256 != info.tokenizer_sha256:
-        raise ModelError(
-            f"the tokenizer in {folder} is not the one of this model; copy the folder again"
-        )
-    return tokenizer
+    return load_tokenizers(folder, info.tokenizer_sha256)
 
 
 def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.device) -> Transformer:

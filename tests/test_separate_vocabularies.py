@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -170,11 +171,20 @@ def test_tokenizers_of_another_model_are_refused(place: Path, tmp_path: Path) ->
     swapped = SeparateTokenizers(right.tgt, right.src)
     save_tokenizers(tmp_path, swapped)
     assert swapped.sha256 != right.sha256
-    with pytest.raises(ModelError, match="not the one of this model"):
+    with pytest.raises(ModelError, match="not the one that the folder was made with"):
         load_tokenizer(tmp_path, info)
     (tmp_path / "tokenizer.tgt.model").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.tgt\.model does not exist"):
         load_tokenizer(tmp_path, info)
+
+
+def test_training_refuses_another_tokenizer_than_the_data_was_made_with(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    shutil.copytree(place / "data", tmp_path / "data")
+    shutil.copy(tmp_path / "data/tokenizer.src.model", tmp_path / "data/tokenizer.tgt.model")
+    assert train(tmp_path / "data", tmp_path / "run") == 2
+    assert "not the one that the folder was made with" in capfd.readouterr().err
 
 
 # --- training, translating, scoring
@@ -286,6 +296,8 @@ def test_transformers_translates_alike(
     for folder, some in tasks.items():
         start = [[load_tokenizer(folder, load_info(folder)).tgt.bos_id]] * len(some)
         output = str(exported(folder, ExportFormat.huggingface))
+        config = json.loads((Path(output) / "config.json").read_text(encoding="utf-8"))
+        assert config["share_encoder_decoder_embeddings"] is (folder == joint)
         options = {"max_length": LIMIT + 1, "num_beams": 1}
         job.append({"folder": output, "lines": some, "targets": start, "options": [options]})
     results = without_nmt("run_transformers.py", job)

@@ -132,11 +132,24 @@ Tokenizers: TypeAlias = Tokenizer | SeparateTokenizers
 """What a data or model folder holds; `.src` and `.tgt` are the same where it is joint."""
 
 
-def load_tokenizers(folder: Path) -> Tokenizers:
-    """Read the tokenizers of a data or model folder; missing or damaged ones are a `ModelError`."""
+def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
+    """Read the tokenizers of a data or model folder.
+
+    Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
+    `sha256`.
+    """
+    tokenizers: Tokenizers
     if (folder / SOURCE).is_file():
-        return SeparateTokenizers(Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET))
-    return Tokenizer.load(folder / JOINT)
+        src, tgt = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET)
+        tokenizers = SeparateTokenizers(src, tgt)
+    else:
+        tokenizers = Tokenizer.load(folder / JOINT)
+    if sha256 not in (None, tokenizers.sha256):
+        raise ModelError(
+            f"the tokenizer in {folder} is not the one that the folder was made with; "
+            "copy or make the folder again"
+        )
+    return tokenizers
 
 
 def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:

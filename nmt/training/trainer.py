@@ -51,7 +51,7 @@ class Trainer:
         set_num_threads(config.num_threads)
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
-        self.tokenizer = load_tokenizers(data_dir)
+        self.tokenizer = load_tokenizers(data_dir, self.meta["tokenizer_sha256"])
         data = open_split(data_dir, "train")
         self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
         temperature = config.mix_temperature or self.meta.get("temperature", 1.0)
