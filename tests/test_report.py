@@ -13,7 +13,9 @@ import pytest
 from conftest import sentences, tiny_config, tokenizer_config
 from test_statistics import measure
 
-from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TrainConfig
+from nmt.cli.commands import COMMANDS
+from nmt.cli.compose import with_config
+from nmt.config import CorpusConfig, DataConfig, ModelConfig, PreprocessConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocessing.counts import Counts, Place
@@ -245,6 +247,17 @@ def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
     assert len(lines) <= 60
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("  and 22 more") for line in lines)
+
+
+def test_preprocessing_is_told_the_settings_of_training() -> None:
+    seen: list[TrainConfig] = []
+    arguments = ["experiment=multi30k"]
+    with_config(COMMANDS["preprocess"], arguments, lambda *configs: seen.append(configs[2]))
+    assert seen[0].tokens_per_update == 2000
+    assert seen[0].average_last == 8
+    with_config(COMMANDS["preprocess"], ["model=big"], lambda *configs: seen.append(configs[2]))
+    assert seen[1].model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
+    assert seen[1].max_tokens == TrainConfig().max_tokens
 
 
 def test_the_report_is_plain_json_and_the_same_each_time(tokenizer: Tokenizer) -> None:
