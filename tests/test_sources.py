@@ -249,7 +249,7 @@ def test_a_part_of_a_shared_job_reads_what_the_plan_has_spooled(
 
 
 def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
-    pipes, writers = [tmp_path / "src.gz", tmp_path / "tgt.xz"], []
+    pipes, writers = [tmp_path / "src.gz", tmp_path / "tgt.gz"], []
     for side, path in enumerate(pipes):
         os.mkfifo(path)
         content = pack(lines([pair[side] for pair in PAIRS]), path.suffix[1:])
