@@ -84,8 +84,9 @@ def write_index(folder: Path, index: Index) -> dict[str, Any]:
     for split, corpora in sorted(index.items()):
         shards = [shard for corpus in corpora for shard in corpus.shards]
         _write_lengths(folder, split, shards)
-        for shard in shards:
-            digest.update(f"{split} {shard.sha256}\n".encode())
+        for corpus in corpora:
+            for shard in corpus.shards:
+                digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
     return {
         "format_version": FORMAT_VERSION,
         "splits": {
