@@ -232,6 +232,7 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, meth
     receiver, sender = context.Pipe(duplex=False)
     worker = context.Process(target=read_all, args=(pickled, sender))
     worker.start()
+    sender.close()  # so that a worker that dies leaves an end, not silence
     total, num_bytes = receiver.recv()
     worker.join()
     assert total == 2 * (int(ids.sum()) + 40_000 * 201)
