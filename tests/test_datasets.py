@@ -222,3 +222,9 @@ def test_a_text_file_is_no_dataset(tmp_path: Path) -> None:
     path = write_jsonl(tmp_path / "a.jsonl", pairs_of("test"))
     with pytest.raises(DataError, match="a.jsonl is no .parquet or .arrow file.*jsonl"):
         read_dataset(tmp_path, dataset=str(path))
+
+
+def test_a_folder_without_data_is_no_dataset(tmp_path: Path) -> None:
+    (tmp_path / "notes.md").write_text("nothing", encoding="utf-8")
+    with pytest.raises(DataError, match=f"dataset {re.escape(str(tmp_path))} cannot be read"):
+        read_dataset(tmp_path, dataset=str(tmp_path))

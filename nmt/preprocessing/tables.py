@@ -143,7 +143,7 @@ def _library() -> Any:
 def _explained(name: str) -> Iterator[None]:
     try:
         yield
-    except (OSError, ValueError, pa.ArrowException) as error:
+    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
         reason = " ".join(str(error).split())[:300]
         raise DataError(f"dataset {name} cannot be read: {reason}") from None
 
