@@ -8,8 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nmt.preprocessing.chunks import Chunk
-from nmt.preprocessing.sources import Format, Source
+from nmt.preprocessing.pieces import Chunk, Format, Source
 
 PIECES = [
     *(text.encode() for text in ("a", "Wort", "größer", "猫", "😀", " ", "\u00a0", "‘", "\u200b")),

@@ -15,8 +15,8 @@ from packing import SUFFIXES, write
 
 from nmt.errors import DataError
 from nmt.preprocessing import chunks
-from nmt.preprocessing.chunks import Chunk, ChunkReader, read_chunks
-from nmt.preprocessing.sources import Format, Source
+from nmt.preprocessing.chunks import ChunkReader, read_chunks
+from nmt.preprocessing.pieces import Chunk, Format, Source
 
 Row = tuple[bytes, ...]
 
@@ -178,7 +178,7 @@ _READ = """
 import resource, sys
 from pathlib import Path
 from nmt.preprocessing.chunks import read_chunks
-from nmt.preprocessing.sources import Format, Source
+from nmt.preprocessing.pieces import Chunk, Format, Source
 paths = tuple(map(Path, sys.argv[1:]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 num_pairs, overlong, start = 0, [], None

@@ -30,7 +30,7 @@ from nmt.preprocessing.cleaned import Cleaned
 from nmt.preprocessing.cleaning import MALFORMED, NOT_UTF8, OVERLONG, clean
 from nmt.preprocessing.counts import NUM_EXAMPLES, Counts
 from nmt.preprocessing.filters import EMPTY, NUL
-from nmt.preprocessing.sources import Format, Source
+from nmt.preprocessing.pieces import Format, Source
 
 SEEDS = range(30)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]

@@ -18,8 +18,8 @@ from nmt.preprocessing import language, scripts
 from nmt.preprocessing.cleaned import Cleaned, Where
 from nmt.preprocessing.cleaning import clean
 from nmt.preprocessing.filters import check_filters, drop_by_tokens
+from nmt.preprocessing.pieces import Format
 from nmt.preprocessing.scripts import foreign_shares, script_table, scripts_of
-from nmt.preprocessing.sources import Format
 
 
 def settings(src_lang: str = "en", tgt_lang: str = "de", **filters: Any) -> PreprocessConfig:

@@ -181,9 +181,13 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
     assert not any(odd in text for pair in texts for text in pair for odd in ODD[:7])
 
 
-def test_nothing_imports_torch() -> None:
-    code = (
-        "import sys, nmt.cli.preprocess, nmt.preprocessing.prepare, nmt.preprocessing.encoding\n"
-        "sys.exit('torch' in sys.modules)"
-    )
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("nmt.cli.preprocess, nmt.preprocessing.prepare", "torch"),
+        ("nmt.preprocessing.pool, nmt.preprocessing.encoding", "pyarrow"),  # there are many workers
+    ],
+)
+def test_nothing_heavy_is_imported(modules: str, unwanted: str) -> None:
+    code = f"import sys, {modules}; sys.exit({unwanted!r} in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

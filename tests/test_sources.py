@@ -21,7 +21,8 @@ from nmt.options import Corpus, Step
 from nmt.preprocessing.chunks import read_chunks
 from nmt.preprocessing.cleaning import clean
 from nmt.preprocessing.patterns import pair_up
-from nmt.preprocessing.sources import Format, Source, find_sources, has_split
+from nmt.preprocessing.pieces import Format, Source
+from nmt.preprocessing.sources import find_sources, has_split
 from nmt.preprocessing.spool import Spool
 
 PAIRS = [("a tree", "ein Baum"), ("two", "zwei"), ("green", "grün")]

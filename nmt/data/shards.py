@@ -109,8 +109,8 @@ class ShardWriter:
             ids, lengths = np.concatenate(self._ids[side]), np.concatenate(self._lengths[side])
             offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
             np.cumsum(lengths, out=offsets[1:])
-            values = pa.array(ids, self._schema.field(side).type.value_type)
-            columns.append(pa.ListArray.from_arrays(pa.array(offsets), values))
+            values = _arrow(ids, self._schema.field(side).type.value_type)
+            columns.append(pa.ListArray.from_arrays(_arrow(offsets, pa.int32()), values))
             self._num_tokens[side] += len(ids)
             self._longest = max(self._longest, int(lengths.max()) + 1)
         columns += [pa.array(text, pa.string()) for text in self._texts]
@@ -148,6 +148,12 @@ class ShardWriter:
             bytes=self._file.num_bytes,
             sha256=self._file.digest.hexdigest(),
         )
+
+
+def _arrow(values: Ids, kind: pa.DataType) -> pa.Array:
+    """Return values as Arrow's; `pa.array` would import pandas to ask whether they are its."""
+    buffer = pa.py_buffer(values.astype(kind.to_pandas_dtype(), copy=False))
+    return pa.Array.from_buffers(kind, len(values), [None, buffer])
 
 
 class _HashedFile:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,29 +16,14 @@ import numpy as np
 
 from nmt.data.reading import check_file, unpacked, unpacking
 from nmt.errors import DataError
-from nmt.preprocessing.sources import Source
+from nmt.preprocessing.pieces import MAX_LINE_BYTES, Chunk, Source
 
 PAIRS_A_CHUNK = 5_000
 BYTES_A_CHUNK = 2 << 20
-MAX_LINE_BYTES = 1 << 20
-"""No sentence is longer; of such a line nothing is kept but its place."""
 
 _BLOCK_BYTES = 1 << 20
 _NEWLINE = ord("\n")
 Ends = np.ndarray[Any, np.dtype[np.int64]]
-
-
-@dataclass(frozen=True)
-class Chunk:
-    """Lines of one source that follow each other."""
-
-    source: Source
-    first_pair: int  # its number among those of all sources that are read, from 0
-    first_line: int  # its number in the source, from 1
-    num_pairs: int
-    raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
-    overlong: tuple[int, ...]  # lines of more than MAX_LINE_BYTES, which are empty in `raw`
-    disk_bytes: int  # read so far, from all sources, as they lie on disk
 
 
 class ChunkReader:

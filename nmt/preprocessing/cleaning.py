@@ -12,12 +12,11 @@ from nmt.config import PreprocessConfig
 from nmt.errors import DataError
 from nmt.options import Invalid
 from nmt.preprocessing import filters
-from nmt.preprocessing.chunks import Chunk
 from nmt.preprocessing.cleaned import Cleaned, Mask, Where
 from nmt.preprocessing.counts import NUM_EXAMPLES, Counts, Place
 from nmt.preprocessing.fields import Sides, take_columns, take_fields
 from nmt.preprocessing.lines import Fault, Faults, clean_breaks, decode
-from nmt.preprocessing.sources import Format, Source
+from nmt.preprocessing.pieces import Chunk, Format, Source
 
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed line"

@@ -19,10 +19,9 @@ from nmt.preprocessing.cleaned import Cleaned, Mask, Rows
 from nmt.preprocessing.cleaning import clean
 from nmt.preprocessing.counts import Counts
 from nmt.preprocessing.filters import drop_by_tokens
-from nmt.preprocessing.job import Piece
 from nmt.preprocessing.overlap import HeldOut
+from nmt.preprocessing.pieces import Piece, Source
 from nmt.preprocessing.repeats import Hashes, hash_sides
-from nmt.preprocessing.sources import Source
 from nmt.preprocessing.statistics import Measurer, Statistics
 from nmt.preprocessing.words import Ids, LineEncoder, cumulate
 

@@ -14,8 +14,8 @@ from nmt.preprocessing.cleaning import clean
 from nmt.preprocessing.encoding import Encoder
 from nmt.preprocessing.job import Job
 from nmt.preprocessing.overlap import HeldOut
+from nmt.preprocessing.pieces import Source
 from nmt.preprocessing.shards import Result, write_shard
-from nmt.preprocessing.sources import Source
 
 
 @dataclass(frozen=True)

@@ -13,44 +13,13 @@ from typing import Any
 
 from nmt.config import PreprocessConfig
 from nmt.options import resolve
-from nmt.preprocessing.chunks import Chunk
-from nmt.preprocessing.sources import Source
+from nmt.preprocessing.pieces import Source, Unit
 from nmt.preprocessing.workspace import Workspace
 
 _FORMAT = 1  # of the work folder
 _MOST_UNITS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
 _WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
-
-
-@dataclass(frozen=True)
-class Unit:
-    """`shard_pairs` pairs of a corpus, as read, which become one file."""
-
-    corpus: str
-    number: int  # in its corpus
-    first_pair: int  # in its corpus
-    order: int  # among the units of all corpora, with gaps
-
-    @property
-    def name(self) -> str:
-        """What its files are called, without suffix."""
-        return f"{corpus_prefix(self.corpus)}-{self.number:05d}"
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A chunk of a unit."""
-
-    unit: Unit
-    chunk: Chunk
-    disk_bytes: int  # how far the files of all corpora are read
-
-    @property
-    def rows(self) -> slice:
-        """Where in the unit the pairs of the chunk are."""
-        start = self.chunk.first_pair - self.unit.first_pair
-        return slice(start, start + self.chunk.num_pairs)
 
 
 @dataclass(frozen=True)
@@ -71,11 +40,6 @@ class Job:
         """Yield the units of a corpus that has so many pairs."""
         for number in range(-(-num_pairs // self.config.shard_pairs)):
             yield self.unit(corpus, number)
-
-
-def corpus_prefix(corpus: str) -> str:
-    """Return how the names of a corpus' files begin."""
-    return f"train-{corpus}" if corpus else "train"
 
 
 def fingerprint(job: Job) -> dict[str, Any]:

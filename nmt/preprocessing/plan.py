@@ -26,7 +26,8 @@ from nmt.options import Duplicates, Step
 from nmt.preprocessing.cleaned import Rows
 from nmt.preprocessing.cleaning import clean
 from nmt.preprocessing.duplicates import Hashes, UnitHashes, find_duplicates, hash_pairs
-from nmt.preprocessing.job import Job, Piece, Unit
+from nmt.preprocessing.job import Job
+from nmt.preprocessing.pieces import Piece, Unit
 from nmt.preprocessing.pool import Pool, count_workers
 from nmt.preprocessing.progress import Progress
 from nmt.preprocessing.sample import Keys, Sample, sample_keys, sample_size

@@ -22,8 +22,9 @@ from nmt.files import sync
 from nmt.preprocessing.counts import Counts
 from nmt.preprocessing.duplicates import read_seen
 from nmt.preprocessing.encoding import Encoded, Encoder, Task
-from nmt.preprocessing.job import Job, Piece, Unit
+from nmt.preprocessing.job import Job
 from nmt.preprocessing.overlap import HeldOut
+from nmt.preprocessing.pieces import Piece, Unit
 from nmt.preprocessing.plan import Plan, drops_duplicates
 from nmt.preprocessing.pool import Pool, count_workers
 from nmt.preprocessing.progress import Progress

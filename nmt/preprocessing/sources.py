@@ -12,7 +12,6 @@ import logging
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, SplitConfig
@@ -21,34 +20,13 @@ from nmt.data.reading import check_file
 from nmt.errors import ConfigError, DataError
 from nmt.options import Corpus, Step, resolve
 from nmt.preprocessing.patterns import STDIN, expand, pair_up
+from nmt.preprocessing.pieces import Format, Source
 from nmt.preprocessing.spool import Spool
 from nmt.preprocessing.tables import describe, read_dataset
 
 log = logging.getLogger(__name__)
 SPLITS = ("train", "valid", "test")
 _SPLITS_OF_DATASETS = {"train": "train", "valid": "validation", "test": "test"}
-
-
-class Format(Enum):
-    """How a pair stands in the files of a source."""
-
-    pair = "pair"  # line i of one file and line i of another
-    tsv = "tsv"
-    jsonl = "jsonl"
-
-
-@dataclass(frozen=True)
-class Source:
-    """Files that hold pairs of one corpus, line by line."""
-
-    corpus: str  # its name in data.corpora, or ""
-    format: Format
-    paths: tuple[Path, ...]  # two for a pair, source and target; else one
-    names: tuple[str, ...]  # what the user calls them, for messages
-    columns: tuple[int, int] = (1, 2)  # of TSV, from 1
-    fields: tuple[str, str] = ("src", "tgt")  # of JSON
-    src_tag: str | None = None
-    tgt_tag: str | None = None
 
 
 def has_split(config: DataConfig, split: str) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from nmt.preprocessing.chunks import ChunkReader
-from nmt.preprocessing.job import Job, Piece, Unit
+from nmt.preprocessing.job import Job
+from nmt.preprocessing.pieces import Piece, Unit
 from nmt.preprocessing.progress import Progress
 from nmt.preprocessing.sources import total_disk_bytes
 
