@@ -152,8 +152,9 @@ class ShardWriter:
 
 def _arrow(values: Ids, kind: pa.DataType) -> pa.Array:
     """Return values as Arrow's; `pa.array` would import pandas to ask whether they are its."""
-    buffer = pa.py_buffer(values.astype(kind.to_pandas_dtype(), copy=False))
-    return pa.Array.from_buffers(kind, len(values), [None, buffer])
+    own = pa.from_numpy_dtype(values.dtype)
+    array = pa.Array.from_buffers(own, len(values), [None, pa.py_buffer(values)])
+    return array.cast(kind)  # which refuses what does not fit
 
 
 class _HashedFile:
