@@ -92,7 +92,8 @@ def _validation_scores(path: Path, metric: BestMetric) -> dict[int, float]:
 
 
 def _check_same(first: Path, one: ModelInfo, folder: Path, other: ModelInfo) -> None:
-    if other.model != one.model or other.vocab_size != one.vocab_size:
+    sizes = [(info.vocab_size, info.src_vocab_size) for info in (one, other)]
+    if other.model != one.model or sizes[0] != sizes[1]:
         raise ModelError(
             f"{folder} and {first} differ in architecture; average checkpoints of one run"
         )

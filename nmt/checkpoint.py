@@ -20,14 +20,14 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nmt.config import ModelConfig, SearchConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
 from nmt.model.transformer import Transformer
 from nmt.options import ExportFormat, Norm, Positions, Quantization
 
 FORMAT_VERSION = 1
-WEIGHTS, CONFIG, TOKENIZER = "model.safetensors", "config.json", "tokenizer.model"
+WEIGHTS, CONFIG = "model.safetensors", "config.json"
 EXPORTED = "nmt.json"  # our own file in a folder of nmt-export, whose config.json is another's
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -38,11 +38,19 @@ class ModelInfo:
 
     model: ModelConfig
     search: SearchConfig
-    vocab_size: int
+    vocab_size: int  # of the target; the source has the same unless src_vocab_size is given
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
     updates: int  # updates of training behind the weights; of the newest one for an average
+    src_vocab_size: int | None = None  # where the source has a vocabulary of its own
+
+    def content(self) -> dict[str, Any]:
+        """Return what is written: all that is known, as primitives."""
+        content = asdict(self)
+        if self.src_vocab_size is None:
+            del content["src_vocab_size"]
+        return content
 
 
 @dataclass(frozen=True)
@@ -58,15 +66,15 @@ def save_model(
     folder: Path,
     weights: dict[str, Tensor],
     info: ModelInfo,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizers,
     extra: Callable[[Path], None] | None = None,
 ) -> None:
     """Write a model folder in one step; `extra` may add files before it is renamed into place."""
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **asdict(info)})
-        (temporary / TOKENIZER).write_bytes(tokenizer.model)
+        write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.content()})
+        save_tokenizers(temporary, tokenizer)
         if extra is not None:
             extra(temporary)
 
@@ -141,20 +149,15 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
         raise ModelError(f"{path} is damaged ({error}); use another checkpoint") from None
 
 
-def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizer:
-    """Read the tokenizer; one that is not the model's is a `ModelError`."""
-    tokenizer = Tokenizer.load(folder / TOKENIZER)
-    if tokenizer.sha256 != info.tokenizer_sha256:
-        raise ModelError(
-            f"{folder / TOKENIZER} is not the one of this model; copy the folder again"
-        )
-    return tokenizer
+def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
+    """Read the tokenizer, or both; what is not the model's is a `ModelError`."""
+    return load_tokenizers(folder, info.tokenizer_sha256)
 
 
 def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.device) -> Transformer:
     """Make the Transformer of `info` with `weights`; names and shapes must match."""
     with _NoDraws():
-        model = Transformer(info.model, info.vocab_size)
+        model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     try:
         model.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:

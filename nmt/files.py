@@ -30,7 +30,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     is in the way is not ours and is refused.
     """
     folder = folder.resolve()  # a link stays, and what it points to is replaced
-    if folder.is_file() or _is_foreign(folder, marker):
+    if folder.is_file() or is_foreign(folder, marker):
         raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
     temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -41,8 +41,8 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         raise NmtError(f"{folder} cannot be written: {error.strerror}; choose another") from None
     try:
         yield temporary
-        _share(temporary)
-        _sync_tree(temporary)
+        share_files(temporary)
+        sync_tree(temporary)
         _swap(temporary, folder)
     finally:
         _remove(temporary)
@@ -107,7 +107,8 @@ def _swap(new: Path, place: Path) -> None:
     sync(place.parent)
 
 
-def _is_foreign(folder: Path, marker: str) -> bool:
+def is_foreign(folder: Path, marker: str) -> bool:
+    """Say whether `folder` holds something, but no such JSON file with `format_version`."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
     try:
@@ -121,7 +122,7 @@ def _remove(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _share(folder: Path) -> None:
+def share_files(folder: Path) -> None:
     """Let those read the files who may read the folder; safetensors writes for the owner alone."""
     mode = folder.stat().st_mode & 0o666
     for path in folder.rglob("*"):
@@ -129,7 +130,8 @@ def _share(folder: Path) -> None:
             path.chmod(mode)
 
 
-def _sync_tree(folder: Path) -> None:
+def sync_tree(folder: Path) -> None:
+    """Bring all files and names below `folder` to disk."""
     for path in (*folder.rglob("*"), folder):
         sync(path)
 

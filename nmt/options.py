@@ -85,6 +85,40 @@ class Corpus(str, Enum):
     homeassistant = "homeassistant"
 
 
+class Invalid(str, Enum):
+    """What becomes of a line that is not UTF-8."""
+
+    error = "error"  # file, line and byte are named, and nothing is written
+    # the broken bytes become U+FFFD, and are counted
+    replace = "replace"  # type: ignore[assignment]  # a choice has no use for str.replace
+    drop = "drop"  # the training pair is dropped and counted; held-out lines are replaced
+
+
+class Duplicates(str, Enum):
+    """Which training pairs count as seen before; the first of them is kept."""
+
+    keep = "keep"  # none
+    pair = "pair"  # those with both sides the same
+    src = "src"  # those with the same source
+    tgt = "tgt"  # those with the same target
+
+
+class TokenizerType(str, Enum):
+    """How SentencePiece cuts text."""
+
+    bpe = "bpe"  # Sennrich et al. (2016), as in the paper
+    unigram = "unigram"  # Kudo (2018)
+
+
+class Step(str, Enum):
+    """Which part of preprocessing to do, for work that is shared by several machines."""
+
+    all = "all"
+    plan = "plan"  # look at the whole corpus once: the tokenizer, duplicates, what each shard is
+    shard = "shard"  # encode the part that `shard` names
+    merge = "merge"  # write the index over all shards
+
+
 class BestMetric(str, Enum):
     """What decides which checkpoint is the best one."""
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig, TokenizerConfig
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.model.transformer import Transformer
 from nmt.options import Norm, Positions
 from nmt.training import flops
@@ -38,14 +39,19 @@ def tiny_config(**changes: Any) -> ModelConfig:
 
 
 def tiny_model(
-    seed: int = 0, *, sharpness: float = 1.0, vocab_size: int = VOCAB_SIZE, **changes: Any
+    seed: int = 0,
+    *,
+    sharpness: float = 1.0,
+    vocab_size: int = VOCAB_SIZE,
+    src_vocab_size: int | None = None,
+    **changes: Any,
 ) -> Transformer:
     """Make a model in eval mode whose weights, biases and norms are all random.
 
-    `sharpness` scales the shared matrix, so that an untrained model has clear preferences.
+    `sharpness` scales the output matrix, so that an untrained model has clear preferences.
     """
     torch.manual_seed(seed)
-    model = Transformer(tiny_config(**changes), vocab_size)
+    model = Transformer(tiny_config(**changes), vocab_size, src_vocab_size=src_vocab_size)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):
@@ -88,7 +94,7 @@ def tokenizer_config(**changes: Any) -> TokenizerConfig:
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A joint BPE model of 330 pieces."""
-    return train_tokenizer(sentences(200), tokenizer_config(), seed=0, num_threads=1)
+    return train_tokenizer(sentences(200), tokenizer_config())
 
 
 @pytest.fixture(scope="session")

@@ -17,7 +17,7 @@ from conftest import WORDS, tiny_config, tiny_model
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, SearchConfig
 from nmt.data.batch import pad
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.export.folder import export
 from nmt.inference.backend import NativeBackend
 from nmt.inference.loading import load_models
@@ -48,16 +48,17 @@ HOSTILE = [
 """Text that no tokenizer may take for control symbols, or read otherwise than ours."""
 
 
-def save(folder: Path, model: Transformer, tokenizer: Tokenizer) -> Path:
+def save(folder: Path, model: Transformer, tokenizer: Tokenizers) -> Path:
     """Write `model` as a model folder."""
     info = ModelInfo(
         model=model.config,
         search=SearchConfig(),
-        vocab_size=tokenizer.vocab_size,
+        vocab_size=tokenizer.tgt.vocab_size,
         src_lang="xx",
         tgt_lang="yy",
         tokenizer_sha256=tokenizer.sha256,
         updates=1,
+        src_vocab_size=tokenizer.src_vocab_size,
     )
     save_model(folder, model.state_dict(), info, tokenizer)
     return folder
@@ -113,7 +114,7 @@ def exported(folder: Path, name: ExportFormat, **changes: Any) -> Path:
 def native(folder: Path, lines: list[str], config: SearchConfig) -> list[list[Hypothesis]]:
     """Search with our own engine, to at most LIMIT tokens."""
     loaded = load_models([folder], device="cpu")
-    rows = loaded.tokenizer.encode_batch(lines)
+    rows = loaded.tokenizer.src.encode_batch(lines)
     limited = replace(config, max_length_a=0, max_length_b=LIMIT)
     return NativeBackend(loaded.stepper, loaded.tokenizer).search(rows, limited)
 

@@ -21,7 +21,7 @@ from nmt.training.validation import Validation
 # where a process can die: between updates, in the write of a checkpoint, in validation
 PLACES: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
-    "save": (files, "_sync_tree"),
+    "save": (files, "sync_tree"),
     "rename": (files, "_swap"),
     "link": (saver, "replace_link"),
     "remove": (saver.Saver, "_remove_old"),

@@ -22,12 +22,16 @@ import sentencepiece  # noqa: E402
 def run(task):
     """Translate the lines of one task."""
     translator = ctranslate2.Translator(task["folder"], intra_threads=1)
-    tokenizer = sentencepiece.SentencePieceProcessor(model_file=task["folder"] + "/tokenizer.model")
-    pieces = [tokenizer.encode(line, out_type=str) for line in task["lines"]]
+    folder = Path(task["folder"])
+    is_joint = (folder / "tokenizer.model").exists()
+    names = ["tokenizer.model"] * 2 if is_joint else ["tokenizer.src.model", "tokenizer.tgt.model"]
+    files = [str(folder / name) for name in names]
+    source, target = (sentencepiece.SentencePieceProcessor(model_file=file) for file in files)
+    pieces = [source.encode(line, out_type=str) for line in task["lines"]]
     options = {"max_input_length": 0, "return_scores": True, **task["options"]}
     results = translator.translate_batch(pieces, **options)
     return [
-        {"pieces": r.hypotheses, "scores": r.scores, "text": tokenizer.decode(r.hypotheses[0])}
+        {"pieces": r.hypotheses, "scores": r.scores, "text": target.decode(r.hypotheses[0])}
         for r in results
     ]
 

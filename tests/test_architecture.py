@@ -13,7 +13,7 @@ FLOORS = [
     {"errors"},
     {"config", "options", "files"},
     {"distributed", "evaluate", "data", "model"},
-    {"checkpoint"},
+    {"checkpoint", "preprocessing"},
     {"inference", "average", "export"},
     {"training", "visualize", "serve"},
     {"cli"},

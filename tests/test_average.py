@@ -33,7 +33,8 @@ from nmt.checkpoint import (
     save_model,
 )
 from nmt.config import SearchConfig
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ModelError
 from nmt.model.transformer import Transformer
 from nmt.options import BestMetric, Norm, Positions
@@ -188,7 +189,7 @@ def test_another_architecture_is_refused(
 
 
 def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    other = train_tokenizer(sentences(150, seed=5), tokenizer_config(), seed=0, num_threads=1)
+    other = train_tokenizer(sentences(150, seed=5), tokenizer_config())
     assert other.vocab_size == tokenizer.vocab_size
     assert other.sha256 != tokenizer.sha256
     folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", other)]

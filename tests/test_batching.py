@@ -126,6 +126,24 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert all(one != other for i, one in enumerate(plans) for other in plans[:i])
 
 
+@pytest.mark.parametrize("seed", CASES)
+def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batches(
+    seed: int,
+) -> None:
+    """A run that goes on with a newer nmt must find this order, so an oracle keeps it."""
+    lengths = random_lengths(seed)
+    generator = np.random.default_rng((3, 5))  # (seed, epoch)
+    pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
+    batches: list[list[int]] = []
+    for src, tgt, row in sorted(pairs, key=lambda pair: (max(pair[:2]), pair[1], pair[0])):
+        if not batches or (len(batches[-1]) + 1) * max(src, tgt) > 150:
+            batches.append([])
+        batches[-1].append(row)
+    expected = [batches[i] for i in generator.permutation(len(batches))]
+    planned = [rows for update in plan(sampler(lengths), 5) for rows in update]
+    assert planned == expected
+
+
 def test_epochs_differ_in_the_pairs_of_a_batch_and_in_the_order_of_batches() -> None:
     lengths = np.random.default_rng(3).integers(2, 8, (2000, 2)).astype(np.int32)
     one, other = ([rows for update in plan(sampler(lengths), e) for rows in update] for e in (0, 1))

@@ -27,7 +27,7 @@ def composed(name: str, *arguments: str) -> tuple[Any, str]:
     seen: list[tuple[Any, str]] = []
     everything = [*REQUIRED.get(name, []), *arguments]
     compose.with_config(
-        COMMANDS[name], everything, lambda config, text: seen.append((config, text))
+        COMMANDS[name], everything, lambda config, text, *_: seen.append((config, text))
     )
     return seen[0]
 

@@ -6,17 +6,15 @@ reader takes for the end of a line, or of the file.
 
 from __future__ import annotations
 
-import gzip
 import io
-import json
 import random
 import re
 from pathlib import Path
 
 import pytest
+from packing import SUFFIXES, pack, write
 
-from nmt.config import DataConfig, SplitConfig
-from nmt.data.corpus import read_file_pair, read_lines, read_pairs, read_stream, read_tsv
+from nmt.data.corpus import count_lines, pair_lines, read_lines, read_stream
 from nmt.errors import DataError
 
 ODD = {
@@ -64,12 +62,7 @@ FORMS = {
 }
 
 
-def write(path: Path, content: bytes) -> Path:
-    path.write_bytes(gzip.compress(content) if path.suffix == ".gz" else content)
-    return path
-
-
-@pytest.mark.parametrize("suffix", ["txt", "gz"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 @pytest.mark.parametrize("form", FORMS)
 def test_lines_are_as_many_as_newlines_and_keep_their_numbers(
     tmp_path: Path, form: str, suffix: str
@@ -90,7 +83,7 @@ def test_numbers_match_pairwise_whatever_the_form_of_the_files(
 ) -> None:
     src = write(tmp_path / "src.gz", FORMS[src_form])
     tgt = write(tmp_path / "tgt.txt", FORMS[tgt_form])
-    pairs = list(read_file_pair(str(src), str(tgt)))
+    pairs = list(pair_lines(read_lines(src), read_lines(tgt), names=("src", "tgt")))
     assert len(pairs) == len(LINES)
     assert all(number(source) == number(target) for source, target in pairs)
 
@@ -115,20 +108,20 @@ def test_a_line_is_what_a_newline_ends_or_the_rest(content: bytes, expected: lis
 
 
 @pytest.mark.parametrize(("num_src", "num_tgt"), [(10, 9), (9, 10), (0, 3), (3, 0), (1, 5)])
-@pytest.mark.parametrize("suffix", ["txt", "gz"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_unequal_files_are_refused_with_both_counts(
     tmp_path: Path, num_src: int, num_tgt: int, suffix: str
 ) -> None:
     src = write(tmp_path / f"src.{suffix}", b"x\n" * num_src)
     tgt = write(tmp_path / f"tgt.{suffix}", b"y\n" * num_tgt)
     with pytest.raises(DataError) as caught:
-        list(read_file_pair(str(src), str(tgt)))
+        list(pair_lines(read_lines(src), read_lines(tgt), names=(str(src), str(tgt))))
     message = str(caught.value)
     assert f"{src} has {num_src} lines, {tgt} {num_tgt};" in message
     assert "\n" not in message
 
 
-@pytest.mark.parametrize("suffix", ["txt", "gz"])
+@pytest.mark.parametrize("suffix", SUFFIXES)
 def test_text_that_is_not_utf8_is_refused_with_file_line_and_byte(
     tmp_path: Path, suffix: str
 ) -> None:
@@ -148,29 +141,44 @@ def test_almost_utf8_is_refused(content: bytes) -> None:
 # --- files that are no good
 
 
-def packed(num_bytes: int) -> bytes:
+def archive(suffix: str) -> bytes:
     text = "".join(f"{i} {random.Random(i).random()}\n" for i in range(1000)).encode()
-    return gzip.compress(text)[:num_bytes]
+    return pack(text, suffix)
+
+
+KINDS = {"gz": "gzip", "xz": "xz", "zst": "Zstandard"}
 
 
 @pytest.mark.parametrize("num_bytes", [1, 5, 100, 5000, -8, -1])
-def test_a_truncated_gzip_file_is_refused(tmp_path: Path, num_bytes: int) -> None:
-    path = tmp_path / "text.gz"
-    path.write_bytes(packed(num_bytes))
-    with pytest.raises(DataError, match=f"{re.escape(str(path))}: not a whole gzip file"):
-        list(read_lines(path))
+@pytest.mark.parametrize("suffix", KINDS)
+def test_a_truncated_archive_is_refused(tmp_path: Path, num_bytes: int, suffix: str) -> None:
+    path = tmp_path / f"text.{suffix}"
+    path.write_bytes(archive(suffix)[:num_bytes])
+    expected = f"{re.escape(str(path))}: not a whole {KINDS[suffix]} file"
+    for read in (lambda: list(read_lines(path)), lambda: count_lines(str(path))):
+        with pytest.raises(DataError, match=expected) as caught:
+            read()
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("place", [0, 2, 30, 3000, -6, -2])
-def test_a_damaged_gzip_file_is_refused(tmp_path: Path, place: int) -> None:
-    content = bytearray(packed(1 << 20))
+@pytest.mark.parametrize("suffix", ["gz", "xz"])  # .zst files need not have a sum to check
+def test_a_damaged_archive_is_refused(tmp_path: Path, place: int, suffix: str) -> None:
+    content = bytearray(archive(suffix))
     for i in range(4 if place > 2 else 1):
         content[place + i] ^= 0xFF
-    path = tmp_path / "text.gz"
+    path = tmp_path / f"text.{suffix}"
     path.write_bytes(content)
     with pytest.raises(DataError, match=re.escape(str(path))) as caught:
         list(read_lines(path))
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("suffix", KINDS)
+def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
+    path = tmp_path / f"text.{suffix}"
+    path.write_bytes(pack(b"a\nb", suffix) + pack(b"c\n", suffix))
+    assert list(read_lines(path)) == ["a", "bc"]
 
 
 def test_a_missing_file_and_a_folder_are_refused_by_name(tmp_path: Path) -> None:
@@ -178,83 +186,15 @@ def test_a_missing_file_and_a_folder_are_refused_by_name(tmp_path: Path) -> None
         list(read_lines(tmp_path / "none"))
     with pytest.raises(DataError, match="is a folder"):
         list(read_lines(tmp_path))
-    there = write(tmp_path / "there", b"a\n")
-    with pytest.raises(DataError, match="none does not exist"):
-        list(read_file_pair(str(there), str(tmp_path / "none")))
 
 
-# --- TSV
+@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar"])
+def test_an_archive_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).write_bytes(b"x\n")
+    with pytest.raises(DataError, match=rf"{name}: nmt reads \.gz, \.xz and \.zst; unpack"):
+        list(read_lines(tmp_path / name))
 
 
-def test_tsv_has_a_pair_a_line_and_ignores_further_columns(tmp_path: Path) -> None:
-    lines = "\ufeffa b\tc\r\n\td\ne\t\nf\u2028g\th\ti\n"
-    for name in ("pairs.tsv", "pairs.tsv.gz"):
-        path = write(tmp_path / name, lines.encode())
-        assert list(read_tsv(str(path))) == [("a b", "c"), ("", "d"), ("e", ""), ("f g", "h")]
-
-
-def test_a_tsv_line_without_a_tab_is_refused_with_its_number(tmp_path: Path) -> None:
-    path = write(tmp_path / "pairs.tsv", b"a\tb\n\nc\td\n")
-    with pytest.raises(DataError, match=rf"{re.escape(str(path))}:2: no tab"):
-        list(read_tsv(str(path)))
-
-
-# --- splits
-
-
-def data_config(**train: str) -> DataConfig:
-    return DataConfig(src_lang="en", tgt_lang="de", train=SplitConfig(**train))
-
-
-def test_a_split_reads_the_source_that_it_names(tmp_path: Path) -> None:
-    src, tgt = write(tmp_path / "src", b"a\nb\n"), write(tmp_path / "tgt", b"c\nd\n")
-    tsv = write(tmp_path / "tsv", b"a\tc\nb\td\n")
-    for given in ({"src": str(src), "tgt": str(tgt)}, {"tsv": str(tsv)}):
-        pairs = list(read_pairs(data_config(**given), "train", seed=0))
-        assert pairs == [("a", "c"), ("b", "d")]
-
-
-PAIRS = [("a tree", "ein Baum"), ("x\ny\u2028z", "1\r\n2"), ("", "leer"), ("green", "grün")]
-CLEAN = [("a tree", "ein Baum"), ("x y z", "1  2"), ("", "leer"), ("green", "grün")]
-
-
-@pytest.mark.parametrize("nested", [True, False], ids=["translation", "fields"])
-@pytest.mark.parametrize("kind", ["jsonl", "parquet"])
-def test_a_local_dataset_gives_its_pairs(tmp_path: Path, kind: str, nested: bool) -> None:
-    import pyarrow as pa
-    import pyarrow.parquet
-
-    records: list[object] = [{"en": en, "de": de} for en, de in PAIRS]
-    if nested:
-        records = [{"translation": record} for record in records]
-    if kind == "jsonl":
-        lines = "".join(json.dumps(record) + "\n" for record in records)
-        (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
-    else:
-        pyarrow.parquet.write_table(pa.Table.from_pylist(records), tmp_path / "train.parquet")
-    config = data_config(dataset=str(tmp_path))
-    assert list(read_pairs(config, "train", seed=0)) == CLEAN
-    config.train.dataset_split = "test"
-    with pytest.raises(DataError, match="test"):
-        list(read_pairs(config, "train", seed=0))
-
-
-def test_a_dataset_without_the_languages_names_its_fields(tmp_path: Path) -> None:
-    (tmp_path / "train.jsonl").write_text('{"english": "a", "german": "b"}\n', encoding="utf-8")
-    with pytest.raises(DataError, match=r"english, german.*now en, de"):
-        list(read_pairs(data_config(dataset=str(tmp_path)), "train", seed=0))
-
-
-def test_a_missing_text_in_a_dataset_is_empty(tmp_path: Path) -> None:
-    lines = '{"en": null, "de": "b"}\n{"en": "a", "de": "b"}\n'
-    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
-    pairs = list(read_pairs(data_config(dataset=str(tmp_path)), "train", seed=0))
-    assert pairs == [("", "b"), ("a", "b")]
-
-
-def test_a_damaged_dataset_is_a_data_error(tmp_path: Path) -> None:
-    lines = '{"en": "a", "de": "b"}\n' * 3 + '{"en": "a", "de'
-    (tmp_path / "train.jsonl").write_text(lines, encoding="utf-8")
-    with pytest.raises(DataError) as caught:
-        list(read_pairs(data_config(dataset=str(tmp_path)), "train", seed=0))
-    assert "\n" not in str(caught.value)
+def test_a_name_that_only_looks_like_an_archive_is_read(tmp_path: Path) -> None:
+    for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):
+        assert list(read_lines(write(tmp_path / name, b"x\n"))) == ["x"]

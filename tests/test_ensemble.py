@@ -19,7 +19,8 @@ from searching import (
     teacher_forced,
 )
 
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.inference.ensemble import EnsembleStepper
 from nmt.inference.loading import load_models
@@ -105,7 +106,7 @@ def test_folders_load_as_an_ensemble_with_the_settings_of_the_first(
 def test_models_with_different_tokenizers_are_refused_in_one_line(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    other = train_tokenizer(sentences(100, seed=3), tokenizer_config(), seed=0, num_threads=1)
+    other = train_tokenizer(sentences(100, seed=3), tokenizer_config())
     first = save_tiny(tmp_path / "first", tokenizer, 0, 1)
     second = save_tiny(tmp_path / "second", other, 0, 1)
     with pytest.raises(ModelError, match="second has another tokenizer than .*first") as caught:

@@ -22,13 +22,24 @@ def exact_share(data_dir: Path, run_dir: Path) -> float:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("corpus", "least"), [("copy", 1.0), ("numbers", 0.99)])
+@pytest.mark.parametrize(
+    ("corpus", "tokenizer", "least"),
+    [
+        ("copy", [], 1.0),
+        ("numbers", [], 0.99),
+        ("numbers", ["tokenizer.separate=true", "tokenizer.vocab_size=500"], 0.95),
+    ],
+)
 def test_a_corpus_that_comes_along_is_learned(
-    corpus: str, least: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    corpus: str,
+    tokenizer: list[str],
+    least: float,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     chosen = [f"experiment={corpus}", "num_threads=2"]
     monkeypatch.chdir(tmp_path)
-    assert command("preprocess", *chosen) == 0
+    assert command("preprocess", *chosen, *tokenizer) == 0
     assert command("train", *chosen, "device=cpu") == 0
     assert command("average", f"experiment={corpus}") == 0
     assert exact_share(Path(f"data/{corpus}"), Path(f"runs/{corpus}")) >= least

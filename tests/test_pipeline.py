@@ -15,7 +15,7 @@ import yaml
 from toy import SIZES, assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt import Translator
-from nmt.data.prepare import read_meta
+from nmt.data.folder import read_meta
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +56,9 @@ def test_preprocess_counts_what_it_drops(root: Path, tmp_path: Path) -> None:
     assert command("preprocess", *others, *changed, f"data_dir={folder}", "max_length=60") == 0
     report = json.loads((folder / "report.json").read_text(encoding="utf-8"))["train"]
     assert report["dropped"] == {"empty side": 1, "too long": 1}
-    assert report["examples"] == {"empty side": [1], "too long": [2]}
+    places = {"empty side": ("train.src", 1), "too long": ("train.tgt", 2)}
+    for reason, (file, line) in places.items():
+        assert report["examples"][reason] == [{"file": str(tmp_path / file), "line": line}]
     assert report["kept"] == report["read"] - 2 == SIZES["train"]
 
 

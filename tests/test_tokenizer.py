@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import logging
+import os
+import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 from conftest import sentences, tokenizer_config
 
-from nmt.data.tokenizer import Tokenizer, train_tokenizer
+from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.errors import ConfigError, DataError, ModelError
+from nmt.options import TokenizerType
 
 TYPED = ["<s> </s> <pad> <unk> ▁", "</s>", "a</s>b", "<s>", "<pad><pad>", "<0x0A>"]
 RARE = ["😀 👩‍👩‍👧", "漢字 かな", "ᚠᚢᚦ", "𓀀𓁐", "Ωμέγα", "x́", "ﷺ", "🇩🇪"]
 
 
 def train(size: int, *, count: int = 200) -> Tokenizer:
-    return train_tokenizer(
-        sentences(count), tokenizer_config(vocab_size=size), seed=0, num_threads=1
-    )
+    return train_tokenizer(sentences(count), tokenizer_config(vocab_size=size))
 
 
 def control_ids(tokenizer: Tokenizer) -> set[int]:
@@ -43,7 +48,7 @@ def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer, text: str
 
 def test_control_symbols_in_the_training_text_stay_text() -> None:
     text = ["<s> the </s> tree <pad> <unk>"] * 50 + sentences(100)
-    tokenizer = train_tokenizer(text, tokenizer_config(), seed=0, num_threads=1)
+    tokenizer = train_tokenizer(text, tokenizer_config())
     ids = tokenizer.encode("<s> the </s> tree <pad> <unk>")
     assert not set(ids) & control_ids(tokenizer)
     assert tokenizer.decode(ids) == "<s> the </s> tree <pad> <unk>"
@@ -52,7 +57,7 @@ def test_control_symbols_in_the_training_text_stay_text() -> None:
 @pytest.mark.parametrize("text", [*RARE, *sentences(5, seed=9), "ünïcödé GROß"])
 def test_text_comes_back_byte_for_byte_without_an_unknown(text: str) -> None:
     config = tokenizer_config(normalization="identity")
-    tokenizer = train_tokenizer(sentences(200), config, seed=0, num_threads=1)
+    tokenizer = train_tokenizer(sentences(200), config)
     ids = tokenizer.encode(text)
     assert tokenizer.unk_id not in ids
     assert tokenizer.decode(ids) == text
@@ -101,12 +106,12 @@ def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
 
 def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
     with pytest.raises(ConfigError, match=r"vocab_size=300 is too small") as caught:
-        train_tokenizer(alphabet(), tokenizer_config(vocab_size=300), seed=0, num_threads=1)
+        train_tokenizer(alphabet(), tokenizer_config(vocab_size=300))
     assert "\n" not in str(caught.value)
     found = re.search(r"set it to (\d+) or more", str(caught.value))
     assert found
     config = tokenizer_config(vocab_size=int(found[1]))
-    assert train_tokenizer(alphabet(), config, seed=0, num_threads=1)
+    assert train_tokenizer(alphabet(), config)
 
 
 def alphabet() -> list[str]:
@@ -117,13 +122,158 @@ def alphabet() -> list[str]:
 
 def test_a_corpus_without_text_is_a_data_error() -> None:
     with pytest.raises(DataError) as caught:
-        train_tokenizer([], tokenizer_config(), seed=0, num_threads=1)
+        train_tokenizer([], tokenizer_config())
     assert "\n" not in str(caught.value)
 
 
-def test_training_is_a_function_of_the_corpus_and_the_seed() -> None:
-    assert train(320).model == train(320).model
-    assert train(320).sha256 == train(320).sha256 != train(321).sha256
+@pytest.mark.parametrize("kind", TokenizerType)
+def test_training_is_a_function_of_the_corpus_alone(kind: TokenizerType) -> None:
+    config = tokenizer_config(type=kind, vocab_size=320)
+    text = corpus()
+    alone = train_tokenizer(text, config).model
+    with ThreadPoolExecutor(3) as pool:  # which fight for processors
+        others = pool.map(lambda _: train_tokenizer(iter(text), config).model, range(3))
+        assert set(others) == {alone}
+    assert train_tokenizer(text[500:], config).model != alone
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no choice of processors here")
+def test_training_does_not_depend_on_the_number_of_processors() -> None:
+    config = tokenizer_config(type=TokenizerType.unigram, vocab_size=320)
+    all_of_them = os.sched_getaffinity(0)
+    on_all = train_tokenizer(corpus(), config).model
+    os.sched_setaffinity(0, {min(all_of_them)})
+    try:
+        assert train_tokenizer(corpus(), config).model == on_all
+    finally:
+        os.sched_setaffinity(0, all_of_them)
+
+
+def test_lines_too_long_to_train_on_are_counted(caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.WARNING):
+        train_tokenizer([*sentences(200), "ü " * 21_845, "ü " * 21_846], tokenizer_config())
+    assert "without 1 of 202 sentences, longer than 65536 bytes" in caplog.text
+    caplog.clear()
+    train_tokenizer(sentences(200), tokenizer_config())
+    assert not caplog.text
+
+
+# --- choices
+
+
+def corpus() -> list[str]:
+    """Write sentences of 400 made-up words, some frequent and some rare."""
+    draw = random.Random(1)
+    words = ["".join(draw.choices("abcdefghij", k=draw.randint(2, 8))) for _ in range(400)]
+    ranks = [int(400 * draw.random() ** 3) for _ in range(6000)]
+    return [" ".join(words[rank] for rank in ranks[i : i + 6]) for i in range(0, 6000, 6)]
+
+
+@pytest.mark.parametrize("kind", TokenizerType)
+@pytest.mark.parametrize("byte_fallback", [True, False])
+def test_every_kind_of_model_gives_its_own_text_back(
+    kind: TokenizerType, byte_fallback: bool
+) -> None:
+    config = tokenizer_config(type=kind, byte_fallback=byte_fallback, vocab_size=300)
+    tokenizer = train_tokenizer(corpus(), config)
+    assert tokenizer.vocab_size == 300
+    for text in corpus()[:20]:
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+    assert len(tokenizer.byte_ids) == 256 * byte_fallback
+    assert (tokenizer.unk_id in tokenizer.encode("abc ω")) is not byte_fallback
+
+
+def test_bpe_and_unigram_cut_text_differently() -> None:
+    kinds = [tokenizer_config(type=kind, vocab_size=400) for kind in TokenizerType]
+    bpe, unigram = (train_tokenizer(corpus(), config) for config in kinds)
+    assert any(bpe.pieces(bpe.encode(t)) != unigram.pieces(unigram.encode(t)) for t in corpus())
+
+
+def test_a_vocabulary_too_large_for_unigram_names_the_largest_which_then_works() -> None:
+    def make(size: int) -> Tokenizer:
+        kind = tokenizer_config(type=TokenizerType.unigram, vocab_size=size)
+        return train_tokenizer(corpus(), kind)
+
+    with pytest.raises(ConfigError, match="vocab_size=9000 is too large") as caught:
+        make(9000)
+    largest = int(re.findall(r"vocab_size=(\d+)", str(caught.value))[-1])
+    assert make(largest).vocab_size == largest
+
+
+@pytest.mark.parametrize(
+    ("rule", "text"),
+    [("identity", "ﬁn Ａ"), ("nmt_nfkc", "fin A"), ("nfkc", "fin A"), ("nfkc_cf", "fin a")],
+)
+def test_normalisation_is_what_the_rule_says(rule: str, text: str) -> None:
+    config = tokenizer_config(normalization=rule)
+    tokenizer = train_tokenizer(sentences(200), config)
+    assert tokenizer.decode(tokenizer.encode("ﬁn Ａ")) == text
+
+
+# --- symbols
+
+
+SYMBOLS = ["{url}", "<2de>", "a,b", 'q"u', "ﬁx", "'", "日本", "|||", "NUMBER", "\\n"]
+
+
+@pytest.mark.parametrize("kind", TokenizerType)
+def test_symbols_are_never_cut_nor_rewritten(kind: TokenizerType) -> None:
+    config = tokenizer_config(type=kind, vocab_size=320, normalization="nfkc_cf")
+    text = [*corpus(), *(f"abc{symbol} {symbol}def" for symbol in SYMBOLS)]
+    tokenizer = train_tokenizer(text, config, SYMBOLS)
+    for symbol in SYMBOLS:
+        for around in ("{}", "ab{}cd", "{0}{0}", "see {}.", "{} <s> {}"):
+            shown = around.format(symbol, symbol)
+            pieces = tokenizer.pieces(tokenizer.encode(shown))
+            assert pieces.count(symbol) == shown.count(symbol), shown
+            assert tokenizer.decode(tokenizer.encode(shown)) == shown
+    mixed = tokenizer.pieces(tokenizer.encode("FIX NUMBER number"))
+    assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]  # others are other text
+
+
+def test_too_many_symbols_for_the_vocabulary_are_explained() -> None:
+    symbols = [f"<{number}>" for number in range(200)]
+    with pytest.raises(ConfigError, match=r"too small .* set it to (\d+) or more"):
+        train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
+
+
+@pytest.mark.parametrize("symbol", ["", "a b", "a\u00a0b", "▁x", "<s>", "<0x0A>", "<unk>", "\0"])
+def test_what_cannot_be_a_symbol_is_refused(symbol: str) -> None:
+    with pytest.raises(ConfigError, match=r"tokenizer\.symbols"):
+        TokenizerConfig(symbols=["{url}", symbol])
+    with pytest.raises(ConfigError, match="src_tag"):
+        CorpusConfig(src_tag=symbol)
+    assert TokenizerConfig(symbols=["{url}", "<s", "<0x0a>"])
+
+
+@pytest.mark.parametrize("separate", [True, False])
+def test_tags_of_corpora_are_symbols_of_their_side(separate: bool) -> None:
+    corpora = {
+        "news": CorpusConfig(src=["a"], tgt=["b"], src_tag="<2de>"),
+        "web": CorpusConfig(src=["c"], tgt=["d"], src_tag="<2de>", tgt_tag="<web>"),
+    }
+    config = PreprocessConfig(
+        data=DataConfig(corpora=corpora),
+        tokenizer=tokenizer_config(separate=separate, symbols=["{url}"], vocab_size=300),
+    )
+    tokenizers = train_tokenizers(config, corpus(), sentences(200))
+    found = [[s for s in ("{url}", "<2de>", "<web>") if _is_whole(s, side)] for side in
+             (tokenizers.src, tokenizers.tgt)]  # fmt: skip
+    everything = ["{url}", "<2de>", "<web>"]
+    assert found == ([["{url}", "<2de>"], ["{url}", "<web>"]] if separate else [everything] * 2)
+    is_same = tokenizers.src.model == tokenizers.tgt.model
+    assert is_same is not separate
+
+
+def _is_whole(symbol: str, tokenizer: Tokenizer) -> bool:
+    return symbol in tokenizer.pieces(tokenizer.encode(f"a{symbol}b"))
+
+
+def test_separate_models_know_their_own_side_alone() -> None:
+    config = PreprocessConfig(tokenizer=tokenizer_config(separate=True, vocab_size=300))
+    tokenizers = train_tokenizers(config, iter(corpus()), iter(sentences(200)))
+    assert tokenizers.src.model == train_tokenizer(corpus(), config.tokenizer).model
+    assert tokenizers.tgt.model == train_tokenizer(sentences(200), config.tokenizer).model
 
 
 # --- files

@@ -11,15 +11,14 @@ import numpy as np
 import safetensors.torch
 import torch
 from conftest import tiny_config
+from folders import write_folder
 from torch import Tensor
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.shell import main
 from nmt.config import TrainConfig
-from nmt.data.binary import write_pairs
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
-from nmt.files import write_json
 from nmt.training.trainer import Trainer
 
 WORDS = {
@@ -100,12 +99,10 @@ def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]
         tuple(draw.integers(4, tokenizer.vocab_size, length - 1).tolist() for length in pair)
         for pair in lengths
     ]
-    for split in ("train", "valid"):
-        write_pairs(folder / f"{split}-00000.arrow", pairs, tokenizer.vocab_size)
     (folder / "tokenizer.model").write_bytes(tokenizer.model)
-    meta = {"tokenizer_sha256": tokenizer.sha256, "data_sha256": "0" * 64}
     languages = {"src_lang": "en", "tgt_lang": "de"}
-    write_json(folder / "meta.json", {"format_version": 1, **languages, **meta})
+    meta = {"tokenizer_sha256": tokenizer.sha256, **languages}
+    write_folder(folder, {"": pairs}, tokenizer.vocab_size, **meta)
 
 
 def make_trainer(

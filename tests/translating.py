@@ -17,12 +17,12 @@ from toy import command
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import SearchConfig
-from nmt.data.tokenizer import train_tokenizer
+from nmt.data.vocabulary import train_tokenizer
 
 
 def write_model(folder: Path, *, seed: int = 2) -> Path:
     """Write a model folder of random weights that gives each sentence a text of its own."""
-    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), seed=0, num_threads=1)
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config())
     model = tiny_model(seed, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     search = SearchConfig(beam_size=2, max_length_a=0.5, max_length_b=4)
     info = ModelInfo(

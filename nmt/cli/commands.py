@@ -10,17 +10,22 @@ COMMANDS = {
     for command in (
         Command(
             name="preprocess",
-            summary="Turn parallel text into a data folder: a joint BPE tokenizer and token ids.",
-            reads="two aligned text files a split or one TSV file (plain or .gz), a Hugging Face "
-            "dataset, or a corpus that comes along (data=numbers, data=copy, data=homeassistant)",
+            summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
+            reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
+            "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, "
+            "data=copy, data=homeassistant)",
             writes="data_dir: tokenizer.model, train-*.arrow, valid-*.arrow, meta.json ...",
             examples=(
                 "nmt-preprocess",
                 "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
                 "data.valid.tgt=v.de data_dir=data/mine tokenizer.vocab_size=8000",
+                "nmt-preprocess data.corpora.news.src=news-*.en.gz "
+                "data.corpora.news.tgt=news-*.de.gz data.corpora.web.tsv=web.tsv.xz "
+                "data.corpora.web.weight=0.5 data.valid.tsv=v.tsv",
             ),
             schema=config.PreprocessConfig,
             module="nmt.cli.preprocess",
+            also=(config.TrainConfig,),
             groups=("data", "experiment"),
         ),
         Command(

@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nmt.cli.command import Command
 from nmt.cli.commands import COMMANDS
-from nmt.cli.help import choices
+from nmt.cli.help import NAME, choices
 from nmt.errors import ConfigError, NmtError, RankError, StoppedError, nearest
 
 GROUPS = ("model", "data", "experiment")
@@ -31,8 +31,10 @@ QUIET = (NmtError, RankError, StoppedError, OSError, KeyboardInterrupt)  # no tr
 VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra's own, followed by a value
 
 
-def with_config(command: Command, arguments: list[str], run: Callable[[Any, str], None]) -> None:
-    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`."""
+def with_config(command: Command, arguments: list[str], run: Callable[..., None]) -> None:
+    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`, with what
+    the same composition gives to each schema of `command.also` besides.
+    """
     _register_schemas()
     overrides = [
         argument if previous in VALUE_FLAGS else check_argument(argument, command)
@@ -57,15 +59,16 @@ def with_config(command: Command, arguments: list[str], run: Callable[[Any, str]
 class _Job:
     """What Hydra calls, once or for each run of a sweep; keeps an error that Hydra would print."""
 
-    def __init__(self, command: Command, run: Callable[[Any, str], None]) -> None:
-        self.schema = command.schema
+    def __init__(self, command: Command, run: Callable[..., None]) -> None:
+        self.command = command
         self.run = run
         self.error: BaseException | None = None
 
     def __call__(self, composed: DictConfig) -> None:
         if self.error is None:
             try:
-                self.run(*to_config(composed, self.schema))
+                others = [to_config(composed, schema)[0] for schema in self.command.also]
+                self.run(*to_config(composed, self.command.schema), *others)
             except (OmegaConfBaseException, *QUIET) as error:
                 wrong_value = isinstance(error, OmegaConfBaseException)
                 self.error = ConfigError(_one_line(error)) if wrong_value else error
@@ -79,16 +82,35 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     for key in map(str, composed):
         if key not in known:
             raise ConfigError(f"the YAML sets {key}, which no command has; {nearest(key, known)}")
-    mine = [field.name for field in dataclasses.fields(schema)]
     hints = typing.get_type_hints(schema)
-    chosen = {key: _listed(composed[key], hints[key]) for key in mine}
+    given: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
     return OmegaConf.to_object(typed), OmegaConf.to_yaml(typed)
 
 
-def _listed(value: Any, hint: Any) -> Any:
-    """Let a YAML file, as the command line, give one text where several may stand."""
-    return [value] if _is_list(hint) and isinstance(value, str) else value
+def _fitted(value: Any, hint: Any, key: str) -> Any:
+    """Check the keys in `value` against its type; let a YAML file, as the command line, give one
+    text where several may stand.
+    """
+    if _is_list(hint) and isinstance(value, str):
+        return [value]
+    is_names = typing.get_origin(hint) is dict
+    if not isinstance(value, dict):
+        return value
+    if not is_names and not dataclasses.is_dataclass(hint):
+        raise ConfigError(f"{key}: is no group of settings; give it a value")
+    value = {str(name): item for name, item in value.items()}  # YAML reads 2023 as a number
+    if is_names:
+        inner = dict.fromkeys(value, typing.get_args(hint)[1])
+    else:
+        inner = typing.get_type_hints(hint)
+    for name in value:
+        if name not in inner:
+            options = [f"{key}.{option}" for option in inner]
+            wish = f"{key}.{name}"
+            raise ConfigError(f"{wish}: there is no such setting; {nearest(wish, options)}")
+    return {name: _fitted(item, inner[name], f"{key}.{name}") for name, item in value.items()}
 
 
 def _is_list(hint: Any) -> bool:
@@ -116,12 +138,13 @@ def check_argument(argument: str, command: Command) -> str:
     if key in GROUPS:
         _check_choice(key, value)
         return f"{key}={value}"
-    kind = _type_of(key, command)
-    if kind == "text" and value != "null" and not _is_quoted(value):
+    hint, is_named = _hint_of(key, command)
+    _check_group(key, value, hint)
+    if hint in (str, str | None) and value != "null" and not _is_quoted(value):
         value = _quote(value)
-    elif kind == "list" and value != "null" and not value.startswith("["):
+    elif _is_list(hint) and value != "null" and not value.startswith("["):
         value = f"[{_quote(value)}]"
-    return f"{key}={value}"
+    return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes what it has
 
 
 def _check_choice(group: str, name: str) -> None:
@@ -131,35 +154,63 @@ def _check_choice(group: str, name: str) -> None:
         )
 
 
-def _type_of(key: str, command: Command) -> str:
-    """Return text, list or other for the setting `key`; an unknown one is an error that names the
-    nearest.
+def _hint_of(key: str, command: Command) -> tuple[Any, bool]:
+    """Return the type of the setting `key`, and whether it is in a group whose names the user
+    chooses; an unknown one is an error that names the nearest.
     """
-    schema: Any = command.schema
-    known = []
+    hint: Any = command.schema
+    is_named = False
     for part in key.split("."):
-        hints = typing.get_type_hints(schema) if dataclasses.is_dataclass(schema) else {}
+        if typing.get_origin(hint) is dict:
+            _check_name(key, part)
+            hint = typing.get_args(hint)[1]
+            continue
+        hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
         if part not in hints:
-            options = _all_keys(command.schema)
+            options = [_with_names(option, key) for option in _all_keys(command.schema)]
             raise ConfigError(
                 f"{key}: nmt-{command.name} has no such setting; {nearest(key, options)}"
             )
-        known.append(part)
-        schema = hints[part]
-    if dataclasses.is_dataclass(schema):
-        first = _all_keys(schema, f"{key}.")[0]
+        hint = hints[part]
+        is_named = is_named or typing.get_origin(hint) is dict
+    return hint, is_named
+
+
+def _check_name(key: str, name: str) -> None:
+    """Refuse a name that Hydra cannot read in the key of an argument."""
+    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name) is None:
+        raise ConfigError(
+            f"{key}: {name!r} cannot be a name; begin with a letter, then letters, digits, _ and -"
+        )
+
+
+def _with_names(option: str, key: str) -> str:
+    """Put the words of `key` where `option` leaves the name to the user."""
+    words = key.split(".")
+    parts = enumerate(option.split("."))
+    return ".".join(words[i] if part == NAME and i < len(words) else part for i, part in parts)
+
+
+def _check_group(key: str, value: str, hint: Any) -> None:
+    """Refuse one value for many settings; those of names of the user's may come as {name: ...}."""
+    is_names = typing.get_origin(hint) is dict
+    if dataclasses.is_dataclass(hint) or (is_names and not value.startswith("{")):
+        first = _options(hint, key)[0]
         raise ConfigError(f"{key} is a group of settings; set one of them, such as {first}")
-    if schema in (str, str | None):
-        return "text"
-    return "list" if _is_list(schema) else "other"
 
 
-def _all_keys(schema: Any, prefix: str = "") -> list[str]:
-    keys = []
-    for name, hint in typing.get_type_hints(schema).items():
-        nested = dataclasses.is_dataclass(hint)
-        keys += _all_keys(hint, f"{prefix}{name}.") if nested else [prefix + name]
-    return keys
+def _all_keys(schema: Any) -> list[str]:
+    hints = typing.get_type_hints(schema)
+    return [option for name, hint in hints.items() for option in _options(hint, name)]
+
+
+def _options(hint: Any, key: str) -> list[str]:
+    """List the settings in a setting of this type: itself, or those of a group."""
+    if typing.get_origin(hint) is dict:
+        return _options(typing.get_args(hint)[1], f"{key}.{NAME}")
+    if dataclasses.is_dataclass(hint):
+        return [f"{key}.{option}" for option in _all_keys(hint)]
+    return [key]
 
 
 def _is_quoted(text: str) -> bool:
@@ -174,8 +225,9 @@ def _quote(text: str) -> str:
 
 def _chooses_corpus(overrides: list[str]) -> bool:
     """Say whether no file is named, so that the corpus is the default one or a chosen one."""
-    chosen = any(o.startswith(("data=", "experiment=")) for o in overrides)
-    return chosen or not any(o.startswith("data.") for o in overrides)
+    keys = [override.lstrip("+") for override in overrides]
+    chosen = any(key.startswith(("data=", "experiment=")) for key in keys)
+    return chosen or not any(key.startswith("data.") for key in keys)
 
 
 def _one_line(error: BaseException) -> str:

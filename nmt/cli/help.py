@@ -5,6 +5,7 @@ Hydra nor torch.
 from __future__ import annotations
 
 import dataclasses
+import typing
 from collections.abc import Iterator
 from enum import Enum
 from importlib import resources
@@ -13,6 +14,7 @@ from typing import Any
 from nmt.cli.command import Command
 
 _COLUMN = 34
+NAME = "NAME"  # stands for a name that the user chooses
 
 
 def command_help(command: Command) -> str:
@@ -40,6 +42,7 @@ def choices(group: str) -> list[str]:
 
 
 def _option_lines(schema: type[Any], prefix: str) -> Iterator[str]:
+    hints = typing.get_type_hints(schema)
     for field in dataclasses.fields(schema):
         key, default = prefix + field.name, field.default
         if default is dataclasses.MISSING:
@@ -47,10 +50,20 @@ def _option_lines(schema: type[Any], prefix: str) -> Iterator[str]:
             default = field.default_factory()
         if dataclasses.is_dataclass(default):
             yield from _option_lines(type(default), key + ".")
+        elif isinstance(default, dict):
+            yield from _named_lines(key, hints[field.name], field.metadata["help"])
         else:
             name = f"{key} [{_shown(default)}]"
             gap = "\n" + " " * (_COLUMN + 2) if len(name) >= _COLUMN else ""
             yield f"  {name:<{0 if gap else _COLUMN}}{gap}{field.metadata['help']}"
+
+
+def _named_lines(key: str, hint: Any, help: str) -> Iterator[str]:
+    """Show the settings in a group whose names the user chooses."""
+    value = typing.get_args(hint)[1]
+    yield f"  {key + '.' + NAME:<{_COLUMN}}{help}"
+    if dataclasses.is_dataclass(value):
+        yield from _option_lines(typing.cast(type[Any], value), f"{key}.{NAME}.")
 
 
 def _shown(value: object) -> str:

@@ -4,24 +4,27 @@ from __future__ import annotations
 
 import logging
 
-from nmt.config import PreprocessConfig
-from nmt.data.prepare import prepare
+from nmt.config import PreprocessConfig, TrainConfig
+from nmt.options import Step
+from nmt.preprocessing.prepare import prepare
+from nmt.preprocessing.terminal import report_table
 
 log = logging.getLogger(__name__)
 
 
-def run(config: PreprocessConfig, config_yaml: str) -> None:
-    """Write the data folder and log what went in."""
-    reports = prepare(config)
-    for split, report in reports.items():
-        tokens = report.src_tokens + report.tgt_tokens
+def run(config: PreprocessConfig, config_yaml: str, training: TrainConfig) -> None:
+    """Do what is due of the data folder, print the report and say what comes next."""
+    report = prepare(config, training)
+    place = f"data_dir={config.data_dir}"
+    if report is not None:
+        print(report_table(report))
+    if config.report_only:
+        return
+    if report is not None:
+        log.info("wrote %s; next: nmt-train +model=tiny %s", config.data_dir, place)
+    elif config.step is Step.plan:
         log.info(
-            "%s: %d of %d pairs, %.1f + %.1f tokens a pair, %.2f %% unknown",
-            split,
-            report.kept,
-            report.read,
-            report.src_tokens / report.kept,
-            report.tgt_tokens / report.kept,
-            100 * report.unknown_tokens / max(tokens, 1),
+            "planned; next, for each NUMBER to COUNT: the same command with shard=NUMBER/COUNT"
         )
-    log.info("wrote %s; next: nmt-train +model=tiny data_dir=%s", config.data_dir, config.data_dir)
+    else:
+        log.info("shard %s is done; when all are: the same command with step=merge", config.shard)

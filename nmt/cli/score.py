@@ -55,7 +55,9 @@ def _score_window(
 ) -> Iterator[tuple[Hypothesis, list[int]]]:
     """Yield each pair's hypothesis and source ids; two empty lines are certain, and score 0."""
     tokenizer = model.tokenizer
-    sources, targets = (tokenizer.encode_batch(texts) for texts in zip(*window, strict=True))
+    src_texts, tgt_texts = zip(*window, strict=True)
+    sources = tokenizer.src.encode_batch(src_texts)
+    targets = tokenizer.tgt.encode_batch(tgt_texts)
     filled = [i for i, (s, t) in enumerate(zip(sources, targets, strict=True)) if s or t]
     found = [EMPTY] * len(window)
     hypotheses = score_hypotheses(
@@ -63,7 +65,7 @@ def _score_window(
         [sources[i] for i in filled],
         [targets[i] for i in filled],
         search,
-        ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id),
+        ControlIds.of(tokenizer),
         max_tokens=max_tokens,
     )
     for i, hypothesis in zip(filled, hypotheses, strict=True):
@@ -80,12 +82,13 @@ def _format(
         ScoreMeasure.log_prob.value: hypothesis.log_prob,
         ScoreMeasure.per_token.value: per_token,
         ScoreMeasure.score.value: hypothesis.score,
-        "tokens": model.tokenizer.pieces(hypothesis.tokens[:-1]),
+        "tokens": model.tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
         "token_log_probs": hypothesis.token_log_probs,
     }
     if config.format is OutputFormat.text:
         return str(content[config.measure.value])
     if hypothesis.alignment is not None:
-        content["source_tokens"] = model.tokenizer.pieces([*source, model.tokenizer.eos_id])
+        tokenizer = model.tokenizer.src
+        content["source_tokens"] = tokenizer.pieces([*source, tokenizer.eos_id])
         content["alignment"] = hypothesis.alignment
     return json.dumps(content, ensure_ascii=False)

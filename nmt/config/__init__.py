@@ -5,7 +5,14 @@ defaults are the recipe of the base model in "Attention Is All You Need" (Vaswan
 This package knows neither Hydra nor torch.
 """
 
-from nmt.config.data import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig
+from nmt.config.data import (
+    CorpusConfig,
+    DataConfig,
+    FilterConfig,
+    PreprocessConfig,
+    SplitConfig,
+    TokenizerConfig,
+)
 from nmt.config.export import ExportConfig
 from nmt.config.inference import EvaluateConfig, TranslateConfig
 from nmt.config.model import ModelConfig, SearchConfig
@@ -14,9 +21,11 @@ from nmt.config.training import AverageConfig, OptimizerConfig, TrainConfig
 
 __all__ = [
     "AverageConfig",
+    "CorpusConfig",
     "DataConfig",
     "EvaluateConfig",
     "ExportConfig",
+    "FilterConfig",
     "ModelConfig",
     "OptimizerConfig",
     "PreprocessConfig",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from nmt.config.model import ModelConfig, SearchConfig
@@ -74,6 +75,12 @@ class TrainConfig:
 
     data_dir: str = option(DEFAULT_DATA_DIR, "data folder made by nmt-preprocess")
     run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write, or to go on with")
+    mix: dict[str, float] = option(
+        dict, "weight of named corpora instead of preprocessing's, e.g. mix.news=2; 0 leaves out"
+    )
+    mix_temperature: float | None = option(
+        None, "evens out the shares of corpora; null: as preprocessed"
+    )
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights a new run starts with"
     )
@@ -124,6 +131,12 @@ class TrainConfig:
             require(getattr(self, key) >= 1, key, getattr(self, key), "must be at least 1")
         for key in ("patience", "keep_best", "num_threads", "seed", "devices"):
             require(getattr(self, key) >= 0, key, getattr(self, key), "must not be negative")
+        for name, weight in self.mix.items():
+            valid = 0 <= weight < math.inf
+            require(valid, f"mix.{name}", weight, "must be a number from 0")
+        temperature = self.mix_temperature
+        valid = temperature is None or 1 <= temperature < math.inf
+        require(valid, "mix_temperature", temperature, "must be at least 1")
         valid = 0 <= self.label_smoothing < 1
         require(valid, "label_smoothing", self.label_smoothing, "must be from 0 to below 1")
         require(0 <= self.ema_decay < 1, "ema_decay", self.ema_decay, "must be from 0 to below 1")

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
@@ -64,27 +64,28 @@ def pad(
 
 
 def pad_source(
-    rows: Sequence[Ids], tokenizer: Tokenizer, *, round_to: int = 1
+    rows: Sequence[Ids], tokenizer: Tokenizers, *, round_to: int = 1
 ) -> tuple[Tensor, Tensor]:
     """Return source ids with EOS (B, S) and their lengths (B,)."""
-    src = pad(rows, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id, round_to=round_to)
+    src = pad(rows, pad_id=tokenizer.src.pad_id, eos=tokenizer.src.eos_id, round_to=round_to)
     return src, torch.tensor([len(row) + 1 for row in rows])
 
 
 def make_batch(
-    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer, *, round_to: int = 1
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *, round_to: int = 1
 ) -> Batch:
     """Pad pairs of ids without BOS and EOS to a `Batch`; S and T are multiples of `round_to`."""
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     src, src_lengths = pad_source(sources, tokenizer, round_to=round_to)
-    tgt_in = pad(targets, pad_id=tokenizer.pad_id, bos=tokenizer.bos_id, round_to=round_to)
-    tgt_out = pad(targets, pad_id=tokenizer.pad_id, eos=tokenizer.eos_id, round_to=round_to)
+    pad_id, bos_id, eos_id = tokenizer.tgt.pad_id, tokenizer.tgt.bos_id, tokenizer.tgt.eos_id
+    tgt_in = pad(targets, pad_id=pad_id, bos=bos_id, round_to=round_to)
+    tgt_out = pad(targets, pad_id=pad_id, eos=eos_id, round_to=round_to)
     num_tokens = sum(len(row) + 1 for row in targets)
     return Batch(src, src_lengths, tgt_in, tgt_out, num_tokens, int(src_lengths.sum()))
 
 
 def make_compiled_batch(
-    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizer, *, round_to: int
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *, round_to: int
 ) -> Batch:
     """Pad pairs like `make_batch`, to sizes that a compiled model has one graph for.
 
@@ -94,9 +95,10 @@ def make_compiled_batch(
     batch = make_batch(pairs, tokenizer, round_to=round_to)
     if len(pairs) > 1:
         return batch
-    src, tgt_in, tgt_out = (
-        F.pad(ids, (0, 0, 0, 1), value=tokenizer.pad_id)
-        for ids in (batch.src, batch.tgt_in, batch.tgt_out)
-    )  # 3 x (2, S or T)
+    src = F.pad(batch.src, (0, 0, 0, 1), value=tokenizer.src.pad_id)  # (2, S)
+    tgt_in, tgt_out = (
+        F.pad(ids, (0, 0, 0, 1), value=tokenizer.tgt.pad_id)
+        for ids in (batch.tgt_in, batch.tgt_out)
+    )  # 2 x (2, T)
     src_lengths = F.pad(batch.src_lengths, (0, 1), value=1)
     return replace(batch, src=src, src_lengths=src_lengths, tgt_in=tgt_in, tgt_out=tgt_out)

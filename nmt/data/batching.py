@@ -1,22 +1,28 @@
 """Which sentences go through the model together: token-bucket batches, grouped into updates.
 
-The order is a pure function of (seed, epoch), so that a run can start again anywhere without
-replay.
+The order is a pure function of (seed, epoch, mix), so that a run can start again anywhere without
+replay. The pairs of an epoch are planned in pools of a few million, each when it is first needed.
 """
 
 # N pairs; lengths are in tokens and count EOS
 
 from __future__ import annotations
 
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from functools import cached_property
+from typing import Any, overload
 
 import numpy as np
 
+from nmt.data.binary import Corpus
+from nmt.data.mixing import Mix, whole
+from nmt.data.mixing import Rows as Rows
+from nmt.data.shards import Lengths as Lengths
 from nmt.errors import ConfigError
 
-Lengths = np.ndarray[Any, np.dtype[np.int32]]
-Rows = np.ndarray[Any, np.dtype[np.int64]]
+_POOL_PAIRS = 5_000_000  # most pairs that are sorted together
 
 
 def batch_cost(lengths: Lengths) -> int:
@@ -34,16 +40,17 @@ def padding_share(lengths: Lengths, batches: list[Rows]) -> float:
 def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
     """Cut the pairs into batches of similar length, each of at most `max_tokens` by `batch_cost`.
 
-    `order` (N,) breaks ties between pairs of the same lengths.
+    `order` holds the pairs, and breaks ties between those of the same lengths.
     """
-    longest = lengths.max(axis=1)
-    keys = (lengths[order, 0], lengths[order, 1], longest[order])
-    rows = order[np.lexsort(keys)]  # by longest side, then target, then source
+    src, tgt = lengths[order].T  # (N,) each
+    longest = np.maximum(src, tgt)
+    by_length = np.lexsort((src, tgt, longest))  # by longest side, then target, then source
+    rows, longest = order[by_length], longest[by_length]
     batches = []
     start = 0
     while start < len(rows):
-        most = max_tokens // int(longest[rows[start]])  # no batch from here can have more rows
-        costs = np.arange(1, most + 1)[: len(rows) - start] * longest[rows[start : start + most]]
+        most = max_tokens // int(longest[start])  # no batch from here can have more rows
+        costs = np.arange(1, most + 1)[: len(rows) - start] * longest[start : start + most]
         num_rows = int(np.searchsorted(costs, max_tokens, side="right"))
         batches.append(rows[start : start + num_rows])
         start += num_rows
@@ -59,6 +66,48 @@ class Update:
     num_src_tokens: int  # real source tokens over all ranks
 
 
+class Updates(Sequence[Update]):
+    """The updates of an epoch, or of a part of it; those of a pool of pairs are planned together,
+    when one of them is asked for.
+
+    Args:
+        plan: returns the updates of a pool.
+        starts: number of the first update of each pool, and the end.
+        num_pairs: of the whole epoch.
+        places: numbers of the updates that are meant; all by default.
+    """
+
+    def __init__(
+        self,
+        plan: Callable[[int], list[Update]],
+        starts: list[int],
+        num_pairs: int,
+        places: range | None = None,
+    ) -> None:
+        self._plan, self._starts = plan, starts
+        self.num_pairs = num_pairs
+        self._places = range(starts[-1]) if places is None else places
+
+    def __len__(self) -> int:
+        return len(self._places)
+
+    @overload
+    def __getitem__(self, index: int) -> Update: ...
+    @overload
+    def __getitem__(self, index: slice) -> Updates: ...
+    def __getitem__(self, index: int | slice) -> Update | Updates:
+        """Return an update, or some of them without planning them."""
+        if isinstance(index, slice):
+            return Updates(self._plan, self._starts, self.num_pairs, self._places[index])
+        place = self._places[index]
+        pool = bisect_right(self._starts, place) - 1
+        return self._plan(pool)[place - self._starts[pool]]
+
+    def pool_of(self, index: int) -> list[Update]:
+        """Return the updates that are planned together with one: of a small corpus, all."""
+        return self._plan(bisect_right(self._starts, self._places[index]) - 1)
+
+
 class TokenBatchSampler:
     """Plans the updates of every epoch for one rank.
 
@@ -68,6 +117,7 @@ class TokenBatchSampler:
         tokens_per_update: real target tokens of one update over all ranks; its batches are
             accumulated.
         seed: of the order; the same on all ranks.
+        mix: which pairs an epoch draws; all of them by default.
         rank: takes its part of the batches of each update.
         world_size: number of ranks. Which pairs form an update does not depend on it.
     """
@@ -79,39 +129,97 @@ class TokenBatchSampler:
         *,
         tokens_per_update: int,
         seed: int,
+        mix: Mix | None = None,
         rank: int = 0,
         world_size: int = 1,
     ) -> None:
-        longest = int(lengths.max())
-        if longest > max_tokens:
-            raise ConfigError(
-                f"max_tokens={max_tokens} is less than the longest sentence, {longest} tokens; "
-                f"set max_tokens={longest} or more, or preprocess with a smaller max_length"
-            )
         self.lengths = lengths
-        self.max_tokens = min(max_tokens, max(longest, tokens_per_update))
+        self.mix = whole(len(lengths)) if mix is None else mix
+        self._longest_rows = [self._longest_row(share.corpus) for share in self.mix.drawn]
+        self.longest = int(lengths[self._longest_rows].max())
+        if self.longest > max_tokens:
+            raise ConfigError(
+                f"max_tokens={max_tokens} is less than the longest sentence, {self.longest} "
+                f"tokens; set max_tokens={self.longest} or more, or preprocess with a smaller "
+                "max_length"
+            )
+        self.max_tokens = min(max_tokens, max(self.longest, tokens_per_update))
         self.tokens_per_update = tokens_per_update
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self._planned: tuple[int, list[Update]] | None = None  # the newest epoch's
+        self._planned: dict[tuple[int, int], list[Update]] = {}  # by epoch and pool
 
-    def updates(self, epoch: int) -> list[Update]:
+    def updates(self, epoch: int) -> Updates:
         """Return the updates of an epoch, at least one and as many on every rank.
 
-        Every pair comes once an epoch.
+        Every pair comes once an epoch, unless the mix wants it otherwise.
         """
-        if self._planned is None or self._planned[0] != epoch:
-            self._planned = epoch, self._plan(epoch)
-        return self._planned[1]
+        sizes = self.mix.sizes(epoch)
+        num_pools = -(-sum(sizes) // _POOL_PAIRS)
+        if num_pools == 1:
+            starts = [0, len(self._pool(epoch))]
+            return Updates(lambda _: self._pool(epoch), starts, sum(sizes))
+        starts = self._pool_starts(sizes, num_pools)
+        return Updates(lambda pool: self._pool(epoch, pool, starts), starts, sum(sizes))
 
-    def _plan(self, epoch: int) -> list[Update]:
-        generator = np.random.default_rng((self.seed, epoch))
-        order = generator.permutation(len(self.lengths))
-        batches = bucket(self.lengths, self.max_tokens, order)
+    def rows_to_try(self) -> Rows:
+        """Return pairs among which are the largest batches: all of a small corpus, else a sample
+        with the longest pairs.
+        """
+        rows = self.mix.sample(_POOL_PAIRS)
+        is_whole = len(rows) == sum(share.corpus.num_pairs for share in self.mix.drawn)
+        return rows if is_whole else np.concatenate([rows, self._longest_rows])
+
+    def _longest_row(self, corpus: Corpus) -> int:
+        lengths = self.lengths[corpus.start : corpus.start + corpus.num_pairs]
+        parts = range(0, len(lengths), 1 << 20)  # numpy's argmax copies what is read-only
+        start = max(parts, key=lambda start: int(lengths[start : start + parts.step].max()))
+        part = lengths[start : start + parts.step]
+        return corpus.start + start + int(part.max(axis=1).argmax())
+
+    @cached_property
+    def _mean_tokens(self) -> list[float]:
+        """Target tokens of the mean pair of each corpus; 0 for those that are left out."""
+        ends = [(s.corpus.start, s.corpus.start + s.corpus.num_pairs) for s in self.mix.shares]
+        drawn = [share.drawn > 0 for share in self.mix.shares]
+        return [
+            float(self.lengths[start:end, 1].mean()) if is_drawn else 0.0
+            for (start, end), is_drawn in zip(ends, drawn, strict=True)
+        ]
+
+    def _pool_starts(self, sizes: list[int], num_pools: int) -> list[int]:
+        """Decide how many updates each pool makes, without planning any; return where they start,
+        and the end.
+
+        The pools have equal shares of every corpus, so they make equally many; the tokens of an
+        update differ between pools as far as the means of millions of pairs do.
+        """
+        num_tokens = float(np.dot(sizes, self._mean_tokens))
+        most = num_pools * sum(size // num_pools for size in sizes)  # a pair each
+        num_updates = max(num_pools, min(round(num_tokens / self.tokens_per_update), most))
+        return [num_updates * pool // num_pools for pool in range(num_pools + 1)]
+
+    def _pool(self, epoch: int, pool: int = 0, starts: list[int] | None = None) -> list[Update]:
+        """Return the updates of a pool; the newest two stay, since those who prepare the next
+        updates are ahead of those who make them.
+        """
+        planned = self._planned.get((epoch, pool))
+        if planned is None:
+            planned = self._plan(epoch, pool, starts)
+            self._planned = {**dict([*self._planned.items()][-1:]), (epoch, pool): planned}
+        return planned
+
+    def _plan(self, epoch: int, pool: int, starts: list[int] | None) -> list[Update]:
+        """Plan one pool; without `starts` it is alone, and makes as many updates as come out."""
+        generator = np.random.default_rng((self.seed, epoch, pool))
+        rows = self.mix.rows(self.seed, epoch, pool, len(starts) - 1 if starts else 1)
+        batches = bucket(self.lengths, self.max_tokens, rows[generator.permutation(len(rows))])
+        num_updates = starts[pool + 1] - starts[pool] if starts else None
+        batches = _at_least(num_updates or 0, batches)
         batches = [batches[i] for i in generator.permutation(len(batches))]
         tokens = np.array([self.lengths[rows].sum(axis=0) for rows in batches])  # (batches, 2)
-        cuts = self._group(tokens[:, 1])
+        cuts = self._group(tokens[:, 1], num_updates)
         return [
             Update(
                 self._share(batches[start:end]),
@@ -121,15 +229,19 @@ class TokenBatchSampler:
             for start, end in zip(cuts[:-1], cuts[1:], strict=True)
         ]
 
-    def _group(self, tokens: np.ndarray[Any, np.dtype[np.int64]]) -> list[int]:
-        """Cut batches of `tokens` into updates as equal as can be; return where each starts, and
-        the end.
+    def _group(
+        self, tokens: np.ndarray[Any, np.dtype[np.int64]], num_updates: int | None
+    ) -> list[int]:
+        """Cut batches of `tokens` into updates as equal as can be, `num_updates` if it is given;
+        return where each starts, and the end.
         """
+        if num_updates is not None:
+            places = np.arange(1, num_updates)
+            cuts = np.maximum.accumulate(_middles(tokens, num_updates) - places) + places
+            return [0, *np.clip(cuts, places, len(tokens) - places[::-1]).tolist(), len(tokens)]
         total = int(tokens.sum())
         num_updates = min(max(1, round(total / self.tokens_per_update)), len(tokens))
-        ends = np.cumsum(tokens)
-        goals = total * np.arange(1, num_updates) / num_updates
-        cuts = np.searchsorted(ends - tokens / 2, goals)  # a batch belongs where its middle lies
+        cuts = _middles(tokens, num_updates)
         return [0, *sorted({int(cut) for cut in cuts} - {0, len(tokens)}), len(tokens)]
 
     def _share(self, batches: list[Rows]) -> list[Rows]:
@@ -168,3 +280,17 @@ class TokenBatchSampler:
         if width - offset < share / 8:
             return batch + 1, 0
         return batch, round(num_rows * float(offset / width))
+
+
+def _middles(tokens: np.ndarray[Any, np.dtype[np.int64]], num_updates: int) -> Rows:
+    """Return before which batches equal updates end; a batch belongs where its middle lies."""
+    ends = np.cumsum(tokens)
+    goals = int(ends[-1]) * np.arange(1, num_updates) / num_updates
+    return np.searchsorted(ends - tokens / 2, goals)
+
+
+def _at_least(count: int, batches: list[Rows]) -> list[Rows]:
+    """Halve batches until there are `count`; there are as many pairs."""
+    while len(batches) < count:
+        batches = [half for rows in batches for half in np.array_split(rows, 2) if len(half)]
+    return batches

@@ -1,114 +1,132 @@
-"""Sentence pairs as token ids on disk: Arrow IPC streams with the columns `src` and `tgt`, opened
-by memory map.
+"""The pairs of one split of a data folder, by number: token ids and lengths, memory-mapped.
 
-Any Arrow reader opens the same files. It knows nothing of text.
+It holds where things lie, not what they are; it knows nothing of text.
 """
+
+# N pairs
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
+from bisect import bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
+from nmt.data.folder import CorpusIndex, read_index, read_lengths
+from nmt.data.shards import Ids, Lengths, MappedShard, length_type
 from nmt.errors import DataError
 
-IdPair = tuple[Sequence[int], Sequence[int]]
-_ROWS_A_BATCH = 10_000
-_END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end-of-stream marker of Arrow's IPC format
 
+@dataclass(frozen=True)
+class Corpus:
+    """One corpus: the pairs `start` to `start + num_pairs` of the split."""
 
-def id_type(vocab_size: int) -> pa.DataType:
-    """Choose the smallest integer type that both Arrow's and numpy's users expect for these ids."""
-    return pa.uint16() if vocab_size <= 1 << 16 else pa.int32()
-
-
-def write_pairs(path: Path, pairs: Iterable[IdPair], vocab_size: int) -> int:
-    """Write pairs of ids to `path` and return their number."""
-    column = pa.list_(id_type(vocab_size))
-    schema = pa.schema([("src", column), ("tgt", column)])
-    num_pairs = 0
-    pairs = iter(pairs)
-    with pa.OSFile(str(path), "wb") as sink, pa.ipc.new_stream(sink, schema) as writer:
-        while rows := list(islice(pairs, _ROWS_A_BATCH)):
-            columns = [pa.array([row[side] for row in rows], column) for side in (0, 1)]
-            writer.write_batch(pa.record_batch(columns, schema=schema))
-            num_pairs += len(rows)
-    return num_pairs
-
-
-class _Column:
-    """One column of all files: list `i` is `values[offsets[i] : offsets[i + 1]]` of its chunk,
-    without a copy.
-    """
-
-    def __init__(self, chunks: list[pa.ListArray]) -> None:
-        self.values = [chunk.values.to_numpy(zero_copy_only=True) for chunk in chunks]
-        self.offsets = [chunk.offsets.to_numpy(zero_copy_only=True) for chunk in chunks]
-
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        return np.concatenate([np.diff(offsets) for offsets in self.offsets]).astype(np.int32)
-
-    def get(self, chunk: int, row: int) -> np.ndarray[Any, Any]:
-        start, end = self.offsets[chunk][row : row + 2]
-        return self.values[chunk][start:end]  # type: ignore[no-any-return]
+    name: str  # "" when the split has one without a name
+    start: int
+    num_pairs: int
+    weight: float
 
 
 class ParallelData:
-    """The pairs of one split, memory-mapped: holds offsets, not sentences."""
+    """The pairs of one split; a file is mapped when its first pair is asked for.
 
-    def __init__(self, paths: Sequence[Path]) -> None:
-        batches = [batch for path in paths for batch in _record_batches(path)]
-        sizes = [batch.num_rows for batch in batches]
-        self._starts = np.concatenate([[0], np.cumsum(sizes, dtype=np.int64)])
+    Threads may share it. What another process is sent are paths; it maps the files itself.
+    """
+
+    def __init__(self, data_dir: Path, split: str) -> None:
+        self._data_dir, self._split = data_dir, split
+        index = read_index(data_dir, split)
+        if index is None:
+            self._open_files(sorted(data_dir.glob(f"{split}-*.arrow")))
+        else:
+            self._open_index(index)
         if len(self) == 0:
+            raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
+
+    def _open_index(self, index: Sequence[CorpusIndex]) -> None:
+        shards = [shard for corpus in index for shard in corpus.shards]
+        self._paths = [self._data_dir / shard.file for shard in shards]
+        for path, shard in zip(self._paths, shards, strict=True):
+            _check_size(path, shard.bytes)
+        self._shards: list[MappedShard | None] = [None] * len(shards)
+        self._starts = _starts([shard.pairs for shard in shards])
+        starts = _starts([corpus.num_pairs for corpus in index])
+        self.corpora = [
+            Corpus(corpus.corpus, start, corpus.num_pairs, corpus.weight)
+            for corpus, start in zip(index, starts, strict=False)
+        ]
+        self._lengths: Lengths | None = read_lengths(self._data_dir, self._split, len(self))
+
+    def _open_files(self, paths: list[Path]) -> None:
+        """Open a folder of version 1, which has no index; the files themselves are counted."""
+        if not paths:
             raise DataError(
-                f"{paths[0].parent} holds no sentence pairs; preprocess the corpus again"
+                f"{self._data_dir} has no {self._split}-*.arrow; make the folder with "
+                "nmt-preprocess"
             )
-        self._src = _Column([batch.column("src") for batch in batches])
-        self._tgt = _Column([batch.column("tgt") for batch in batches])
+        mapped = [MappedShard(path) for path in paths]
+        self._paths, self._shards = paths, [*mapped]
+        self._starts = _starts([len(shard) for shard in mapped])
+        self.corpora = [Corpus("", 0, len(self), 1.0)]
+        self._lengths = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"place": (self._data_dir, self._split)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(*state["place"])  # type: ignore[misc]
 
     def __len__(self) -> int:
-        return int(self._starts[-1])
+        return self._starts[-1]
 
-    def __getitem__(self, index: int) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    def __getitem__(self, index: int) -> tuple[Ids, Ids]:
         """Return source and target ids of a pair, without BOS and EOS."""
-        chunk = int(np.searchsorted(self._starts, index, side="right")) - 1
-        row = int(index - self._starts[chunk])
-        return self._src.get(chunk, row), self._tgt.get(chunk, row)
+        number = bisect_right(self._starts, index) - 1
+        shard = self._shards[number] or self._map(number)
+        return shard[index - self._starts[number]]
 
-    def __iter__(self) -> Iterator[tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]]:
+    def __iter__(self) -> Iterator[tuple[Ids, Ids]]:
         return (self[i] for i in range(len(self)))
 
-    def lengths(self) -> np.ndarray[Any, np.dtype[np.int32]]:
-        """Return the number of tokens of source and target, EOS included, (N, 2)."""
-        return np.stack([self._src.lengths(), self._tgt.lengths()], axis=1) + np.int32(1)
+    def lengths(self) -> Lengths:
+        """Return the number of tokens of source and target, EOS included, (N, 2), read-only."""
+        if self._lengths is None:
+            found = np.concatenate([self._map(i).lengths() for i in range(len(self._paths))])
+            self._lengths = found.astype(length_type(int(found.max())))
+        return self._lengths
 
-
-def _record_batches(path: Path) -> list[pa.RecordBatch]:
-    try:
-        with pa.memory_map(str(path)) as source:
-            # pyarrow takes a stream that was cut between two batches for a whole one
-            if (
-                source.size() < len(_END)
-                or source.read_at(len(_END), source.size() - len(_END)) != _END
-            ):
-                raise pa.ArrowInvalid("it ends too early")
-            with pa.ipc.open_stream(source) as reader:
-                if reader.schema.names != ["src", "tgt"]:
-                    raise pa.ArrowInvalid(f"its columns are {reader.schema.names}")
-                return [batch for batch in reader if batch.num_rows]
-    except (pa.ArrowInvalid, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is damaged ({reason}); run nmt-preprocess again") from None
+    def _map(self, number: int) -> MappedShard:
+        """Map a file; when two threads do, either result is as good."""
+        shard, path = MappedShard(self._paths[number]), self._paths[number]
+        expected = self._starts[number + 1] - self._starts[number]
+        if len(shard) != expected:
+            raise DataError(
+                f"{path} is damaged: it has {len(shard)} pairs for {expected}; "
+                "run nmt-preprocess again"
+            )
+        self._shards[number] = shard
+        return shard
 
 
 def open_split(data_dir: Path, split: str) -> ParallelData:
     """Open `train` or `valid` of a data folder."""
-    paths = sorted(data_dir.glob(f"{split}-*.arrow"))
-    if not paths:
-        raise DataError(f"{data_dir} has no {split}-*.arrow; make the folder with nmt-preprocess")
-    return ParallelData(paths)
+    return ParallelData(data_dir, split)
+
+
+def _starts(sizes: Sequence[int]) -> list[int]:
+    """Return where each part starts, and the end."""
+    return [0, *np.cumsum(sizes, dtype=np.int64).tolist()]
+
+
+def _check_size(path: Path, num_bytes: int) -> None:
+    try:
+        found = path.stat().st_size
+    except FileNotFoundError:
+        raise DataError(f"{path} is missing; run nmt-preprocess again") from None
+    if found != num_bytes:
+        raise DataError(
+            f"{path} is damaged: it has {found:,} bytes for {num_bytes:,}; run nmt-preprocess again"
+        )

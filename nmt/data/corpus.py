@@ -1,38 +1,24 @@
-"""Reads parallel text: file pairs, TSV, Hugging Face datasets, and the corpora that nmt brings
-along.
+"""Reads the text that is translated, scored and compared, line by line.
 
 Lines end at the byte \\n and nowhere else, so that both sides of a pair always have the same
-number. It knows nothing of tokens.
+number. It knows nothing of tokens, nor of preprocessing, which reads chunks.
 """
 
 from __future__ import annotations
 
-import functools
-import gzip
 import itertools
 import sys
-import zlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import cast
 
-from nmt.config import DataConfig, SplitConfig
-from nmt.data import copying, homeassistant, numbers
+from nmt.data.reading import open_bytes, unpacking
 from nmt.errors import DataError
-from nmt.options import Corpus, resolve
+from nmt.options import resolve
 
-SPLITS = ("train", "valid", "test")
 Pair = tuple[str, str]
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
 LINE_BREAKS = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
-
-
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file, through gzip when its name ends in .gz; a missing one is a `DataError`."""
-    if not path.is_file():
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {what}; give the path of a text file")
-    return cast(IO[bytes], gzip.open(path, "rb")) if path.suffix == ".gz" else path.open("rb")
 
 
 def clean_line(raw: bytes, place: str) -> str:
@@ -52,15 +38,13 @@ def clean_line(raw: bytes, place: str) -> str:
 
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
     """Yield the lines of a byte stream; `name` stands in error messages."""
-    try:
+    with unpacking(name):
         for number, raw in enumerate(stream, start=1):
             yield clean_line(raw.removesuffix(b"\n"), f"{name}:{number}")
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DataError(f"{name}: not a whole gzip file ({error}); fetch it again") from None
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
-    """Yield the lines of a file, plain or .gz."""
+    """Yield the lines of a file, plain, .gz, .xz or .zst."""
     path = resolve(path)
     with open_bytes(path) as stream:
         yield from read_stream(stream, str(path))
@@ -77,13 +61,8 @@ def read_input(path: str) -> Iterator[str]:
 
 def count_lines(path: str) -> int:
     """Count the lines of a file without decoding them."""
-    with open_bytes(resolve(path)) as stream:
+    with open_bytes(resolve(path)) as stream, unpacking(path):
         return sum(1 for _ in stream)
-
-
-def read_file_pair(src: str, tgt: str) -> Iterator[Pair]:
-    """Yield the pairs of two aligned files; see `pair_lines`."""
-    return pair_lines(read_lines(src), read_lines(tgt), names=(src, tgt))
 
 
 def pair_lines(
@@ -104,82 +83,3 @@ def pair_lines(
                 "extract the pair again, line by line"
             )
         yield cast(str, source), cast(str, target)
-
-
-def read_tsv(path: str) -> Iterator[Pair]:
-    """Yield the first two columns of each line."""
-    for number, line in enumerate(read_lines(path), start=1):
-        columns = line.split("\t")
-        if len(columns) < 2:
-            raise DataError(f"{path}:{number}: no tab in the line; expected source, tab, target")
-        yield columns[0], columns[1]
-
-
-def read_dataset(split: SplitConfig, src_lang: str, tgt_lang: str) -> Iterator[Pair]:
-    """Stream pairs from a Hugging Face dataset, by hub name or local folder.
-
-    Records are `{"translation": {src_lang: ..., tgt_lang: ...}}` as in wmt14, or have the two
-    languages as fields.
-    """
-    for number, record in enumerate(_records(split), start=1):
-        fields: dict[str, Any] = record.get("translation", record)
-        if src_lang not in fields or tgt_lang not in fields:
-            raise DataError(
-                f"record {number} of {split.dataset} has the fields {', '.join(fields)}; "
-                f"set data.src_lang and data.tgt_lang (now {src_lang}, {tgt_lang}) to two of them"
-            )
-        pair = (fields[src_lang] or "", fields[tgt_lang] or "")
-        source, target = (text.replace("\n", " ").translate(LINE_BREAKS) for text in pair)
-        yield source, target
-
-
-def read_pairs(config: DataConfig, split: str, *, seed: int) -> Iterator[Pair]:
-    """Yield the pairs of a split (train, valid or test), before any filter."""
-    if config.corpus is Corpus.files:
-        yield from _read_split(getattr(config, split), config)
-    else:
-        langs = (config.src_lang, config.tgt_lang)
-        yield from _bundled(config.corpus, langs, resolve(config.cache_dir), seed)[split]
-
-
-def has_split(config: DataConfig, split: str) -> bool:
-    """Say whether the corpus has this split."""
-    return config.corpus is not Corpus.files or getattr(config, split).given
-
-
-def _records(split: SplitConfig) -> Iterator[dict[str, Any]]:
-    import datasets  # takes seconds; only those who use it pay
-
-    assert split.dataset is not None
-    local = resolve(split.dataset)
-    name = str(local) if local.is_dir() else split.dataset
-    part = split.dataset_split or "train"
-    try:
-        yield from datasets.load_dataset(name, split.dataset_config, split=part, streaming=True)
-    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
-        raise DataError(
-            f"dataset {split.dataset} (configuration {split.dataset_config}, split {part}) "
-            f"cannot be read: {' '.join(str(error).split())[:300]}"
-        ) from None
-
-
-@functools.lru_cache(maxsize=1)  # the splits are read one after the other
-def _bundled(
-    corpus: Corpus, langs: tuple[str, str], cache_dir: Path, seed: int
-) -> dict[str, list[Pair]]:
-    if corpus is Corpus.numbers:
-        return numbers.generate(seed)
-    if corpus is Corpus.copy:
-        return copying.generate(seed)
-    return homeassistant.extract(homeassistant.fetch(cache_dir), *langs)
-
-
-def _read_split(split: SplitConfig, config: DataConfig) -> Iterator[Pair]:
-    if split.dataset is not None:
-        yield from read_dataset(split, config.src_lang, config.tgt_lang)
-    elif split.tsv is not None:
-        yield from read_tsv(split.tsv)
-    else:
-        assert split.src is not None
-        assert split.tgt is not None
-        yield from read_file_pair(split.src, split.tgt)

@@ -1,35 +1,31 @@
-"""The subword tokenizer: one SentencePiece model for both languages, the only vocabulary there is.
+"""The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
+They are the only vocabularies there are.
 
-Text goes in and ids come out, never pieces, so no text can become a control symbol.
+Text goes in and ids come out, never pieces, so no text can become a control symbol. How a model is
+made stands in `nmt/data/vocabulary.py`.
 """
 
 from __future__ import annotations
 
 import hashlib
-import io
-import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeAlias
 
 import sentencepiece
 
-from nmt.config import TokenizerConfig
-from nmt.errors import ConfigError, DataError, ModelError
+from nmt.errors import DataError, ModelError
 
-PAD, UNK, BOS, EOS = range(
-    4
-)  # given to SentencePiece when it trains; read from the model elsewhere
-_MAX_SENTENCE_BYTES = 1 << 16
-_TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
-_TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
+JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
 
 
 class Tokenizer:
-    """A loaded SentencePiece model."""
+    """A loaded SentencePiece model; by itself it is that of both languages."""
 
     def __init__(self, model: bytes) -> None:
         self.model = model
-        self._processor = sentencepiece.SentencePieceProcessor(model_proto=model)
+        self._processor = open_model(model)
         self.vocab_size: int = self._processor.vocab_size()
         self.pad_id: int = self._processor.pad_id()
         self.unk_id: int = self._processor.unk_id()
@@ -45,14 +41,37 @@ class Tokenizer:
             tokenizer = cls(path.read_bytes())
         except RuntimeError:
             raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
-        if tokenizer.pad_id < 0:
-            raise ModelError(f"{path} has no padding symbol; make it with nmt-preprocess")
+        if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
+            raise ModelError(
+                f"{path} lacks a control symbol (pad, bos or eos); give it to nmt-preprocess as "
+                "tokenizer.model, which adds what is missing"
+            )
         return tokenizer
+
+    @property
+    def src(self) -> Tokenizer:
+        """The tokenizer of the source, which is this one."""
+        return self
+
+    @property
+    def tgt(self) -> Tokenizer:
+        """The tokenizer of the target, which is this one too."""
+        return self
+
+    @property
+    def src_vocab_size(self) -> None:
+        """Size of a vocabulary that the source has for itself: there is none."""
+        return None
 
     @property
     def sha256(self) -> str:
         """Fingerprint of the vocabulary, for checks that data and model belong together."""
         return hashlib.sha256(self.model).hexdigest()
+
+    @property
+    def byte_ids(self) -> list[int]:
+        """Ids of the bytes that stand for unknown characters; none without byte fallback."""
+        return [i for i in range(self.vocab_size) if self._processor.is_byte(i)]
 
     def encode(self, text: str) -> list[int]:
         """Turn one sentence into ids, without BOS and EOS."""
@@ -80,54 +99,73 @@ class Tokenizer:
         """Show ids as pieces, for people to read."""
         return [self._processor.id_to_piece(i) for i in ids]
 
+    def all_pieces(self) -> list[str]:
+        """Return the vocabulary; piece i has the id i."""
+        return self.pieces(range(self.vocab_size))
 
-def train_tokenizer(
-    sentences: Iterable[str], config: TokenizerConfig, *, seed: int, num_threads: int
-) -> Tokenizer:
-    """Train a BPE model with byte fallback on `sentences`.
+    @property
+    def control_ids(self) -> list[int]:
+        """Ids of padding, unknown, start and end."""
+        return [self.pad_id, self.unk_id, self.bos_id, self.eos_id]
 
-    Raises a `ConfigError` that names the largest possible vocabulary when the corpus is too small
-    for the one asked for.
+
+@dataclass(frozen=True)
+class SeparateTokenizers:
+    """One SentencePiece model for each language."""
+
+    src: Tokenizer
+    tgt: Tokenizer
+
+    @property
+    def src_vocab_size(self) -> int:
+        """Size of the vocabulary that the source has for itself."""
+        return self.src.vocab_size
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of both vocabularies."""
+        both = f"{self.src.sha256} {self.tgt.sha256}"
+        return hashlib.sha256(both.encode("ascii")).hexdigest()
+
+
+Tokenizers: TypeAlias = Tokenizer | SeparateTokenizers
+"""What a data or model folder holds; `.src` and `.tgt` are the same where it is joint."""
+
+
+def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
+    """Read the tokenizers of a data or model folder.
+
+    Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
+    `sha256`.
     """
-    model = io.BytesIO()
-    sentencepiece.set_random_generator_seed(seed)
-    try:
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences),
-            model_writer=model,
-            model_type="bpe",
-            vocab_size=config.vocab_size,
-            character_coverage=config.character_coverage,
-            normalization_rule_name=config.normalization,
-            byte_fallback=True,
-            pad_id=PAD,
-            unk_id=UNK,
-            bos_id=BOS,
-            eos_id=EOS,
-            input_sentence_size=config.max_sentences,
-            shuffle_input_sentence=True,
-            max_sentence_length=_MAX_SENTENCE_BYTES,
-            num_threads=num_threads,
-            minloglevel=2,
+    tokenizers: Tokenizers
+    if (folder / SOURCE).is_file():
+        src, tgt = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET)
+        tokenizers = SeparateTokenizers(src, tgt)
+    else:
+        tokenizers = Tokenizer.load(folder / JOINT)
+    if sha256 not in (None, tokenizers.sha256):
+        raise ModelError(
+            f"the tokenizer in {folder} is not the one that the folder was made with; "
+            "copy or make the folder again"
         )
-    except RuntimeError as error:
-        raise _explain(error, config.vocab_size) from None
-    return Tokenizer(model.getvalue())
+    return tokenizers
 
 
-def _explain(error: RuntimeError, vocab_size: int) -> ConfigError | DataError:
-    message = " ".join(str(error).split())
-    if found := _TOO_LARGE.search(message):
-        return ConfigError(
-            f"tokenizer.vocab_size={vocab_size} is too large for this corpus; "
-            f"the largest possible is {found[1]}: set tokenizer.vocab_size={found[1]} or less"
-        )
-    if found := _TOO_SMALL.search(message):
-        return ConfigError(
-            f"tokenizer.vocab_size={vocab_size} is too small for the characters of this corpus; "
-            f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
-        )
-    return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
+def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
+    """Write `tokenizer.model`, or `tokenizer.src.model` and `tokenizer.tgt.model`."""
+    if isinstance(tokenizers, Tokenizer):
+        (folder / JOINT).write_bytes(tokenizers.model)
+    else:
+        (folder / SOURCE).write_bytes(tokenizers.src.model)
+        (folder / TARGET).write_bytes(tokenizers.tgt.model)
+
+
+def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
+    """Load a SentencePiece model; what is none is a `RuntimeError`."""
+    if not model:
+        raise RuntimeError("there is no model in an empty file")  # SentencePiece takes it for one
+    return sentencepiece.SentencePieceProcessor(model_proto=model)
 
 
 def _not_unicode(texts: Sequence[str]) -> Exception:

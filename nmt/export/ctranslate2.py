@@ -14,7 +14,7 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.export.support import PRE_NORM
 from nmt.model.layers import LAYER_NORM_EPS, sinusoidal_positions
@@ -28,12 +28,13 @@ def write_ctranslate2(
     folder: Path,
     info: ModelInfo,
     weights: Weights,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizers,
     *,
     quantization: Quantization,
     max_positions: int,
 ) -> None:
-    """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`.
+    """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`; for separate
+    vocabularies `source_vocabulary.json` and `target_vocabulary.json`.
 
     Raises an `NmtError` that names the extra when CTranslate2 is not installed.
     """
@@ -57,7 +58,8 @@ def write_ctranslate2(
         if PRE_NORM[config.norm]:
             _set_norm(stack.layer_norm, weights, f"{name}_norm")
     embedding = _array(weights, "embedding.weight")  # (V, D)
-    spec.encoder.embeddings[0].weight = embedding
+    source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
+    spec.encoder.embeddings[0].weight = _array(weights, source)  # (V, D)
     spec.decoder.embeddings.weight = embedding
     spec.decoder.projection.weight = embedding
     _set_vocabulary(spec, tokenizer)
@@ -66,14 +68,14 @@ def write_ctranslate2(
     spec.save(str(folder))
 
 
-def _set_vocabulary(spec: Any, tokenizer: Tokenizer) -> None:
-    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    spec.register_source_vocabulary(pieces)
+def _set_vocabulary(spec: Any, tokenizer: Tokenizers) -> None:
+    tgt, pieces = tokenizer.tgt, tokenizer.tgt.all_pieces()
+    spec.register_source_vocabulary(tokenizer.src.all_pieces())
     spec.register_target_vocabulary(pieces)
-    spec.config.unk_token = pieces[tokenizer.unk_id]
-    spec.config.bos_token = pieces[tokenizer.bos_id]
-    spec.config.eos_token = pieces[tokenizer.eos_id]
-    spec.config.decoder_start_token = pieces[tokenizer.bos_id]
+    spec.config.unk_token = pieces[tgt.unk_id]  # the source has the same names
+    spec.config.bos_token = pieces[tgt.bos_id]
+    spec.config.eos_token = pieces[tgt.eos_id]
+    spec.config.decoder_start_token = pieces[tgt.bos_id]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
 

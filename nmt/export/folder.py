@@ -4,7 +4,6 @@ with the few lines of Python that translate with it.
 
 from __future__ import annotations
 
-from dataclasses import asdict
 from pathlib import Path
 
 import torch
@@ -12,13 +11,13 @@ import torch
 from nmt.checkpoint import (
     EXPORTED,
     FORMAT_VERSION,
-    TOKENIZER,
     build_model,
     load_info,
     load_tokenizer,
     load_weights,
 )
 from nmt.config import ExportConfig
+from nmt.data.tokenizer import save_tokenizers
 from nmt.export.ctranslate2 import write_ctranslate2
 from nmt.export.huggingface import write_huggingface
 from nmt.export.readme import readme
@@ -52,9 +51,9 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
             quantization=config.quantization,
             max_positions=config.max_positions,
         )
-        (temporary / TOKENIZER).write_bytes(tokenizer.model)
+        save_tokenizers(temporary, tokenizer)
         made = {"format": config.format.value, "quantization": config.quantization.value}
-        marker = {"export": {**made, "max_positions": config.max_positions}, **asdict(info)}
+        marker = {"export": {**made, "max_positions": config.max_positions}, **info.content()}
         write_json(temporary / EXPORTED, {"format_version": FORMAT_VERSION, **marker})
-        text = readme(info, config)
+        text = readme(info, tokenizer, config)
         (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")

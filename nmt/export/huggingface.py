@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.errors import ModelError
 from nmt.export.support import SINES_FIRST
 from nmt.files import write_json
 from nmt.model.layers import sinusoidal_positions
@@ -38,12 +39,21 @@ def write_huggingface(
     folder: Path,
     info: ModelInfo,
     weights: Weights,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizers,
     *,
     quantization: Quantization,
     max_positions: int,
 ) -> None:
-    """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`."""
+    """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
+
+    Raises a `ModelError` for separate vocabularies that number control symbols differently.
+    """
+    if tokenizer.src.control_ids != tokenizer.tgt.control_ids:
+        raise ModelError(
+            f"the vocabularies have control symbols at {tokenizer.src.control_ids} and "
+            f"{tokenizer.tgt.control_ids}, and MarianMT needs them at one place; "
+            "use format=ctranslate2"
+        )
     dtype = _DTYPES[quantization]
     tensors = {
         name: tensor.to(dtype).contiguous()
@@ -65,10 +75,12 @@ def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Wei
     order = stream_order(config.d_model, sines_first=SINES_FIRST[config.positions])  # (D,)
     table = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
     embedding = weights["embedding.weight"][:, order]  # (V, D)
-    found = {
-        "model.shared.weight": embedding,
-        "final_logits_bias": torch.zeros(1, embedding.size(0)),
-    }
+    found = {"final_logits_bias": torch.zeros(1, embedding.size(0))}
+    if info.src_vocab_size is None:
+        found["model.shared.weight"] = embedding
+    else:
+        found["model.encoder.embed_tokens.weight"] = weights["src_embedding.weight"][:, order]
+        found["model.decoder.embed_tokens.weight"] = embedding
     depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     for stack, depth in depths.items():
         found[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
@@ -117,14 +129,14 @@ def _norm(weights: Weights, ours: str, theirs: str, order: Tensor) -> Iterator[t
 
 
 def _config(
-    info: ModelInfo, tokenizer: Tokenizer, quantization: Quantization, max_positions: int
+    info: ModelInfo, tokenizer: Tokenizers, quantization: Quantization, max_positions: int
 ) -> dict[str, Any]:
     config = info.model
     return {
         "architectures": ["MarianMTModel"],
         "model_type": "marian",
         "is_encoder_decoder": True,
-        "vocab_size": info.vocab_size,
+        "vocab_size": info.src_vocab_size or info.vocab_size,
         "decoder_vocab_size": info.vocab_size,
         "d_model": config.d_model,
         "encoder_layers": config.num_encoder_layers,
@@ -139,50 +151,57 @@ def _config(
         "activation_dropout": 0.0,
         "max_position_embeddings": max_positions,
         "scale_embedding": True,
-        "share_encoder_decoder_embeddings": True,
+        "share_encoder_decoder_embeddings": info.src_vocab_size is None,
         "tie_word_embeddings": True,
         "torch_dtype": quantization.value,
-        "pad_token_id": tokenizer.pad_id,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "decoder_start_token_id": tokenizer.bos_id,
+        "pad_token_id": tokenizer.tgt.pad_id,
+        "bos_token_id": tokenizer.tgt.bos_id,
+        "eos_token_id": tokenizer.tgt.eos_id,
+        "decoder_start_token_id": tokenizer.tgt.bos_id,
         "forced_eos_token_id": None,
         "use_cache": True,
     }
 
 
-def _generation(info: ModelInfo, tokenizer: Tokenizer, max_positions: int) -> dict[str, Any]:
+def _generation(info: ModelInfo, tokenizer: Tokenizers, max_positions: int) -> dict[str, Any]:
     """Return the defaults of `generate`, as near to ours as its rules allow (docs/export.md)."""
     return {
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, max_positions),
-        "bad_words_ids": [[tokenizer.pad_id], [tokenizer.bos_id]],
-        "pad_token_id": tokenizer.pad_id,
-        "bos_token_id": tokenizer.bos_id,
-        "eos_token_id": tokenizer.eos_id,
-        "decoder_start_token_id": tokenizer.bos_id,
+        "bad_words_ids": [[tokenizer.tgt.pad_id], [tokenizer.tgt.bos_id]],
+        "pad_token_id": tokenizer.tgt.pad_id,
+        "bos_token_id": tokenizer.tgt.bos_id,
+        "eos_token_id": tokenizer.tgt.eos_id,
+        "decoder_start_token_id": tokenizer.tgt.bos_id,
     }
 
 
 def _write_tokenizer(
-    folder: Path, info: ModelInfo, tokenizer: Tokenizer, max_positions: int
+    folder: Path, info: ModelInfo, tokenizer: Tokenizers, max_positions: int
 ) -> None:
-    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    for name in ("source.spm", "target.spm"):
-        (folder / name).write_bytes(tokenizer.model)
-    write_json(folder / "vocab.json", {piece: i for i, piece in enumerate(pieces)})
+    is_separate = info.src_vocab_size is not None
+    (folder / "source.spm").write_bytes(tokenizer.src.model)
+    (folder / "target.spm").write_bytes(tokenizer.tgt.model)
+    write_json(folder / "vocab.json", _vocabulary(tokenizer.src))
+    if is_separate:
+        write_json(folder / "target_vocab.json", _vocabulary(tokenizer.tgt))
+    pad, unk, bos, eos = tokenizer.tgt.pieces(tokenizer.tgt.control_ids)
     settings = {
         "tokenizer_class": "MarianTokenizer",
         "source_lang": info.src_lang,
         "target_lang": info.tgt_lang,
-        "pad_token": pieces[tokenizer.pad_id],
-        "unk_token": pieces[tokenizer.unk_id],
-        "bos_token": pieces[tokenizer.bos_id],
-        "eos_token": pieces[tokenizer.eos_id],
+        "pad_token": pad,
+        "unk_token": unk,
+        "bos_token": bos,
+        "eos_token": eos,
         "model_max_length": max_positions,
-        "separate_vocabs": False,
+        "separate_vocabs": is_separate,
         "split_special_tokens": True,  # "</s>" in a user's text is text
         "clean_up_tokenization_spaces": False,
     }
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+    return {piece: i for i, piece in enumerate(tokenizer.all_pieces())}

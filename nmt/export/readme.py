@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import json
+
 from nmt.checkpoint import ModelInfo
 from nmt.config import ExportConfig
+from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers
 from nmt.options import ExportFormat, Positions
 
 _CTRANSLATE2 = """\
@@ -12,14 +15,14 @@ Needs `pip install ctranslate2 sentencepiece`, and no nmt:
 ```python
 import ctranslate2, sentencepiece
 translator = ctranslate2.Translator(".")  # this folder
-tokenizer = sentencepiece.SentencePieceProcessor(model_file="tokenizer.model")
-pieces = tokenizer.encode("A sentence.", out_type=str)
+{load_tokenizers}
+pieces = {source}.{encode}
 [result] = translator.translate_batch(
     [pieces], beam_size={beam_size}, length_penalty={exponent}, patience=4,
     max_input_length=0, max_decoding_length=len(pieces) + 50, min_decoding_length=0,
-    suppress_sequences=[["<pad>"], ["<s>"]],
+    suppress_sequences=[[{pad}], [{bos}]],
 )
-print(tokenizer.decode(result.hypotheses[0]))
+print({target}.decode(result.hypotheses[0]))
 ```
 
 - Without `max_input_length=0` CTranslate2 cuts input after 1,024 tokens without a word, and without
@@ -59,13 +62,22 @@ _TABLE = """\
   not compute). `save_pretrained` of transformers drops it: copy `model.safetensors` instead.
 """
 
+_LOAD = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
+_BY_BYTES = 'encode("A sentence.", out_type=str)'
+# without bytes an unknown text is one piece, which could be called like a control symbol
+_BY_IDS = 'id_to_piece({}.encode("A sentence."))'
+_JOINT = {"tokenizer": JOINT}
+_SEPARATE = {"source": SOURCE, "target": TARGET}
 
-def readme(info: ModelInfo, config: ExportConfig) -> str:
+
+def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     """Return the text of README.md for an export of the model of `info` by `config`."""
     is_marian = config.format is ExportFormat.huggingface
     body = _HUGGINGFACE if is_marian else _CTRANSLATE2
     if is_marian and info.model.positions is Positions.sinusoidal_concat:
         body += _TABLE
+    files = _JOINT if info.src_vocab_size is None else _SEPARATE
+    pad, bos = tokenizer.tgt.pieces([tokenizer.tgt.pad_id, tokenizer.tgt.bos_id])
     title = f"# {info.src_lang} to {info.tgt_lang}, {config.format.value}\n\n"
     made = f"Exported by nmt-export, weights as {config.quantization.value}. "
     return (
@@ -75,5 +87,11 @@ def readme(info: ModelInfo, config: ExportConfig) -> str:
             beam_size=info.search.beam_size,
             exponent=info.search.length_exponent,
             max_positions=config.max_positions,
+            pad=json.dumps(pad),
+            bos=json.dumps(bos),
+            load_tokenizers="\n".join(_LOAD.format(name, file) for name, file in files.items()),
+            encode=_BY_BYTES if tokenizer.src.byte_ids else _BY_IDS.format(list(files)[0]),
+            source=list(files)[0],
+            target=list(files)[-1],
         )
     )

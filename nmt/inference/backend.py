@@ -12,7 +12,7 @@ from typing import Protocol, runtime_checkable
 
 from nmt.config import SearchConfig
 from nmt.data.batch import pad_source
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.inference.scoring import score_pairs
 from nmt.inference.search import ControlIds, Hypothesis, search
 from nmt.inference.stepper import Model
@@ -63,7 +63,7 @@ class Loaded:
     """What a model folder gives a `Translator`."""
 
     backend: Backend
-    tokenizer: Tokenizer
+    tokenizer: Tokenizers
     defaults: SearchConfig
 
 
@@ -72,10 +72,10 @@ class NativeBackend:
 
     name = "native"
 
-    def __init__(self, stepper: Model, tokenizer: Tokenizer) -> None:
+    def __init__(self, stepper: Model, tokenizer: Tokenizers) -> None:
         self.stepper = stepper
         self.tokenizer = tokenizer
-        self._ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        self._ids = ControlIds.of(tokenizer)
 
     def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
         """Accept everything that `SearchConfig` accepts."""

@@ -20,7 +20,7 @@ import torch
 
 from nmt.checkpoint import load_export_info, load_tokenizer
 from nmt.config import SearchConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.inference.backend import Loaded
@@ -108,13 +108,13 @@ class CTranslate2Backend:
 
     name = "ctranslate2"
 
-    def __init__(self, engine: Any, tokenizer: Tokenizer, max_positions: int) -> None:
+    def __init__(self, engine: Any, tokenizer: Tokenizers, max_positions: int) -> None:
         self._engine = engine
-        self._pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+        self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        self._control = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
+        self._control = ControlIds.of(tokenizer)
         self._max_positions = max_positions
-        forbidden = (tokenizer.pad_id, tokenizer.bos_id)
+        forbidden = (self._control.pad, self._control.bos)
         self._forbidden = [[self._pieces[token]] for token in forbidden]
 
     def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
@@ -159,8 +159,8 @@ class CTranslate2Backend:
         self._check_lengths(rows)
         self._check_lengths(targets)
         results = self._engine.score_batch(
-            [self._to_pieces(row) for row in rows],
-            [self._to_pieces(target) for target in targets],
+            [_look_up(self._src_pieces, row) for row in rows],
+            [_look_up(self._pieces, target) for target in targets],
             max_input_length=0,
             max_batch_size=_SCORED_TOKENS,
             batch_type="tokens",
@@ -192,8 +192,8 @@ class CTranslate2Backend:
             draws = config.beam_size
             _seed(config.seed)
         repeated = [i for i in some for _ in range(draws)]
-        source = [self._to_pieces(task.rows[i]) for i in repeated]
-        forced = [self._to_pieces(task.prefixes[i]) for i in repeated]
+        source = [_look_up(self._src_pieces, task.rows[i]) for i in repeated]
+        forced = [_look_up(self._pieces, task.prefixes[i]) for i in repeated]
         results = self._engine.translate_batch(
             source,
             forced if any(forced) else None,
@@ -292,8 +292,9 @@ class CTranslate2Backend:
                 f"{self._max_positions - 1}; export with a larger max_positions"
             )
 
-    def _to_pieces(self, ids: Ids) -> list[str]:
-        return [self._pieces[i] for i in ids]
+
+def _look_up(pieces: Sequence[str], ids: Ids) -> list[str]:
+    return [pieces[i] for i in ids]
 
 
 def _seed(seed: int) -> None:

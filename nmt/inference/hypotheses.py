@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizers
 from nmt.inference.penalties import coverage_of, score
 
 NEVER = float("-inf")
@@ -19,11 +20,20 @@ NEVER = float("-inf")
 
 @dataclass(frozen=True)
 class ControlIds:
-    """The tokenizer's control symbols."""
+    """The control symbols of the target's tokenizer, and of the source's where that is another."""
 
     pad: int
     bos: int
     eos: int
+    src: ControlIds | None = None
+
+    @classmethod
+    def of(cls, tokenizer: Tokenizers) -> ControlIds:
+        """Read them from the model's tokenizer."""
+        src, tgt = (
+            cls(one.pad_id, one.bos_id, one.eos_id) for one in (tokenizer.src, tokenizer.tgt)
+        )
+        return tgt if src == tgt else replace(tgt, src=src)
 
 
 @dataclass(frozen=True)

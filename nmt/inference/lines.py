@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import DataError
 from nmt.inference.decoding import Decoder, Failure, Outcome, Part
 from nmt.inference.longlines import split_line
@@ -41,7 +41,7 @@ class Encoded:
 def encode_lines(
     lines: Sequence[str],
     prefixes: Sequence[str] | None,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizers,
     rule: LengthRule,
     first_line: int = 0,
 ) -> Encoded:
@@ -53,8 +53,8 @@ def encode_lines(
     parts: list[list[Part]] = []
     num_left_out: dict[int, int] = {}
     most = rule.max_source_length - 1
-    encoded_prefixes = tokenizer.encode_batch(prefixes) if prefixes is not None else None
-    for i, ids in enumerate(tokenizer.encode_batch(lines)):
+    encoded_prefixes = tokenizer.tgt.encode_batch(prefixes) if prefixes is not None else None
+    for i, ids in enumerate(tokenizer.src.encode_batch(lines)):
         pieces = [ids] if ids else []
         if len(ids) > most:
             if rule.too_long is TooLong.error:
@@ -66,13 +66,13 @@ def encode_lines(
             if rule.too_long is TooLong.truncate:
                 pieces, num_left_out[i] = [ids[:most]], len(ids) - most
             else:
-                pieces = split_line(lines[i], most, tokenizer.encode_batch)
+                pieces = split_line(lines[i], most, tokenizer.src.encode_batch)
         forced = encoded_prefixes[i] if encoded_prefixes is not None else []
         parts.append([Part(piece, [] if k else forced) for k, piece in enumerate(pieces)])
     return Encoded(parts, num_left_out)
 
 
-def decode_lines(encoded: Encoded, decoder: Decoder, tokenizer: Tokenizer) -> list[LineResult]:
+def decode_lines(encoded: Encoded, decoder: Decoder, tokenizer: Tokenizers) -> list[LineResult]:
     """Translate the lines of a window; line i of the result is of line i."""
     outcomes = iter(decoder.decode([part for parts in encoded.parts for part in parts]))
     return [
@@ -91,7 +91,7 @@ def _line_result(
     parts: Sequence[Part],
     outcomes: Sequence[Outcome],
     decoder: Decoder,
-    tokenizer: Tokenizer,
+    tokenizer: Tokenizers,
     num_left_out: int,
 ) -> LineResult:
     if not parts:
@@ -104,6 +104,7 @@ def _line_result(
     sources = [part.ids for part in parts]
     pieces: list[str] = []
     if decoder.config.alignment:
-        pieces = tokenizer.pieces([i for ids in sources for i in [*ids, tokenizer.eos_id]])
-    translations = to_translations(found, sources, tokenizer, decoder.n_best)
+        eos_id = tokenizer.src.eos_id
+        pieces = tokenizer.src.pieces([i for ids in sources for i in [*ids, eos_id]])
+    translations = to_translations(found, sources, tokenizer.tgt, decoder.n_best)
     return LineResult(translations, None, len(parts), num_left_out, pieces)

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from nmt.checkpoint import build_model, find_model, load_info, load_tokenizer, load_weights
 from nmt.config import SearchConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device, find_dtype
 from nmt.errors import ConfigError, ModelError
 from nmt.inference.ensemble import EnsembleStepper
@@ -25,7 +25,7 @@ class LoadedModel:
     """One model, or an ensemble, ready to use."""
 
     stepper: Model
-    tokenizer: Tokenizer
+    tokenizer: Tokenizers
     defaults: SearchConfig  # of the first folder
 
 

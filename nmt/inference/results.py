@@ -74,7 +74,7 @@ def to_translations(
     Args:
         found: hypotheses of each part, best first.
         sources: source ids of each part, without EOS.
-        tokenizer: of the model.
+        tokenizer: of the target.
         n_best: most translations to return; the k-th joins the k-th of each part, or the part's
             last where it has fewer.
     """

@@ -67,7 +67,8 @@ def score_hypotheses(
 def _score_batch(
     scorer: Scorer, rows: list[Ids], targets: list[Ids], config: SearchConfig, ids: ControlIds
 ) -> list[Hypothesis]:
-    src = pad(rows, pad_id=ids.pad, eos=ids.eos)  # (B, S)
+    src_ids = ids.src or ids
+    src = pad(rows, pad_id=src_ids.pad, eos=src_ids.eos)  # (B, S)
     src_lengths = torch.tensor([len(row) + 1 for row in rows])  # (B,)
     tgt_in = pad(targets, pad_id=ids.pad, bos=ids.bos)  # (B, T)
     tgt_out = pad(targets, pad_id=ids.pad, eos=ids.eos)  # (B, T)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import SearchConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError, nearest
 from nmt.inference.backend import Backend, NativeBackend
 from nmt.inference.decoding import Decoder
@@ -58,7 +58,7 @@ class Translator:
     """
 
     def __init__(
-        self, engine: Model | Backend, tokenizer: Tokenizer, defaults: SearchConfig
+        self, engine: Model | Backend, tokenizer: Tokenizers, defaults: SearchConfig
     ) -> None:
         self.backend = engine if isinstance(engine, Backend) else NativeBackend(engine, tokenizer)
         self.tokenizer = tokenizer
@@ -214,9 +214,9 @@ class Translator:
         not as many targets.
         """
         config = self.search_config(**search)
-        rows = self.tokenizer.encode_batch(list(check_lines("sources", sources)))
+        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
         texts = list(check_lines("targets", targets))
-        ids = self.tokenizer.encode_batch(texts)
+        ids = self.tokenizer.tgt.encode_batch(texts)
         if len(rows) != len(ids):
             raise DataError(f"{len(rows)} sources and {len(ids)} targets; give as many of each")
         filled = [i for i in range(len(rows)) if rows[i] or ids[i]]
@@ -227,7 +227,7 @@ class Translator:
             for i, log_probs in zip(some, found, strict=True):
                 total = sum(log_probs)
                 value = score(total, len(log_probs), config)
-                pieces = self.tokenizer.pieces(ids[i])
+                pieces = self.tokenizer.tgt.pieces(ids[i])
                 results[i] = Translation(texts[i], value, total, pieces, True, log_probs)
         return results
 

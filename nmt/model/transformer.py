@@ -1,5 +1,5 @@
 """The encoder-decoder of "Attention Is All You Need" with one matrix for both embeddings and the
-output.
+output; the source has one for itself where vocabularies are separate.
 
 It knows token ids and lengths, but neither the tokenizer nor any loss or search.
 """
@@ -59,6 +59,8 @@ class DecoderCache:
 class Transformer(nn.Module):
     """Encoder, decoder and the shared embedding.
 
+    With `src_vocab_size` the source has a vocabulary, and an embedding, of its own.
+
     `encode` and `decode` are all that training and search call. Embeddings are scaled by sqrt(D) on
     their way in (section 3.4) and used unscaled, without a bias, on their way out. With
     `activation_checkpointing` training keeps what goes into each layer alone, and computes the
@@ -66,13 +68,22 @@ class Transformer(nn.Module):
     """
 
     def __init__(
-        self, config: ModelConfig, vocab_size: int, *, activation_checkpointing: bool = False
+        self,
+        config: ModelConfig,
+        vocab_size: int,
+        *,
+        src_vocab_size: int | None = None,
+        activation_checkpointing: bool = False,
     ) -> None:
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
         self.embedding = Embedding(vocab_size, config.d_model)
         nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        self.src_embedding: nn.Embedding | None = None
+        if src_vocab_size is not None:
+            self.src_embedding = nn.Embedding(src_vocab_size, config.d_model)
+            nn.init.normal_(self.src_embedding.weight, std=config.d_model**-0.5)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.dropout = Dropout(share)
         self.encoder_layers = nn.ModuleList(
@@ -84,10 +95,7 @@ class Transformer(nn.Module):
         self.encoder_norm = self._final_norm()
         self.decoder_norm = self._final_norm()
         self.positions: Tensor
-        self.reset_positions()
-
-    def reset_positions(self) -> None:
-        """Compute the table of positional encodings, which is not stored with the weights."""
+        # the table of positional encodings is not stored with the weights
         table = sinusoidal_positions(NUM_POSITIONS, self.config.d_model, self.config.positions)
         self.register_buffer("positions", table, persistent=False)
 
@@ -95,7 +103,7 @@ class Transformer(nn.Module):
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
         is_real = torch.arange(src.size(1), device=src.device) < src_lengths.unsqueeze(1)  # (B, S)
         mask = None if _is_full(is_real) else is_real[:, None, None, :]  # (B, 1, 1, S)
-        x = self._embed(src, start=0)
+        x = self._embed(src, self.src_embedding or self.embedding, start=0)
         for layer in self.encoder_layers:
             x = self._run(layer, x, mask)
         hidden = self.encoder_norm(x)  # (B, S, D)
@@ -119,7 +127,7 @@ class Transformer(nn.Module):
         mask: no real position looks to its right. `record` names a layer and is given its
         attention to the source.
         """
-        x = self._embed(tgt, start=cache.num_positions if cache else 0)
+        x = self._embed(tgt, self.embedding, start=cache.num_positions if cache else 0)
         for i, layer in enumerate(self.decoder_layers):
             layer_cache = cache.layers[i] if cache else None
             watched = record if record is not None and record.layer == i else None
@@ -141,13 +149,13 @@ class Transformer(nn.Module):
             return checkpoint(layer, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
         return layer(*inputs)  # type: ignore[no-any-return]
 
-    def _embed(self, ids: Tensor, *, start: int) -> Tensor:
+    def _embed(self, ids: Tensor, embedding: nn.Embedding, *, start: int) -> Tensor:
         end = start + ids.size(1)
         positions = self.positions  # another thread may replace the table meanwhile
         if end > positions.size(0):
             table = sinusoidal_positions(2 * end, self.config.d_model, self.config.positions)
             positions = self.positions = table.to(positions)
-        scaled = self.embedding(ids) * math.sqrt(self.config.d_model)  # (B, T, D)
+        scaled = embedding(ids) * math.sqrt(self.config.d_model)  # (B, T, D)
         return self.dropout(scaled + positions[start:end])  # type: ignore[no-any-return]
 
     def _final_norm(self) -> nn.Module:

@@ -6,12 +6,12 @@ Measuring and wording are apart; neither writes a file.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import cycle, islice
 
-from nmt.data.batching import Lengths, Update, padding_share
+from nmt.data.batching import Lengths, Update, Updates, padding_share
 from nmt.distributed import from_main
 
 _SECONDS, _MOST_UPDATES = 10.0, 20  # of measuring, whichever ends first; at least one update
@@ -50,20 +50,24 @@ class Plan:
         return (self.num_tokens + self.num_src_tokens) / self.num_updates
 
 
-def make_plan(updates: list[Update], lengths: Lengths) -> Plan:
-    """Sum up the updates of an epoch over pairs of `lengths` (N, 2)."""
-    batches = [rows for update in updates for rows in update.batches]
+def make_plan(updates: Updates, lengths: Lengths) -> Plan:
+    """Sum up the updates of an epoch over pairs of `lengths` (N, 2); of a large corpus those of the
+    first pool, which stand for the others.
+    """
+    planned = updates.pool_of(0)
+    batches = [rows for update in planned for rows in update.batches]
+    scale = len(updates) / len(planned)
     return Plan(
-        num_pairs=len(lengths),
+        num_pairs=updates.num_pairs,
         num_updates=len(updates),
-        num_batches=len(batches),
-        num_tokens=sum(update.num_tokens for update in updates),
-        num_src_tokens=sum(update.num_src_tokens for update in updates),
+        num_batches=round(scale * len(batches)),
+        num_tokens=round(scale * sum(update.num_tokens for update in planned)),
+        num_src_tokens=round(scale * sum(update.num_src_tokens for update in planned)),
         padding_share=padding_share(lengths, batches),
     )
 
 
-def measure_pace(step: Callable[[Update], float], updates: list[Update]) -> Pace:
+def measure_pace(step: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
     """Make some updates for about 10 seconds; all ranks make the same.
 
     `step` makes one update and returns its operations over all ranks, when its work is done. The
@@ -77,7 +81,7 @@ def measure_pace(step: Callable[[Update], float], updates: list[Update]) -> Pace
     return _timed(step, list(islice(cycle(updates), 1, 1 + count)))
 
 
-def _timed(step: Callable[[Update], float], updates: list[Update]) -> Pace:
+def _timed(step: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
     start = time.perf_counter()
     flops = sum(step(update) for update in updates)
     return Pace(

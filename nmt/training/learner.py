@@ -20,7 +20,7 @@ from nmt.config import TrainConfig
 from nmt.data.batch import make_batch, make_compiled_batch
 from nmt.data.batching import Lengths, Rows, Update, batch_cost
 from nmt.data.binary import ParallelData
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.transformer import Transformer
 from nmt.training.compiled import Compiler
@@ -58,7 +58,7 @@ class Learner:
     """Model, optimizer and all that turns a batch into better weights, on one rank."""
 
     def __init__(
-        self, config: TrainConfig, data: ParallelData, tokenizer: Tokenizer, world: World,
+        self, config: TrainConfig, data: ParallelData, tokenizer: Tokenizers, world: World,
         device: torch.device,
     ) -> None:  # fmt: skip
         self.config, self.world, self.device = config, world, device
@@ -67,7 +67,8 @@ class Learner:
         self.precision = Precision(find_dtype(config.dtype, device), device, tf32=config.tf32)
         self.model = Transformer(
             config.model,
-            tokenizer.vocab_size,
+            tokenizer.tgt.vocab_size,
+            src_vocab_size=tokenizer.src_vocab_size,
             activation_checkpointing=config.activation_checkpointing,
         ).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
@@ -76,7 +77,7 @@ class Learner:
         self.objective: nn.Module = Objective(
             self.model,
             smoothing=config.label_smoothing,
-            pad_id=tokenizer.pad_id,
+            pad_id=tokenizer.tgt.pad_id,
             forward_model=self.compiler.compile(self.model) if self.compiler else None,
         )
 
@@ -118,7 +119,7 @@ class Learner:
             self.device,
             self.precision.dtype,
             self.config.model,
-            vocab_size=self.tokenizer.vocab_size,
+            vocab_size=self.tokenizer.tgt.vocab_size,
             num_tokens=self.config.max_tokens,
         )
         return sum_over_ranks(torch.tensor([rate], device=self.device))[0]
@@ -201,9 +202,9 @@ class Learner:
         num_pieces = -(-batch_cost(self.lengths[rows]) // _CPU_PIECE_TOKENS)
         return np.array_split(rows, min(num_pieces, len(rows)))
 
-    def try_largest(self, max_tokens: int) -> int:
-        """Run the largest batches of at most `max_tokens` forward and backward, without effect on
-        weights; return the peak memory in bytes.
+    def try_largest(self, rows: Rows, max_tokens: int) -> int:
+        """Run the largest batches of at most `max_tokens` among the pairs `rows` forward and
+        backward, without effect on weights; return the peak memory in bytes.
 
         Raises `ConfigError` when memory does not suffice, see `preflight`.
         """
@@ -211,8 +212,8 @@ class Learner:
         is_checkpointing = self.config.activation_checkpointing
         self.objective.train()
         peak = preflight(
-            self._try,
-            self.lengths,
+            lambda some: self._try(rows[some]),
+            self.lengths[rows],
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
@@ -247,5 +248,5 @@ class Learner:
         """Return the operations of this rank's products and its positions, padding included."""
         lengths = [self.lengths[rows] for rows in batches]
         positions = sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)
-        vocab_size = self.tokenizer.vocab_size
+        vocab_size = self.tokenizer.tgt.vocab_size
         return sum(training_flops(self.config.model, vocab_size, p) for p in lengths), positions

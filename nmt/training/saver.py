@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from nmt import checkpoint
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.files import remove_folder, replace_link
 from nmt.training.state import save_state
@@ -43,7 +43,7 @@ class Saver:
         update: int,
         weights: dict[str, Tensor],
         info: checkpoint.ModelInfo,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizers,
         *,
         training: dict[str, Any],
         best: Iterable[int],

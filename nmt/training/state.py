@@ -21,7 +21,8 @@ from torch import Tensor
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.mixing import Mix
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
 from nmt.options import Schedule, resolve
 
@@ -103,7 +104,7 @@ def load_newest(run_dir: Path) -> dict[str, Any] | None:
     return None
 
 
-def weights_to_begin_with(config: TrainConfig, tokenizer: Tokenizer) -> dict[str, Tensor]:
+def weights_to_begin_with(config: TrainConfig, tokenizer: Tokenizers) -> dict[str, Tensor]:
     """Read the weights that `init_from` names; they must be of the same tokenizer and shapes."""
     folder = checkpoint.find_model(resolve(str(config.init_from)))
     info = checkpoint.load_info(folder)
@@ -130,11 +131,12 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
-def fingerprint(config: TrainConfig, meta: Mapping[str, Any]) -> dict[str, Any]:
+def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[str, Any]:
     """Return what must not change between the parts of one run, as flat names and primitives."""
     flat: dict[str, Any] = {
         "data": meta["data_sha256"][:16],
         "tokenizer": meta["tokenizer_sha256"][:16],
+        "mix": str(mix),
         "seed": config.seed,
         "max_tokens": config.max_tokens,
         "tokens_per_update": config.tokens_per_update,

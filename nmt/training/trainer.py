@@ -19,8 +19,9 @@ from nmt import checkpoint
 from nmt.config import TrainConfig
 from nmt.data.batching import TokenBatchSampler, Update, batch_cost
 from nmt.data.binary import open_split
-from nmt.data.prepare import read_meta
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.folder import read_meta
+from nmt.data.mixing import make_mix
+from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, gather, set_num_threads
 from nmt.errors import StoppedError
 from nmt.options import BestMetric, resolve
@@ -50,14 +51,16 @@ class Trainer:
         set_num_threads(config.num_threads)
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
-        self.tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
+        self.tokenizer = load_tokenizers(data_dir, self.meta["tokenizer_sha256"])
         data = open_split(data_dir, "train")
         self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
+        temperature = config.mix_temperature or self.meta.get("temperature", 1.0)
         self.sampler = TokenBatchSampler(
             data.lengths(),
             config.max_tokens,
             tokens_per_update=config.tokens_per_update,
             seed=config.seed,
+            mix=make_mix(data.corpora, config.mix, temperature),
             rank=world.rank,
             world_size=world.size,
         )
@@ -93,7 +96,7 @@ class Trainer:
         """
         self.learner.connect()
         updates = self.sampler.updates(0)
-        peak_bytes = self.learner.try_largest(self._most_tokens(updates))
+        peak_bytes = self._try_largest(updates.pool_of(0))
 
         def make(update: Update) -> float:
             outcome = self.learner.update(update, self._learning_rate(1), is_stop_asked=False)
@@ -224,7 +227,7 @@ class Trainer:
                     "state": saved.pack_state(self.state),
                     "learner": self.learner.state_dict(),
                     "world_size": self.world.size,
-                    "fingerprint": saved.fingerprint(self.config, self.meta),
+                    "fingerprint": self._fingerprint(),
                 },
                 best=[update for _, update in self.state.best],
             )
@@ -233,8 +236,7 @@ class Trainer:
         """Go on from the newest checkpoint, or begin; rank 0 alone needs the run folder."""
         found = saved.load_newest(self.run_dir) if self.world.is_main else None
         if found is not None:
-            now = saved.fingerprint(self.config, self.meta)
-            saved.check_fingerprint(found["folder"], found["fingerprint"], now)
+            saved.check_fingerprint(found["folder"], found["fingerprint"], self._fingerprint())
         found = from_main(found)
         if found is not None:
             self.state = saved.unpack_state(found["state"])
@@ -265,8 +267,10 @@ class Trainer:
             log.info("the run was over after %d updates; raise max_updates", self.state.update)
         else:
             updates = self.sampler.updates(self.state.epoch)
-            describe(self.config, self.learner, updates, self.world)
-            peak_bytes = self.learner.try_largest(self._most_tokens(updates))
+            planned = updates.pool_of(self.state.update_in_epoch)
+            describe(self.config, self.learner, updates, planned, self.world)
+            log.info("an epoch draws %s", self.sampler.mix)
+            peak_bytes = self._try_largest(planned)
             log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
         self.saved_place = self.state.place
         self.flops_per_second = self.learner.measure_rate()
@@ -283,12 +287,13 @@ class Trainer:
             else None
         )
 
-    def _most_tokens(self, updates: list[Update]) -> int:
-        """Bound the cost of a batch of this rank, which may have a part of each batch alone."""
+    def _try_largest(self, updates: list[Update]) -> int:
+        """Try batches of the largest cost that this rank has, whose batches may be parts."""
         costs = [batch_cost(self.sampler.lengths[r]) for u in updates for r in u.batches]
-        longest = int(self.sampler.lengths.max())
         # the parts of other epochs are cut elsewhere
-        return min(self.sampler.max_tokens, max(longest, int(1.1 * max(costs, default=0))))
+        most = max(self.sampler.longest, int(1.1 * max(costs, default=0)))
+        rows = self.sampler.rows_to_try()
+        return self.learner.try_largest(rows, min(self.sampler.max_tokens, most))
 
     def _lacks_validation(self) -> bool:
         """Say whether the newest checkpoint was saved, but not validated any more."""
@@ -311,6 +316,9 @@ class Trainer:
                 "command goes on"
             )
 
+    def _fingerprint(self) -> dict[str, Any]:
+        return saved.fingerprint(self.config, self.meta, self.sampler.mix)
+
     def _learning_rate(self, update: int) -> float:
         return learning_rate(update, self.config)
 
@@ -318,9 +326,10 @@ class Trainer:
         return checkpoint.ModelInfo(
             model=self.config.model,
             search=self.config.search,
-            vocab_size=self.tokenizer.vocab_size,
+            vocab_size=self.tokenizer.tgt.vocab_size,
             src_lang=self.meta["src_lang"],
             tgt_lang=self.meta["tgt_lang"],
             tokenizer_sha256=self.tokenizer.sha256,
             updates=self.state.update,
+            src_vocab_size=self.tokenizer.src_vocab_size,
         )

@@ -19,7 +19,7 @@ from nmt.data.batch import make_batch
 from nmt.data.batching import bucket
 from nmt.data.binary import open_split
 from nmt.data.corpus import read_lines
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
 from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
 from nmt.inference.stepper import ModelStepper
@@ -39,7 +39,7 @@ class Validation:
     def __init__(
         self,
         data_dir: Path,
-        tokenizer: Tokenizer,
+        tokenizer: Tokenizers,
         tgt_lang: str,
         config: TrainConfig,
         world: World,
@@ -75,7 +75,7 @@ class Validation:
         for rows in batches[self.world.rank :: self.world.size]:
             batch = make_batch([self.data[int(i)] for i in rows], self.tokenizer).to(device)
             hidden = model(batch.src, batch.src_lengths, batch.tgt_in)
-            weight, pad_id = model.embedding.weight, self.tokenizer.pad_id
+            weight, pad_id = model.embedding.weight, self.tokenizer.tgt.pad_id
             _, nll, _ = smoothed_cross_entropy(
                 hidden, weight, batch.tgt_out, smoothing=0.0, pad_id=pad_id
             )

@@ -1,0 +1,243 @@
+"""Makes the tokenizers of a data folder: trains SentencePiece models, or takes over existing ones.
+
+The same text in the same order gives the same bytes, whatever the machine does besides. It reads no
+corpus; what it is trained on is handed to it.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+from pathlib import Path
+
+import sentencepiece
+
+from nmt.config import PreprocessConfig, TokenizerConfig
+from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers, open_model
+from nmt.errors import ConfigError, DataError
+from nmt.options import resolve
+
+log = logging.getLogger(__name__)
+PAD, UNK, BOS, EOS = range(
+    4
+)  # given to SentencePiece when it trains; read from the model elsewhere
+_MAX_SENTENCE_BYTES = 1 << 16
+# the model holds this number, and unigram's sums depend on it: never the number of processors
+_NUM_THREADS = 16
+_TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
+_TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
+_CONTROL, _USER_DEFINED = 3, 4  # types of pieces in sentencepiece_model.proto
+_TRAINER_SPEC = 2  # field of ModelProto; in it the fields of id and name of each control symbol
+_CONTROL_FIELDS = {"pad": (43, 48), "bos": (41, 46), "eos": (42, 47)}
+_CONTROL_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+
+
+def train_tokenizers(
+    config: PreprocessConfig, sources: Iterable[str], targets: Iterable[str]
+) -> Tokenizers:
+    """Train on a sample of the corpus: one model on both sides, or one on each when separate.
+
+    The tags of the corpora become symbols. Raises what `train_tokenizer` raises.
+    """
+    src_symbols, tgt_symbols = _symbols(config)
+    if not config.tokenizer.separate:
+        symbols = [*src_symbols, *tgt_symbols]
+        return train_tokenizer(chain(sources, targets), config.tokenizer, symbols)
+    return SeparateTokenizers(
+        train_tokenizer(sources, config.tokenizer, src_symbols),
+        train_tokenizer(targets, config.tokenizer, tgt_symbols),
+    )
+
+
+def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
+    """Take over the models that `tokenizer.model` (and `tgt_model`) name; see `adopt_tokenizer`."""
+    src_symbols, tgt_symbols = _symbols(config)
+    assert config.tokenizer.model is not None
+    src_path = resolve(config.tokenizer.model)
+    if config.tokenizer.tgt_model is None:
+        return adopt_tokenizer(src_path, [*src_symbols, *tgt_symbols])
+    tgt_path = resolve(config.tokenizer.tgt_model)
+    src, tgt = adopt_tokenizer(src_path, src_symbols), adopt_tokenizer(tgt_path, tgt_symbols)
+    names = [" ".join(one.pieces(one.control_ids)) for one in (src, tgt)]
+    if names[0] != names[1]:
+        raise ConfigError(
+            f"{src_path} calls its control symbols {names[0]}, {tgt_path} {names[1]}; "
+            "take two models with the same names"
+        )
+    if src.control_ids != tgt.control_ids:
+        log.warning("the control symbols of the models differ in id: no export to huggingface")
+    return SeparateTokenizers(src, tgt)
+
+
+def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
+    """Return the symbols of source and target: those of the settings, and the corpora's tags."""
+    corpora = config.data.corpora.values()
+    src_tags = [corpus.src_tag for corpus in corpora if corpus.src_tag is not None]
+    tgt_tags = [corpus.tgt_tag for corpus in corpora if corpus.tgt_tag is not None]
+    return [*config.tokenizer.symbols, *src_tags], [*config.tokenizer.symbols, *tgt_tags]
+
+
+def train_tokenizer(
+    sentences: Iterable[str], config: TokenizerConfig, symbols: Sequence[str] = ()
+) -> Tokenizer:
+    """Train one model on all `sentences`; `symbols` are pieces that are never cut.
+
+    Raises a `ConfigError` that names the largest possible vocabulary when the corpus is too small
+    for the one asked for, and a `DataError` for a corpus without text.
+    """
+    model = io.BytesIO()
+    counted = _Counted(sentences)
+    try:
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(counted),
+            model_writer=model,
+            model_type=config.type.value,
+            vocab_size=config.vocab_size,
+            character_coverage=config.character_coverage,
+            normalization_rule_name=config.normalization,
+            byte_fallback=config.byte_fallback,
+            user_defined_symbols=list(dict.fromkeys(symbols)),
+            pad_id=PAD,
+            unk_id=UNK,
+            bos_id=BOS,
+            eos_id=EOS,
+            input_sentence_size=0,  # all: the sample is drawn before
+            max_sentence_length=_MAX_SENTENCE_BYTES,
+            num_threads=_NUM_THREADS,
+            minloglevel=2,
+        )
+    except RuntimeError as error:
+        raise _explain(error, config.vocab_size) from None
+    counted.report()
+    return Tokenizer(model.getvalue())
+
+
+class _Counted:
+    """Counts the sentences that SentencePiece leaves out because they are too long."""
+
+    def __init__(self, sentences: Iterable[str]) -> None:
+        self._sentences = sentences
+        self._num_read = self._num_long = 0
+
+    def __iter__(self) -> Iterator[str]:
+        for sentence in self._sentences:
+            self._num_read += 1
+            if len(sentence) * 4 > _MAX_SENTENCE_BYTES:  # no character has more bytes
+                self._num_long += len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES
+            yield sentence
+
+    def report(self) -> None:
+        if self._num_long:
+            log.warning(
+                "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
+                self._num_long,
+                self._num_read,
+                _MAX_SENTENCE_BYTES,
+            )
+
+
+def _explain(error: RuntimeError, vocab_size: int) -> ConfigError | DataError:
+    message = " ".join(str(error).split())
+    if found := _TOO_LARGE.search(message):
+        return ConfigError(
+            f"tokenizer.vocab_size={vocab_size} is too large for this corpus; "
+            f"the largest possible is {found[1]}: set tokenizer.vocab_size={found[1]} or less"
+        )
+    if found := _TOO_SMALL.search(message):
+        return ConfigError(
+            f"tokenizer.vocab_size={vocab_size} is too small for the characters of this corpus; "
+            f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
+        )
+    return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
+
+
+def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
+    """Take over the SentencePiece model at `path`, whoever trained it.
+
+    Control symbols that it lacks, and `symbols`, become pieces after its last one: no id changes
+    and no text without a symbol is cut otherwise. Raises a `ConfigError` for a file that is no
+    model, and for a symbol that is an ordinary piece of it already.
+    """
+    try:
+        model = path.read_bytes()
+        processor = open_model(model)
+    except OSError as error:
+        raise ConfigError(f"tokenizer.model={path}: {error.strerror}; give a .model file") from None
+    except RuntimeError:
+        raise ConfigError(
+            f"tokenizer.model={path} is no SentencePiece model; give the .model file that "
+            "SentencePiece wrote"
+        ) from None
+    added = _missing_symbols(model, path, symbols)
+    appended = b"".join(_piece(symbol, _USER_DEFINED) for symbol in added)
+    next_id = processor.vocab_size() + len(added)
+    for kind, name in _CONTROL_PIECES.items():
+        if getattr(processor, f"{kind}_id")() < 0:
+            # the name may belong to a piece that text can become
+            name = name if _find(processor, name) is None else f"<nmt:{kind}>"
+            id_field, name_field = _CONTROL_FIELDS[kind]
+            spec = _number(id_field, next_id) + _text(name_field, name)
+            appended += _piece(name, _CONTROL) + _bytes(_TRAINER_SPEC, spec)
+            added.append(name)
+            next_id += 1
+    if added:
+        log.info("%s: added %s to its pieces", path, " ".join(added))
+    return Tokenizer(model + appended)
+
+
+def _missing_symbols(model: bytes, path: Path, symbols: Sequence[str]) -> list[str]:
+    """Return the symbols that `model` lacks; one that it uses otherwise is refused."""
+    processor = open_model(model)
+    missing = []
+    for symbol in dict.fromkeys(symbols):
+        if _find(processor, symbol) is None:
+            missing.append(symbol)
+        elif not _is_symbol(model, symbol):
+            raise ConfigError(
+                f"{symbol} cannot be a symbol of tokenizer.model={path}, which has it as an "
+                "ordinary or control piece; name the symbol or tag otherwise"
+            )
+    return missing
+
+
+def _find(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
+    found: int = processor.piece_to_id(piece)
+    return None if processor.id_to_piece(found) != piece else found
+
+
+def _is_symbol(model: bytes, piece: str) -> bool:
+    """Say whether a piece of the model is one that is never cut."""
+    pattern = re.escape(_text(1, piece)) + rb"\x15.{4}" + re.escape(_number(3, _USER_DEFINED))
+    return re.search(pattern, model, re.DOTALL) is not None
+
+
+# A model is a message of protocol buffers: bytes after its end add to its lists and replace its
+# values, as protobuf's encoding guide says of repeated fields and of embedded messages.
+
+
+def _piece(name: str, kind: int) -> bytes:
+    score = b"\x15\x00\x00\x00\x00"  # field 2, a float32 of 0
+    return _bytes(1, _text(1, name) + score + _number(3, kind))
+
+
+def _text(field: int, value: str) -> bytes:
+    return _bytes(field, value.encode("utf-8"))
+
+
+def _bytes(field: int, value: bytes) -> bytes:
+    return _varint(field << 3 | 2) + _varint(len(value)) + value
+
+
+def _number(field: int, value: int) -> bytes:
+    return _varint(field << 3) + _varint(value)
+
+
+def _varint(value: int) -> bytes:
+    head = b""
+    while value > 127:
+        head += bytes([value & 127 | 128])
+        value >>= 7
+    return head + bytes([value])

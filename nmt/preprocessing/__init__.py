@@ -1,0 +1,1 @@
+"""From text of any source and state to a data folder."""

@@ -1,0 +1,58 @@
+"""Data folders of ids that tests make up, without text or tokenizer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmt.data.folder import CorpusIndex, write_index
+from nmt.data.shards import Shard, ShardWriter
+from nmt.files import write_json
+
+Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
+
+
+def flat(rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
+    """Return the ids of all rows, and the offset at which each begins, and the end."""
+    ids = np.array(list(chain(*rows)), dtype=np.int64)
+    return ids, np.cumsum([0, *map(len, rows)])
+
+
+def write_shard(path: Path, pairs: Pairs, vocab_size: int) -> Shard:
+    """Write one file."""
+    with ShardWriter(path, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size) as writer:
+        sides = zip(*pairs, strict=True) if pairs else ((), ())
+        writer.add(*chain(*map(flat, sides)))
+    return writer.shard
+
+
+def write_folder(
+    folder: Path, corpora: Mapping[str, Pairs], vocab_size: int, *,
+    weights: Mapping[str, float] | None = None, pairs_a_shard: int = 1_000_000, **meta: Any,
+) -> None:  # fmt: skip
+    """Write named training corpora, cut into shards, and the first of them as `valid` too."""
+    index = {"train": [], "valid": []}
+    for name, pairs in corpora.items():
+        cuts = range(0, max(len(pairs), 1), pairs_a_shard)
+        shards = [
+            write_shard(
+                folder / f"train-{name}-{i:05d}.arrow", pairs[at : at + pairs_a_shard], vocab_size
+            )
+            for i, at in enumerate(cuts)
+        ]
+        index["train"].append(CorpusIndex(name, (weights or {}).get(name, 1.0), shards))
+    first = next(iter(corpora.values()))
+    valid = write_shard(folder / "valid-00000.arrow", first, vocab_size)
+    index["valid"].append(CorpusIndex("", 1.0, [valid]))
+    write_json(folder / "meta.json", {**write_index(folder, index), "temperature": 1.0, **meta})
+
+
+def write_old_folder(folder: Path, pairs: Pairs, vocab_size: int, num_files: int = 1) -> None:
+    """Write a training corpus as nmt did in format_version 1, without an index."""
+    for i, part in enumerate(np.array_split(np.arange(len(pairs)), num_files)):
+        write_shard(folder / f"train-{i:05d}.arrow", [pairs[j] for j in part], vocab_size)
+    write_json(folder / "meta.json", {"format_version": 1})

@@ -1,0 +1,129 @@
+"""Corpora with something odd, and nmt-preprocess in processes of its own, for its tests."""
+
+from __future__ import annotations
+
+import json
+import random
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmt.data.binary import open_split
+from nmt.data.tokenizer import load_tokenizers
+
+WORDS = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge"]
+ODD = ["\u2028", "\u2029", "\x85", "\v", "\f", "\x1c", "\r", "\u00a0", "\ufeff", "😀", "\x1a"]
+_MAIN = "import sys; from nmt.cli.main import preprocess; sys.exit(preprocess())"
+# dies at call number argv[1] of os.replace, which is how each part of the work becomes whole
+_DYING = """
+import itertools, os, signal, sys
+calls, replace, last = itertools.count(1), os.replace, int(sys.argv.pop(1))
+def dying(*arguments):
+    if next(calls) == last:
+        os.kill(os.getpid(), signal.SIGKILL)
+    replace(*arguments)
+os.replace = dying
+"""
+
+
+def write_text(path: Path, lines: list[str]) -> Path:
+    """Write lines as they are."""
+    path.write_bytes("".join(line + "\n" for line in lines).encode("utf-8"))
+    return path
+
+
+def write_corpus(folder: Path, num_pairs: int = 300, *, name: str = "train") -> list[str]:
+    """Write numbered pairs, some odd, unless they are there; return the arguments of nmt-preprocess
+    that name them.
+    """
+    draw = random.Random(name)
+    arguments = ["tokenizer.vocab_size=330", "filter.max_ratio=9", "num_threads=1"]
+    for split, size in ((name, num_pairs), ("valid", 12)):
+        rows = [draw.choices(WORDS, k=draw.randint(1, 9)) for _ in range(size)]
+        for side in ("src", "tgt"):
+            lines = [" ".join([str(n), draw.choice(ODD), *row]) for n, row in enumerate(rows)]
+            for n in draw.sample(range(size), size // 20):
+                lines[n] = draw.choice(["", " ", "\0", "too long " * 200])
+            path = folder / f"{split}.{side}.txt"
+            if not path.exists():
+                write_text(path, lines)
+            arguments.append(f"data.{split}.{side}={path}")
+    return arguments
+
+
+def start(*arguments: str, code: str = "", **options: Any) -> subprocess.Popen[str]:
+    """Start nmt-preprocess; `code` runs in it first."""
+    return subprocess.Popen(
+        [sys.executable, "-c", code + _MAIN, *arguments],
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def run(*arguments: str, code: str = "", **options: Any) -> tuple[int, str]:
+    """Run nmt-preprocess; return its exit status and what it wrote to stderr."""
+    with start(*arguments, code=code, **options) as process:
+        return process.wait(), process.communicate()[1]
+
+
+def run_and_die(number: int, *arguments: str) -> int:
+    """Run nmt-preprocess, which is killed when it is about to make part `number` whole."""
+    return run(str(number), *arguments, code=_DYING)[0]
+
+
+def wait_for_workers(process: subprocess.Popen[str]) -> list[int]:
+    """Return the ids of the worker processes as soon as there are any."""
+    path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
+    while process.poll() is None:
+        if workers := path.read_text().split():
+            return [int(pid) for pid in workers]
+        time.sleep(0.002)
+    raise AssertionError(f"ended with {process.returncode}: {process.communicate()[1]}")
+
+
+def is_running(pid: int) -> bool:
+    """Say whether a process is there and no zombie."""
+    try:
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    """Wait until none of the processes runs, at most 20 seconds."""
+    deadline = time.monotonic() + 20
+    while any(map(is_running, pids)):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+
+
+def tree(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder, hidden ones too, by name."""
+    paths = (path for path in sorted(folder.rglob("*")) if path.is_file())
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def read_report(folder: Path) -> dict[str, Any]:
+    """Read report.json."""
+    report: dict[str, Any] = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    return report
+
+
+def read_back(folder: Path, split: str = "train") -> Iterator[tuple[str, str]]:
+    """Yield the text of all pairs of a split, from their ids."""
+    tokenizers = load_tokenizers(folder)
+    for src, tgt in open_split(folder, split):
+        yield tokenizers.src.decode(_list(src)), tokenizers.tgt.decode(_list(tgt))
+
+
+def _list(ids: np.ndarray[Any, Any]) -> list[int]:
+    plain: list[int] = ids.tolist()
+    return plain

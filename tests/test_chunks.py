@@ -1,0 +1,214 @@
+"""Chunks of whole lines: pairs never slip, whatever the lines, the blocks and the borders."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import random
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from packing import SUFFIXES, write
+
+from nmt.errors import DataError
+from nmt.preprocessing import chunks
+from nmt.preprocessing.chunks import ChunkReader, read_chunks
+from nmt.preprocessing.pieces import Chunk, Format, Source
+
+Row = tuple[bytes, ...]
+
+
+def source(*paths: Path) -> Source:
+    kind = Format.pair if len(paths) == 2 else Format.tsv
+    return Source("", kind, paths, tuple(path.name for path in paths))
+
+
+def rows(some: list[Chunk]) -> list[Row]:
+    """Take chunks apart into lines, and check what they say of themselves."""
+    found = []
+    for chunk in some:
+        sides = [raw.split(b"\n") for raw in chunk.raw]
+        assert all(side.pop() == b"" and len(side) == chunk.num_pairs > 0 for side in sides)
+        found += list(zip(*sides, strict=True))
+    return found
+
+
+def join(lines: list[bytes], draw: random.Random) -> bytes:
+    """End each line, the last one only sometimes."""
+    text = b"".join(line + b"\n" for line in lines)
+    return text[:-1] if lines and lines[-1] and draw.random() < 0.5 else text
+
+
+@pytest.fixture
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Read 64 bytes at a time, the longest a line may have."""
+    monkeypatch.setattr(chunks, "_BLOCK_BYTES", 64)
+    monkeypatch.setattr(chunks, "MAX_LINE_BYTES", 64)
+
+
+def random_lines(number: int, draw: random.Random) -> list[bytes]:
+    sizes = [0, 1, 5, 30, 63, 64, 65, 128, 200]
+    return [bytes(draw.choices(b"ab\r\x85\0\xff ", k=draw.choice(sizes))) for _ in range(number)]
+
+
+def blanked(lines: list[bytes]) -> list[bytes]:
+    return [b"" if len(line) > 64 else line for line in lines]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_any_lines_come_back_in_pairs_with_their_numbers(
+    tmp_path: Path, small_blocks: None, seed: int
+) -> None:
+    draw = random.Random(seed)
+    sources, expected, overlong, numbers = [], [], [], []
+    for name in range(3):
+        sides = [random_lines(number, draw) for number in [draw.choice([0, 1, 7, 40])] * 2]
+        paths = [tmp_path / f"{name}.{i}.{draw.choice(SUFFIXES)}" for i in range(2)]
+        pairs = zip(paths, sides, strict=True)
+        sources.append(source(*(write(path, join(lines, draw)) for path, lines in pairs)))
+        expected += list(zip(*map(blanked, sides), strict=True))
+        numbers += range(1, len(sides[0]) + 1)
+        overlong += [max(map(len, pair)) > 64 for pair in zip(*sides, strict=True)]
+    bounds = {"pairs_a_chunk": draw.choice([1, 5, 50]), "bytes_a_chunk": draw.choice([1, 90, 999])}
+    with ChunkReader(sources, **bounds) as reader:
+        found = list(reader.read())
+    assert rows(found) == expected
+    first = [0, *itertools.accumulate(chunk.num_pairs for chunk in found)]
+    assert [chunk.first_pair for chunk in found] == first[:-1]
+    for chunk in found:
+        lines = range(chunk.first_line, chunk.first_line + chunk.num_pairs)
+        here = slice(chunk.first_pair, chunk.first_pair + chunk.num_pairs)
+        assert numbers[here] == list(lines)
+        flags = zip(lines, overlong[here], strict=True)
+        assert chunk.overlong == tuple(line for line, is_long in flags if is_long)
+        assert chunk.num_pairs <= bounds["pairs_a_chunk"]
+        assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds["bytes_a_chunk"]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_what_is_skipped_is_what_would_have_been_read(
+    tmp_path: Path, small_blocks: None, seed: int
+) -> None:
+    draw = random.Random(seed)
+    lines = random_lines(60, draw)
+    one = source(*(write(tmp_path / name, join(lines, draw)) for name in ("a", "b.gz")))
+    expected, found, at = list(zip(*[blanked(lines) * 2] * 2, strict=True)), [], 0
+    with ChunkReader([one, one], pairs_a_chunk=7) as reader:
+        while at < len(expected):
+            num_pairs = draw.randint(1, 30)
+            if draw.random() < 0.5:
+                assert reader.skip(num_pairs) == min(num_pairs, len(expected) - at)
+            else:
+                some = list(reader.read(num_pairs))
+                assert some[0].first_pair == at
+                found += [(at + i, row) for i, row in enumerate(rows(some))]
+            at += num_pairs
+        assert reader.skip(1) == 0
+        assert list(reader.read(1)) == []
+    assert found == [(i, expected[i]) for i, _ in found]
+
+
+def test_chunks_depend_on_the_text_alone_not_on_blocks_or_compression(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    text = b"".join(b"%d %s\n" % (i, b"x" * (i % 50)) for i in range(2000))
+    seen = []
+    for suffix, num_bytes in itertools.product(SUFFIXES, [100, 4096, 1 << 20]):
+        monkeypatch.setattr(chunks, "_BLOCK_BYTES", num_bytes)
+        paths = [write(tmp_path / f"{side}.{suffix}", text) for side in "ab"]
+        with ChunkReader([source(*paths)], pairs_a_chunk=300, bytes_a_chunk=5000) as reader:
+            seen.append([(c.first_line, c.num_pairs, c.raw) for c in reader.read()])
+    assert len(seen[0]) > 10
+    assert all(other == seen[0] for other in seen)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"", []),
+        (b"\n", [b""]),
+        (b"a", [b"a"]),
+        (b"a\n\n", [b"a", b""]),
+        (b"\n\nb", [b"", b"", b"b"]),
+    ],
+)
+def test_a_line_is_what_a_newline_ends_or_the_rest(
+    tmp_path: Path, content: bytes, expected: list[bytes]
+) -> None:
+    found = list(read_chunks([source(write(tmp_path / "a.tsv", content))]))
+    assert rows(found) == [(line,) for line in expected]
+
+
+@pytest.mark.parametrize(("num_src", "num_tgt"), [(10, 9), (9, 10), (0, 3), (3, 0), (1, 20000)])
+def test_unequal_files_are_refused_with_both_counts(
+    tmp_path: Path, num_src: int, num_tgt: int
+) -> None:
+    good = source(*(write(tmp_path / name, b"x\n" * 5) for name in ("good.en", "good.de")))
+    bad = source(
+        write(tmp_path / "bad.en.gz", b"x\n" * num_src),
+        write(tmp_path / "bad.de", b"y\n" * num_tgt),
+    )
+    expected = f"bad.en.gz has {num_src} lines, bad.de {num_tgt}; extract"
+    with pytest.raises(DataError, match=re.escape(expected)):
+        list(read_chunks([good, bad]))
+    with ChunkReader([good, bad]) as reader, pytest.raises(DataError, match=re.escape(expected)):
+        reader.skip(10**9)
+
+
+def test_a_damaged_archive_is_named_as_the_user_wrote_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gz", random.Random(0).randbytes(100_000))
+    os.truncate(path, 50_000)
+    with pytest.raises(DataError, match="^a.gz: not a whole gzip file"):
+        list(read_chunks([source(path)]))
+
+
+def test_bytes_read_on_disk_end_at_the_sizes_of_the_files(tmp_path: Path) -> None:
+    text = b"".join(b"%d\n" % i for i in range(30_000))
+    paths = [write(tmp_path / f"{i}.{suffix}", text) for i, suffix in enumerate(SUFFIXES)]
+    found = list(read_chunks([source(*paths[:2]), source(*paths[2:])]))
+    progress = [chunk.disk_bytes for chunk in found]
+    assert progress == sorted(progress)
+    assert progress[-1] == sum(path.stat().st_size for path in paths)
+
+
+_READ = """
+import resource, sys
+from pathlib import Path
+from nmt.preprocessing.chunks import read_chunks
+from nmt.preprocessing.pieces import Chunk, Format, Source
+paths = tuple(map(Path, sys.argv[1:]))
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+num_pairs, overlong, start = 0, [], None
+for chunk in read_chunks([Source("", Format.pair, paths, ("a", "b"))]):
+    num_pairs += chunk.num_pairs
+    overlong += chunk.overlong
+    start = start or [raw[:12] for raw in chunk.raw]
+print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+print(num_pairs, overlong, start)
+"""
+
+
+@pytest.mark.parametrize(
+    ("holes", "expected"),
+    [([300_000_000], "3 [2] [b'one\\n\\nthree\\n'"), ([1 << 20] * 300, "302 [] [b'one\\n\\x00")],
+    ids=["one gigantic", "many of the longest"],
+)
+def test_long_lines_take_no_memory_and_shift_no_other(
+    tmp_path: Path, holes: list[int], expected: str
+) -> None:
+    src, tgt = tmp_path / "a", tmp_path / "b"
+    with src.open("wb") as stream:
+        stream.write(b"one\n")
+        for num_bytes in holes:  # of zeros, which take no disk
+            stream.seek(num_bytes, os.SEEK_CUR)
+            stream.write(b"\n")
+        stream.write(b"three\n")
+    tgt.write_bytes(b"eins\n" * (len(holes) + 2))
+    command = [sys.executable, "-c", _READ, str(src), str(tgt)]
+    out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    kilobytes, found = out.splitlines()
+    assert int(kilobytes) < 20_000
+    assert found.startswith(expected)

@@ -1,0 +1,265 @@
+"""Chunks are cleaned as a slow reading of the rules cleans line by line; no line is mixed up."""
+
+from __future__ import annotations
+
+import functools
+import json
+import random
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from dirt import (
+    Row,
+    Story,
+    hostile_line,
+    hostile_record,
+    make_chunk,
+    read_json,
+    read_pair,
+    read_tsv,
+)
+
+from nmt.config import DataConfig, FilterConfig, PreprocessConfig
+from nmt.errors import DataError
+from nmt.options import Invalid
+from nmt.preprocessing.chunks import ChunkReader
+from nmt.preprocessing.cleaned import Cleaned
+from nmt.preprocessing.cleaning import MALFORMED, NOT_UTF8, OVERLONG, clean
+from nmt.preprocessing.counts import NUM_EXAMPLES, Counts
+from nmt.preprocessing.filters import EMPTY, NUL
+from nmt.preprocessing.pieces import Format, Source
+
+SEEDS = range(30)
+Reader = Callable[[tuple[bytes, ...], int, Story], Row]
+POLICIES = [  # invalid, filter.nul, held_out
+    (Invalid.replace, True, False),
+    (Invalid.drop, True, False),
+    (Invalid.drop, False, False),
+    (Invalid.drop, True, True),
+]
+
+
+def settings(invalid: Invalid = Invalid.error, *, nul: bool = True) -> PreprocessConfig:
+    return PreprocessConfig(data=DataConfig(invalid=invalid), filter=FilterConfig(nul=nul))
+
+
+def slow_clean(
+    lines: list[list[bytes]], read: Reader, config: PreprocessConfig, *, held_out: bool
+) -> Story:
+    """Clean one pair after the other."""
+    story = Story()
+    for number, raw in enumerate(zip(*lines, strict=True), start=1):
+        row = read(raw, number, story)
+        files = ("a.src", "b.tgt") if len(raw) == 2 else ("both", "both")
+        reasons = []
+        for file, byte, size in row.broken:
+            place = (file, number, byte)
+            if held_out or config.data.invalid is Invalid.replace:
+                story.note(story.replaced, NOT_UTF8, size, place)
+            else:
+                reasons.append((NOT_UTF8, place))
+        if row.is_malformed and held_out:
+            story.note(story.replaced, MALFORMED, 1, (files[0], number, None))
+        elif row.is_malformed:
+            reasons.append((MALFORMED, (files[0], number, None)))
+        reasons += slow_filters(row, files, number, story, config, held_out, bool(reasons))
+        if reasons:
+            story.note(story.dropped, reasons[0][0], 1, reasons[0][1])
+        else:
+            story.kept.append((number, row.texts[0], row.texts[1]))
+    return story
+
+
+def slow_filters(row, files, number, story, config, held_out, is_lost):  # type: ignore[no-untyped-def]
+    """Return why a pair is dropped for NUL or an empty side; put spaces where NUL may stay."""
+    places = [(file, number, None) for file in files]
+    nul = [(NUL, p) for p, text in zip(places, row.texts, strict=True) if "\0" in text]
+    if (held_out or not config.filter.nul) and not is_lost:
+        for (_, place), text in zip(nul, (t for t in row.texts if "\0" in t), strict=True):
+            story.note(story.replaced, "NUL", text.count("\0"), place)
+        row.texts = [text.replace("\0", " ") for text in row.texts]
+        nul = []
+    if held_out:
+        return []
+    return nul + [(EMPTY, p) for p, text in zip(places, row.texts, strict=True) if not text.strip()]
+
+
+def assert_same(cleaned: Cleaned, story: Story, num_read: int) -> None:
+    kept = list(zip(cleaned.lines.tolist(), cleaned.src, cleaned.tgt, strict=True))
+    assert kept == story.kept
+    assert_same_counts(cleaned.counts, story, num_read)
+
+
+def assert_same_counts(counts: Counts, story: Story, num_read: int) -> None:
+    assert (counts.read, counts.kept) == (num_read, len(story.kept))
+    assert counts.dropped == dict(story.dropped)
+    assert counts.replaced == dict(story.replaced)
+    assert counts.examples == {k: v[:NUM_EXAMPLES] for k, v in story.places.items()}
+    assert counts.read == counts.kept + sum(counts.dropped.values())
+
+
+def hostile_pairs(seed: int, number: int = 60) -> list[list[bytes]]:
+    draw = random.Random(seed)
+    return [[hostile_line(draw, n) for n in range(1, number + 1)] for _ in range(2)]
+
+
+def hostile_tsv(seed: int) -> list[list[bytes]]:
+    src, tgt = hostile_pairs(seed)
+    draw = random.Random(seed)
+    return [
+        [
+            b"\t".join([b"x", a, b, b"y"][: draw.choice([1, 2, 3, 4, 4, 4])])
+            for a, b in zip(src, tgt, strict=True)
+        ]
+    ]
+
+
+def hostile_json(seed: int) -> list[list[bytes]]:
+    draw = random.Random(seed)
+    return [[hostile_record(draw, n) for n in range(1, 61)]]
+
+
+@pytest.mark.parametrize(("invalid", "nul", "held_out"), POLICIES)
+def test_pairs_are_cleaned_as_line_by_line(invalid: Invalid, nul: bool, held_out: bool) -> None:
+    config = settings(invalid, nul=nul)
+    for seed in SEEDS:
+        lines = hostile_pairs(seed)
+        cleaned = clean(make_chunk(lines, Format.pair), config, held_out=held_out)
+        assert_same(cleaned, slow_clean(lines, read_pair, config, held_out=held_out), 60)
+
+
+@pytest.mark.parametrize(("nul", "held_out"), [p[1:] for p in POLICIES[1:]])
+@pytest.mark.parametrize("columns", [(2, 3), (3, 1)])
+def test_columns_are_cleaned_as_line_by_line(
+    nul: bool, held_out: bool, columns: tuple[int, int]
+) -> None:
+    config = settings(Invalid.drop, nul=nul)
+    for seed in SEEDS:
+        lines = hostile_tsv(seed)
+        cleaned = clean(make_chunk(lines, Format.tsv, columns=columns), config, held_out=held_out)
+        read = functools.partial(read_tsv, columns=columns)
+        assert_same(cleaned, slow_clean(lines, read, config, held_out=held_out), 60)
+
+
+@pytest.mark.parametrize(("nul", "held_out"), [p[1:] for p in POLICIES[1:]])
+def test_fields_are_cleaned_as_line_by_line(nul: bool, held_out: bool) -> None:
+    config = settings(Invalid.drop, nul=nul)
+    for seed in SEEDS:
+        lines = hostile_json(seed)
+        cleaned = clean(make_chunk(lines, Format.jsonl), config, held_out=held_out)
+        assert_same(cleaned, slow_clean(lines, read_json, config, held_out=held_out), 60)
+
+
+@pytest.mark.parametrize("format", list(Format))
+@pytest.mark.parametrize("held_out", [False, True])
+def test_no_line_is_mixed_up_and_none_that_is_held_out_is_lost(
+    format: Format, held_out: bool
+) -> None:
+    draw = {Format.pair: hostile_pairs, Format.tsv: hostile_tsv, Format.jsonl: hostile_json}[format]
+    for seed in SEEDS:
+        lines = draw(seed)
+        chunk = make_chunk(lines, format, **({"columns": (2, 3)} if format is Format.tsv else {}))
+        cleaned = clean(chunk, settings(Invalid.drop), held_out=held_out)
+        if held_out:
+            assert cleaned.lines.tolist() == list(range(1, len(lines[0]) + 1))
+        for line, *texts in zip(cleaned.lines, cleaned.src, cleaned.tgt, strict=True):
+            for text in texts:
+                assert {int(n) for n in re.findall(r"#(\d+)#", text)} <= {line}
+                assert len((text + "x").splitlines()) == 1
+                text.encode("utf-8")
+
+
+def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
+    lines = hostile_pairs(3, number=200)
+    paths = (tmp_path / "a.src", tmp_path / "b.tgt")
+    for path, side in zip(paths, lines, strict=True):
+        path.write_bytes(b"\n".join(side))  # the last line has no end
+    source = Source("", Format.pair, paths, ("a.src", "b.tgt"))
+    config = settings(Invalid.drop)
+    story = slow_clean(lines, read_pair, config, held_out=False)
+    for size in (1, 7, 1000):
+        with ChunkReader([source], pairs_a_chunk=size) as reader:
+            parts = [clean(chunk, config, held_out=False) for chunk in reader.read()]
+        total = Counts()
+        for part in parts:
+            total.merge(Counts.from_json(json.loads(json.dumps(part.counts.to_json()))))
+        kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
+        assert kept == story.kept
+        assert_same_counts(total, story, 200)
+
+
+def test_broken_bytes_are_an_error_that_names_the_first_with_file_line_and_byte() -> None:
+    lines = [
+        [b"fine", b"\xef\xbb\xbffine", b"caf\xe9"],
+        [b"fine", "größer \xff".encode() + b"\xff", b""],
+    ]
+    for held_out in (False, True):
+        with pytest.raises(
+            DataError, match=r"^b\.tgt:2: byte 12 \(0xff\) is not UTF-8; .*invalid="
+        ):
+            clean(make_chunk(lines, Format.pair), settings(), held_out=held_out)
+
+
+@pytest.mark.parametrize(
+    ("format", "line", "what"),
+    [
+        (Format.tsv, b"one", r"1 of 2 columns"),
+        (Format.jsonl, b"{", "no JSON"),
+        (Format.jsonl, b"[" * 100_000, "no JSON"),
+        (Format.jsonl, b"", "no JSON"),
+        (Format.jsonl, b"[1]", "no JSON object"),
+        (Format.jsonl, b'{"src": "x"}', 'no text in the field "tgt"'),
+        (Format.jsonl, b'{"src": null, "tgt": "x"}', 'no text in the field "src"'),
+        (
+            Format.jsonl,
+            b'{"src": "x", "tgt": "\\ud83d"}',
+            'half a surrogate pair in the field "tgt"',
+        ),
+    ],
+)
+def test_a_malformed_line_is_an_error_or_is_dropped(format: Format, line: bytes, what: str) -> None:
+    good = b"a\tb" if format is Format.tsv else b'{"src": "a", "tgt": "b"}'
+    chunk = make_chunk([[good, line, good]], format, first_line=11)
+    with pytest.raises(DataError, match=rf"^both:12: {what}; .*data\.invalid="):
+        clean(chunk, settings(Invalid.error), held_out=False)
+    cleaned = clean(chunk, settings(Invalid.drop), held_out=False)
+    assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"])
+    assert clean(chunk, settings(Invalid.drop), held_out=True).tgt[::2] == ["b", "b"]
+
+
+def test_rules_keep_text_that_no_rule_is_against() -> None:
+    """Joiners, marks and spaces of all kinds, and a U+FEFF inside a line, are text."""
+    text = (
+        "a\u200b\u200d\u00a0\u3000\u0301\u2060\ufeffb 😀\x01\x1f\u00ad" + "\ufffd\uffff\U0010ffff"
+    )
+    cleaned = clean(make_chunk([[text.encode()]] * 2, Format.pair), settings(), held_out=False)
+    assert cleaned.src == cleaned.tgt == [text]
+    assert not cleaned.counts.replaced
+
+
+def test_control_characters_inside_strings_of_json_are_text() -> None:
+    line = b'{"src": "a\tb\x01", "tgt": "c\x00d\x0be"}'
+    cleaned = clean(make_chunk([[line]], Format.jsonl), settings(nul=False), held_out=False)
+    assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c d e"])
+
+
+def test_an_overlong_line_is_dropped_or_empty() -> None:
+    chunk = make_chunk([[b"a", b"", b"c"], [b"x", b"y", b"z"]], Format.pair, first_line=5)
+    chunk = type(chunk)(**{**vars(chunk), "overlong": (6,)})
+    for held_out, src in ((False, ["a", "c"]), (True, ["a", "", "c"])):
+        cleaned = clean(chunk, settings(), held_out=held_out)
+        assert cleaned.src == src
+        counts = cleaned.counts.replaced if held_out else cleaned.counts.dropped
+        assert counts == {OVERLONG: 1}
+        assert cleaned.counts.examples == {OVERLONG: [("a.src", 6, None)]}
+
+
+def test_rows_that_came_before_are_dropped_as_duplicates() -> None:
+    chunk = make_chunk([[b"a", b"", b"c", b"d"]] * 2, Format.pair)
+    repeated = np.array([False, True, False, True])
+    counts = clean(chunk, settings(), held_out=False, repeated=repeated).counts
+    assert counts.dropped == {EMPTY: 1, "duplicate": 1}
+    assert counts.examples["duplicate"] == [("a.src", 4, None)]

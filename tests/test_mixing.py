@@ -1,0 +1,240 @@
+"""Which pairs an epoch draws: weights and temperature hold over as many epochs as it takes."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from folders import write_folder
+from toy import assert_same_weights, read_records, train
+
+from nmt.config import TrainConfig
+from nmt.data import mixing
+from nmt.data.binary import Corpus, open_split
+from nmt.data.mixing import make_mix, pairs_an_epoch, whole
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.training.learner import Learner
+
+SIZES = {"a": 30, "b": 7, "c": 100}
+
+
+def corpora(**weights: float) -> list[Corpus]:
+    """Return the corpora of SIZES, one after the other."""
+    starts = np.cumsum([0, *SIZES.values()]).tolist()
+    return [
+        Corpus(name, start, size, weights.get(name, 1.0))
+        for (name, size), start in zip(SIZES.items(), starts, strict=False)
+    ]
+
+
+def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int, int]:
+    """Count how often each pair of a corpus comes in some epochs."""
+    corpus = next(share.corpus for share in mix.shares if share.corpus.name == name)
+    drawn = Counter(row for epoch in epochs for row in mix.rows(seed, epoch).tolist())
+    return {row: drawn[row] for row in range(corpus.start, corpus.start + corpus.num_pairs)}
+
+
+# --- weights
+
+
+def test_without_weights_an_epoch_is_every_pair_once_in_order() -> None:
+    assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))
+    assert whole(9).rows(3, 5).tolist() == list(range(9))
+
+
+@pytest.mark.parametrize("weight", [0.0, 1.0, 2.0, 3.0])
+def test_a_whole_weight_is_how_often_each_pair_comes_in_each_epoch(weight: float) -> None:
+    mix = make_mix(corpora(), {"c": weight})
+    for epoch in range(3):
+        assert set(counts(mix, "c", range(epoch, epoch + 1)).values()) == {int(weight)}
+        assert set(counts(mix, "a", range(epoch, epoch + 1)).values()) == {1}
+
+
+@pytest.mark.parametrize(
+    ("weight", "num_epochs", "times"), [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]
+)
+@pytest.mark.parametrize("name", SIZES)
+def test_a_fraction_repeats_no_pair_before_all_have_come(
+    weight: float, num_epochs: int, times: int, name: str
+) -> None:
+    mix = make_mix(corpora(), {name: weight})
+    for first in (0, 3 * num_epochs):
+        for end in range(1, num_epochs + 1):
+            found = counts(mix, name, range(first, first + end)).values()
+            assert max(found) - min(found) <= 1
+            assert sum(found) == pytest.approx(end * weight * SIZES[name], abs=1)
+        assert set(found) == {times}
+
+
+def test_the_pairs_of_half_an_epoch_are_drawn_at_random() -> None:
+    mix = make_mix(corpora(), {"c": 0.5})
+    drawn = [
+        tuple(sorted(mix.rows(seed, epoch).tolist())) for seed in (0, 1) for epoch in (0, 2, 4)
+    ]
+    assert len(set(drawn)) == 6
+    assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
+
+
+def test_weights_of_training_take_the_place_of_those_of_the_folder() -> None:
+    mix = make_mix(corpora(a=3, b=0), {"b": 1, "c": 0})
+    assert mix.sizes(0) == [90, 7, 0]
+
+
+def test_a_large_corpus_is_shuffled_in_blocks_and_none_is_lost(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(mixing, "_MOST_BLOCKS", 16)
+    for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
+        mix = make_mix([Corpus("x", 5, size, 0.5)], {})
+        for seed in range(5):
+            both = np.concatenate([mix.rows(seed, epoch) for epoch in (0, 1)])
+            assert sorted(both) == list(range(5, 5 + size))
+
+
+@pytest.mark.parametrize("num_pools", [1, 2, 5])
+def test_pools_share_an_epoch_and_every_corpus_of_it(num_pools: int) -> None:
+    mix = make_mix(corpora(), {"a": 0.5, "b": 3})
+    for epoch in (0, 1):
+        pools = [mix.rows(1, epoch, pool, num_pools).tolist() for pool in range(num_pools)]
+        assert sorted(row for pool in pools for row in pool) == sorted(mix.rows(1, epoch).tolist())
+        for pool in pools:
+            assert sum(row >= 37 for row in pool) == pytest.approx(100 / num_pools, abs=1)
+
+
+# --- temperature
+
+
+def test_temperature_evens_out_the_shares_and_keeps_the_length_of_the_epoch() -> None:
+    sizes, weights = [1000, 10, 90], [1.0, 2.0, 0.0]
+    assert pairs_an_epoch(sizes, weights, 1.0) == [1000, 20, 0]
+    hot = pairs_an_epoch(sizes, weights, 2.0)
+    assert sum(hot) == pytest.approx(1020)
+    assert hot[1] / hot[0] == pytest.approx(2 * (10 / 1000) ** 0.5)
+    even = pairs_an_epoch(sizes, weights, 1e9)
+    assert even[1] / even[0] == pytest.approx(2)
+    assert hot[2] == even[2] == 0
+
+
+def test_temperature_does_nothing_to_a_corpus_alone() -> None:
+    for size in range(1, 200):
+        assert pairs_an_epoch([size], [0.7], 3.3) == [0.7 * size]
+
+
+def test_the_pairs_of_a_heated_mix_come_as_often_as_their_share_says() -> None:
+    mix = make_mix(corpora(), {}, 5.0)
+    expected = pairs_an_epoch([*SIZES.values()], [1, 1, 1], 5.0)
+    for name, drawn in zip(SIZES, expected, strict=True):
+        found = counts(mix, name, range(20)).values()
+        assert sum(found) == pytest.approx(20 * drawn, abs=1)
+        assert max(found) - min(found) <= 1
+
+
+# --- what is refused
+
+
+@pytest.mark.parametrize(
+    ("given", "text"),
+    [
+        ({"weights": {"bb": 1}}, r"mix\.bb: .* did you mean b\?"),
+        ({"weights": {"news": 1}}, r"mix\.news: .* valid: a, b, c"),
+        ({"weights": dict.fromkeys(SIZES, 0)}, "no pair an epoch"),
+        ({"weights": dict.fromkeys(SIZES, 0.001)}, "no pair an epoch"),
+    ],
+)
+def test_a_mix_that_cannot_be_is_one_line_of_error(given: dict[str, Any], text: str) -> None:
+    with pytest.raises(ConfigError, match=text) as caught:
+        make_mix(corpora(), **given)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_folder_without_names_says_so() -> None:
+    with pytest.raises(ConfigError, match=r"mix\.news: .* data\.train, without names"):
+        make_mix([Corpus("", 0, 5, 1.0)], {"news": 1})
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"mix": {"a": -1.0}},
+        {"mix": {"a": float("nan")}},
+        {"mix": {"a": float("inf")}},
+        {"mix_temperature": 0.5},
+        {"mix_temperature": float("inf")},
+    ],
+)
+def test_weights_and_temperatures_out_of_range_are_refused(given: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=r"^mix(\.a|_temperature)="):
+        TrainConfig(**given)
+
+
+# --- in a run
+
+
+@pytest.fixture
+def data_dir(tmp_path: Path, tokenizer: Tokenizer) -> Path:
+    """Three corpora whose first source token tells them apart."""
+    draw = np.random.default_rng(0)
+    pairs = {
+        name: [
+            ([4 + number, *draw.integers(10, 330, length)], draw.integers(10, 330, length).tolist())
+            for length in draw.integers(2, 9, size)
+        ]
+        for number, (name, size) in enumerate(SIZES.items())
+    }
+    (tmp_path / "tokenizer.model").write_bytes(tokenizer.model)
+    meta = {"src_lang": "en", "tgt_lang": "de", "tokenizer_sha256": tokenizer.sha256}
+    write_folder(tmp_path, pairs, 330, weights={"b": 4.0}, pairs_a_shard=40, **meta)
+    return tmp_path
+
+
+RUN = ["valid_bleu=false", "tokens_per_update=100", "max_updates=8"]
+
+
+def drawn_corpora(data_dir: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Counter[str]:
+    """Train for an epoch; count the pairs of each corpus that reach the model."""
+    seen: Counter[str] = Counter()
+    original, data = Learner.accumulate_gradient, open_split(data_dir, "train")
+
+    def watching(learner: Learner, update: Any) -> Any:
+        firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
+        seen.update([*SIZES][first - 4] for first in firsts)
+        return original(learner, update)
+
+    monkeypatch.setattr(Learner, "accumulate_gradient", watching)
+    assert train(data_dir, data_dir / "run", *RUN, *arguments) == 0
+    return seen
+
+
+def test_a_run_draws_what_the_folder_and_the_mix_say(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lengths = open_split(data_dir, "train").lengths()[:, 1]
+    num_tokens = 2 * int(lengths[:30].sum()) + 4 * int(lengths[30:37].sum())
+    updates = f"max_updates={round(num_tokens / 100)}"  # an epoch
+    seen = drawn_corpora(data_dir, monkeypatch, "mix.a=2", "mix.c=0", updates)
+    assert seen == {"a": 60, "b": 28}
+
+
+def test_a_run_goes_on_with_its_mix_alone(
+    data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "max_updates=4") == 0
+    capsys.readouterr()
+    for other in (["mix.a=3"], [], ["mix.a=2", "mix_temperature=2"], ["mix.a=2", "mix.c=0"]):
+        assert train(data_dir, data_dir / "run", *RUN, *other) == 2
+        error = capsys.readouterr().err.strip()
+        assert "mix was 60 of 30 pairs of a + 28 of 7 pairs of b + " in error.splitlines()[-1]
+    assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "mix.b=4") == 0  # b=4 as before
+
+
+def test_a_mixed_run_that_stops_and_goes_on_has_the_same_bits(data_dir: Path) -> None:
+    mix = ["mix.a=0.5", "mix_temperature=2", "max_updates=30", "model.dropout=0.1"]
+    assert train(data_dir, data_dir / "whole", *RUN, *mix) == 0
+    for end in (7, 19, 30):
+        assert train(data_dir, data_dir / "parts", *RUN, *mix, f"max_updates={end}") == 0
+    assert_same_weights(data_dir / "whole", data_dir / "parts")
+    assert read_records(data_dir / "parts", "epoch")[-1]["epoch"] >= 2

@@ -1,0 +1,193 @@
+"""What nmt-preprocess writes: the same bytes however the work is shared, and no pair slipped."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+from datasets import Dataset
+from preprocessing import ODD, read_back, read_report, tree, write_corpus, write_text
+from toy import command
+
+from nmt.data.folder import read_meta
+from nmt.data.tokenizer import Tokenizer
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, and a data folder made of it in shards of 70 pairs."""
+    folder = tmp_path_factory.mktemp("preprocess")
+    arguments = [*write_corpus(folder), "shard_pairs=70", f"data_dir={folder / 'data'}"]
+    assert command("preprocess", *arguments) == 0
+    return folder
+
+
+def arguments(place: Path, data_dir: Path, *changes: str) -> list[str]:
+    """Return the arguments that made the data folder of `place`, for another folder."""
+    return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}", *changes]
+
+
+def test_bytes_do_not_depend_on_the_number_of_processes(place: Path, tmp_path: Path) -> None:
+    assert command("preprocess", *arguments(place, tmp_path / "data", "num_threads=3")) == 0
+    assert tree(tmp_path) == {f"data/{k}": v for k, v in tree(place / "data").items()}
+
+
+def test_several_machines_write_what_one_does(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    data = tmp_path / "data"
+    assert command("preprocess", *arguments(place, data, "shard=2/2")) == 2
+    assert "has no plan" in capfd.readouterr().err
+    for step in ("step=plan", "shard=2/2"):
+        assert command("preprocess", *arguments(place, data, step)) == 0
+    capfd.readouterr()
+    assert command("preprocess", *arguments(place, data, "step=merge")) == 2
+    assert "3 of 5 shards are not there: train-00000.arrow, train-00002" in capfd.readouterr().err
+    assert command("preprocess", *arguments(place, data, "shard=1/2", "max_length=99")) == 2
+    assert "max_length changed since the last run" in capfd.readouterr().err
+    assert not data.exists()
+    for step in ("shard=1/2", "step=merge"):
+        assert command("preprocess", *arguments(place, data, step)) == 0
+    assert tree(tmp_path) == {f"data/{k}": v for k, v in tree(place / "data").items()}
+
+
+def test_every_line_keeps_its_number_and_its_partner(place: Path) -> None:
+    kept = [[int(re.match(r"\d+", line)[0]) for line in pair] for pair in read_back(place / "data")]  # type: ignore[index]
+    assert all(src == tgt for src, tgt in kept)
+    lines = [
+        (place / f"train.{side}.txt").read_bytes().decode().split("\n")[:-1]
+        for side in ("src", "tgt")
+    ]
+    good = [
+        n
+        for n, pair in enumerate(zip(*lines, strict=True))
+        if all(line.strip() and "\0" not in line and "too long" not in line for line in pair)
+    ]
+    assert [src for src, _ in kept] == good
+    report = read_report(place / "data")["train"]
+    assert report["read"] == len(lines[0])
+    assert report["kept"] == len(good) == report["read"] - sum(report["dropped"].values())
+    assert set(report["dropped"]) == {"empty side", "NUL character", "too long"}
+
+
+def test_held_out_pairs_all_stay(place: Path) -> None:
+    report = read_report(place / "data")["valid"]
+    assert (report["read"], report["kept"], report["dropped"]) == (12, 12, {})
+    for side in ("src", "tgt"):
+        assert (place / f"data/valid.{side}").read_bytes().count(b"\n") == 12
+    assert len(list(read_back(place / "data", "valid"))) == 12
+
+
+def test_examples_name_the_lines_that_were_dropped(place: Path) -> None:
+    train = read_report(place / "data")["train"]
+    for reason, part in (("NUL character", b"\0"), ("too long", b"too long")):
+        for example in train["examples"][reason]:
+            line = Path(example["file"]).read_bytes().split(b"\n")[example["line"] - 1]
+            assert part in line
+        assert len(train["examples"][reason]) == min(5, train["dropped"][reason])
+
+
+def test_other_libraries_read_the_shards(place: Path) -> None:
+    paths = sorted((place / "data").glob("train-*.arrow"))
+    assert [path.name for path in paths] == [f"train-{n:05d}.arrow" for n in range(5)]
+    with pa.OSFile(str(paths[1])) as source, pa.ipc.open_stream(source) as reader:
+        rows = reader.read_all().to_pylist()
+    assert Dataset.from_file(str(paths[1])).to_list() == rows
+    (shards,) = read_meta(place / "data")["splits"]["train"]
+    assert [shard["file"] for shard in shards["shards"]] == [path.name for path in paths]
+    assert shards["shards"][1]["pairs"] == len(rows)
+
+
+def test_meta_knows_the_tokenizer_by_its_bytes(place: Path) -> None:
+    meta, tokenizer = read_meta(place / "data"), Tokenizer.load(place / "data/tokenizer.model")
+    assert meta["tokenizer_sha256"] == tokenizer.sha256
+    assert meta["vocab_size"] == tokenizer.vocab_size == 330
+
+
+def test_corpora_are_shards_of_their_own_with_their_tags(tmp_path: Path) -> None:
+    changes = []
+    for name in ("news", "web"):
+        write_corpus(tmp_path, 100, name=name)
+        changes += [
+            f"data.corpora.{name}.{s}={tmp_path / f'{name}.{s}.txt'}" for s in ("src", "tgt")
+        ]
+    changes += ["data.corpora.web.src_tag=<web>", "data.corpora.web.weight=2", "shard_pairs=60"]
+    others = [a for a in write_corpus(tmp_path) if not a.startswith("data.train")]
+    assert command("preprocess", *others, *changes, f"data_dir={tmp_path / 'data'}") == 0
+    index = read_meta(tmp_path / "data")["splits"]["train"]
+    assert [(c["corpus"], c["weight"], len(c["shards"])) for c in index] == [
+        ("news", 1.0, 2),
+        ("web", 2.0, 2),
+    ]
+    assert [s["file"] for s in index[1]["shards"]] == [
+        "train-web-00000.arrow",
+        "train-web-00001.arrow",
+    ]
+    tagged = [src.startswith("<web>") for src, _ in read_back(tmp_path / "data")]
+    assert tagged == [False] * tagged.count(False) + [True] * sum(
+        s["pairs"] for s in index[1]["shards"]
+    )
+
+
+def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
+    for side in ("src", "tgt"):
+        lines = [f"{n % 30} {side}" for n in range(200)]
+        write_text(tmp_path / f"train.{side}", lines)
+        write_text(tmp_path / f"valid.{side}", lines[:3])
+    sources = [
+        f"data.{s}.{e}={tmp_path / s}.{e}" for s in ("train", "valid") for e in ("src", "tgt")
+    ]
+    settings = ["tokenizer.vocab_size=280", "shard_pairs=47", "filter.duplicates=pair"]
+    places = [f"data_dir={tmp_path / 'data'}", "num_threads=2"]
+    assert command("preprocess", *sources, *settings, *places) == 0
+    assert [int(src.split()[0]) for src, _ in read_back(tmp_path / "data")] == list(range(30))
+    assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 170}
+
+
+def test_many_drops_are_a_warning_with_the_main_reason(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command("preprocess", *arguments(place, tmp_path / "data", "max_length=9")) == 0
+    warning = capfd.readouterr().err
+    assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", warning)
+
+
+def test_report_only_writes_nothing(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "scratch").mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
+    assert command("preprocess", *arguments(place, tmp_path / "data", "report_only=true")) == 0
+    assert "empty side" in capfd.readouterr().out
+    assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]
+
+
+def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> None:
+    assert command("preprocess", *arguments(place, tmp_path / "data", "keep_text=true")) == 0
+    texts = [
+        (row["src_text"], row["tgt_text"])
+        for path in sorted((tmp_path / "data").glob("train-*.arrow"))
+        for row in Dataset.from_file(str(path)).to_list()
+    ]
+    joined = [tuple(" ".join(t.split()) for t in pair) for pair in texts]
+    assert [(s.split()[0], t.split()[0]) for s, t in joined] == [
+        (s.split()[0], t.split()[0]) for s, t in read_back(tmp_path / "data")
+    ]
+    assert list(read_back(tmp_path / "data")) == list(read_back(place / "data"))
+    assert not any(odd in text for pair in texts for text in pair for odd in ODD[:7])
+
+
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("nmt.cli.preprocess, nmt.preprocessing.prepare", "torch"),
+        ("nmt.preprocessing.pool, nmt.preprocessing.encoding", "pyarrow"),  # there are many workers
+    ],
+)
+def test_nothing_heavy_is_imported(modules: str, unwanted: str) -> None:
+    code = f"import sys, {modules}; sys.exit({unwanted!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

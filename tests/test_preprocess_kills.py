@@ -1,0 +1,127 @@
+"""nmt-preprocess when things go wrong: kills, Ctrl-C, lost workers, full disks, two at once."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+from preprocessing import (
+    is_running,
+    run,
+    run_and_die,
+    start,
+    tree,
+    wait_for_workers,
+    wait_until_gone,
+    write_corpus,
+)
+from toy import command
+
+from nmt.preprocessing.workspace import open_workspace
+
+KILLED = -signal.SIGKILL
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a corpus, and a data folder made of it without interruption."""
+    folder = tmp_path_factory.mktemp("kills")
+    assert command("preprocess", *arguments(folder, folder / "data")) == 0
+    return folder
+
+
+def arguments(place: Path, data_dir: Path) -> list[str]:
+    """Return the arguments that make a data folder of the corpus in `place`, in five shards."""
+    return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}"]
+
+
+def assert_done(place: Path, folder: Path) -> None:
+    """Check that the data folder is that of an uninterrupted run, and that nothing else is left."""
+    assert tree(folder) == {f"data/{k}": v for k, v in tree(place / "data").items()}
+    assert sorted(path.name for path in folder.iterdir()) == ["data"]
+
+
+def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
+    place: Path, tmp_path: Path
+) -> None:
+    every = arguments(place, tmp_path / "data")
+    done: dict[str, tuple[int, int]] = {}
+    for number in (3, 10, 12):  # before the plan is whole, in shard 1, in shard 3
+        assert run_and_die(number, *every) == KILLED
+        assert not (tmp_path / "data").exists()
+        shards = {path.name: _identity(path) for path in tmp_path.glob(".data.work/data/*.arrow")}
+        assert done.items() <= shards.items()  # what is done is not written again
+        units = {path.stem for path in tmp_path.glob(".data.work/units/*.json")}
+        done = {name: known for name, known in shards.items() if name[: -len(".arrow")] in units}
+    assert sorted(done) == [f"train-{number:05d}.arrow" for number in range(3)]
+    assert command("preprocess", *every, "num_threads=2") == 0
+    assert_done(place, tmp_path)
+    for name, known in done.items():
+        assert _identity(tmp_path / "data" / name) == known
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    status = path.stat()
+    return status.st_ino, status.st_mtime_ns
+
+
+@pytest.mark.parametrize("victims", ["worker", "all"])  # the parent alone: tests/test_pool.py
+def test_nobody_is_left_when_somebody_is_killed(victims: str, place: Path, tmp_path: Path) -> None:
+    every = arguments(place, tmp_path / "data")
+    with start(*every) as process:
+        workers = wait_for_workers(process)
+        for pid in workers if victims == "worker" else [process.pid, *workers]:
+            os.kill(pid, signal.SIGKILL)
+        status, error = process.wait(), process.communicate()[1]
+    wait_until_gone(workers)
+    assert not (tmp_path / "data").exists()
+    if victims == "worker":
+        assert status == 2
+        assert error.split("\n")[-2].startswith("nmt-preprocess: a worker process was killed")
+    assert "Traceback" not in error
+
+
+def test_control_c_ends_all_quickly_and_quietly(place: Path, tmp_path: Path) -> None:
+    with start(*arguments(place, tmp_path / "data")) as process:
+        workers = wait_for_workers(process)
+        os.killpg(process.pid, signal.SIGINT)
+        assert process.wait(timeout=20) == 130
+        error = process.communicate()[1]
+    assert not any(map(is_running, workers))
+    assert error.split("\n")[-2:] == ["nmt-preprocess: interrupted", ""]
+    assert "Traceback" not in error
+
+
+def test_a_second_run_of_a_folder_is_refused(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    every = arguments(place, tmp_path / "data")
+    with open_workspace(tmp_path / "data", part=None):
+        assert command("preprocess", *every) == 2
+        (line,) = capfd.readouterr().err.split("\n")[:-1]
+        assert "is in use by another nmt-preprocess" in line
+
+
+def _small_files() -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
+
+
+def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(place: Path, tmp_path: Path) -> None:
+    every = arguments(place, tmp_path / "data")
+    status, error = run(*every, preexec_fn=_small_files)  # python ignores SIGXFSZ: write fails
+    assert status == 2
+    assert "cannot be written: File too large; mend that" in error.split("\n")[-2]
+    assert "Traceback" not in error
+    assert not (tmp_path / "data").exists()
+
+
+@pytest.mark.parametrize("data_dir", ["/proc/nmt/data", "/dev/null/data"])
+def test_a_place_that_cannot_be_written_is_one_line(
+    data_dir: str, place: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert command("preprocess", *arguments(place, Path(data_dir))) == 2
+    (line,) = capfd.readouterr().err.split("\n")[:-1]
+    assert f"{data_dir} cannot be written" in line

@@ -1,0 +1,283 @@
+"""The report of a corpus: what it foresees, what it advises, and how it is shown."""
+
+from __future__ import annotations
+
+import dataclasses
+import html
+import json
+from collections.abc import Sequence
+from html.parser import HTMLParser
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import sentences, tiny_config, tokenizer_config
+from test_statistics import measure
+
+from nmt.cli.commands import COMMANDS
+from nmt.cli.compose import with_config
+from nmt.config import CorpusConfig, DataConfig, ModelConfig, PreprocessConfig, TrainConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
+from nmt.preprocessing.counts import Counts, Place
+from nmt.preprocessing.overlap import HeldOut
+from nmt.preprocessing.page import report_page
+from nmt.preprocessing.report import Part, Report, build_report
+from nmt.preprocessing.terminal import report_table
+
+SRC = sentences(300, seed=1)
+TGT = [" ".join(line.split()[::-1]) for line in SRC]
+NEW = ["tree tree house house tree", "über über größer über green über"]
+TRAINING = TrainConfig(model=tiny_config(), tokens_per_update=100, max_tokens=200, max_updates=500)
+
+
+def part(
+    tokenizer: Tokenizer,
+    src: Sequence[str] = SRC,
+    tgt: Sequence[str] = TGT,
+    *,
+    held_out: HeldOut | None = None,
+    name: str = "",
+    **counts: Any,
+) -> Part:
+    """Measure one corpus of which all was kept, but for what `counts` says."""
+    statistics = measure(tokenizer, list(src), list(tgt), held_out)
+    kept = len(src)
+    return Part(name, Counts(**{"read": kept, "kept": kept, **counts}), statistics)
+
+
+def report(
+    tokenizer: Tokenizer,
+    *parts: Part,
+    training: TrainConfig = TRAINING,
+    data: DataConfig | None = None,
+    duplicates: dict[str, int] | None = None,
+) -> Report:
+    """Report on a training text of those parts, and validation text that is new."""
+    return build_report(
+        {"train": parts, "valid": [part(tokenizer, NEW, NEW)]},
+        config=PreprocessConfig(data=data or DataConfig(src_lang="en", tgt_lang="de")),
+        training=training,
+        tokenizers=(tokenizer, tokenizer),
+        duplicates=duplicates,
+    )
+
+
+def test_an_epoch_counts_corpora_as_often_as_it_has_them(tokenizer: Tokenizer) -> None:
+    data = DataConfig()
+    weights = {"a": 1.0, "b": 0.5, "c": 0.0}
+    data.corpora = {name: CorpusConfig(weight=weight) for name, weight in weights.items()}
+    parts = [part(tokenizer, name=name) for name in weights]
+    found = report(tokenizer, *parts, data=data)
+    once = report(tokenizer, part(tokenizer))
+    pairs, tokens = (found["training"]["epoch"][k] for k in ("num_pairs", "num_tgt_tokens"))
+    assert pairs == 450
+    assert tokens == pytest.approx(1.5 * once["training"]["epoch"]["num_tgt_tokens"], rel=0.01)
+    training = dataclasses.replace(TRAINING, mix={"a": 0.0, "c": 2.0})
+    assert (
+        report(tokenizer, *parts, data=data, training=training)["training"]["epoch"]["num_pairs"]
+        == 750
+    )
+
+
+def test_clean_text_gets_no_advice(tokenizer: Tokenizer) -> None:
+    assert report(tokenizer, part(tokenizer))["advice"] == []
+
+
+def dropped(tokenizer: Tokenizer) -> Report:
+    """Report on text of which a part was dropped."""
+    reasons = {"too long": 30, "empty side": 10}
+    return report(tokenizer, part(tokenizer, read=340, dropped=reasons))
+
+
+def overlapping(tokenizer: Tokenizer) -> Report:
+    """Report on text with a pair, and many sources, of the validation set."""
+    held_out = HeldOut({"valid": (NEW, NEW)})
+    src, tgt = [*SRC, NEW[0].upper(), NEW[1]], [*TGT, NEW[0] + " !", "a"]
+    return report(tokenizer, part(tokenizer, src, tgt, held_out=held_out))
+
+
+DEFECTS = {
+    "were dropped, most for 'too long' (30)": dropped,
+    "1 of 2 valid pairs (50.0%) are in the training text": overlapping,
+    "(first a.en:301)": overlapping,
+    "2 of 2 valid sources": overlapping,
+    "filter.duplicates=pair": lambda t: report(
+        t, part(t), duplicates={"pairs": 100, "sources": 150, "targets": 120}
+    ),
+    "filter.duplicates=src": lambda t: report(
+        t, part(t), duplicates={"pairs": 10, "sources": 150, "targets": 120}
+    ),
+    "are single bytes, most for U+4F60": lambda t: report(
+        t, part(t, [*SRC, "你" * 99], [*TGT, "a"])
+    ),
+    "are odd (first U+FFFD REPLACEMENT CHARACTER": lambda t: report(
+        t, part(t, [s + "\ufffd" for s in SRC])
+    ),
+    "filter.max_foreign": lambda t: report(t, part(t, [*SRC, "мир " * 50], [*TGT, "a"])),
+    "target tokens for each source token": lambda t: report(t, part(t, SRC, [4 * s for s in SRC])),
+    "filter.max_ratio=3": lambda t: report(t, part(t, SRC, ["a"] * 30 + TGT[30:])),
+    "max_tokens=5": lambda t: report(
+        t, part(t), training=dataclasses.replace(TRAINING, max_tokens=5)
+    ),
+    "leave no training pair": lambda t: report(
+        t, part(t), training=dataclasses.replace(TRAINING, mix={"": 0.0})
+    ),
+    "tokens_per_update=900": lambda t: report(
+        t, part(t), training=dataclasses.replace(TRAINING, tokens_per_update=900)
+    ),
+    "epochs: set it lower": lambda t: report(
+        t, part(t), training=dataclasses.replace(TRAINING, max_updates=10**6)
+    ),
+    "raise tokenizer.vocab_size": lambda t: report(t, part(t, ["qxjzwvkp"] * 300)),
+}
+
+
+@pytest.mark.parametrize("advice", DEFECTS)
+def test_each_defect_is_told_with_what_to_do(tokenizer: Tokenizer, advice: str) -> None:
+    assert any(advice in line for line in DEFECTS[advice](tokenizer)["advice"])
+
+
+def test_unknown_tokens_above_a_thousandth_are_told() -> None:
+    plain = train_tokenizer(SRC + TGT, tokenizer_config(vocab_size=60, byte_fallback=False))
+    assert report(plain, part(plain))["advice"] == []
+    found = report(plain, part(plain, [*SRC, "你 好 " * 5], [*TGT, "a"]))
+    assert any("source tokens are unknown" in line for line in found["advice"])
+    assert found["train"]["src"]["unknown_share"] > 0.001
+    assert found["train"]["src"]["uncovered"][0]["code"] in ("U+4F60", "U+597D")
+
+
+def test_characters_with_a_piece_and_odd_ones_are_told_apart(tokenizer: Tokenizer) -> None:
+    lines = ["a\u200bb 你 \ue000\ufffd\t é" for _ in range(3)]
+    side = report(tokenizer, part(tokenizer, [*SRC, *lines], [*TGT, *lines]))["train"]["src"]
+    odd = {entry["code"]: (entry["count"], entry["why"]) for entry in side["odd"]}
+    assert odd == {
+        "U+0009": (3, "control"),
+        "U+200B": (3, "invisible"),
+        "U+4F60": (3, "other script"),
+        "U+E000": (3, "private use"),
+        "U+FFFD": (3, "replacement"),
+    }
+    assert side["odd_characters"] == 15
+    bare = {entry["code"] for entry in side["uncovered"]}
+    assert "U+4F60" in bare
+    assert not {"U+0061", "U+0020", "U+00FC"} & bare
+    total = sum(map(len, [*SRC, *lines]))
+    missing = sum(entry["count"] for entry in side["uncovered"])
+    assert side["covered_share"] == pytest.approx(1 - missing / total)
+    assert side["characters"] == total
+
+
+def test_quantiles_and_bars_are_those_of_the_lengths(tokenizer: Tokenizer) -> None:
+    found = report(tokenizer, part(tokenizer))["train"]["src"]["lengths"]
+    lengths = np.sort([len(tokenizer.encode(line)) + 1 for line in SRC])
+    quantiles = {name: int(lengths[int(np.ceil(q * 300)) - 1]) for name, q in QUANTILES.items()}
+    assert {name: found[name] for name in quantiles} == quantiles
+    bars = np.bincount(lengths // found["bar_width"]).tolist()
+    assert found["bars"] == bars
+    assert len(bars) <= 50
+
+
+QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
+EVIL = '<script src="http://evil/x.js">alert(1)</script>&\u202e'
+
+
+def evil_report(tokenizer: Tokenizer) -> Report:
+    """Report on a corpus that has names and text that no page may take as they are."""
+    data = DataConfig(src_lang=EVIL, tgt_lang=EVIL)
+    data.corpora = {EVIL: CorpusConfig(), "b": CorpusConfig()}  # set later, so nothing refuses it
+    counts = {
+        "dropped": {EVIL: 40},
+        "replaced": {EVIL: 1},
+        "examples": {EVIL: [Place(EVIL, 7, 3)]},
+        "read": 340,
+    }
+    held_out = HeldOut({"valid": (NEW, NEW)})
+    text = [*SRC[:-1], NEW[0]], [*TGT[:-1], NEW[0]]
+    parts = [part(tokenizer, *text, name=EVIL, held_out=held_out, **counts)]
+    return report(tokenizer, *parts, part(tokenizer, name="b"), data=data, duplicates={"pairs": 9})
+
+
+class Page(HTMLParser):
+    """Collects tags and attributes, and sees that every tag is closed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: set[str] = set()
+        self.attributes: set[str] = set()
+        self.open: list[str] = []
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag."""
+        self.tags.add(tag)
+        self.attributes |= {name for name, _ in attrs}
+        if tag != "meta":
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        """Note a tag that closes itself."""
+        self.tags.add(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        """Close the newest tag, which has to be this one."""
+        assert self.open.pop() == tag
+
+
+def test_the_page_is_whole_and_needs_nothing_else(tokenizer: Tokenizer) -> None:
+    text = report_page(evil_report(tokenizer))
+    page = Page(text)
+    assert page.open == []
+    assert {"svg", "table", "style", "rect"} <= page.tags
+    assert not page.tags & {"script", "link", "img", "iframe", "object", "a"}
+    assert not page.attributes & {"src", "href", "onload", "onclick", "style"}
+    assert not any(word in text for word in ("url(", "@import", "\u202e", "<script"))
+    assert "prefers-color-scheme: dark" in text
+    assert text.count("&lt;script") > 5  # the corpus, the reason, the place
+
+
+def test_the_page_shows_what_was_counted(tokenizer: Tokenizer) -> None:
+    found = evil_report(tokenizer)
+    text = report_page(found)
+    train = found["train"]
+    rows = [(train["read"], train["kept"]), (found["valid"]["read"], found["valid"]["kept"])]
+    for counts in rows:
+        cells = "".join(f'<td class="number">{count:,}</td>' for count in counts)
+        assert cells in text
+    for side in ("src", "tgt"):
+        assert f'<td class="number">{train[side]["tokens"]:,}</td>' in text
+        bars = [count for count in train[side]["lengths"]["bars"] if count]
+        assert all(f"tokens: {count:,} pairs</title>" in text for count in bars)
+    assert f'<td class="number">{found["training"]["epoch"]["num_updates"]:,}</td>' in text
+    assert all(html.escape(line) in text for line in found["advice"] if EVIL not in line)
+
+
+def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
+    data = DataConfig(src_lang="en", tgt_lang="de")
+    names = [f"corpus-with-a-long-name-{i}" for i in range(30)]
+    data.corpora = {name: CorpusConfig() for name in names}
+    reasons = {f"reason {i}": 1 for i in range(9)}
+    held_out = HeldOut({"valid": (SRC, TGT)})
+    parts = [part(tokenizer, held_out=held_out, name=n, read=400, dropped=reasons) for n in names]
+    duplicates = {"pairs": 9000, "sources": 9000, "targets": 9000}
+    lines = report_table(report(tokenizer, *parts, data=data, duplicates=duplicates)).split("\n")
+    assert len(lines) <= 45
+    assert max(map(len, lines)) <= 100
+    assert any(line.startswith("  and 22 more") for line in lines)
+
+
+def test_preprocessing_is_told_the_settings_of_training() -> None:
+    seen: list[TrainConfig] = []
+    arguments = ["experiment=multi30k"]
+    with_config(COMMANDS["preprocess"], arguments, lambda *configs: seen.append(configs[2]))
+    assert seen[0].tokens_per_update == 2000
+    assert seen[0].average_last == 8
+    with_config(COMMANDS["preprocess"], ["model=big"], lambda *configs: seen.append(configs[2]))
+    assert seen[1].model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
+    assert seen[1].max_tokens == TrainConfig().max_tokens
+
+
+def test_the_report_is_plain_json_and_the_same_each_time(tokenizer: Tokenizer) -> None:
+    first, second = (json.dumps(evil_report(tokenizer)) for _ in range(2))
+    assert first == second
+    assert report_page(json.loads(first)) == report_page(evil_report(tokenizer))

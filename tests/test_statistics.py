@@ -1,0 +1,254 @@
+"""Statistics of text against slow counts: one line, one word, one character at a time."""
+
+from __future__ import annotations
+
+import json
+import random
+import unicodedata
+from collections import Counter
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import sentences
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.preprocessing.codepoints import CodePoints, normal_form
+from nmt.preprocessing.overlap import NUM_EXAMPLES, HeldOut
+from nmt.preprocessing.statistics import (
+    EXACT_LENGTHS,
+    NUM_BINS,
+    Measurer,
+    Statistics,
+    bin_starts,
+    length_bins,
+)
+from nmt.preprocessing.tally import Tally
+
+ODD = "aB é\u0301ßﬁ \u00a0\u2003\u3000\u200b.,!?-'\"`$ \ue000\ufffd你好Привет😀ＡΣς\u0378\x01"
+
+
+def odd_lines(count: int, seed: int) -> list[str]:
+    """Draw lines of odd characters, some empty, some that come twice."""
+    draw = random.Random(seed)
+    lines = ["".join(draw.choices(ODD, k=draw.randint(0, 12))) for _ in range(count)]
+    return [draw.choice(lines) if draw.random() < 0.3 else line for line in lines]
+
+
+def encode(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[Any, Any]:
+    """Return flat ids and offsets."""
+    ids = tokenizer.encode_batch(lines)
+    flat = np.array([token for line in ids for token in line], np.uint16)
+    return flat, np.cumsum([0, *map(len, ids)])
+
+
+def measure(
+    tokenizer: Tokenizer,
+    src: list[str],
+    tgt: list[str],
+    held_out: HeldOut | None = None,
+    cut: int = 1000,
+) -> Statistics:
+    """Count the pairs in chunks of `cut`."""
+    measurer = Measurer(tokenizer, tokenizer, held_out)
+    total = Statistics()
+    for start in range(0, len(src), cut):
+        chunk = src[start : start + cut], tgt[start : start + cut]
+        encoded = encode(tokenizer, chunk[0]), encode(tokenizer, chunk[1])
+        lines = np.arange(start + 1, start + 1 + len(chunk[0]))
+        total.merge(measurer.measure(chunk, encoded, file="a.en", lines=lines))
+    return total
+
+
+def test_characters_and_words_are_those_that_python_counts() -> None:
+    for seed in range(20):
+        lines = odd_lines(30, seed)
+        codes = CodePoints(lines)
+        tally = codes.tally()
+        found = dict(zip(tally.keys.tolist(), tally.counts.tolist(), strict=True))
+        assert found == Counter(map(ord, "".join(lines)))
+        assert codes.num_words() == sum(len(line.split()) for line in lines)
+
+
+def test_a_sum_of_tallies_is_the_tally_of_all() -> None:
+    draw = np.random.default_rng(0)
+    parts = [draw.integers(0, 50, size) for size in (0, 1, 40, 7)]
+    total = Tally()
+    for part in parts:
+        total.add(Tally.of(part))
+    expected = sorted(Counter(np.concatenate(parts).tolist()).items())
+    assert total.to_json() == [[k for k, _ in expected], [n for _, n in expected]]
+
+
+def slow_normal_form(text: str) -> str:
+    """Do what `normal_form` promises, on the whole line."""
+    for _ in range(2):
+        text = unicodedata.normalize("NFKD", text).casefold()
+    text = unicodedata.normalize("NFKD", text)
+    dropped = ("P", "Z", "C", "Sk")
+    return "".join(c for c in text if not unicodedata.category(c).startswith(dropped))
+
+
+def test_case_punctuation_spaces_and_composition_do_not_matter() -> None:
+    assert normal_form(" »Straße, 5!« ") == normal_form("STRASSE\u00a05")
+    assert normal_form("caf\u00e9") == normal_form("cafe\u0301") != normal_form("cafe")
+    for line in odd_lines(300, seed=1):
+        assert unicodedata.normalize("NFKD", normal_form(line)) == slow_normal_form(line)
+
+
+def test_signatures_agree_where_normal_forms_do_and_else_differ() -> None:
+    lines = [*odd_lines(400, seed=2), "", "...", "a b", "A, B!", "ab c"]
+    signatures = CodePoints(lines).signatures().tolist()
+    assert len(signatures) == len(lines)
+    by_form: dict[str, int] = {}
+    for line, signature in zip(lines, signatures, strict=True):
+        # the order of characters is all that a signature does not see
+        form = "".join(sorted(normal_form(line)))
+        assert by_form.setdefault(form, signature) == signature
+    assert len(set(by_form.values())) == len(by_form)
+
+
+def test_counts_of_tokens_are_those_of_single_lines(tokenizer: Tokenizer) -> None:
+    src, tgt = odd_lines(60, seed=3), sentences(60)
+    statistics = measure(tokenizer, src, tgt)
+    for lines, side in zip((src, tgt), statistics.sides, strict=True):
+        ids = [tokenizer.encode(line) for line in lines]
+        tokens = [token for line in ids for token in line]
+        assert side.num_tokens == len(tokens)
+        assert side.num_unknown == tokens.count(tokenizer.unk_id)
+        assert side.num_bytes == sum(piece.startswith("<0x") for piece in tokenizer.pieces(tokens))
+        assert side.longest == max(len(line) + 1 for line in ids)
+    assert statistics.sides[0].num_bytes > 0
+    assert statistics.num_pairs == statistics.lengths.total == 60
+
+
+def test_lengths_are_counted_by_pair(tokenizer: Tokenizer) -> None:
+    src, tgt = sentences(50, seed=1), sentences(50, seed=2)
+    statistics = measure(tokenizer, src, tgt)
+    pairs = zip(src, tgt, strict=True)
+    expected = Counter(tuple(len(tokenizer.encode(t)) + 1 for t in pair) for pair in pairs)
+    keys = statistics.lengths.keys
+    found = zip((keys // NUM_BINS).tolist(), (keys % NUM_BINS).tolist(), strict=True)
+    assert dict(zip(found, statistics.lengths.counts.tolist(), strict=True)) == expected
+
+
+def test_every_length_has_one_bin_and_short_ones_their_own() -> None:
+    lengths = np.concatenate([np.arange(5000), [99_999, 500_000]])
+    bins, starts = length_bins(lengths), bin_starts()
+    assert (starts[bins] <= lengths).all()
+    assert (lengths < starts[bins + 1]).all()
+    assert (bins[:EXACT_LENGTHS] == lengths[:EXACT_LENGTHS]).all()
+    assert length_bins(np.array([10**9]))[0] == NUM_BINS - 1
+
+
+HELD = {
+    "valid": (["A b.", "only src", "...", "twice", "twice"], ["c d", "other", "!", "x", "y"]),
+    "test": (["new", "A b."], ["neu", "C D"]),
+}
+LINES = [
+    ("A b.", "c d"),
+    ("a B", "C, d!"),
+    ("only src", "x"),
+    ("ONLY SRC", "nothing"),
+    ("b a", "d c"),
+    ("...", "!"),
+    (",,", "?"),
+    ("twice", "y"),
+    ("neu", "new"),
+    ("", ""),
+]
+
+
+def slow_overlap(split: str, lines: Sequence[tuple[str, str]]) -> dict[str, Any]:
+    """Compare every pair with every row."""
+    found: dict[str, Any] = {"rows": Counter(), "pairs": Counter(), "examples": {}}
+    rows = list(zip(*HELD[split], strict=True))
+    for strictness in ("exact", "normalised"):
+        for kind, sides in (("pairs", (0, 1)), ("sources", (0,)), ("targets", (1,))):
+            seen = set()
+            for number, pair in enumerate(lines, start=1):
+                hits = [
+                    i
+                    for i, row in enumerate(rows)
+                    if all(_same(pair, row, strictness, s) for s in sides)
+                ]
+                seen |= set(hits)
+                if hits:
+                    key = f"{strictness} {kind}"
+                    found["pairs"][key] += 1
+                    place = {"file": "a.en", "line": number, "held_out_line": hits[0] + 1}
+                    found["examples"].setdefault(key, []).append(place)
+            found["rows"][f"{strictness} {kind}"] = len(seen)
+    return found
+
+
+def _same(pair: Sequence[str], row: Sequence[str], strictness: str, side: int) -> bool:
+    if pair[side] == row[side]:
+        return True
+    form = slow_normal_form(pair[side])
+    return strictness == "normalised" and form != "" and form == slow_normal_form(row[side])
+
+
+@pytest.mark.parametrize("cut", [1, 3, 100])
+def test_overlap_is_what_comparing_all_with_all_finds(tokenizer: Tokenizer, cut: int) -> None:
+    draw = random.Random(cut)
+    lines = [*LINES, *(draw.choice(LINES) for _ in range(40))]
+    src, tgt = map(list, zip(*lines, strict=True))
+    statistics = measure(tokenizer, src, tgt, HeldOut(HELD), cut)
+    for split, overlap in statistics.overlaps.items():
+        expected = slow_overlap(split, lines)
+        names = [
+            f"{s} {k}" for s in ("exact", "normalised") for k in ("pairs", "sources", "targets")
+        ]
+        rows = overlap.seen.sum(axis=2).ravel().tolist()
+        assert dict(zip(names, rows, strict=True)) == {n: expected["rows"][n] for n in names}
+        pairs = overlap.matches.ravel().tolist()
+        assert dict(zip(names, pairs, strict=True)) == {n: expected["pairs"][n] for n in names}
+        first = {name: places[:NUM_EXAMPLES] for name, places in expected["examples"].items()}
+        assert overlap.examples == first
+
+
+def test_statistics_do_not_depend_on_how_text_is_cut(tokenizer: Tokenizer) -> None:
+    src = odd_lines(57, seed=4) + [pair[0] for pair in LINES]
+    tgt = sentences(57) + [pair[1] for pair in LINES]
+    whole = measure(tokenizer, src, tgt, HeldOut(HELD)).to_json()
+    for cut in (1, 2, 13):
+        assert measure(tokenizer, src, tgt, HeldOut(HELD), cut).to_json() == whole
+
+
+def test_what_is_merged_stays_as_it_was(tokenizer: Tokenizer) -> None:
+    src, tgt = map(list, zip(*LINES, strict=True))
+    parts = [measure(tokenizer, src[i:], tgt[i:], HeldOut(HELD)) for i in (0, 3)]
+    before = [json.dumps(part.to_json()) for part in parts]
+    for _ in range(2):
+        total = Statistics()
+        for part in parts:
+            total.merge(part)
+    assert [json.dumps(part.to_json()) for part in parts] == before
+
+
+def test_statistics_survive_a_json_file(tokenizer: Tokenizer) -> None:
+    src, tgt = map(list, zip(*LINES, strict=True))
+    statistics = measure(tokenizer, src, tgt, HeldOut(HELD))
+    text = json.dumps(statistics.to_json())
+    read = Statistics.from_json(json.loads(text))
+    assert json.dumps(read.to_json()) == text
+    read.merge(statistics)
+    statistics.merge(Statistics.from_json(json.loads(text)))
+    assert read.to_json() == statistics.to_json()
+
+
+def test_statistics_do_not_grow_with_the_corpus(tokenizer: Tokenizer) -> None:
+    src, tgt = map(list, zip(*LINES, strict=True))
+    once = measure(tokenizer, src, tgt, HeldOut(HELD))
+    often = measure(tokenizer, src * 50, tgt * 50, HeldOut(HELD))
+    assert often.num_pairs == 50 * once.num_pairs
+    assert len(json.dumps(often.to_json())) < 1.5 * len(json.dumps(once.to_json()))
+
+
+def test_no_pairs_are_no_statistics(tokenizer: Tokenizer) -> None:
+    empty = (np.zeros(0, np.uint16), np.zeros(1, np.int64))
+    measurer = Measurer(tokenizer, tokenizer, HeldOut(HELD))
+    chunk = measurer.measure(([], []), (empty, empty), file="a", lines=np.zeros(0, np.int64))
+    assert chunk.to_json() == Statistics().to_json()

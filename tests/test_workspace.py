@@ -1,0 +1,167 @@
+"""The work folder of preprocessing: whose it is, and what stays there when a run ends early."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from nmt.errors import ConfigError, DataError, NmtError
+from nmt.preprocessing.workspace import Workspace, open_workspace
+
+JOB = {"seed": 1, "inputs": {"a.en": [10, 20]}}
+
+
+def fill(work: Workspace) -> None:
+    """Begin a job and note one result."""
+    work.start(JOB)
+    work.write(work.units / "train-00000.json", {"kept": 3})
+
+
+def end_early(place: Path, error: BaseException, *, is_begun: bool = True) -> None:
+    """Let an error end a run."""
+
+    def run() -> None:
+        with open_workspace(place, part=None) as work:
+            if is_begun:
+                fill(work)
+            raise error
+
+    with pytest.raises(type(error)):
+        run()
+
+
+def units(place: Path) -> list[str]:
+    """Return the names of the results in the work folder of `place`."""
+    return [path.name for path in place.parent.glob(f".{place.name}.work/units/*")]
+
+
+@pytest.mark.parametrize("error", [NmtError("full"), KeyboardInterrupt(), RuntimeError("bug")])
+def test_results_stay_for_the_same_job(tmp_path: Path, error: BaseException) -> None:
+    place = tmp_path / "new/data"
+    end_early(place, error)
+    with open_workspace(place, part=None) as work:
+        (work.data / "x.tmp").write_bytes(b"half")
+        work.start(JOB)
+        assert units(place) == ["train-00000.json"]
+        assert not (work.data / "x.tmp").exists()
+
+
+@pytest.mark.parametrize("key", ["seed", "inputs", "new"])
+def test_results_go_when_the_job_is_another(tmp_path: Path, key: str) -> None:
+    place = tmp_path / "data"
+    end_early(place, KeyboardInterrupt())
+    with open_workspace(place, part=None) as work:
+        (work.spool / "stdin").parent.mkdir()
+        (work.spool / "stdin").write_bytes(b"text")
+        work.start({**JOB, key: 2})
+        assert units(place) == []
+        assert (work.spool / "stdin").exists()  # its content is part of the job
+
+
+@pytest.mark.parametrize("error", [DataError("line 3"), ConfigError("seed")])
+def test_nothing_stays_after_a_mistake_in_what_was_asked_for(
+    tmp_path: Path, error: NmtError
+) -> None:
+    end_early(tmp_path / "new/data", error)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_results_of_before_survive_a_mistake(tmp_path: Path) -> None:
+    end_early(tmp_path / "data", KeyboardInterrupt())
+    end_early(tmp_path / "data", ConfigError("typo"), is_begun=False)
+    assert units(tmp_path / "data") == ["train-00000.json"]
+
+
+def test_nothing_stays_where_nothing_was_done(tmp_path: Path) -> None:
+    end_early(tmp_path / "new/data", KeyboardInterrupt(), is_begun=False)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_finished_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    place.mkdir()
+    (place / "meta.json").write_text('{"format_version": 1}', encoding="utf-8")
+    (place / "train-00009.arrow").write_bytes(b"old")
+    with open_workspace(place, part=None) as work:
+        fill(work)
+        (work.data / "meta.json").write_text('{"format_version": 2}', encoding="utf-8")
+        assert (place / "train-00009.arrow").exists()
+        work.finish()
+    assert [path.name for path in tmp_path.rglob("*")] == ["data", "meta.json"]
+    assert json.loads((place / "meta.json").read_text(encoding="utf-8")) == {"format_version": 2}
+
+
+@pytest.mark.parametrize("error", [DataError("no such file"), KeyboardInterrupt()])
+def test_the_old_folder_comes_back_after_a_kill_between_two_renames(
+    tmp_path: Path, error: BaseException
+) -> None:
+    old = tmp_path / ".data.work/old"
+    old.mkdir(parents=True)
+    (old / "meta.json").write_text("{}", encoding="utf-8")
+    end_early(tmp_path / "data", error, is_begun=False)
+    assert [path.name for path in tmp_path.rglob("*")] == ["data", "meta.json"]
+
+
+def test_a_folder_whose_data_was_just_put_in_place_begins_anew(tmp_path: Path) -> None:
+    end_early(tmp_path / "data", KeyboardInterrupt())
+    (tmp_path / ".data.work/data").rmdir()  # renamed, and killed before the rest was removed
+    with open_workspace(tmp_path / "data", part=None) as work:
+        work.start(JOB)
+        assert units(tmp_path / "data") == []
+
+
+def test_one_run_at_a_time_or_several_parts(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+
+    def refuse(part: str | None) -> None:
+        with (
+            pytest.raises(ConfigError, match="in use by another"),
+            open_workspace(place, part=part),
+        ):
+            raise AssertionError("two at once")
+
+    with open_workspace(place, part=None) as work:
+        fill(work)
+        refuse(None)
+        refuse("1-2")
+    with open_workspace(place, part="1-2"), open_workspace(place, part="2-2"):
+        refuse("1-2")
+        refuse(None)
+
+
+def test_a_part_needs_the_plan_of_the_same_job(tmp_path: Path) -> None:
+    place = tmp_path / "data"
+    with pytest.raises(ConfigError, match="no plan"), open_workspace(place, part="1-2"):
+        raise AssertionError("without a plan")
+    end_early(place, KeyboardInterrupt())
+    with open_workspace(place, part="1-2") as work:
+        work.join(JOB)
+        with pytest.raises(ConfigError, match="seed changed"):
+            work.join({**JOB, "seed": 2})
+    with pytest.raises(DataError), open_workspace(place, part="1-2"):
+        raise DataError("in one of the parts")
+    assert units(place) == ["train-00000.json"]
+
+
+def test_what_is_foreign_is_not_touched(tmp_path: Path) -> None:
+    (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
+    for place in (tmp_path, tmp_path / "letter.txt"):
+        with (
+            pytest.raises(NmtError, match="choose another folder"),
+            open_workspace(place, part=None),
+        ):
+            raise AssertionError("taken over")
+    assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear"
+
+
+def test_a_link_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:
+    (tmp_path / "disk/data").mkdir(parents=True)
+    (tmp_path / "data").symlink_to(tmp_path / "disk/data")
+    with open_workspace(tmp_path / "data", part=None) as work:
+        fill(work)
+        (work.data / "meta.json").write_text("{}", encoding="utf-8")
+        work.finish()
+    assert (tmp_path / "data").is_symlink()
+    assert (tmp_path / "disk/data/meta.json").exists()
