@@ -13,7 +13,8 @@ from torch import Tensor
 from toy import train
 
 from nmt import files
-from nmt.data.batching import Rows, Update
+from nmt.data.batching import Update
+from nmt.data.bucketing import Rows
 from nmt.training import saver
 from nmt.training.learner import Learner
 from nmt.training.validation import Validation

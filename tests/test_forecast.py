@@ -10,7 +10,8 @@ import torch
 from conftest import tiny_config
 
 from nmt.config import ModelConfig, TrainConfig
-from nmt.data.batching import Lengths, TokenBatchSampler, padding_share
+from nmt.data.batching import TokenBatchSampler
+from nmt.data.bucketing import Lengths, padding_share
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.options import Norm
 from nmt.preprocessing import memory

@@ -14,8 +14,9 @@ from test_batching import CASES, flat, plan, random_lengths, rank_plans, sampler
 from toy import assert_same_weights, read_records, train, write_data
 
 from nmt.data import batching
-from nmt.data.batching import Updates, batch_cost, bucket
+from nmt.data.batching import Updates
 from nmt.data.binary import Corpus
+from nmt.data.bucketing import batch_cost, bucket
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import Tokenizer
 

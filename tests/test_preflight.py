@@ -12,7 +12,7 @@ import pytest
 import torch
 from conftest import PAD, tiny_model
 
-from nmt.data.batching import Lengths, Rows, bucket
+from nmt.data.bucketing import Lengths, Rows, bucket
 from nmt.errors import ConfigError
 from nmt.model import products
 from nmt.model.transformer import Transformer

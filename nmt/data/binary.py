@@ -15,8 +15,9 @@ from typing import Any
 
 import numpy as np
 
+from nmt.data.bucketing import Lengths
 from nmt.data.folder import CorpusIndex, read_index, read_lengths
-from nmt.data.shards import Ids, Lengths, MappedShard, length_type
+from nmt.data.shards import Ids, MappedShard, length_type
 from nmt.errors import DataError
 
 

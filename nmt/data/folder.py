@@ -17,7 +17,8 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.shards import Lengths, MappedShard, Shard, length_type
+from nmt.data.bucketing import Lengths
+from nmt.data.shards import MappedShard, Shard, length_type
 from nmt.errors import DataError
 
 FORMAT_VERSION = 2  # 1 had no index: its shards are those that the folder holds

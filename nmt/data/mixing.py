@@ -12,14 +12,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from nmt.data.binary import Corpus
+from nmt.data.bucketing import Rows
 from nmt.errors import ConfigError, nearest
-
-Rows = np.ndarray[Any, np.dtype[np.int64]]
 
 _MOST_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of neighbouring pairs
 

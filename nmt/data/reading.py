@@ -15,8 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, cast
 
-import pyarrow as pa
-
 from nmt.errors import DataError
 
 _KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
@@ -42,6 +40,8 @@ def unpacked(file: Path | IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".xz":
         return lzma.open(file, "rb")
     if suffix == ".zst":
+        import pyarrow as pa  # which other files need not wait for
+
         raw = pa.input_stream(str(file) if isinstance(file, Path) else file, compression="zstd")
         return cast(IO[bytes], io.BufferedReader(raw))  # which can tell lines, as pyarrow cannot
     return file.open("rb") if isinstance(file, Path) else file
@@ -61,7 +61,8 @@ def unpacking(name: str) -> Iterator[None]:
     """Turn what decompressors raise for a damaged or cut file into a `DataError` that names it."""
     try:
         yield
-    except (EOFError, zlib.error, lzma.LZMAError, pa.ArrowInvalid, OSError) as error:
+    # a ValueError is Arrow's
+    except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise DataError(f"{name} cannot be read: {error.strerror}") from None
         kind = _KINDS.get(Path(name).suffix, "compressed")

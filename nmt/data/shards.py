@@ -22,7 +22,6 @@ import pyarrow as pa
 from nmt.errors import DataError
 
 Ids = np.ndarray[Any, np.dtype[Any]]
-Lengths = np.ndarray[Any, np.dtype[Any]]  # (N, 2), uint16, or int32 above its range
 
 _ROWS_A_BATCH = 50_000  # fixed, so that bytes do not depend on how the pairs arrive
 _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end-of-stream marker of Arrow's IPC format

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.batching import bucket
+from nmt.data.bucketing import bucket
 from nmt.inference.backend import Backend
 from nmt.inference.sampling import occurrences
 from nmt.inference.search import Hypothesis

@@ -12,7 +12,7 @@ import torch
 
 from nmt.config import SearchConfig
 from nmt.data.batch import pad
-from nmt.data.batching import bucket
+from nmt.data.bucketing import bucket
 from nmt.inference.hypotheses import ControlIds, Hypothesis, Live, Task
 from nmt.inference.stepper import Scorer
 

@@ -18,8 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
 from nmt.data.batch import make_batch, make_compiled_batch
-from nmt.data.batching import Lengths, Rows, Update, batch_cost
+from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
+from nmt.data.bucketing import Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.transformer import Transformer

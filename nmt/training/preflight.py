@@ -11,7 +11,7 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nmt.data.batching import Lengths, Rows, bucket
+from nmt.data.bucketing import Lengths, Rows, bucket
 from nmt.errors import ConfigError
 from nmt.training.memory import peak_memory_bytes
 

@@ -17,8 +17,9 @@ import torch
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
-from nmt.data.batching import TokenBatchSampler, Update, batch_cost
+from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import open_split
+from nmt.data.bucketing import batch_cost
 from nmt.data.folder import read_meta
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers

@@ -16,8 +16,8 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.data.batch import make_batch
-from nmt.data.batching import bucket
 from nmt.data.binary import open_split
+from nmt.data.bucketing import bucket
 from nmt.data.corpus import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
