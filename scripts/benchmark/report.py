@@ -1,0 +1,99 @@
+"""From turns to figures: medians, spreads, ratios to the best peer, a table and JSON."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+Record = dict[str, Any]
+
+
+@dataclass
+class Section:
+    """One comparison: the same work, done in turns within one run."""
+
+    title: str
+    setting: str  # what the work was, in a line
+    unit: str  # of the main figure
+    rates: dict[str, list[float]]  # by engine, one a turn
+    columns: dict[str, dict[str, str]]  # by heading, then by engine
+    peers: list[str]
+    reasons: dict[str, str] = field(default_factory=dict)  # why an engine has no figures
+    raw: Record = field(default_factory=dict)
+
+    @property
+    def best_peer(self) -> float | None:
+        """The median of the fastest peer."""
+        medians = [statistics.median(self.rates[name]) for name in self.peers if self.rates[name]]
+        return max(medians, default=None)
+
+    def rows(self) -> list[list[str]]:
+        """Return the table, with its head, the fastest engine first."""
+        head = ["engine", self.unit, "range", "ratio to the best peer", *self.columns]
+        measured = {name: rates for name, rates in self.rates.items() if rates}
+        order = sorted(measured, key=lambda name: -statistics.median(measured[name]))
+        return [head, *(self._row(name, measured[name]) for name in order)]
+
+    def _row(self, name: str, rates: list[float]) -> list[str]:
+        median = statistics.median(rates)
+        spread = f"{number(min(rates))} to {number(max(rates))}"
+        ratio = "" if self.best_peer is None else f"{median / self.best_peer:.2f}"
+        others = [values.get(name, "") for values in self.columns.values()]
+        return [name, number(median), spread, ratio, *others]
+
+    def content(self) -> Record:
+        """Return all that was measured, for JSON."""
+        rates = {name: values for name, values in self.rates.items() if values}
+        return {
+            "title": self.title,
+            "setting": self.setting,
+            "unit": self.unit,
+            "median": {name: statistics.median(values) for name, values in rates.items()},
+            "best_peer": self.best_peer,
+            "columns": self.columns,
+            "failed": self.reasons,
+            **self.raw,
+        }
+
+
+def number(value: float) -> str:
+    """Write a figure with three digits at least."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def median_of(turns: dict[str, list[Record]], figure: Callable[[Record], float]) -> dict[str, float]:
+    """Return by engine the median of a figure of its turns, for those that had any."""
+    return {n: statistics.median(map(figure, some)) for n, some in turns.items() if some}
+
+
+def table(rows: list[list[str]]) -> str:
+    """Lay out rows as a Markdown table."""
+    head, *rest = rows
+    lines = [head, ["---"] * len(head), *rest]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def markdown(title: str, facts: dict[str, str], sections: list[Section]) -> str:
+    """Return the report as Markdown."""
+    parts = [f"# {title}", table([["", ""], *([k, v] for k, v in facts.items())])]
+    for section in sections:
+        parts += [f"## {section.title}", section.setting, table(section.rows())]
+        if section.reasons:
+            lines = [f"- {name}: {reason}" for name, reason in section.reasons.items()]
+            parts.append("Without figures:\n\n" + "\n".join(lines))
+    return "\n\n".join(parts) + "\n"
+
+
+def write(folder: Path, name: str, facts: dict[str, str], sections: list[Section]) -> list[Path]:
+    """Write `name`.md and `name`.json; return both paths."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text = markdown("Speed beside other toolkits", facts, sections)
+    content = {"facts": facts, "sections": [section.content() for section in sections]}
+    paths = [folder / f"{name}.md", folder / f"{name}.json"]
+    paths[0].write_text(text, encoding="utf-8")
+    paths[1].write_text(json.dumps(content, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    return paths
