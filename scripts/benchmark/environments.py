@@ -62,9 +62,7 @@ def _constraints() -> str:
 
 def _run(command: list[str]) -> None:
     environment = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
-    result = subprocess.run(
-        command, capture_output=True, text=True, check=False, env=environment
-    )
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     if result.returncode:
         lines = [line for line in result.stderr.split("\n") if line.strip()]
         errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]

@@ -1,4 +1,4 @@
-"""Engines that take turns: each is a process of its own with a driver, asked for one turn at a time.
+"""Engines that take turns: each is a process with a driver, asked for one turn at a time.
 
 A player that fails says why and is left out from then on; the others go on.
 """

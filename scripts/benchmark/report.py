@@ -65,7 +65,9 @@ def number(value: float) -> str:
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
-def median_of(turns: dict[str, list[Record]], figure: Callable[[Record], float]) -> dict[str, float]:
+def median_of(
+    turns: dict[str, list[Record]], figure: Callable[[Record], float]
+) -> dict[str, float]:
     """Return by engine the median of a figure of its turns, for those that had any."""
     return {n: statistics.median(map(figure, some)) for n, some in turns.items() if some}
 

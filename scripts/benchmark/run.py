@@ -1,8 +1,8 @@
 """Measures nmt beside other toolkits, on the same work, within one run.
 
-    python scripts/benchmark/run.py                    everything, about 25 minutes on two cores
-    python scripts/benchmark/run.py --quick            the same with less of it
-    python scripts/benchmark/run.py --only train --engines nmt,fairseq --models base
+python scripts/benchmark/run.py                    everything, about 25 minutes on two cores
+python scripts/benchmark/run.py --quick            the same with less of it
+python scripts/benchmark/run.py --only train --engines nmt,fairseq --models base
 """
 
 from __future__ import annotations
@@ -12,7 +12,9 @@ import sys
 import time
 from pathlib import Path
 
+import models
 import training
+import translation
 from corpus import PreparedCorpus, Source
 from environments import ROOT
 from machine import facts
@@ -61,6 +63,27 @@ def measure(args: argparse.Namespace, corpus: PreparedCorpus, settings: Settings
         for name, model in args.models:
             settings.say(f"training, {name}:")
             sections.append(training.compare(name, model, corpus, settings))
+    if "translate" in args.only:
+        sections += translate(args, corpus, settings)
+    return sections
+
+
+def translate(
+    args: argparse.Namespace, corpus: PreparedCorpus, settings: Settings
+) -> list[Section]:
+    """Compare translation with every beam size, at real and at fixed lengths."""
+    name, model = args.translate_model
+    run_dir = models.train(name, model, corpus, settings, args.model_updates)
+    folders = models.convert(run_dir, corpus.folder / f"exports-{run_dir.name}")
+    sections = []
+    for beam_size in args.beams:
+        for length in args.lengths:
+            settings.say(f"translation, beam {beam_size}, {length or 'real'} length:")
+            sections.append(
+                translation.compare(
+                    model, folders, corpus, settings, beam_size=beam_size, fixed_length=length
+                )
+            )
     return sections
 
 
@@ -73,6 +96,10 @@ def parse_args() -> argparse.Namespace:
     add("--only", type=_words, default=list(_PARTS), help="parts: train, translate, startup")
     add("--engines", type=_words, default=[], help="names with commas between; default all")
     add("--models", type=_models, default=_models("base,small"), help="base, big, small or sizes")
+    add("--translate-model", type=parse_model, default=parse_model("small"), help="its sizes")
+    add("--model-updates", type=int, default=600, help="updates of training that model")
+    add("--beams", type=_numbers, default=[4, 1])
+    add("--lengths", type=_numbers, default=[0, 16], help="of translations; 0 is the model's own")
     add("--corpus", type=Path, help="folder with train.en(.gz) and so on; default: the demo's")
     add("--src", default="en", help="source language, the end of file names")
     add("--tgt", default="de", help="target language")
@@ -94,6 +121,10 @@ def parse_args() -> argparse.Namespace:
 
 def _words(text: str) -> list[str]:
     return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
 
 
 def _models(text: str) -> list:

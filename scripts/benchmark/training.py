@@ -3,33 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 from corpus import PreparedCorpus
 from engines import TRAIN
-from environments import python_of
-from players import Player, PlayerError, take_turns
+from players import take_turns
 from report import Record, Section, median_of, number
+from roster import LIMIT, gather
 from settings import Settings, describe
 
 from nmt.config import ModelConfig
 from nmt.training.flops import training_flops
-
-_LIMIT = "limit"
 
 
 def compare(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings) -> Section:
     """Train a little with every engine in turn; return real tokens a processor second."""
     folder = settings.cache_dir / "jobs" / f"train-{name}"
     job = make_job(model, corpus, settings)
-    players, reasons = make_players(job, settings, folder)
+    limit_job = {"rows": settings.batch_tokens, "is_training": True, "times": settings.limit_times}
+    players, reasons = gather(TRAIN, job, settings, folder, limit=limit_job)
     facts, turns, failed = take_turns(players, settings.repeats, settings.say)
-    limit_turns = turns.pop(_LIMIT)
+    limit_turns = turns.pop(LIMIT)
     clock = settings.clock
     rates = {n: [real(t) / t[f"{clock}_seconds"] for t in some] for n, some in turns.items()}
     flops = flops_a_token(model, corpus)
-    limit = median_of({_LIMIT: limit_turns}, lambda t: t[settings.limit_key]).get(_LIMIT)
+    limit = median_of({LIMIT: limit_turns}, lambda t: t[settings.limit_key]).get(LIMIT)
     section = Section(
         title=f"Training, {name}",
         setting=_setting(name, model, corpus, settings, limit, flops),
@@ -63,28 +61,6 @@ def make_job(model: ModelConfig, corpus: PreparedCorpus, settings: Settings) -> 
         "dtype": settings.dtype,
         "options": {},
     }
-
-
-def make_players(
-    job: Record, settings: Settings, folder: Path
-) -> tuple[list[Player], dict[str, str]]:
-    """Return the engines asked for that can be installed, and why others cannot."""
-    rows = {"rows": job["batch_tokens"], "is_training": True, "times": settings.limit_times}
-    here = python_of("nmt", settings.cache_dir, installs=False)
-    players = [Player(_LIMIT, here, "limit.py", job | rows, folder)]
-    reasons = {}
-    for name in settings.choose(TRAIN):
-        engine = TRAIN[name]
-        try:
-            python = python_of(
-                engine.environment, settings.cache_dir, installs=settings.installs
-            )
-        except PlayerError as error:
-            reasons[name] = str(error)
-            continue
-        own = job | {"options": engine.options}
-        players.append(Player(name, python, engine.driver, own, folder))
-    return players, reasons
 
 
 def real(turn: Record) -> float:

@@ -6,6 +6,8 @@ import torch
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
+from nmt.inference.translator import LineOptions
+from nmt.inference.windows import cut_windows
 
 
 def main() -> None:
@@ -21,16 +23,17 @@ def main() -> None:
         backend="native" if is_native else "ctranslate2",
         num_threads=job["threads"],
     )
-    search = {"beam_size": job["beam_size"], "length_penalty": job["length_penalty"]}
+    search = {"beam_size": job["beam_size"]}
     length = job["fixed_length"]
-    if length:  # EOS is one of the tokens, and may come last alone
+    if length:  # EOS is one of the tokens
         search |= {"min_length": length - 1, "max_length_a": 0.0, "max_length_b": length}
     config = translator.search_config(**search)
 
     def translate(lines: list[str]) -> dict[str, int]:
-        found = [some[0] for some in translator.n_best(lines, config)]
-        tokens = sum(len(best.token_log_probs) for best in found)
-        return {"sentences": len(lines), "tgt_tokens": tokens, "peak_bytes": peak(job["device"])}
+        windows = translator.translate_windows(cut_windows(lines), config, LineOptions())
+        best = [line.translations[0] for _, results in windows for line in results]
+        tokens = sum(len(translation.token_log_probs) for translation in best)
+        return {"sentences": len(best), "tgt_tokens": tokens, "peak_bytes": peak(job["device"])}
 
     translate(job["lines"][: job["warmup_lines"]])
     turns.ready(nmt=__version__, torch=torch.__version__)
