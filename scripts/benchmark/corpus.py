@@ -13,6 +13,7 @@ import lzma
 import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 
 from nmt.config import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig
@@ -25,6 +26,7 @@ from nmt.options import Corpus
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _PATTERNS = {"train": ("train*",), "valid": ("val*", "dev*"), "test": ("test*", "val*", "dev*")}
+_NUM_VALID = 100  # pairs of the training text, for a toolkit that insists on some
 _MOST_BATCHES = 200  # for a library without batches of its own
 
 
@@ -129,10 +131,11 @@ def _write_pieces(data: ParallelData, tokenizer: Tokenizer, folder: Path) -> Non
     """Write the training pairs as pieces, and the vocabulary with a count as fairseq wants it."""
     folder.mkdir(parents=True, exist_ok=True)
     pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    for side, name in enumerate(("src", "tgt")):
-        with (folder / f"train.src-tgt.{name}").open("w", encoding="utf-8") as file:
-            for pair in data:
-                file.write(" ".join(pieces[i] for i in pair[side]) + "\n")
+    for split, count in (("train", len(data)), ("valid", _NUM_VALID)):
+        for side, name in enumerate(("src", "tgt")):
+            with (folder / f"{split}.src-tgt.{name}").open("w", encoding="utf-8") as file:
+                for pair in islice(data, count):
+                    file.write(" ".join(pieces[i] for i in pair[side]) + "\n")
     control = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id}
     words = [piece for i, piece in enumerate(pieces) if i not in control]
     for name in ("dict.src.txt", "dict.tgt.txt"):

@@ -43,7 +43,7 @@ class Player:
                 stderr=log,
                 bufsize=0,
                 cwd=self._folder,
-                env=_environment(self._threads),
+                env=bounded_environment(self._threads),
             )
         return self._answer(_READY_SECONDS)
 
@@ -85,7 +85,7 @@ class Player:
         return f"exit status {status}: {said[-1] if said else 'it said nothing'}"
 
 
-def _environment(threads: int) -> dict[str, str]:
+def bounded_environment(threads: int) -> dict[str, str]:
     """Bound every library's threads, and keep libraries from looking at the network."""
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     bounds = dict.fromkeys(names, str(threads))

@@ -24,18 +24,21 @@ class Section:
     peers: list[str]
     reasons: dict[str, str] = field(default_factory=dict)  # why an engine has no figures
     raw: Record = field(default_factory=dict)
+    lower_is_better: bool = False
 
     @property
     def best_peer(self) -> float | None:
-        """The median of the fastest peer."""
+        """The median of the best peer."""
         medians = [statistics.median(self.rates[name]) for name in self.peers if self.rates[name]]
-        return max(medians, default=None)
+        return min(medians, default=None) if self.lower_is_better else max(medians, default=None)
 
     def rows(self) -> list[list[str]]:
-        """Return the table, with its head, the fastest engine first."""
+        """Return the table, with its head, the best engine first."""
         head = ["engine", self.unit, "range", "ratio to the best peer", *self.columns]
         measured = {name: rates for name, rates in self.rates.items() if rates}
-        order = sorted(measured, key=lambda name: -statistics.median(measured[name]))
+        order = sorted(measured, key=lambda name: statistics.median(measured[name]))
+        if not self.lower_is_better:
+            order.reverse()
         return [head, *(self._row(name, measured[name]) for name in order)]
 
     def _row(self, name: str, rates: list[float]) -> list[str]:

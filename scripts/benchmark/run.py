@@ -13,6 +13,7 @@ import time
 from pathlib import Path
 
 import models
+import startup
 import training
 import translation
 from corpus import PreparedCorpus, Source
@@ -21,6 +22,8 @@ from machine import facts
 from report import Section, markdown, write
 from settings import Settings, parse_model
 
+from nmt.checkpoint import find_model
+from nmt.config import ModelConfig
 from nmt.errors import NmtError
 
 _PARTS = ("train", "translate", "startup")
@@ -63,17 +66,24 @@ def measure(args: argparse.Namespace, corpus: PreparedCorpus, settings: Settings
         for name, model in args.models:
             settings.say(f"training, {name}:")
             sections.append(training.compare(name, model, corpus, settings))
-    if "translate" in args.only:
-        sections += translate(args, corpus, settings)
+    if {"translate", "startup"} & set(args.only):
+        name, model = args.translate_model
+        run_dir = models.train(name, model, corpus, settings, args.model_updates)
+        if "translate" in args.only:
+            sections += translate(args, model, run_dir, corpus, settings)
+        if "startup" in args.only:
+            sections.append(startup.compare(find_model(run_dir), settings))
     return sections
 
 
 def translate(
-    args: argparse.Namespace, corpus: PreparedCorpus, settings: Settings
+    args: argparse.Namespace,
+    model: ModelConfig,
+    run_dir: Path,
+    corpus: PreparedCorpus,
+    settings: Settings,
 ) -> list[Section]:
     """Compare translation with every beam size, at real and at fixed lengths."""
-    name, model = args.translate_model
-    run_dir = models.train(name, model, corpus, settings, args.model_updates)
     folders = models.convert(run_dir, corpus.folder / f"exports-{run_dir.name}")
     sections = []
     for beam_size in args.beams:
