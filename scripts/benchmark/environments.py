@@ -17,7 +17,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 _PINNED = ("torch", "transformers", "ctranslate2", "sentencepiece")  # in constraints.txt
 
 NAMES = ("transformers", "ctranslate2", "fairseq", "joeynmt", "opennmt")
-_OPENNMT_NEEDS = "configargparse fasttext-wheel flask pyonmttok pyyaml rapidfuzz sacrebleu"
+_OPENNMT_NEEDS = "configargparse ctranslate2 fasttext-wheel flask pyahocorasick pyonmttok pyyaml"
+_OPENNMT_NEEDS += " rapidfuzz sacrebleu six spacy tensorboard waitress"
 _STEPS: dict[str, list[str]] = {
     "transformers": ["torch transformers sentencepiece"],
     "ctranslate2": ["ctranslate2 sentencepiece"],

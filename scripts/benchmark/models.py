@@ -19,7 +19,8 @@ from nmt.options import ExportFormat, Quantization
 
 # enough for translations of sensible length
 _RECIPE = ["optimizer.warmup_steps=400", "optimizer.learning_rate_scale=0.6", "keep_last=1"]
-_RECIPE += ["average_last=1", "tokens_per_update=1000", "max_tokens=1000", "valid_bleu=false"]
+_RECIPE += ["average_last=1", "valid_bleu=false"]
+_UPDATE_TOKENS = {"cpu": 1000, "cuda": 16000}
 _SIZES = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
 _EXPORTS = {
     "ctranslate2-float32": (ExportFormat.ctranslate2, Quantization.float32),
@@ -39,7 +40,10 @@ def train(
         sizes = [f"model.{key}={getattr(model, key)}" for key in _SIZES]
         paces = [f"{what}_every_updates={updates}" for what in ("validate", "checkpoint")]
         places = [f"data_dir={corpus.data_dir}", f"run_dir={run_dir}", f"max_updates={updates}"]
+        tokens = _UPDATE_TOKENS[settings.device]
+        paces += [f"tokens_per_update={tokens}", f"max_tokens={tokens}", "devices=1"]
         command = [sys.executable, "-m", "nmt.cli.main", "train", *places, *sizes, *paces]
+        command.append(f"device={settings.device}")
         if subprocess.run([*command, *_RECIPE], check=False).returncode:
             raise NmtError(f"the model could not be trained; see above, and {run_dir}")
         (run_dir / "done").touch()

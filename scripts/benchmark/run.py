@@ -1,8 +1,9 @@
 """Measures nmt beside other toolkits, on the same work, within one run.
 
 python scripts/benchmark/run.py                    everything, about 25 minutes on two cores
-python scripts/benchmark/run.py --quick            the same with less of it
+python scripts/benchmark/run.py --quick            a look at everything, some minutes
 python scripts/benchmark/run.py --only train --engines nmt,fairseq --models base
+python scripts/benchmark/run.py --device cuda --here --corpus FOLDER --src en --tgt fr
 """
 
 from __future__ import annotations
@@ -17,21 +18,19 @@ import startup
 import training
 import translation
 from corpus import PreparedCorpus, Source
-from environments import ROOT
 from machine import facts
+from options import parse_args
 from report import Section, markdown, write
-from settings import Settings, parse_model
+from settings import Settings
 
 from nmt.checkpoint import find_model
 from nmt.config import ModelConfig
 from nmt.errors import NmtError
 
-_PARTS = ("train", "translate", "startup")
-
 
 def main() -> int:
     """Run the parts asked for and write the report; return the exit status."""
-    args = parse_args()
+    args = parse_args(__doc__)
     start_seconds = time.perf_counter()
     settings = Settings(
         cache_dir=args.cache.resolve(),
@@ -39,10 +38,10 @@ def main() -> int:
         repeats=args.repeats,
         steps=args.steps,
         batch_tokens=args.batch_tokens,
-        update_tokens=args.update_tokens or args.batch_tokens,
+        update_tokens=args.update_tokens,
         threads=args.threads,
         device=args.device,
-        dtype=args.dtype or ("float32" if args.device == "cpu" else "bfloat16"),
+        dtype=args.dtype,
         installs=not args.here,
         num_lines=args.lines,
     )
@@ -53,7 +52,8 @@ def main() -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     known = facts(sys.argv, time.perf_counter() - start_seconds)
-    paths = write(args.output, args.name, known, sections)
+    name = args.name or ("cpu" if args.device == "cpu" else "gpu") + "-quick" * args.quick
+    paths = write(args.output, name, known, sections)
     print(markdown("Speed beside other toolkits", known, sections))
     print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
     return 0
@@ -95,50 +95,6 @@ def translate(
                 )
             )
     return sections
-
-
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    add = parser.add_argument
-    add("--only", type=_words, default=list(_PARTS), help="parts: train, translate, startup")
-    add("--engines", type=_words, default=[], help="names with commas between; default all")
-    add("--models", type=_models, default=_models("base,small"), help="base, big, small or sizes")
-    add("--translate-model", type=parse_model, default=parse_model("small"), help="its sizes")
-    add("--model-updates", type=int, default=600, help="updates of training that model")
-    add("--beams", type=_numbers, default=[4, 1])
-    add("--lengths", type=_numbers, default=[0, 16], help="of translations; 0 is the model's own")
-    add("--corpus", type=Path, help="folder with train.en(.gz) and so on; default: the demo's")
-    add("--src", default="en", help="source language, the end of file names")
-    add("--tgt", default="de", help="target language")
-    add("--vocab-size", type=int, default=8000)
-    add("--batch-tokens", type=int, default=4096, help="bound on a batch: rows * longest side")
-    add("--update-tokens", type=int, help="target tokens an update; default: a batch")
-    add("--repeats", type=int, default=3, help="turns of each engine")
-    add("--steps", type=int, default=1, help="training steps a turn")
-    add("--lines", type=int, default=400, help="lines translated a turn")
-    add("--threads", type=int, default=1, help="of each engine")
-    add("--device", choices=("cpu", "cuda"), default="cpu")
-    add("--dtype", choices=("float32", "bfloat16"), help="default: bfloat16 on a GPU")
-    add("--here", action="store_true", help="install nothing: look for peers in this environment")
-    add("--cache", type=Path, default=Path.home() / ".cache" / "nmt-benchmark")
-    add("--output", type=Path, default=ROOT / "docs" / "benchmarks")
-    add("--name", default="latest", help="of the two files written there")
-    return parser.parse_args()
-
-
-def _words(text: str) -> list[str]:
-    return [word for word in text.split(",") if word]
-
-
-def _numbers(text: str) -> list[int]:
-    return [int(word) for word in _words(text)]
-
-
-def _models(text: str) -> list:
-    return [parse_model(word) for word in _words(text)]
 
 
 if __name__ == "__main__":

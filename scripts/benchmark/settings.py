@@ -30,7 +30,7 @@ class Settings:
     repeats: int
     steps: int
     batch_tokens: int
-    update_tokens: int
+    update_tokens: int | None  # None is a batch
     threads: int
     device: str
     dtype: str

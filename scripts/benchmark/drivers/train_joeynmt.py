@@ -70,7 +70,7 @@ def config(job: dict[str, Any]) -> dict[str, Any]:
             "optimizer": "adam",
             "adam_betas": [0.9, 0.98],
             "learning_rate": job["learning_rate"],
-            "scheduling": None,
+            "scheduling": "noam",
             "batch_size": job["batch_tokens"],
             "batch_type": "token",
             "batch_multiplier": 1,

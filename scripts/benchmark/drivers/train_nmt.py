@@ -20,7 +20,7 @@ from nmt.training.state import seed_everything
 
 
 def main() -> None:
-    """Make updates of one batch, in the order of the sampler."""
+    """Make updates in the order of the sampler; of one batch each unless their size is given."""
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
@@ -29,7 +29,7 @@ def main() -> None:
         data_dir=job["data_dir"],
         model=model_config(job["model"]),
         max_tokens=job["batch_tokens"],
-        tokens_per_update=job["update_tokens"],
+        tokens_per_update=job["update_tokens"] or job["batch_tokens"],
         label_smoothing=job["label_smoothing"],
         device=job["device"],
         dtype=DType(job["dtype"]),
@@ -46,6 +46,8 @@ def main() -> None:
     epoch = 0
     while True:
         for update in sampler.updates(epoch):
+            if not job["update_tokens"] and len(update.batches) > 1:
+                continue
             outcome = learner.update(update, job["learning_rate"], is_stop_asked=False)
             synchronize(device)
             steps.done(

@@ -66,7 +66,7 @@ def config(job: dict[str, Any]) -> dict[str, Any]:
         "share_vocab": True,
         "save_data": "opennmt",
         "save_model": "opennmt/model",
-        "world_size": 0,
+        "world_size": 1,
         "gpu_ranks": [],
         "num_workers": 0,
         "seed": 1,

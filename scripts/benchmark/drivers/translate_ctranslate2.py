@@ -6,8 +6,10 @@ import ctranslate2
 import sentencepiece
 from turns import Turns, fastest
 
-_BATCHES = [("examples", 32), ("examples", 64), ("examples", 128)]
-_BATCHES += [("tokens", 1024), ("tokens", 2048)]
+_BATCHES = {
+    "cpu": [("examples", 32), ("examples", 64), ("examples", 128), ("tokens", 1024)],
+    "cuda": [("examples", 128), ("examples", 512), ("tokens", 8192), ("tokens", 16384)],
+}
 _MOST_TOKENS = 150
 
 
@@ -43,8 +45,9 @@ def main() -> None:
         return {"sentences": len(best), "tgt_tokens": sum(map(len, best))}
 
     some = job["lines"][: job["warmup_lines"]]
-    translate(some, _BATCHES[0])
-    batch = fastest(_BATCHES, lambda batch: translate(some, batch))
+    choices = _BATCHES[job["device"]]
+    translate(some, choices[0])
+    batch = fastest(choices, lambda batch: translate(some, batch), job["device"])
     turns.ready(ctranslate2=ctranslate2.__version__, batch=f"{batch[1]} {batch[0]}")
     while True:
         turns.end(**translate(job["lines"], batch))

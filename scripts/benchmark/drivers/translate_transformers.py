@@ -9,7 +9,7 @@ from transformers import MarianMTModel
 from turns import Turns, fastest, peak_bytes
 
 PAD, BOS, EOS = 0, 2, 3
-_BATCHES = [32, 64, 128]
+_BATCHES = {"cpu": [32, 64, 128], "cuda": [128, 256, 512]}
 _MOST_TOKENS = 150
 
 
@@ -50,7 +50,7 @@ def main() -> None:
 
     some = job["lines"][: job["warmup_lines"]]
     translate(some[:8], 8)
-    size = fastest(_BATCHES, lambda size: translate(some, size))
+    size = fastest(_BATCHES[job["device"]], lambda size: translate(some, size), job["device"])
     turns.ready(transformers=transformers.__version__, torch=torch.__version__, batch=size)
     while True:
         turns.end(**translate(job["lines"], size))
