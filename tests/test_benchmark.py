@@ -28,7 +28,7 @@ def make_section(**changes: Any) -> report.Section:
         "unit": "tokens a second",
         "rates": {"ours": [300.0, 500.0, 400.0], "slow": [100.0], "fast": [200.0], "gone": []},
         "columns": {"peak memory": {"ours": "1 GB"}},
-        "peers": ["slow", "fast", "gone"],
+        "bars": {"best peer": ["slow", "fast", "gone"], "nobody": ["gone"]},
         "reasons": {"gone": "not installed"},
     }
     return report.Section(**{**settings, **changes})
@@ -37,7 +37,8 @@ def make_section(**changes: Any) -> report.Section:
 def test_ratio_is_to_the_median_of_the_best_peer() -> None:
     rows = make_section().rows()
     assert [row[0] for row in rows[1:]] == ["ours", "fast", "slow"]
-    assert rows[1][1:4] == ["400", "300 to 500", "2.00"]
+    assert rows[0] == ["engine", "tokens a second", "range", "x best peer", "peak memory"]
+    assert rows[1] == ["ours", "400", "300 to 500", "2.00", "1 GB"]
     assert rows[3][3] == "0.50"
 
 

@@ -9,6 +9,7 @@ import json
 import os
 import select
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ class Player:
         job_file.write_text(json.dumps(job, indent=2), encoding="utf-8")
         self.command = [str(python), str(_DRIVERS / driver), str(job_file)]
         self._folder, self._threads = folder, job["threads"]
+        self._is_ours = str(python) == sys.executable
         self._log = folder / f"{name}.log"
 
     def start(self) -> Record:
@@ -43,7 +45,7 @@ class Player:
                 stderr=log,
                 bufsize=0,
                 cwd=self._folder,
-                env=bounded_environment(self._threads),
+                env=bounded_environment(self._threads, is_ours=self._is_ours),
             )
         return self._answer(_READY_SECONDS)
 
@@ -85,12 +87,16 @@ class Player:
         return f"exit status {status}: {said[-1] if said else 'it said nothing'}"
 
 
-def bounded_environment(threads: int) -> dict[str, str]:
-    """Bound every library's threads, and keep libraries from looking at the network."""
+def bounded_environment(threads: int, *, is_ours: bool) -> dict[str, str]:
+    """Bound every library's threads, keep libraries from looking at the network, and peers from
+    this environment; our own drivers find nmt where it is not installed.
+    """
     names = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
     bounds = dict.fromkeys(names, str(threads))
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    if is_ours:
+        kept["PYTHONPATH"] = str(_DRIVERS.parent.parent.parent)
     return kept | bounds | quiet
 
 

@@ -21,32 +21,32 @@ class Section:
     unit: str  # of the main figure
     rates: dict[str, list[float]]  # by engine, one a turn
     columns: dict[str, dict[str, str]]  # by heading, then by engine
-    peers: list[str]
+    bars: dict[str, list[str]]  # engines whose best is 1 in a column of ratios, by its heading
     reasons: dict[str, str] = field(default_factory=dict)  # why an engine has no figures
     raw: Record = field(default_factory=dict)
     lower_is_better: bool = False
 
-    @property
-    def best_peer(self) -> float | None:
-        """The median of the best peer."""
-        medians = [statistics.median(self.rates[name]) for name in self.peers if self.rates[name]]
-        return min(medians, default=None) if self.lower_is_better else max(medians, default=None)
+    def best(self, names: list[str]) -> float | None:
+        """Return the best median of the engines named; None when none of them has figures."""
+        known = [statistics.median(self.rates[n]) for n in names if self.rates.get(n)]
+        return min(known, default=None) if self.lower_is_better else max(known, default=None)
 
     def rows(self) -> list[list[str]]:
         """Return the table, with its head, the best engine first."""
-        head = ["engine", self.unit, "range", "ratio to the best peer", *self.columns]
+        bars = {f"x {name}": self.best(names) for name, names in self.bars.items()}
+        known_bars = {heading: bar for heading, bar in bars.items() if bar is not None}
+        head = ["engine", self.unit, "range", *known_bars, *self.columns]
         measured = {name: rates for name, rates in self.rates.items() if rates}
         order = sorted(measured, key=lambda name: statistics.median(measured[name]))
         if not self.lower_is_better:
             order.reverse()
-        return [head, *(self._row(name, measured[name]) for name in order)]
+        return [head, *(self._row(n, measured[n], list(known_bars.values())) for n in order)]
 
-    def _row(self, name: str, rates: list[float]) -> list[str]:
+    def _row(self, name: str, rates: list[float], bars: list[float]) -> list[str]:
         median = statistics.median(rates)
         spread = f"{number(min(rates))} to {number(max(rates))}"
-        ratio = "" if self.best_peer is None else f"{median / self.best_peer:.2f}"
         others = [values.get(name, "") for values in self.columns.values()]
-        return [name, number(median), spread, ratio, *others]
+        return [name, number(median), spread, *(f"{median / bar:.2f}" for bar in bars), *others]
 
     def content(self) -> Record:
         """Return all that was measured, for JSON."""
@@ -56,7 +56,7 @@ class Section:
             "setting": self.setting,
             "unit": self.unit,
             "median": {name: statistics.median(values) for name, values in rates.items()},
-            "best_peer": self.best_peer,
+            "bars": {name: self.best(names) for name, names in self.bars.items()},
             "columns": self.columns,
             "failed": self.reasons,
             **self.raw,

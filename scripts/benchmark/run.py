@@ -84,14 +84,14 @@ def translate(
     settings: Settings,
 ) -> list[Section]:
     """Compare translation with every beam size, at real and at fixed lengths."""
-    folders = models.convert(run_dir, corpus.folder / f"exports-{run_dir.name}")
+    exports = models.convert(run_dir, corpus.folder / f"exports-{run_dir.name}")
     sections = []
     for beam_size in args.beams:
         for length in args.lengths:
             settings.say(f"translation, beam {beam_size}, {length or 'real'} length:")
             sections.append(
                 translation.compare(
-                    model, folders, corpus, settings, beam_size=beam_size, fixed_length=length
+                    model, exports, corpus, settings, beam_size=beam_size, fixed_length=length
                 )
             )
     return sections

@@ -44,7 +44,7 @@ def compare(model_dir: Path, settings: Settings) -> Section:
             "seconds by the clock": {name: number(wall) for name, wall in walls.items()},
             "ratio of those": {n: f"{wall / walls[_FLOOR]:.2f}" for n, wall in walls.items()},
         },
-        peers=[_FLOOR],
+        bars={"torch and weights": [_FLOOR]},
         lower_is_better=True,
         raw={"turns": turns, "commands": commands},
     )
@@ -58,7 +58,7 @@ def run(command: list[str], threads: int) -> Record:
         stdin=subprocess.PIPE,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.PIPE,
-        env=bounded_environment(threads),
+        env=bounded_environment(threads, is_ours=True),
     )
     assert process.stdin is not None
     assert process.stderr is not None

@@ -34,7 +34,7 @@ def compare(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Set
         unit=f"real source+target tokens a {'CPU ' if clock == 'cpu' else ''}second",
         rates=rates,
         columns=_columns(turns, clock, flops, limit),
-        peers=[n for n in rates if TRAIN[n].is_peer],
+        bars={"best peer": [name for name in rates if TRAIN[name].bar]},
         reasons=reasons | failed,
         raw={"versions": facts, "turns": turns, "limit": limit_turns, "job": job},
     )

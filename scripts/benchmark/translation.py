@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from corpus import PreparedCorpus
 from engines import TRANSLATE
+from models import Exports
 from players import take_turns
 from report import Record, Section, median_of, number
 from roster import LIMIT, gather
@@ -17,7 +18,7 @@ _SENTENCES = 64  # in the batches whose products make the limit
 
 def compare(
     model: ModelConfig,
-    folders: dict[str, str],
+    exports: Exports,
     corpus: PreparedCorpus,
     settings: Settings,
     *,
@@ -30,10 +31,14 @@ def compare(
     """
     kind = f"fixed-{fixed_length}" if fixed_length else "real"
     folder = settings.cache_dir / "jobs" / f"translate-{beam_size}-{kind}"
-    job = make_job(folders, corpus, settings, beam_size=beam_size, fixed_length=fixed_length)
+    job = make_job(exports, corpus, settings, beam_size=beam_size, fixed_length=fixed_length)
     job["model"] = describe(model)
     limit_job = {"rows": _SENTENCES * beam_size, "is_training": False, "times": 20}
-    players, reasons = gather(TRANSLATE, job, settings, folder, limit=limit_job)
+    able = {n: e for n, e in TRANSLATE.items() if e.options["folder"] not in exports.reasons}
+    players, reasons = gather(able, job, settings, folder, limit=limit_job)
+    for name in settings.choose(TRANSLATE):
+        if name not in able:
+            reasons[name] = exports.reasons[TRANSLATE[name].options["folder"]]
     facts, turns, failed = take_turns(players, settings.repeats, settings.say)
     limit_turns = turns.pop(LIMIT)
     key = f"{settings.clock}_seconds"
@@ -48,7 +53,10 @@ def compare(
         unit=f"target tokens a {'CPU ' if settings.clock == 'cpu' else ''}second",
         rates=rates,
         columns=_columns(turns, key),
-        peers=[n for n in rates if TRANSLATE[n].is_peer],
+        bars={
+            bar: [name for name in rates if TRANSLATE[name].bar == bar]
+            for bar in dict.fromkeys(engine.bar for engine in TRANSLATE.values() if engine.bar)
+        },
         reasons=reasons | failed,
         raw={"versions": facts, "turns": turns, "limit": limit_turns},
     )
@@ -64,7 +72,7 @@ def compare(
 
 
 def make_job(
-    folders: dict[str, str],
+    exports: Exports,
     corpus: PreparedCorpus,
     settings: Settings,
     *,
@@ -73,7 +81,7 @@ def make_job(
 ) -> Record:
     """Return what every driver is told."""
     return {
-        "folders": folders,
+        "folders": exports.folders,
         "pieces_dir": str(corpus.pieces_dir),
         "lines": corpus.test_lines(settings.num_lines),
         "warmup_lines": settings.num_lines // 4,

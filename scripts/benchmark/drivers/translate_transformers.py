@@ -29,6 +29,7 @@ def main() -> None:
         "max_length": None,
         "max_new_tokens": _MOST_TOKENS,
         "bad_words_ids": None,
+        "early_stopping": True,  # when as many are finished as the beam is wide, like the others
     }
     length = job["fixed_length"]
     if length:
