@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import gzip
 import json
 import subprocess
@@ -17,6 +18,7 @@ FOLDER = ROOT / "scripts" / "benchmark"
 sys.path.insert(0, str(FOLDER))
 
 import report  # noqa: E402
+from options import parse_args  # noqa: E402
 from players import Player, PlayerError, take_turns  # noqa: E402
 from settings import parse_model  # noqa: E402
 
@@ -119,7 +121,18 @@ def measure(corpus: Path, part: str) -> Any:
     command += ["--corpus", str(corpus), "--src", "src", "--tgt", "tgt", "--vocab-size", "310"]
     command += ["--models", size, "--translate-model", size, "--model-updates", "3"]
     command += ["--batch-tokens", "200", "--lines", "4", "--beams", "2", "--lengths", "5"]
-    command += ["--repeats", "2", "--cache", folder, "--output", folder, "--name", "figures"]
+    command += [
+        "--repeats",
+        "2",
+        "--turn-seconds",
+        "0",
+        "--cache",
+        folder,
+        "--output",
+        folder,
+        "--name",
+        "figures",
+    ]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     (section,) = json.loads((corpus.parent / "figures.json").read_text("utf-8"))["sections"]
@@ -140,3 +153,17 @@ def test_training_counts_real_tokens_of_each_side(toy_corpus: Path) -> None:
 def test_translation_of_fixed_length_counts_that_many_tokens(toy_corpus: Path) -> None:
     section = measure(toy_corpus, "translate")
     assert [turn["tgt_tokens"] for turn in section["turns"]["nmt"]] == [4 * 5, 4 * 5]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_asks_for_less_of_what_the_device_takes_for_granted(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(*words: str) -> argparse.Namespace:
+        monkeypatch.setattr(sys, "argv", ["run.py", "--device", device, *words])
+        return parse_args(None)
+
+    whole, quick = parse(), parse("--quick")
+    assert quick.vocab_size == whole.vocab_size
+    assert quick.lines < whole.lines
+    assert parse("--quick", "--lines", "7").lines == 7

@@ -35,6 +35,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "batch_tokens": 4096,
         "repeats": 3,
         "steps": 1,
+        "turn_seconds": 6.0,
         "translate_model": parse_model("small"),
         "model_updates": 600,
         "lines": 400,
@@ -49,6 +50,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "update_tokens": 25000,
         "repeats": 3,
         "steps": 40,
+        "turn_seconds": 0.0,
         "translate_model": parse_model("base"),
         "model_updates": 2000,
         "lines": 3000,
@@ -56,7 +58,13 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "dtype": "bfloat16",
     },
 }
-_QUICK = {"repeats": 2, "batch_tokens": 1024, "model_updates": 200, "lines": 100}
+_QUICK = {
+    "repeats": 2,
+    "turn_seconds": 1.0,
+    "batch_tokens": 1024,
+    "model_updates": 200,
+    "lines": 100,
+}
 _QUICK |= {"update_tokens": None, "models": _models("small"), "lengths": [16]}
 
 
@@ -79,7 +87,8 @@ def parse_args(description: str | None) -> argparse.Namespace:
     add("--batch-tokens", type=int, help="bound on a batch: rows * longest side")
     add("--update-tokens", type=int, help="target tokens an update of nmt; default: one batch")
     add("--repeats", type=int, help="turns of each engine")
-    add("--steps", type=int, help="training steps a turn")
+    add("--steps", type=int, help="training steps a turn, at least")
+    add("--turn-seconds", type=float, help="CPU seconds of training a turn, at least")
     add("--translate-model", type=parse_model, help="the sizes of the model to translate with")
     add("--model-updates", type=int, help="updates of training it")
     add("--lines", type=int, help="lines translated a turn")
@@ -91,5 +100,5 @@ def parse_args(description: str | None) -> argparse.Namespace:
     add("--cache", type=Path, default=Path.home() / ".cache" / "nmt-benchmark")
     add("--output", type=Path, default=ROOT / "docs" / "benchmarks")
     add("--name", help="of the two files written there; default: cpu or gpu, with -quick")
-    parser.set_defaults(**_DEFAULTS[known.device], **(_QUICK if known.quick else {}))
+    parser.set_defaults(**_DEFAULTS[known.device] | (_QUICK if known.quick else {}))
     return parser.parse_args()

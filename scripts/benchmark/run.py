@@ -37,6 +37,7 @@ def main() -> int:
         engines=args.engines,
         repeats=args.repeats,
         steps=args.steps,
+        turn_seconds=args.turn_seconds,
         batch_tokens=args.batch_tokens,
         update_tokens=args.update_tokens,
         threads=args.threads,

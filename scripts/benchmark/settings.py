@@ -29,6 +29,7 @@ class Settings:
     engines: list[str]  # empty means all
     repeats: int
     steps: int
+    turn_seconds: float
     batch_tokens: int
     update_tokens: int | None  # None is a batch
     threads: int

@@ -55,6 +55,7 @@ def make_job(model: ModelConfig, corpus: PreparedCorpus, settings: Settings) -> 
         "label_smoothing": 0.1,
         "learning_rate": 1e-4,
         "steps": settings.steps,
+        "turn_seconds": settings.turn_seconds,
         "warmup_steps": settings.warmup_steps,
         "threads": settings.threads,
         "device": settings.device,
@@ -108,6 +109,7 @@ def _setting(
         f"{model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads; {corpus.source.name}, "
         f"vocabulary {corpus.tokenizer.vocab_size:,}; batches of at most {settings.batch_tokens:,} "
         f"positions a side; {settings.dtype}, {settings.device}, {settings.threads} thread(s); "
-        f"{settings.repeats} turns of {settings.steps} step(s) each. A real token is "
+        f"{settings.repeats} turns of at least {settings.steps} step(s) and "
+        f"{settings.turn_seconds:g} CPU seconds. A real token is "
         f"{flops / 1e6:,.0f} MFLOP; the limit, products of these shapes alone, {rate}."
     )

@@ -10,7 +10,7 @@ _BATCHES = {
     "cpu": [("examples", 32), ("examples", 64), ("examples", 128), ("tokens", 1024)],
     "cuda": [("examples", 128), ("examples", 512), ("tokens", 8192), ("tokens", 16384)],
 }
-_MOST_TOKENS = 150
+_MORE_TOKENS = 50  # than the longest source has, at most; nmt bounds each sentence by its own
 
 
 def main() -> None:
@@ -25,7 +25,8 @@ def main() -> None:
         folder, device=job["device"], inter_threads=job["threads"], intra_threads=1
     )
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=folder + "/tokenizer.model")
-    bounds = {"max_decoding_length": _MOST_TOKENS}
+    longest = max(map(len, tokenizer.encode(job["lines"])))
+    bounds = {"max_decoding_length": longest + _MORE_TOKENS}
     length = job["fixed_length"]
     if length:
         bounds = {"min_decoding_length": length - 1, "max_decoding_length": length}

@@ -20,7 +20,7 @@ from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from turns import Turns
 
-_MOST_TOKENS = 150
+_MORE_TOKENS = 50  # than the source has, at most, as in nmt
 _POSITIONS = 512
 _CONTROL = {"<s>": 2, "<pad>": 0, "</s>": 3, "<unk>": 1}  # our ids
 _BATCH_TOKENS = 2000
@@ -82,7 +82,8 @@ def parse(job: dict) -> Namespace:
     length = job["fixed_length"]
     arguments.beam, arguments.nbest = job["beam_size"], 1
     arguments.lenpen = job["length_exponent"]
-    arguments.max_len_a, arguments.max_len_b = 0, (length or _MOST_TOKENS) - 1  # EOS besides
+    # EOS comes besides
+    arguments.max_len_a, arguments.max_len_b = (0, length - 1) if length else (1, _MORE_TOKENS - 1)
     arguments.min_len = length - 1 if length else 1
     return arguments
 

@@ -10,7 +10,7 @@ from turns import Turns, fastest, peak_bytes
 
 PAD, BOS, EOS = 0, 2, 3
 _BATCHES = {"cpu": [32, 64, 128], "cuda": [128, 256, 512]}
-_MOST_TOKENS = 150
+_MORE_TOKENS = 50  # than the source has, at most, as in nmt
 
 
 def main() -> None:
@@ -27,13 +27,12 @@ def main() -> None:
         "num_beams": job["beam_size"],
         "length_penalty": job["length_exponent"],
         "max_length": None,
-        "max_new_tokens": _MOST_TOKENS,
         "bad_words_ids": None,
         "early_stopping": True,  # when as many are finished as the beam is wide, like the others
     }
     length = job["fixed_length"]
     if length:
-        search |= {"min_new_tokens": length - 1, "max_new_tokens": length}
+        search["min_new_tokens"] = length - 1
 
     @torch.inference_mode()
     def translate(lines: list[str], batch_size: int) -> dict[str, int]:
@@ -43,7 +42,9 @@ def main() -> None:
         for start in range(0, len(rows), batch_size):
             some = order[start : start + batch_size]
             src = pad([rows[i] for i in some]).to(job["device"])
-            out = model.generate(input_ids=src, attention_mask=(src != PAD).long(), **search)
+            bound = {"max_new_tokens": length or src.size(1) + _MORE_TOKENS}
+            mask = (src != PAD).long()
+            out = model.generate(input_ids=src, attention_mask=mask, **search, **bound)
             for i, ids in zip(some, out[:, 1:].tolist(), strict=True):
                 found[i] = ids[: ids.index(EOS) + 1] if EOS in ids else ids
         tokenizer.decode([[i for i in ids if i != EOS] for ids in found])

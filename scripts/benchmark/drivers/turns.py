@@ -37,11 +37,15 @@ class Turns:
         `cpu_seconds` are those of all threads of this process, `peak_bytes` the most memory it has
         had so far.
         """
-        cpu = time.process_time() - self._cpu_start
+        cpu = self.cpu_seconds()
         wall = time.perf_counter() - self._wall_start
         counts.setdefault("peak_bytes", peak_bytes())
         self._answer({**counts, "cpu_seconds": cpu, "wall_seconds": wall})
         self._wait()
+
+    def cpu_seconds(self) -> float:
+        """Return the processor seconds of the turn so far."""
+        return time.process_time() - self._cpu_start
 
     def _answer(self, content: dict[str, Any]) -> None:
         self._answers.write(json.dumps(content) + "\n")
@@ -54,7 +58,9 @@ class Turns:
 
 
 class Steps:
-    """Makes turns of training steps: the first steps warm up, then so many are one turn."""
+    """Makes turns of training steps: the first steps warm up, then a turn is so many steps, and as
+    many more as `turn_seconds` have room for.
+    """
 
     def __init__(self, turns: Turns, **facts: Any) -> None:
         self._turns, self._facts = turns, facts
@@ -72,6 +78,8 @@ class Steps:
         if self._is_warm:
             self._counts = {name: self._counts[name] + done[name] for name in done}
         if self._left > 0:
+            return
+        if self._is_warm and self._turns.cpu_seconds() < self._turns.job["turn_seconds"]:
             return
         if self._is_warm:
             self._turns.end(**self._counts, **counts)
