@@ -18,12 +18,12 @@ import sentencepiece
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
-from turns import Turns
+from turns import Turns, fastest
 
 _MORE_TOKENS = 50  # than the source has, at most, as in nmt
 _POSITIONS = 512
 _CONTROL = {"<s>": 2, "<pad>": 0, "</s>": 3, "<unk>": 1}  # our ids
-_BATCH_TOKENS = 2000
+_BATCHES = [1000, 2000, 4000]  # source tokens
 
 
 def main() -> None:
@@ -45,12 +45,12 @@ def main() -> None:
     model.eval()
     generator = task.build_generator([model], config.generation)
 
-    def translate(lines: list[str]) -> dict[str, int]:
+    def translate(lines: list[str], max_tokens: int) -> dict[str, int]:
         words = [" ".join(pieces) for pieces in tokenizer.encode(lines, out_type=str)]
         rows = [task.source_dictionary.encode_line(text, add_if_not_exist=False) for text in words]
         data = task.build_dataset_for_inference(rows, [len(row) for row in rows])
         batches = task.get_batch_iterator(
-            data, max_tokens=_BATCH_TOKENS, max_positions=_POSITIONS
+            data, max_tokens=max_tokens, max_positions=_POSITIONS
         ).next_epoch_itr(shuffle=False)
         num_tokens = 0
         for batch in batches:
@@ -60,10 +60,12 @@ def main() -> None:
                 tokenizer.decode([order[i] for i in ids[:-1]])
         return {"sentences": len(lines), "tgt_tokens": num_tokens}
 
-    translate(job["lines"][: job["warmup_lines"]])
-    turns.ready(fairseq=fairseq.__version__, torch=torch.__version__)
+    some = job["lines"][: job["warmup_lines"]]
+    translate(some[:8], _BATCHES[0])
+    best = fastest(_BATCHES, lambda size: translate(some, size), job["device"])
+    turns.ready(fairseq=fairseq.__version__, torch=torch.__version__, batch=best)
     while True:
-        turns.end(**translate(job["lines"]))
+        turns.end(**translate(job["lines"], best))
 
 
 def parse(job: dict) -> Namespace:
