@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo test test-all check check-style format wheel clean
+.PHONY: install demo benchmark test test-all check check-style format wheel clean
 
 install: $(INSTALLED)
 
@@ -16,6 +16,10 @@ $(INSTALLED): setup.cfg pyproject.toml constraints.txt
 
 demo: $(INSTALLED)
 	PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python scripts/demo.py
+
+# Other toolkits are installed into ~/.cache/nmt-benchmark; BENCHMARK=--quick gives a first look
+benchmark: $(INSTALLED)
+	$(BIN)/python scripts/benchmark/run.py $(BENCHMARK)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile

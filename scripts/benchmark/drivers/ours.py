@@ -1,0 +1,14 @@
+"""What the drivers of nmt itself share."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nmt.config import ModelConfig
+from nmt.options import Norm, Positions
+
+
+def model_config(sizes: dict[str, Any]) -> ModelConfig:
+    """Read the architecture of a job."""
+    kinds = {"norm": Norm(sizes["norm"]), "positions": Positions(sizes["positions"])}
+    return ModelConfig(**{**sizes, **kinds})

@@ -1,0 +1,62 @@
+"""Trains with nmt, by the steps that nmt-train makes of every update."""
+
+from __future__ import annotations
+
+import torch
+from ours import model_config
+from turns import Steps, Turns
+
+from nmt import __version__
+from nmt.config import TrainConfig
+from nmt.data.batching import TokenBatchSampler
+from nmt.data.binary import open_split
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import World
+from nmt.options import DType, resolve
+from nmt.training.flops import synchronize
+from nmt.training.learner import Learner
+from nmt.training.memory import peak_memory_bytes
+from nmt.training.state import seed_everything
+
+
+def main() -> None:
+    """Make updates in the order of the sampler; of one batch each unless their size is given."""
+    turns = Turns()
+    job = turns.job
+    torch.set_num_threads(job["threads"])
+    device = torch.device(job["device"])
+    config = TrainConfig(
+        data_dir=job["data_dir"],
+        model=model_config(job["model"]),
+        max_tokens=job["batch_tokens"],
+        tokens_per_update=job["update_tokens"] or job["batch_tokens"],
+        label_smoothing=job["label_smoothing"],
+        device=job["device"],
+        dtype=DType(job["dtype"]),
+        **job["options"],
+    )
+    folder = resolve(config.data_dir)
+    data, tokenizer = open_split(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
+    seed_everything(config.seed)
+    learner = Learner(config, data, tokenizer, World(), device)
+    sampler = TokenBatchSampler(
+        data.lengths(), config.max_tokens, tokens_per_update=config.tokens_per_update, seed=1
+    )
+    steps = Steps(turns, nmt=__version__, torch=torch.__version__)
+    epoch = 0
+    while True:
+        for update in sampler.updates(epoch):
+            if not job["update_tokens"] and len(update.batches) > 1:
+                continue
+            outcome = learner.update(update, job["learning_rate"], is_stop_asked=False)
+            synchronize(device)
+            steps.done(
+                src_tokens=update.num_src_tokens,
+                tgt_tokens=update.num_tokens,
+                positions=outcome.num_positions,
+                peak_bytes=peak_memory_bytes(device),
+            )
+        epoch += 1
+
+
+main()

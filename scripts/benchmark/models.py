@@ -1,0 +1,82 @@
+"""One trained model in the formats of all engines, so that all translate with the same weights."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from corpus import PreparedCorpus
+from settings import Settings
+
+from nmt.checkpoint import find_model, load_weights
+from nmt.config import ExportConfig, ModelConfig, OptimizerConfig, TrainConfig
+from nmt.distributed import World
+from nmt.errors import NmtError
+from nmt.export.folder import export
+from nmt.options import ExportFormat, Quantization
+from nmt.training.trainer import Trainer
+
+_UPDATE_TOKENS = {"cpu": 1000, "cuda": 16000}
+_EXPORTS = {
+    "ctranslate2-float32": (ExportFormat.ctranslate2, Quantization.float32),
+    "ctranslate2-int8": (ExportFormat.ctranslate2, Quantization.int8),
+    "ctranslate2-float16": (ExportFormat.ctranslate2, Quantization.float16),
+    "huggingface": (ExportFormat.huggingface, Quantization.float32),
+}
+
+
+def train(
+    name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings, updates: int
+) -> Path:
+    """Train a model for a few minutes, once for a cache; return its folder.
+
+    That is enough for translations of sensible length.
+    """
+    run_dir = corpus.folder / f"run-{name}-{updates}"
+    if not (run_dir / "done").exists():
+        settings.say(f"training a model to translate with, {updates} updates:")
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+        config = TrainConfig(
+            data_dir=str(corpus.data_dir),
+            run_dir=str(run_dir),
+            model=model,
+            optimizer=OptimizerConfig(warmup_steps=400, learning_rate_scale=0.6),
+            max_updates=updates,
+            validate_every_updates=updates,
+            checkpoint_every_updates=updates,
+            tokens_per_update=_UPDATE_TOKENS[settings.device],
+            max_tokens=_UPDATE_TOKENS[settings.device],
+            valid_bleu=False,
+        )
+        Trainer(config, World(), torch.device(settings.device)).train("{}\n")
+        (run_dir / "done").touch()
+    return run_dir
+
+
+@dataclass(frozen=True)
+class Exports:
+    """One model in many formats."""
+
+    folders: dict[str, str]  # by format
+    reasons: dict[str, str]  # why a format could not be written
+
+
+def convert(folder: Path, output: Path) -> Exports:
+    """Write the model folder in every format to `output`."""
+    model_dir = find_model(folder)
+    folders, reasons = {"native": model_dir}, {}
+    for name, (kind, quantization) in _EXPORTS.items():
+        try:
+            export(model_dir, output / name, ExportConfig(format=kind, quantization=quantization))
+        except NmtError as error:
+            reasons[name] = str(error)
+        else:
+            folders[name] = output / name
+    folders["fairseq"] = output / "fairseq"
+    folders["fairseq"].mkdir(parents=True, exist_ok=True)
+    torch.save(load_weights(model_dir), folders["fairseq"] / "weights.pt")
+    shutil.copy(model_dir / "tokenizer.model", folders["fairseq"])
+    return Exports({name: str(path) for name, path in folders.items()}, reasons)

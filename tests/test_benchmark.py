@@ -1,0 +1,169 @@
+"""The benchmark's parts that need no other toolkit: its figures, its turns, our own drivers."""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from toy import write_corpus
+
+ROOT = Path(__file__).parent.parent
+FOLDER = ROOT / "scripts" / "benchmark"
+sys.path.insert(0, str(FOLDER))
+
+import report  # noqa: E402
+from options import parse_args  # noqa: E402
+from players import Player, PlayerError, take_turns  # noqa: E402
+from settings import parse_model  # noqa: E402
+
+
+def make_section(**changes: Any) -> report.Section:
+    settings: dict[str, Any] = {
+        "title": "Work",
+        "setting": "one line",
+        "unit": "tokens a second",
+        "rates": {"ours": [300.0, 500.0, 400.0], "slow": [100.0], "fast": [200.0], "gone": []},
+        "columns": {"peak memory": {"ours": "1 GB"}},
+        "bars": {"best peer": ["slow", "fast", "gone"], "nobody": ["gone"]},
+        "reasons": {"gone": "not installed"},
+    }
+    return report.Section(**{**settings, **changes})
+
+
+def test_ratio_is_to_the_median_of_the_best_peer() -> None:
+    rows = make_section().rows()
+    assert [row[0] for row in rows[1:]] == ["ours", "fast", "slow"]
+    assert rows[0] == ["engine", "tokens a second", "range", "x best peer", "peak memory"]
+    assert rows[1] == ["ours", "400", "300 to 500", "2.00", "1 GB"]
+    assert rows[3][3] == "0.50"
+
+
+def test_best_of_seconds_is_the_least() -> None:
+    rows = make_section(lower_is_better=True).rows()
+    assert [row[0] for row in rows[1:]] == ["slow", "fast", "ours"]
+    assert rows[3][3] == "4.00"
+
+
+def test_report_names_engines_without_figures(tmp_path: Path) -> None:
+    paths = report.write(tmp_path, "x", {"nmt": "1"}, [make_section()])
+    assert "- gone: not installed" in paths[0].read_text("utf-8")
+    (section,) = json.loads(paths[1].read_text("utf-8"))["sections"]
+    assert section["median"] == {"ours": 400.0, "slow": 100.0, "fast": 200.0}
+    assert section["failed"] == {"gone": "not installed"}
+
+
+def test_sizes_are_read_from_text() -> None:
+    _, model = parse_model("3+2:64:128:4")
+    assert (model.num_encoder_layers, model.num_decoder_layers) == (3, 2)
+    assert (model.d_model, model.d_ff, model.num_heads) == (64, 128, 4)
+
+
+@pytest.fixture
+def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder of drivers: one that counts its turns, and one that dies in its second."""
+    folder = tmp_path / "drivers"
+    folder.mkdir()
+    (folder / "turns.py").write_text((FOLDER / "drivers" / "turns.py").read_text("utf-8"))
+    start = "from turns import Turns\nturns = Turns()\nprint('noise')\nturns.ready(version='1')\n"
+    (folder / "good.py").write_text(
+        start + "n = 0\nwhile True:\n    n += 1\n    turns.end(turn=n)\n"
+    )
+    (folder / "bad.py").write_text(start + "turns.end(turn=1)\nraise ValueError('too hot')\n")
+    monkeypatch.setattr("players._DRIVERS", folder)
+    return folder
+
+
+def test_players_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_path: Path) -> None:
+    job = {"threads": 1}
+    players = [
+        Player(name, Path(sys.executable), f"{name}.py", job, tmp_path) for name in ("bad", "good")
+    ]
+    said: list[str] = []
+    facts, turns, reasons = take_turns(players, 3, said.append)
+    assert facts["good"]["version"] == "1"
+    assert [turn["turn"] for turn in turns["good"]] == [1, 2, 3]
+    assert [turn["turn"] for turn in turns["bad"]] == [1]
+    assert reasons == {"bad": "exit status 1: ValueError: too hot"}
+    assert turns["good"][0]["peak_bytes"] > 1e6
+    assert turns["good"][0]["cpu_seconds"] < 1
+
+
+def test_player_that_cannot_start_says_why(tmp_path: Path) -> None:
+    player = Player("x", Path(sys.executable), "missing.py", {"threads": 1}, tmp_path)
+    with pytest.raises(PlayerError, match=r"exit status 2.*missing\.py"):
+        player.start()
+
+
+@pytest.fixture
+def toy_corpus(tmp_path: Path) -> Path:
+    """A folder of text as the benchmark takes it."""
+    write_corpus(tmp_path)
+    folder = tmp_path / "corpus"
+    folder.mkdir()
+    for split in ("train", "valid", "test"):
+        for side in ("src", "tgt"):
+            text = (tmp_path / f"{split}.{side}.txt").read_bytes()
+            name = "val" if split == "valid" else split
+            (folder / f"{name}.{side}.gz").write_bytes(gzip.compress(text))
+    return folder
+
+
+def measure(corpus: Path, part: str) -> Any:
+    """Run one part of the benchmark with nmt alone; return the section of its JSON."""
+    size, folder = "1+1:16:32:2", str(corpus.parent)
+    command = [sys.executable, str(FOLDER / "run.py"), "--only", part, "--engines", "nmt", "--here"]
+    command += ["--corpus", str(corpus), "--src", "src", "--tgt", "tgt", "--vocab-size", "310"]
+    command += ["--models", size, "--translate-model", size, "--model-updates", "3"]
+    command += ["--batch-tokens", "200", "--lines", "4", "--beams", "2", "--lengths", "5"]
+    command += [
+        "--repeats",
+        "2",
+        "--turn-seconds",
+        "0",
+        "--cache",
+        folder,
+        "--output",
+        folder,
+        "--name",
+        "figures",
+    ]
+    result = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert result.returncode == 0, result.stderr
+    (section,) = json.loads((corpus.parent / "figures.json").read_text("utf-8"))["sections"]
+    assert not section["failed"]
+    return section
+
+
+def test_training_counts_real_tokens_of_each_side(toy_corpus: Path) -> None:
+    section = measure(toy_corpus, "train")
+    assert len(section["turns"]["nmt"]) == len(section["limit"]) == 2
+    for turn in section["turns"]["nmt"]:
+        assert 0 < turn["src_tokens"] + turn["tgt_tokens"] <= turn["positions"] <= 2 * 200
+    share = float(section["columns"]["share of the limit"]["nmt"].rstrip("%"))
+    assert 0 < share < 100
+
+
+@pytest.mark.slow
+def test_translation_of_fixed_length_counts_that_many_tokens(toy_corpus: Path) -> None:
+    section = measure(toy_corpus, "translate")
+    assert [turn["tgt_tokens"] for turn in section["turns"]["nmt"]] == [4 * 5, 4 * 5]
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_quick_asks_for_less_of_what_the_device_takes_for_granted(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def parse(*words: str) -> argparse.Namespace:
+        monkeypatch.setattr(sys, "argv", ["run.py", "--device", device, *words])
+        return parse_args(None)
+
+    whole, quick = parse(), parse("--quick")
+    assert quick.vocab_size == whole.vocab_size
+    assert quick.lines < whole.lines
+    assert parse("--quick", "--lines", "7").lines == 7
