@@ -13,6 +13,7 @@ from torch import Tensor
 from toy import train
 
 from nmt import files
+from nmt.data.batch import Batch
 from nmt.data.batching import Update
 from nmt.data.bucketing import Rows
 from nmt.training import saver
@@ -79,12 +80,20 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: st
 
 def poison(pair: int, factor: float) -> None:
     """Multiply the loss of every batch that holds the pair by `factor`, in this process."""
-    original = Learner.losses
+    original, make = Learner.losses, Learner._make_batch
+    poisonous: list[Batch] = []
 
-    def poisoned(learner: Learner, rows: Rows) -> tuple[Tensor, Tensor]:
-        loss, nll = original(learner, rows)
-        return (loss * factor, nll) if pair in rows.tolist() else (loss, nll)
+    def watching(learner: Learner, rows: Rows) -> Batch:
+        batch = make(learner, rows)
+        if pair in rows.tolist():
+            poisonous.append(batch)
+        return batch
 
+    def poisoned(learner: Learner, batch: Batch) -> tuple[Tensor, Tensor]:
+        loss, nll = original(learner, batch)
+        return (loss * factor, nll) if any(batch is other for other in poisonous) else (loss, nll)
+
+    Learner._make_batch = watching  # type: ignore[method-assign]
     Learner.losses = poisoned  # type: ignore[method-assign]
 
 

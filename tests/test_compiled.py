@@ -33,7 +33,7 @@ def make_objective(tokenizer: Tokenizer, compiler: Compiler | None) -> Objective
 
 def sums(objective: Objective, batch: Batch) -> tuple[torch.Tensor, torch.Tensor]:
     found: tuple[torch.Tensor, torch.Tensor] = objective(
-        batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out
+        batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out, batch.num_tokens
     )
     return found
 

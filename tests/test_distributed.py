@@ -166,8 +166,8 @@ def with_factors(learner: Learner, of_loss: float, of_gradient: float) -> Any:
     """Return `learner.losses` with the loss, or the gradient alone, multiplied."""
     original = learner.losses
 
-    def changed(rows: Any) -> tuple[Tensor, Tensor]:
-        loss, nll = original(rows)
+    def changed(batch: Any) -> tuple[Tensor, Tensor]:
+        loss, nll = original(batch)
         loss.register_hook(lambda gradient: gradient * of_gradient)
         return loss + (loss * (of_loss - 1)).detach(), nll
 

@@ -123,6 +123,6 @@ def test_an_update_steps_with_the_rate_of_its_number(
     monkeypatch.setattr(trainer.learner.precision, "step", lambda optimizer, lr: rates.append(lr))
     for update in range(3):
         trainer.state.update = update
-        trainer._update(make_update([range(10)]))
+        trainer._update(make_update([range(10)]), None)
     peak = (16 * 4) ** -0.5
     assert rates == pytest.approx([peak / 4, peak / 2, peak * 3 / 4])

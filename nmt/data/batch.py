@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -32,10 +32,17 @@ class Batch:
     num_src_tokens: int
 
     def to(self, device: torch.device) -> Batch:
-        """Copy the tensors to `device`."""
-        names = ("src", "src_lengths", "tgt_in", "tgt_out")
-        moved = {name: getattr(self, name).to(device, non_blocking=True) for name in names}
-        return replace(self, **moved)
+        """Copy the tensors to `device`, without a wait where they are pinned."""
+        return self._map(lambda x: x.to(device, non_blocking=True))
+
+    def pin(self) -> Batch:
+        """Copy the tensors to memory that a GPU reads by itself."""
+        return self._map(Tensor.pin_memory)
+
+    def _map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        tensors = (self.src, self.src_lengths, self.tgt_in, self.tgt_out)
+        src, src_lengths, tgt_in, tgt_out = map(change, tensors)
+        return replace(self, src=src, src_lengths=src_lengths, tgt_in=tgt_in, tgt_out=tgt_out)
 
 
 def pad(

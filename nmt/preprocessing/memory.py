@@ -11,11 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from nmt.config import ModelConfig, TrainConfig
+from nmt.data.bucketing import CPU_PIECE_TOKENS
 
 _PROCESS = 500_000_000  # Python, torch and its kernels, measured on a processor
 _LOOSE = 1.4  # a processor's allocator takes so much more for tensors that come and go, measured
 _LOSS_ROWS = 512  # logits of so many tokens exist at a time, see nmt/training/loss.py
-FLOAT, HALF = 4, 2
+FLOAT, HALF, MASK = 4, 2, 1
 
 
 @dataclass(frozen=True)
@@ -77,6 +78,12 @@ def forecast_memory(
     )
 
 
+def a_piece(batch: tuple[int, int, int]) -> tuple[int, int, int]:
+    """Return what a processor computes at a time of a batch (B, S, T)."""
+    rows, src, tgt = batch
+    return max(1, min(rows, CPU_PIECE_TOKENS // max(src, tgt))), src, tgt
+
+
 def _layers(training: TrainConfig, batch: tuple[int, int, int], product_bytes: int) -> int:
     model = training.model
     src, tgt = batch[0] * batch[1], batch[0] * batch[2]  # positions
@@ -88,7 +95,7 @@ def _layers(training: TrainConfig, batch: tuple[int, int, int], product_bytes: i
         encoder += heads * s * s
         decoder += heads * (t * t + t * s)
     memory = 2 * product_bytes * src * model.d_model  # keys and values of the source
-    ends = 2 * FLOAT * (src + tgt) * model.d_model  # masks of the embeddings, last outputs
+    ends = (FLOAT + MASK) * (src + tgt) * model.d_model  # last outputs, masks of the embeddings
     layers = model.num_encoder_layers, model.num_decoder_layers
     if training.activation_checkpointing:
         inputs = FLOAT * model.d_model * (layers[0] * src + layers[1] * tgt)
@@ -107,10 +114,12 @@ def _sublayers(
     """
     widths = 5 + 3 * (num_attentions - 1) + 1
     norms = num_attentions + 1
-    masks = norms if model.dropout > 0 else 0
-    inner = model.d_ff * (3 if model.activation_dropout > 0 else 1)
-    products = product_bytes * ((widths + masks) * model.d_model + inner)
-    return positions * (products + FLOAT * norms * model.d_model)
+    masks = norms * model.d_model if model.dropout > 0 else 0
+    inner = model.d_ff
+    if model.activation_dropout > 0:
+        masks, inner = masks + model.d_ff, 2 * inner
+    products = product_bytes * (widths * model.d_model + inner)
+    return positions * (products + FLOAT * norms * model.d_model + MASK * masks)
 
 
 def _loss(model: ModelConfig, vocab_size: int, batch: tuple[int, int, int]) -> int:

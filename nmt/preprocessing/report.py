@@ -18,7 +18,7 @@ from nmt.preprocessing.advice import give_advice
 from nmt.preprocessing.characters import Encoder, describe_characters
 from nmt.preprocessing.counts import Counts
 from nmt.preprocessing.epoch import EpochForecast, forecast_epoch, length_counts
-from nmt.preprocessing.memory import FLOAT, HALF, forecast_memory
+from nmt.preprocessing.memory import FLOAT, HALF, MemoryForecast, a_piece, forecast_memory
 from nmt.preprocessing.overlap import KINDS, STRICTNESS, SplitOverlap
 from nmt.preprocessing.statistics import NUM_BINS, SideStatistics, Statistics, bin_starts
 from nmt.preprocessing.tally import Ints
@@ -233,14 +233,16 @@ def _memory(
 ) -> Report:
     src, tgt = tokenizers
     src_vocab_size = None if src is tgt else src.vocab_size
-    forecasts = [
-        forecast_memory(
+
+    def foresee(batch: tuple[int, int, int]) -> MemoryForecast:
+        return forecast_memory(
             training, src_vocab_size, tgt.vocab_size, batch=batch, product_bytes=product_bytes
         )
-        for batch in (epoch.largest, epoch.widest)
-    ]
-    most = max(forecasts, key=lambda forecast: forecast.total)
-    return vars(most) | {"total": most.total, "cpu_process": most.cpu_process}
+
+    batches = (epoch.largest, epoch.widest)
+    most = max(map(foresee, batches), key=lambda forecast: forecast.total)
+    on_cpu = max(foresee(a_piece(batch)).cpu_process for batch in batches)
+    return vars(most) | {"total": most.total, "cpu_process": on_cpu}
 
 
 def _share(part: float, whole: float) -> float:

@@ -17,10 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
-from nmt.data.batch import make_batch, make_compiled_batch
+from nmt.data.batch import Batch, make_batch, make_compiled_batch
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
-from nmt.data.bucketing import Lengths, Rows, batch_cost
+from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.transformer import Transformer
@@ -30,10 +30,10 @@ from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.objective import Objective
 from nmt.training.optimizer import clip_gradient, make_optimizer
 from nmt.training.precision import Precision
+from nmt.training.prefetch import Prefetcher
 from nmt.training.preflight import preflight
 
 _CHECKPOINTING = "set activation_checkpointing=true"
-_CPU_PIECE_TOKENS = 1536  # 512 to 2,048 are as fast; memory grows with them
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
 
@@ -74,6 +74,7 @@ class Learner:
         ).to(device)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
+        self.prefetcher = Prefetcher(self._make_batches)
         self.compiler = Compiler(device) if config.compile else None
         self.objective: nn.Module = Objective(
             self.model,
@@ -148,13 +149,21 @@ class Learner:
         if isinstance(self.objective, DistributedDataParallel):
             self.objective = self.objective.module
 
-    def update(self, update: Update, learning_rate: float, *, is_stop_asked: bool) -> Outcome:
-        """Change the weights once, unless loss or gradient are not finite.
+    def update(
+        self,
+        update: Update,
+        learning_rate: float,
+        *,
+        is_stop_asked: bool,
+        following: Update | None = None,
+    ) -> Outcome:
+        """Change the weights once, unless loss or gradient are not finite; batches of the
+        `following` update are made meanwhile.
 
         The gradient is that of the loss summed over all batches and ranks, divided once by the
         number of their target tokens.
         """
-        losses = self.accumulate_gradient(update)  # (batches, 2)
+        losses = self.accumulate_gradient(update, following)  # (batches, 2)
         self.precision.unscale(self.optimizer)
         norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
         flops, num_positions = self._count(update.batches)
@@ -173,7 +182,7 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return outcome
 
-    def accumulate_gradient(self, update: Update) -> Tensor:
+    def accumulate_gradient(self, update: Update, following: Update | None = None) -> Tensor:
         """Add up the gradient of the update; return the sums of loss and nll of each batch of this
         rank, (batches, 2).
 
@@ -181,18 +190,30 @@ class Learner:
         is scaled by the number of ranks.
         """
         self.objective.train()
-        scale = self.world.size / update.num_tokens
-        batches = [(rows, 1.0) for rows in update.batches] or [(_ANY_ROW, 0.0)]
+        weight = self.world.size / update.num_tokens if update.batches else 0.0
+        batches = self.prefetcher.take(update, following)
         sums = torch.zeros(len(batches), 2, device=self.device)
-        for i, (rows, weight) in enumerate(batches):
-            pieces = self._pieces(rows)
+        for i, pieces in enumerate(batches):
             for j, piece in enumerate(pieces):
                 is_last = i + 1 == len(batches) and j + 1 == len(pieces)
                 with nullcontext() if is_last else self._no_sync():
                     loss, nll = self.losses(piece)
-                    self.precision.scale(loss * (weight * scale)).backward()  # type: ignore[no-untyped-call]
-                sums[i] += torch.stack([loss.detach(), nll]) * weight
-        return sums
+                    self.precision.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
+                sums[i] += torch.stack([loss.detach(), nll])
+        return sums if update.batches else torch.zeros_like(sums)
+
+    def _make_batches(self, update: Update) -> list[list[Batch]]:
+        """Return the pieces of each batch of this rank, or of one that will count nothing."""
+        rows = update.batches or [_ANY_ROW]
+        return [[self._make_batch(piece) for piece in self._pieces(batch)] for batch in rows]
+
+    def _make_batch(self, rows: Rows) -> Batch:
+        pairs = [self.data[int(i)] for i in rows]
+        if self.compiler is None:
+            batch = make_batch(pairs, self.tokenizer)
+        else:
+            batch = make_compiled_batch(pairs, self.tokenizer, round_to=self.compiler.round_to)
+        return batch.pin() if self.device.type == "cuda" else batch
 
     def _pieces(self, rows: Rows) -> list[Rows]:
         """Cut a batch for a processor so that what a layer computes stays in its caches; the
@@ -200,7 +221,7 @@ class Learner:
         """
         if self.device.type != "cpu":
             return [rows]
-        num_pieces = -(-batch_cost(self.lengths[rows]) // _CPU_PIECE_TOKENS)
+        num_pieces = -(-batch_cost(self.lengths[rows]) // CPU_PIECE_TOKENS)
         return np.array_split(rows, min(num_pieces, len(rows)))
 
     def try_largest(self, rows: Rows, max_tokens: int) -> int:
@@ -226,19 +247,16 @@ class Learner:
     def _try(self, rows: Rows) -> None:
         for piece in self._pieces(rows):
             with self._no_sync():
-                loss, _ = self.losses(piece)
+                loss, _ = self.losses(self._make_batch(piece))
                 self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-    def losses(self, rows: Rows) -> tuple[Tensor, Tensor]:
-        """Return the summed loss and nll of the pairs `rows`, in nats."""
-        pairs = [self.data[int(i)] for i in rows]
-        if self.compiler is None:
-            batch = make_batch(pairs, self.tokenizer)
-        else:
-            batch = make_compiled_batch(pairs, self.tokenizer, round_to=self.compiler.round_to)
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and nll of a batch, in nats."""
         batch = batch.to(self.device)
         with self.precision.autocast():
-            return self.objective(batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out)  # type: ignore[no-any-return]
+            return self.objective(  # type: ignore[no-any-return]
+                batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out, batch.num_tokens
+            )
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):

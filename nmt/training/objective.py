@@ -33,11 +33,12 @@ class Objective(nn.Module):
         self.pad_id = pad_id
 
     def forward(
-        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, num_tokens: int
     ) -> tuple[Tensor, Tensor]:
         """Return (loss_sum, nll_sum) over the real tokens of `tgt_out` (B, T), in nats.
 
-        `src` (B, S) and `tgt_in` (B, T) are padded on the right; `src_lengths` (B,).
+        `src` (B, S) and `tgt_in` (B, T) are padded on the right; `src_lengths` (B,);
+        `num_tokens` are real.
         """
         hidden = self.forward_model(src, src_lengths, tgt_in)  # (B, T, D)
         loss_sum, nll_sum, _ = smoothed_cross_entropy(
@@ -46,5 +47,6 @@ class Objective(nn.Module):
             tgt_out,
             smoothing=self.smoothing,
             pad_id=self.pad_id,
+            num_tokens=num_tokens,
         )
         return loss_sum, nll_sum

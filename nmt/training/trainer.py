@@ -7,6 +7,7 @@ leave the loop together. Rank 0 alone writes and speaks.
 
 from __future__ import annotations
 
+import itertools
 import logging
 import time
 from contextlib import ExitStack
@@ -120,8 +121,9 @@ class Trainer:
 
     def _train_epoch(self) -> None:
         updates = self.sampler.updates(self.state.epoch)
-        for update in updates[self.state.update_in_epoch :]:
-            is_done = self._update(update)
+        rest = updates[self.state.update_in_epoch :]
+        for update, following in itertools.zip_longest(rest, rest[1:]):
+            is_done = self._update(update, following)
             self.state.update_in_epoch += 1
             if self.state.update_in_epoch == len(updates):
                 self.state.epoch, self.state.update_in_epoch = self.state.epoch + 1, 0
@@ -131,11 +133,14 @@ class Trainer:
             if self._is_over():
                 return
 
-    def _update(self, update: Update) -> bool:
+    def _update(self, update: Update, following: Update | None) -> bool:
         """Let the learner change the weights; say whether it did."""
         saved.seed_update(self.config.seed, self.state, self.world.rank)
         outcome = self.learner.update(
-            update, self._learning_rate(self.state.update + 1), is_stop_asked=bool(self.stop)
+            update,
+            self._learning_rate(self.state.update + 1),
+            is_stop_asked=bool(self.stop),
+            following=following,
         )
         self.is_stopped, self.gradient_norm = outcome.is_stop_asked, outcome.gradient_norm
         if outcome.is_finite:
