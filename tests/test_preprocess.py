@@ -135,17 +135,17 @@ def test_corpora_are_shards_of_their_own_with_their_tags(tmp_path: Path) -> None
 
 def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     for side in ("src", "tgt"):
-        lines = [f"{n % 30} {side}" for n in range(200)]
+        lines = [f"{n % 5500} {side}" for n in range(6000)]  # two chunks
         write_text(tmp_path / f"train.{side}", lines)
         write_text(tmp_path / f"valid.{side}", lines[:3])
     sources = [
         f"data.{s}.{e}={tmp_path / s}.{e}" for s in ("train", "valid") for e in ("src", "tgt")
     ]
-    settings = ["tokenizer.vocab_size=280", "shard_pairs=47", "filter.duplicates=pair"]
+    settings = ["tokenizer.vocab_size=280", "shard_pairs=5900", "filter.duplicates=pair"]
     places = [f"data_dir={tmp_path / 'data'}", "num_threads=2"]
     assert command("preprocess", *sources, *settings, *places) == 0
-    assert [int(src.split()[0]) for src, _ in read_back(tmp_path / "data")] == list(range(30))
-    assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 170}
+    assert [int(src.split()[0]) for src, _ in read_back(tmp_path / "data")] == list(range(5500))
+    assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 500}
 
 
 def test_many_drops_are_a_warning_with_the_main_reason(
