@@ -74,6 +74,13 @@ def product(a: Tensor, b: Tensor) -> Tensor:
     return _onednn(a, b.T) if _takes_onednn(a) else a @ b
 
 
+def product_of_rows(a: Tensor, b: Tensor) -> Tensor:
+    """Compute a^T b, (O, I), the sum over rows of `a` (N, O) and `b` (N, I), without a gradient."""
+    if not _takes_onednn(a):
+        return a.T @ b
+    return _call(_rounded(a).T, _rounded(b).T)
+
+
 class _OneDnnLinear(torch.autograd.Function):
     """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows."""
 
@@ -81,28 +88,52 @@ class _OneDnnLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     ) -> Tensor:
-        y = _onednn(x, weight, bias, activation)
+        rows = _rounded(x.reshape(-1, x.size(-1)))  # (N, I)
+        y = _onednn(rows, weight, bias, activation)[: x.shape[:-1].numel()]
         ctx.is_relu = activation == "relu"
-        ctx.save_for_backward(x, weight, *((y,) if ctx.is_relu else ()))
-        return y
+        ctx.save_for_backward(rows, weight, *((y,) if ctx.is_relu else ()))
+        return y.view(*x.shape[:-1], -1)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, weight, *others = ctx.saved_tensors
-        grad = grads[0]
+        rows, weight, *others = ctx.saved_tensors
+        shape = grads[0].shape
+        grad = grads[0].reshape(-1, shape[-1])  # (N, O)
         for y in others:
             grad = torch.ops.aten.threshold_backward(grad, y, 0)
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad = grad.flatten(0, -2)  # (N, O)
-        grad_x = _onednn(grad, weight.T).view_as(x) if needs_x else None
-        grad_weight = _onednn(grad.T, x.flatten(0, -2).T) if needs_weight else None  # (O, I)
-        return grad_x, grad_weight, grad.sum(0) if needs_bias else None, None
+        grad_bias = grad.sum(0) if needs_bias else None
+        num_rows, grad = len(grad), _rounded(grad)
+        grad_x = None
+        if needs_x:
+            grad_x = _onednn(grad, weight.T)[:num_rows].view(*shape[:-1], -1)
+        return grad_x, product_of_rows(grad, rows) if needs_weight else None, grad_bias, None
 
 
 def _onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
+    rows = _rounded(x.reshape(-1, x.size(-1)))  # (N, I)
+    y = _call(rows, weight, bias, activation)  # (N or more, O)
+    return y[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)
+
+
+def _call(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    """Return `rows` (N, D) with rows of 0 after them, up to a number that comes often.
+
+    For every number of rows oneDNN writes a kernel of its own, which takes milliseconds and a
+    megabyte, and keeps a thousand of them.
+    """
+    num_rows = len(rows)
+    step = 1 if num_rows <= 32 else 32 if num_rows <= 512 else 128
+    missing = -num_rows % step
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
 def _pack(

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.model.products import is_onednn_faster, linear, product
+from nmt.model.products import is_onednn_faster, linear, product, product_of_rows
 
 _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
 
@@ -49,7 +49,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if needs_grad:
                     error = _softmax_error(log_probs, wanted, smoothing).to(dtype)
                     grad_rows.copy_(product(error, weight))
-                    _add_product(grad_weight, error.T, rows)
+                    _add_product(grad_weight, error, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
@@ -66,11 +66,11 @@ def _product_dtype(weight: Tensor) -> torch.dtype:
 
 
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a product to `total`, without a tensor between where their formats are one."""
+    """Add a^T b to `total`, without a tensor between where the library can."""
     if a.dtype is total.dtype and not is_onednn_faster():
-        torch.addmm(total, a, b, out=total)
+        torch.addmm(total, a.T, b, out=total)
     else:
-        total += product(a, b)
+        total += product_of_rows(a, b)
 
 
 def _softmax_error(log_probs: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
