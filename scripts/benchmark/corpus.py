@@ -16,13 +16,13 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from nmt.config import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig
+from nmt.config import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData, open_split
-from nmt.data.prepare import prepare
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DataError
 from nmt.options import Corpus
+from nmt.preprocessing.prepare import prepare
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _PATTERNS = {"train": ("train*",), "valid": ("val*", "dev*"), "test": ("test*", "val*", "dev*")}
@@ -60,7 +60,7 @@ class PreparedCorpus:
         self.data_dir = self.folder / "data"
         self.pieces_dir = self.folder / "pieces"
         if not (self.data_dir / "meta.json").exists():
-            prepare(_settings(source, self.folder, self.data_dir, cache_dir))
+            prepare(_settings(source, self.folder, self.data_dir, cache_dir), TrainConfig())
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
         self.data = open_split(self.data_dir, "train")
         if not (self.pieces_dir / "vocabulary.txt").exists():
@@ -96,7 +96,7 @@ def _settings(source: Source, folder: Path, data_dir: Path, cache_dir: Path) -> 
     else:
         for split in _PATTERNS:
             sides = [_plain(source.folder, split, lang, folder) for lang in _languages(source)]
-            setattr(data, split, SplitConfig(src=str(sides[0]), tgt=str(sides[1])))
+            setattr(data, split, SplitConfig(src=[str(sides[0])], tgt=[str(sides[1])]))
     tokenizer = TokenizerConfig(vocab_size=source.vocab_size)
     return PreprocessConfig(data=data, tokenizer=tokenizer, data_dir=str(data_dir))
 

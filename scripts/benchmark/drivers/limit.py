@@ -1,7 +1,8 @@
 """Measures the limit: how fast this machine multiplies matrices of the model's own shapes.
 
 Each weight product of the model is done at full size, forward and, for training, both products
-backward, by torch's plain matrix product; shapes weigh as often as the model has them.
+backward, by the fastest library that torch brings for the processor; shapes weigh as often as the
+model has them.
 """
 
 # N rows
@@ -15,6 +16,7 @@ import torch
 from ours import model_config
 from turns import Turns
 
+from nmt.model.products import linear, product, product_of_rows
 from nmt.training.flops import Shape, source_products, synchronize, target_products
 
 
@@ -55,10 +57,10 @@ def measure(job: dict, counts: Counter[Shape]) -> dict[str, float]:
 
 def products(x: torch.Tensor, weight: torch.Tensor, is_training: bool) -> None:
     """Multiply as a layer does with its weight, and back for the two gradients."""
-    y = x @ weight.T  # (N, outer)
+    y = linear(x, weight)  # (N, outer)
     if is_training:
-        y @ weight  # (N, inner), the gradient of x
-        y.T @ x  # (outer, inner), the gradient of the weight
+        product(y, weight)  # (N, inner), the gradient of x
+        product_of_rows(y, x)  # (outer, inner), the gradient of the weight
 
 
 main()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import torch
 from ours import model_config
 from turns import Steps, Turns
@@ -45,10 +47,15 @@ def main() -> None:
     steps = Steps(turns, nmt=__version__, torch=torch.__version__)
     epoch = 0
     while True:
-        for update in sampler.updates(epoch):
-            if not job["update_tokens"] and len(update.batches) > 1:
-                continue
-            outcome = learner.update(update, job["learning_rate"], is_stop_asked=False)
+        updates = [
+            update
+            for update in sampler.updates(epoch)
+            if job["update_tokens"] or len(update.batches) == 1
+        ]
+        for update, following in itertools.zip_longest(updates, updates[1:]):
+            outcome = learner.update(
+                update, job["learning_rate"], is_stop_asked=False, following=following
+            )
             synchronize(device)
             steps.done(
                 src_tokens=update.num_src_tokens,
