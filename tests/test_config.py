@@ -191,6 +191,16 @@ def test_a_list_of_one_needs_no_brackets() -> None:
     assert composed("average", "checkpoints=[a,b]")[0].checkpoints == ["a", "b"]
 
 
+def test_elements_of_a_list_need_no_quotes() -> None:
+    symbols = composed("preprocess", "tokenizer.symbols=[<2de>, {url}]")[0].tokenizer.symbols
+    assert symbols == ["<2de>", "{url}"]
+    assert composed("preprocess", "tokenizer.symbols=[]")[0].tokenizer.symbols == []
+    columns = composed("preprocess", "data.train.tsv=a", "data.train.columns=[1,3]")
+    assert columns[0].data.train.columns == [1, 3]
+    quoted = composed("average", """checkpoints=['a,b',"c"]""")[0].checkpoints
+    assert quoted == ["a,b", "c"]
+
+
 def test_files_are_the_corpus_when_files_are_named() -> None:
     config, _ = composed("preprocess", "data.train.src=a", "data.train.tgt=b")
     assert config.data.corpus == "files"

@@ -155,8 +155,8 @@ def check_argument(argument: str, command: Command) -> str:
     _check_group(key, value, hint)
     if hint in (str, str | None) and value != "null" and not _is_quoted(value):
         value = _quote(value)
-    elif _is_list(hint) and value != "null" and not value.startswith("["):
-        value = f"[{_quote(value)}]"
+    elif _is_list(hint) and value != "null":
+        value = _quote_list(value)
     return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes what it has
 
 
@@ -228,6 +228,16 @@ def _options(hint: Any, key: str) -> list[str]:
 
 def _is_quoted(text: str) -> bool:
     return len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+
+
+def _quote_list(value: str) -> str:
+    """Quote the elements of [a,b], or one that stands alone, unless the user has."""
+    if not (value.startswith("[") and value.endswith("]")):
+        return value if value.startswith("[") else f"[{_quote(value)}]"
+    inside = value[1:-1]
+    if not inside.strip() or "'" in inside or '"' in inside:
+        return value
+    return "[" + ",".join(_quote(element.strip()) for element in inside.split(",")) + "]"
 
 
 def _quote(text: str) -> str:
