@@ -14,7 +14,7 @@ COMMANDS = {
             reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
             "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, "
             "data=copy, data=homeassistant)",
-            writes="data_dir: tokenizer, train-*.arrow, valid-*.arrow, report.html ...; a table to stdout",
+            writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
             examples=(
                 "nmt-preprocess",
                 "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
