@@ -89,7 +89,7 @@ class _OneDnnLinear(torch.autograd.Function):
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     ) -> Tensor:
         rows = _rounded(x.reshape(-1, x.size(-1)))  # (N, I)
-        y = _onednn(rows, weight, bias, activation)[: x.shape[:-1].numel()]
+        y = _call(rows, weight, bias, activation)[: x.shape[:-1].numel()]
         ctx.is_relu = activation == "relu"
         ctx.save_for_backward(rows, weight, *((y,) if ctx.is_relu else ()))
         return y.view(*x.shape[:-1], -1)
@@ -106,7 +106,7 @@ class _OneDnnLinear(torch.autograd.Function):
         num_rows, grad = len(grad), _rounded(grad)
         grad_x = None
         if needs_x:
-            grad_x = _onednn(grad, weight.T)[:num_rows].view(*shape[:-1], -1)
+            grad_x = _call(grad, weight.T)[:num_rows].view(*shape[:-1], -1)
         return grad_x, product_of_rows(grad, rows) if needs_weight else None, grad_bias, None
 
 
