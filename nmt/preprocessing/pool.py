@@ -226,7 +226,7 @@ def work(socket: int) -> None:
         except MemoryError:
             text = "a worker process has no memory left; set fewer num_threads"
             result = _Failure(NmtError(text), "")
-        except Exception:
+        except Exception:  # the parent raises it with this traceback
             result = _Failure(None, traceback.format_exc())
         try:
             connection.send_bytes(pickle.dumps(result, _PROTOCOL))
