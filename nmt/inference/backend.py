@@ -92,7 +92,14 @@ class NativeBackend:
         """See `Backend.search`."""
         src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
         return search(
-            self.stepper, src, src_lengths, config, self._ids, prefixes=prefixes, keys=keys
+            self.stepper,
+            src,
+            src_lengths,
+            config,
+            self._ids,
+            prefixes=prefixes,
+            keys=keys,
+            n_best=n_best,
         )
 
     def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:

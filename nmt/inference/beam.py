@@ -4,7 +4,7 @@ Every sentence is searched as if it were alone: its beam, its length limit and i
 neighbour.
 """
 
-# B live sentences, K beams, V vocab, S source; rows = B * K
+# B live sentences, K beam size, V vocab; rows, the live hypotheses, sorted by sentence, best first
 
 from __future__ import annotations
 
@@ -14,42 +14,40 @@ import torch
 from torch import Tensor
 
 from nmt.inference.hypotheses import NEVER, Hypothesis, Live, Task
-from nmt.inference.penalties import best_score
+from nmt.inference.penalties import least_log_prob
 from nmt.inference.stepper import Stepper
 from nmt.inference.stepping import advance, begin
-from nmt.inference.top import best_continuations
+from nmt.inference.top import Continuations, best_continuations
+from nmt.model.cache import Grid
 
 
 def beam_search(stepper: Stepper, task: Task) -> list[list[Hypothesis]]:
-    """Return up to `beam_size` hypotheses a sentence, best first, finished ones before others."""
-    size = task.config.beam_size
-    pools = [_Pool(size, task, sentence) for sentence in range(len(task.limits))]
-    sentences = list(range(len(pools)))  # those that go on
+    """Return up to `task.n_best` hypotheses a sentence, best first, finished ones before others."""
+    pools = [_Pool(task.n_best) for _ in task.limits]
+    limits = torch.tensor(task.limits, device=stepper.device)
     live, state = begin(stepper, task)
-    while sentences:
-        log_probs, live = advance(stepper, state, live, task)  # (B * K, V)
-        ended, step = _extend(live, log_probs, len(sentences), size, task.ids.eos)
-        for sentence, hypothesis in task.close(ended) if ended else ():
-            pools[sentence].add(hypothesis)
-        beams = step.rows.size(1)
-        still = [pools[sentence] for sentence in sentences]
-        going = _go_on(live, step, still, task)
-        if len(going) < len(sentences):
-            sentences = [sentences[i] for i in going]
-            step = step.select(torch.tensor(going, dtype=torch.long, device=step.rows.device))
-        if sentences:
-            live = step.follow(live)
-            state = stepper.reorder(state, step.rows.flatten(), beams)
+    while len(live):
+        log_probs, live = advance(stepper, state, live, task)  # (rows, V)
+        ended, best = _extend(live, log_probs, task)
+        _collect(ended, pools, task)
+        sentences = live.sentences[best.rows[:, 0]]  # (B,)
+        bars = _bars(pools, sentences, live.length + 1, task).unsqueeze(1)  # (B, 1)
+        can_win = best.sums > bars  # (B, K)
+        is_last = (limits[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
+        if is_last.any():  # what is alive at the limit is a result, if an unfinished one
+            _collect(_take(live, best, can_win & is_last), pools, task)
+        going = can_win & ~is_last  # (B, K)
+        rows, live = best.rows[going], _take(live, best, going)
+        if len(live):
+            state = stepper.reorder(state, rows)
     return [pool.kept for pool in pools]
 
 
 @dataclass
 class _Pool:
-    """The finished hypotheses of one sentence, of which the `size` best are kept."""
+    """The best hypotheses of one sentence that have come to an end, at most `size`."""
 
     size: int
-    task: Task
-    sentence: int
     kept: list[Hypothesis] = field(default_factory=list)
 
     def add(self, hypothesis: Hypothesis) -> None:
@@ -57,74 +55,51 @@ class _Pool:
         self.kept.sort(key=lambda h: (h.finished, h.score), reverse=True)  # stable: first come
         del self.kept[self.size :]
 
-    def is_closed(self, best_live: float, length: int) -> bool:
-        """Say whether no hypothesis of `length` tokens can still get in, when the best has the
-        log-probability `best_live`.
-        """
-        if len(self.kept) < self.size:
-            return False
-        first = max(length + 1, self.task.earliest[self.sentence])
-        last = self.task.limits[self.sentence]
-        return best_score(best_live, first, last, self.task.config) <= self.kept[-1].score
+    @property
+    def bar(self) -> float:
+        """The score above which a hypothesis gets in."""
+        return self.kept[-1].score if len(self.kept) == self.size else NEVER
 
 
-@dataclass(frozen=True)
-class _Step:
-    """The continuations that go on, all (B, K)."""
+def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: Task) -> Tensor:
+    """Return the log-probability above which a hypothesis of `length` tokens can still become one
+    of the results, for each of `sentences` (B,).
+    """
+    numbers = sentences.tolist()
+    columns = (
+        [pools[i].bar for i in numbers],
+        [max(length + 1, task.earliest[i]) for i in numbers],
+        [max(length + 1, task.limits[i]) for i in numbers],
+    )
+    scores, first, last = (
+        torch.tensor(column, dtype=torch.float64, device=sentences.device) for column in columns
+    )
+    return least_log_prob(scores, first, last, task.config)
 
-    rows: Tensor  # of the hypotheses that they continue
-    sums: Tensor  # log-probability with the new token
-    tokens: Tensor
-    log_probs: Tensor  # of the new token
 
-    def select(self, sentences: Tensor) -> _Step:
-        return _Step(*(part.index_select(0, sentences) for part in vars(self).values()))
-
-    def follow(self, live: Live) -> Live:
-        rows, sums, tokens, log_probs = (part.flatten() for part in vars(self).values())
-        return live.select(rows).extend(sums, tokens, log_probs)
-
-
-def _extend(
-    live: Live, log_probs: Tensor, batch: int, size: int, eos: int
-) -> tuple[Live | None, _Step]:
-    """Return the hypotheses that end, if any, and the continuations that go on.
+def _extend(live: Live, log_probs: Tensor, task: Task) -> tuple[Live, Continuations]:
+    """Return the hypotheses that end, and the K best continuations that go on (B, K).
 
     A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
     continuations at most K end, so that K can go on.
     """
-    beams, vocab_size = len(live) // batch, log_probs.size(1)
-    top, index = best_continuations(live.sums.view(batch, beams), log_probs, 2 * size)  # (B, 2K)
-    first_rows = torch.arange(batch, device=top.device).unsqueeze(1) * beams
-    rows, tokens = first_rows + index // vocab_size, index % vocab_size  # (B, 2K)
-    chosen = log_probs.view(batch, -1).gather(1, index)  # (B, 2K)
-    ends = tokens == eos
-    order = ends.to(torch.uint8).argsort(dim=1, stable=True)[:, :size]  # the first K that go on
-    columns = (rows, top.masked_fill(ends, NEVER), tokens, chosen)
-    step = _Step(*(column.gather(1, order) for column in columns))  # (B, K)
-    places = (ends & (top > NEVER))[:, :size].nonzero(as_tuple=True)
-    if not len(places[0]):
-        return None, step
-    ended = live.select(rows[places]).extend(top[places], tokens[places], chosen[places])
-    return ended, step
+    size = task.config.beam_size
+    sentences, numbers = torch.unique_consecutive(live.sentences, return_inverse=True)
+    grid = Grid(numbers, len(sentences))
+    best = best_continuations(live.sums, log_probs, grid, 2 * size)  # (B, 2K)
+    is_end = best.tokens == task.ids.eos
+    ended = _take(live, best, (is_end & (best.sums > NEVER))[:, :size])
+    best = best._replace(sums=best.sums.masked_fill(is_end, NEVER))
+    order = is_end.to(torch.uint8).argsort(dim=1, stable=True)[:, :size]  # the first K that go on
+    return ended, Continuations(*(column.gather(1, order) for column in best))
 
 
-def _go_on(live: Live, step: _Step, pools: list[_Pool], task: Task) -> list[int]:
-    """Return which sentences (numbers among `pools`) go on; at its limit a sentence takes what is
-    alive, unfinished.
-    """
-    length = live.length + 1
-    best = step.sums.amax(dim=1).tolist()
-    going, cut = [], []
-    for i, pool in enumerate(pools):
-        if length == task.limits[pool.sentence]:
-            cut.append(i)
-        elif best[i] > NEVER and not pool.is_closed(best[i], length):
-            going.append(i)
-    if cut:
-        by_sentence = {pool.sentence: pool for pool in pools}
-        left = step.select(torch.tensor(cut, device=step.rows.device)).follow(live)
-        usable = left.select((left.sums > NEVER).nonzero().squeeze(1))
-        for sentence, hypothesis in task.close(usable):
-            by_sentence[sentence].add(hypothesis)
-    return going
+def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
+    """Return the continuations where `chosen` (B, up to 2K) is true as hypotheses."""
+    sums, rows, tokens, log_probs = (column[:, : chosen.size(1)][chosen] for column in best)
+    return live.select(rows).extend(sums, tokens, log_probs)
+
+
+def _collect(ended: Live, pools: list[_Pool], task: Task) -> None:
+    for sentence, hypothesis in task.close(ended) if len(ended) else ():
+        pools[sentence].add(hypothesis)

@@ -38,10 +38,10 @@ class EnsembleStepper:
         pairs = zip(self.members, state, strict=True)
         return self._mean([member.step(tokens, part) for member, part in pairs])  # (rows, V)
 
-    def reorder(self, state: list[Any], rows: Tensor, num_beams: int) -> list[Any]:
+    def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
         """See `Stepper.reorder`."""
         pairs = zip(self.members, state, strict=True)
-        return [member.reorder(part, rows, num_beams) for member, part in pairs]
+        return [member.reorder(part, rows) for member, part in pairs]
 
     def watch(self, state: list[Any]) -> None:
         """See `AttentiveStepper.watch`."""

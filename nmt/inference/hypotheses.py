@@ -1,6 +1,6 @@
 """What search works on, the hypotheses that are alive in all sentences, and what it returns."""
 
-# B sentences, K beams, S source; rows = B * K, the beams of a sentence side by side
+# B sentences, S source; rows, the live hypotheses, sorted by sentence
 
 from __future__ import annotations
 
@@ -85,9 +85,12 @@ class Live:
         )
 
     def attend(self, weights: Tensor) -> Live:
-        """Note the attention (rows, S) of the step that chooses the next token."""
+        """Note the attention of the step that chooses the next token: (rows, S), or wider, with
+        zeros at the end.
+        """
         assert self.aligned is not None
         assert self.attended is not None
+        weights = weights[:, : self.attended.size(1)]  # (rows, S)
         strongest = weights.argmax(dim=1, keepdim=True)  # (rows, 1)
         return replace(
             self,
@@ -116,6 +119,7 @@ class Task:
     constraints: tuple[Constraint, ...]
     earliest: list[int]  # least tokens of each translation, EOS included
     limits: list[int]  # most tokens of each translation, EOS included
+    n_best: int  # results of each sentence, at most
     keys: list[int]  # of each sentence's draws, when sampling
 
     @property

@@ -1,4 +1,4 @@
-"""The score of a hypothesis, and the best score that an unfinished one can still reach.
+"""The score of a hypothesis, and what an unfinished one needs to reach a score.
 
 Formulas and their derivation stand in docs/search.md. Nothing here knows models or search.
 """
@@ -6,8 +6,6 @@ Formulas and their derivation stand in docs/search.md. Nothing here knows models
 # N hypotheses, S source
 
 from __future__ import annotations
-
-import math
 
 import torch
 from torch import Tensor
@@ -34,21 +32,28 @@ def score(log_prob: float, length: int, config: SearchConfig, coverage: float = 
     return total + config.coverage_penalty * coverage
 
 
-def best_score(log_prob: float, first: int, last: int, config: SearchConfig) -> float:
-    """Return the highest score that a hypothesis can still end with, `first` to `last` tokens long.
+def least_log_prob(scores: Tensor, first: Tensor, last: Tensor, config: SearchConfig) -> Tensor:
+    """Return the log-probability that a live hypothesis must exceed to end with a score above each
+    of `scores` (N,), when it can have `first` to `last` tokens then, both (N,); all in float64.
 
-    Its log-probability can only fall from `log_prob` and its coverage term is at most 0, so the
-    bound is the maximum over the length alone: at one of both ends, or where the derivative is 0.
+    Its log-probability can only fall and its coverage term is at most 0. So the bound is the least
+    of g(l) = score * normaliser(l) - reward * l, at one of both ends or where g' is 0.
     """
-    lengths = {first, last}
+    lengths = [first, last]
     alpha, reward = config.length_penalty, config.word_reward
-    slope = reward * (1 - alpha)
-    if config.normalization is Normalization.wu and slope:
-        # d score / d length has the sign of 5 reward - alpha log_prob + slope * length
-        peak = (alpha * log_prob - 5 * reward) / slope
-        if first < peak < last:
-            lengths |= {math.floor(peak), math.ceil(peak)}
-    return max(score(log_prob, length, config) for length in lengths)
+    if config.normalization is Normalization.wu and reward and alpha not in (0, 1):
+        # g' = score * alpha / 6 * ((5 + l) / 6)^(alpha - 1) - reward
+        turn = 6 * (6 * reward / (scores * alpha)) ** (1 / (alpha - 1)) - 5  # NaN where g has none
+        turn = turn.nan_to_num(0.0, posinf=0.0).maximum(first).minimum(last)
+        lengths += [turn.floor(), turn.ceil()]
+    bounds = [scores * _normaliser(length, config) - reward * length for length in lengths]
+    return torch.stack(bounds).amin(dim=0)
+
+
+def _normaliser(length: Tensor, config: SearchConfig) -> Tensor:
+    if config.normalization is Normalization.wu:
+        return ((5 + length) / 6) ** config.length_penalty
+    return length if config.normalization is Normalization.average else torch.ones_like(length)
 
 
 def coverage_of(attended: Tensor, num_words: Tensor) -> Tensor:

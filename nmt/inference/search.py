@@ -42,10 +42,11 @@ def search(
     *,
     prefixes: Sequence[Sequence[int]] | None = None,
     keys: Sequence[int] | None = None,
+    n_best: int | None = None,
     constraints: Sequence[Constraint] = (),
 ) -> list[list[Hypothesis]]:
-    """Return up to `beam_size` hypotheses a sentence, best first; beam size 1 is greedy search.
-    With sampling, return `beam_size` draws a sentence, in the order drawn.
+    """Return up to `n_best` hypotheses a sentence, best first; beam size 1 is greedy search. With
+    sampling, return `beam_size` draws a sentence, in the order drawn.
 
     Raises `ConfigError` for a prefix with control symbols, `ModelError` for a model that gives no
     numbers.
@@ -58,6 +59,8 @@ def search(
         ids: control symbols of the tokenizer.
         prefixes: target ids that each translation starts with, possibly none, without BOS.
         keys: a number for each sentence that its draws depend on; without, `occurrences` of src.
+        n_best: how many are wanted, None for `beam_size`; fewer are found sooner, and are the first
+            of those that more would be.
         constraints: further functions between a step and the choice of tokens.
     """
     prefixes = prefixes or [()] * len(src)
@@ -72,7 +75,8 @@ def search(
     rules = (*built_in, *constraints)
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
-    task = Task(src, src_lengths, config, ids, rules, earliest, limits, list(keys or ()))
+    wanted = min(n_best or config.beam_size, config.beam_size)
+    task = Task(src, src_lengths, config, ids, rules, earliest, limits, wanted, list(keys or ()))
     if config.sampling:
         found = walk(stepper, task, Sampler(task), config.beam_size)
     elif config.beam_size == 1:

@@ -2,8 +2,8 @@
 given text. `ModelStepper` is the one for a Transformer.
 """
 
-# B sentences, S source, T target, D d_model, K beams, V vocab
-# rows = B * K, the beams of a sentence side by side
+# B sentences, S source, T target, D d_model, V vocab
+# rows, the live hypotheses, sorted by sentence; a sentence has as many as are alive
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model.attention import AttentionRecord
-from nmt.model.transformer import DecoderCache, Memory, Transformer, alignment_layer
+from nmt.model.cache import DecoderCache
+from nmt.model.transformer import Transformer, alignment_layer
 
 MAX_LOGITS = 1 << 24  # of one piece when scoring, 64 MiB in float32
 
@@ -34,10 +35,8 @@ class Stepper(Protocol):
         float32.
         """
 
-    def reorder(self, state: Any, rows: Tensor, num_beams: int) -> Any:
-        """Keep the rows given (B' * num_beams,), in that order; those of a sentence come from that
-        sentence's.
-        """
+    def reorder(self, state: Any, rows: Tensor) -> Any:
+        """Go on with these rows (rows',), sorted by sentence; one may stand there repeatedly."""
 
 
 class AttentiveStepper(Stepper, Protocol):
@@ -48,7 +47,7 @@ class AttentiveStepper(Stepper, Protocol):
 
     def attention(self, state: Any) -> Tensor:
         """Return the attention of the last step to the source (rows, S), each row a sum of 1, in
-        float32.
+        float32; it may be wider, with zeros at the end.
         """
 
 
@@ -77,11 +76,9 @@ class Model(AttentiveStepper, Scorer, Protocol):
 
 @dataclass
 class ModelState:
-    """The encoded sentences and the cached target positions of their beams."""
+    """The encoded sentences and the cached target positions of their hypotheses."""
 
-    memory: Memory  # B rows
-    cache: DecoderCache  # B * K rows
-    num_beams: int
+    cache: DecoderCache
     record: AttentionRecord | None = None  # of the last step, when watched
 
 
@@ -97,25 +94,19 @@ class ModelStepper:
         """See `Stepper.start`."""
         with self._autocast():
             memory = self.model.encode(src.to(self.device), src_lengths.to(self.device))
-        return ModelState(memory, DecoderCache(self.model.config.num_decoder_layers), num_beams=1)
+        return ModelState(DecoderCache(memory.layers, memory.mask))
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         with self._autocast():
-            hidden = self.model.decode(
-                tokens.unsqueeze(1), state.memory, state.cache, state.record
-            )  # (rows, 1, D)
-            logits = self.model.logits(hidden.squeeze(1))  # (rows, V)
+            hidden = self.model.step(tokens, state.cache, state.record)  # (rows, D)
+            logits = self.model.logits(hidden)  # (rows, V)
         return torch.log_softmax(logits.float(), dim=-1)
 
-    def reorder(self, state: ModelState, rows: Tensor, num_beams: int) -> ModelState:
-        """See `Stepper.reorder`."""
-        sentences = rows[::num_beams] // state.num_beams  # (B',)
-        memory = state.memory
-        if len(sentences) != memory.hidden.size(0):
-            memory = memory.select(sentences)
+    def reorder(self, state: ModelState, rows: Tensor) -> ModelState:
+        """See `Stepper.reorder`; the state is changed in place."""
         state.cache.reorder(rows)
-        return ModelState(memory, state.cache, num_beams, state.record)
+        return state
 
     def watch(self, state: ModelState) -> None:
         """See `AttentiveStepper.watch`."""

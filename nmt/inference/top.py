@@ -2,14 +2,18 @@
 among the groups with the highest maxima.
 """
 
-# B sentences, K beams, V vocab, G groups of 64 tokens, C count; rows = B * K
+# R rows, the live hypotheses; B sentences, W beams of the widest; V vocab, G groups of 64 tokens
+# C count
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from nmt.model.cache import Grid
 
 Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """Takes values (B, N) and a count C; returns the C highest of each row, best first, and where."""
@@ -18,49 +22,67 @@ NEVER = float("-inf")
 _GROUP = 64  # of several thousand tokens there are about as many groups as tokens in the best few
 
 
-def best_continuations(sums: Tensor, log_probs: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """Return the highest totals of each sentence (B, C) and their places among its K * V, among
-    equals the first.
+class Continuations(NamedTuple):
+    """Hypotheses with one more token, best first, all (B, C)."""
+
+    sums: Tensor  # log-probability with the new token; minus infinity where there are fewer than C
+    rows: Tensor  # of the hypotheses that they continue
+    tokens: Tensor
+    log_probs: Tensor  # of the new token
+
+
+def best_continuations(sums: Tensor, log_probs: Tensor, grid: Grid, count: int) -> Continuations:
+    """Return the continuations of each sentence with the highest sums, among equals the first by
+    row and token.
 
     Args:
-        sums: log-probabilities of the hypotheses so far (B, K).
-        log_probs: of the next token (B * K, V).
-        count: how many, at most; there may be fewer continuations.
+        sums: log-probabilities of the hypotheses so far (R,).
+        log_probs: of the next token (R, V).
+        grid: says which rows are of one sentence.
+        count: how many, at most.
     """
-    (batch, beams), vocab_size = sums.shape, log_probs.size(1)
-    wanted = min(count + 1, beams * vocab_size)  # one more shows whether the last is a tie
-    top, places = _choose(sums, log_probs, wanted, _topk)
-    equal = (top[:, 1:] == top[:, :-1]) & (top[:, 1:] > NEVER)
+    wanted = min(count + 1, grid.shape[1] * log_probs.size(1))  # one more shows a tie at the last
+    found = _choose(sums, log_probs, grid, wanted, _topk)
+    equal = (found.sums[:, 1:] == found.sums[:, :-1]) & (found.sums[:, 1:] > NEVER)
     if equal.any():
-        tied = equal.any(dim=1).nonzero().squeeze(1)
-        their_probs = log_probs.view(batch, beams, -1)[tied].flatten(0, 1)
-        top[tied], places[tied] = _choose(sums[tied], their_probs, wanted, _stable)
-    return top[:, :count], places[:, :count]
+        exact = _choose(sums, log_probs, grid, wanted, _stable)
+        tied = equal.any(dim=1, keepdim=True)  # (B, 1)
+        pairs = zip(exact, found, strict=True)
+        found = Continuations(*(torch.where(tied, one, other) for one, other in pairs))
+    return Continuations(*(column[:, :count] for column in found))
 
 
 def likeliest(log_probs: Tensor) -> Tensor:
-    """Return the most probable token of each row (B, V), the lowest id among equals, (B,)."""
-    groups = _group_maxima(log_probs).argmax(dim=1)  # (B,)
-    tokens = _members(groups).clamp_(max=log_probs.size(1) - 1)  # (B, 64)
-    best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (B, 1)
+    """Return the most probable token of each row (R, V), the lowest id among equals, (R,)."""
+    groups = _group_maxima(log_probs).argmax(dim=1)  # (R,)
+    tokens = _members(groups).clamp_(max=log_probs.size(1) - 1)  # (R, 64)
+    best = log_probs.gather(1, tokens).argmax(dim=1, keepdim=True)  # (R, 1)
     return tokens.gather(1, best).squeeze(1)
 
 
-def _choose(sums: Tensor, log_probs: Tensor, count: int, best: Best) -> tuple[Tensor, Tensor]:
-    """Return the highest totals of each sentence (B, C) and their places, as `best` chooses."""
-    (batch, beams), vocab_size = sums.shape, log_probs.size(1)
-    maxima = _group_maxima(log_probs).view(batch, beams, -1)  # (B, K, G)
-    num_groups = maxima.size(2)
-    bounds = (sums.unsqueeze(2) + maxima).flatten(1)  # (B, K * G)
+def _choose(sums: Tensor, log_probs: Tensor, grid: Grid, count: int, best: Best) -> Continuations:
+    vocab_size = log_probs.size(1)
+    maxima = _group_maxima(log_probs)  # (R, G)
+    num_groups = maxima.size(1)
+    bounds = grid.spread(sums.unsqueeze(1) + maxima)  # (B, W, G)
+    if not grid.is_full:
+        bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEVER)
+    bounds = bounds.flatten(1)  # (B, W * G)
     groups = best(bounds, min(count, bounds.size(1)))[1].sort(dim=1).values  # (B, C)
-    beam = groups.div(num_groups, rounding_mode="floor")  # (B, C)
+    beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
+    rows = grid.rows.gather(1, beams)  # (B, C)
     tokens = _members(groups % num_groups)  # (B, C, 64)
-    places = beam.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
-    added = log_probs.view(batch, -1).gather(1, places.flatten(1)).view_as(places)
-    totals = sums.gather(1, beam).unsqueeze(2) + added
+    places = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
+    added = log_probs.view(-1).index_select(0, places.flatten()).view_as(places)
+    totals = sums[rows].unsqueeze(2) + added  # (B, C, 64)
     totals.masked_fill_(tokens >= vocab_size, NEVER)  # the last group may have fewer
-    top, index = best(totals.flatten(1), count)
-    return top, places.flatten(1).gather(1, index)
+    if not grid.is_full:
+        totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEVER)
+    top, index = best(totals.flatten(1), count)  # (B, C)
+    rows = rows.gather(1, index.div(_GROUP, rounding_mode="floor"))
+    return Continuations(
+        top, rows, tokens.flatten(1).gather(1, index), added.flatten(1).gather(1, index)
+    )
 
 
 def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
@@ -74,7 +96,7 @@ def _stable(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _group_maxima(log_probs: Tensor) -> Tensor:
-    """Return the maximum of each 64 tokens, and of those left over, (rows, G)."""
+    """Return the maximum of each 64 tokens, and of those left over, (R, G)."""
     end = log_probs.size(1) // _GROUP * _GROUP
     whole, rest = log_probs[:, :end], log_probs[:, end:]
     maxima = whole.view(len(whole), -1, _GROUP).amax(dim=2) if whole.size(1) else whole

@@ -1,6 +1,6 @@
 """One token at a time, without a beam: greedy search and sampling."""
 
-# B live sentences, K draws of each (1 when greedy), V vocab; rows = B * K
+# B live sentences, K draws of each (1 when greedy), V vocab; rows = B * K, all draws of a sentence
 
 from __future__ import annotations
 
@@ -26,37 +26,33 @@ def greedy(log_probs: Tensor, sentences: Tensor) -> Tensor:
 def walk(stepper: Stepper, task: Task, choose: Choice, draws: int) -> list[list[Hypothesis]]:
     """Return `draws` hypotheses a sentence, in the order drawn."""
     found: list[dict[int, Hypothesis]] = [{} for _ in task.limits]
+    limits = torch.tensor(task.limits, device=stepper.device)
     live, state = begin(stepper, task)
     if draws > 1:
-        rows = torch.arange(len(live), device=live.sums.device).repeat_interleave(draws)
-        live, state = live.select(rows), stepper.reorder(state, rows, draws)
-    sentences = list(range(len(found)))  # those that go on
-    while sentences:
+        rows = torch.arange(len(live), device=stepper.device).repeat_interleave(draws)
+        live, state = live.select(rows), stepper.reorder(state, rows)
+    while len(live):
         log_probs, live = advance(stepper, state, live, task)  # (B * K, V)
         tokens = choose(log_probs, live.sentences)  # (B * K,)
         chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (B * K,)
         live = live.extend(live.sums + chosen, tokens, chosen)
-        _collect(live, found, draws, task)
-        going = [i for i, sentence in enumerate(sentences) if len(found[sentence]) < draws]
-        if going and len(going) < len(sentences):
-            kept = torch.tensor(going, device=tokens.device)
-            rows = (kept.unsqueeze(1) * draws + torch.arange(draws, device=kept.device)).flatten()
-            live, state = live.select(rows), stepper.reorder(state, rows, draws)
-        sentences = [sentences[i] for i in going]
+        is_over = (tokens == task.ids.eos) | (limits[live.sentences] == live.length)  # (B * K,)
+        over = is_over.nonzero().squeeze(1)
+        if not len(over):
+            continue
+        _collect(live.select(over), over.tolist(), found, draws, task)
+        numbers = live.sentences.tolist()
+        going = [row for row, number in enumerate(numbers) if len(found[number]) < draws]
+        rows = torch.tensor(going, dtype=torch.long, device=stepper.device)
+        if going and len(going) < len(numbers):
+            state = stepper.reorder(state, rows)
+        live = live.select(rows)
     return [[row[draw] for draw in range(draws)] for row in found]
 
 
-def _collect(live: Live, found: list[dict[int, Hypothesis]], draws: int, task: Task) -> None:
-    """Take the draws that end now; one that has ended stays as it was while others go on."""
-    numbers, newest = live.sentences.tolist(), live.tokens[:, -1].tolist()
-    done = [
-        row
-        for row, (sentence, token) in enumerate(zip(numbers, newest, strict=True))
-        if row % draws not in found[sentence]
-        and (token == task.ids.eos or live.length == task.limits[sentence])
-    ]
-    if not done:
-        return
-    rows = torch.tensor(done, device=live.tokens.device)
-    for row, (sentence, hypothesis) in zip(done, task.close(live.select(rows)), strict=True):
-        found[sentence][row % draws] = hypothesis
+def _collect(
+    over: Live, rows: list[int], found: list[dict[int, Hypothesis]], draws: int, task: Task
+) -> None:
+    """Note the draws that are over; one that was before stays as it was while others go on."""
+    for row, (sentence, hypothesis) in zip(rows, task.close(over), strict=True):
+        found[sentence].setdefault(row % draws, hypothesis)

@@ -1,10 +1,11 @@
-"""Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2) and the cache for
-decoding.
+"""Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2), of whole sentences
+and of the newest token of hypotheses.
 
-It knows neither positions nor padding ids: a boolean mask says what may be attended to.
+It knows neither positions nor padding ids: a mask says what may be attended to.
 """
 
-# B batch, T queries, S keys, H heads, D d_model, K beams that share keys and values
+# B batch, T queries, S keys, H heads, D d_model
+# decoding: R rows, the live hypotheses; W beams of a sentence, C columns of the cache
 
 from __future__ import annotations
 
@@ -12,47 +13,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.model.cache import DecoderCache
 from nmt.model.products import Linear
-
-_ROOM = 8  # positions that a cache is made larger for at a time
-
-
-class KeyValueCache:
-    """Keys and values of the target positions decoded so far, for one self-attention layer.
-
-    They stand in tensors with room for more positions, so that a new one moves no others.
-    """
-
-    def __init__(self) -> None:
-        self.num_positions = 0
-        self.keys: Tensor | None = None  # (B, H, room, D/H)
-        self.values: Tensor | None = None
-
-    def append(self, keys: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Add the newest positions, each (B, H, T, D/H), and return all of them."""
-        start, end = self.num_positions, self.num_positions + keys.size(2)
-        self.keys = _with_room(self.keys, keys, end)
-        self.values = _with_room(self.values, values, end)
-        self.keys[:, :, start:end], self.values[:, :, start:end] = keys, values
-        self.num_positions = end
-        return self.keys[:, :, :end], self.values[:, :, :end]
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep the rows given, in that order, `rows` (B',)."""
-        if self.keys is not None and self.values is not None:
-            self.keys = self.keys.index_select(0, rows)
-            self.values = self.values.index_select(0, rows)
-
-
-def _with_room(old: Tensor | None, new: Tensor, num_positions: int) -> Tensor:
-    """Return `old` (B, H, room, D/H), or a copy with room for so many positions."""
-    room = 0 if old is None else old.size(2)
-    if old is not None and num_positions <= room:
-        return old
-    larger = new.new_empty(*new.shape[:2], num_positions + _ROOM, new.size(3))
-    if old is not None:
-        larger[:, :, :room] = old
-    return larger
 
 
 class AttentionRecord:
@@ -60,7 +22,7 @@ class AttentionRecord:
 
     def __init__(self, layer: int) -> None:
         self.layer = layer  # of the decoder, from 0
-        self.weights: Tensor | None = None  # (B*K, T, S), mean of the heads, of the last forward
+        self.weights: Tensor | None = None  # (B or R, T, S), mean of the heads, of the last forward
 
 
 class MultiHeadAttention(nn.Module):
@@ -83,19 +45,15 @@ class MultiHeadAttention(nn.Module):
         nn.init.zeros_(self.in_projection.bias)
         nn.init.zeros_(self.out_projection.bias)
 
-    def self_attention(
-        self, x: Tensor, *, mask: Tensor | None, causal: bool, cache: KeyValueCache | None = None
-    ) -> Tensor:
+    def self_attention(self, x: Tensor, *, mask: Tensor | None, causal: bool) -> Tensor:
         """Let the positions of `x` (B, T, D) attend to each other; `mask` (B, 1, 1, T), True = may
         be attended to.
         """
         queries, keys, values = (
             self._split_heads(part) for part in self.in_projection(x).chunk(3, dim=-1)
         )  # 3 x (B, H, T, D/H)
-        if cache is not None:
-            assert not causal or x.size(1) == 1, "decoding with a cache goes one position at a time"
-            keys, values, causal = *cache.append(keys, values), False
-        return self._attend(queries, keys, values, mask=mask, causal=causal)
+        heads = self._attend(queries, keys, values, mask=mask, causal=causal)
+        return self._join_heads(heads)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (B, S, D) to keys and values, each (B, H, S, D/H)."""
@@ -112,61 +70,90 @@ class MultiHeadAttention(nn.Module):
         mask: Tensor | None,
         record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Let `x` (B*K, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask`
+        """Let `x` (B, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask`
         (B, 1, 1, S); `record` is given the weights.
-
-        With K > 1 the K beams of a sentence share its memory: they become further queries of one
-        row.
         """
-        num_rows, num_positions, d_model = x.shape
-        x = x.reshape(keys.size(0), -1, d_model)  # (B, K*T, D)
-        queries = self._split_heads(self.in_projection.block(x, 0, d_model))  # (B, H, K*T, D/H)
+        queries = self._split_heads(self.in_projection.block(x, 0, x.size(-1)))  # (B, H, T, D/H)
         if record is not None:
-            weights = attention_weights(queries, keys, mask).mean(dim=1)  # (B, K*T, S)
-            record.weights = weights.view(num_rows, num_positions, -1)  # (B*K, T, S)
-        attended = self._attend(queries, keys, values, mask=mask, causal=False)
-        return attended.view(num_rows, num_positions, d_model)  # (B*K, T, D)
+            record.weights = attention_weights(queries, keys, mask).mean(dim=1)  # (B, T, S)
+        return self._join_heads(self._attend(queries, keys, values, mask=mask, causal=False))
+
+    def self_attention_step(self, x: Tensor, cache: DecoderCache, layer: int) -> Tensor:
+        """Let the newest token of each hypothesis, `x` (R, D), attend to all of its tokens."""
+        queries, keys, values = (
+            self._split_heads(cache.grid.spread(part))
+            for part in self.in_projection(x).chunk(3, dim=-1)
+        )  # 3 x (B, H, W, D/H)
+        keys, values = cache.append(layer, keys, values)  # (B, H, C, D/H)
+        heads = _attend_from_few(queries, keys, values, cache.bias)  # (B, H, W, D/H)
+        return self._join_heads(heads, cache)
+
+    def cross_attention_step(
+        self, x: Tensor, cache: DecoderCache, layer: int, record: AttentionRecord | None = None
+    ) -> Tensor:
+        """Let the newest token of each hypothesis, `x` (R, D), attend to the source; `record` is
+        given the weights.
+        """
+        keys, values = cache.memory[layer]  # (B, H, S, D/H)
+        queries = self.in_projection.block(x, 0, x.size(-1))  # (R, D)
+        queries = self._split_heads(cache.grid.spread(queries))  # (B, H, W, D/H)
+        if record is not None:
+            weights = attention_weights(queries, keys, cache.memory_bias).mean(dim=1)  # (B, W, S)
+            record.weights = cache.grid.collect(weights).unsqueeze(1)  # (R, 1, S)
+        heads = _attend_from_few(queries, keys, values, cache.memory_bias)  # (B, H, W, D/H)
+        return self._join_heads(heads, cache)
 
     def _split_heads(self, x: Tensor) -> Tensor:
         batch, length, d_model = x.shape
         x = x.view(batch, length, self.num_heads, d_model // self.num_heads)  # (B, T, H, D/H)
         return x.transpose(1, 2)  # (B, H, T, D/H)
 
+    def _join_heads(self, heads: Tensor, cache: DecoderCache | None = None) -> Tensor:
+        """Map (B, H, T, D/H) to (B, T, D), and where T are the beams of `cache` to (R, D)."""
+        joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
+        joined = joined if cache is None else cache.grid.collect(joined)
+        return self.out_projection(joined)  # type: ignore[no-any-return]
+
     def _attend(
         self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool
     ) -> Tensor:
         # softmax(Q K^T / sqrt(D/H)) V, equation 1 of the paper; torch picks the fastest kernel
-        if mask is None and queries.size(2) == 1 and _is_plain(queries):
-            heads = _attend_with_one(queries, keys, values)  # (B, H, 1, D/H)
-        else:
-            dropout = self.dropout if self.training else 0.0
-            heads = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
-            )  # (B, H, T, D/H)
-        joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
-        return self.out_projection(joined)  # type: ignore[no-any-return]
+        return F.scaled_dot_product_attention(
+            queries,
+            keys,
+            values,
+            attn_mask=mask,
+            dropout_p=self.dropout if self.training else 0.0,
+            is_causal=causal,
+        )  # (B, H, T, D/H)
 
 
-def _is_plain(x: Tensor) -> bool:
-    return x.device.type == "cpu" and not torch.is_grad_enabled()
+def _attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:
+    """Attend from the few queries (B, H, W, D/H) of a step to keys and values (B, H, C, D/H);
+    `bias` (B, 1, 1 or W, C) is added to the logits.
 
-
-def _attend_with_one(query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
-    """Attend from one position (B, H, 1, D/H), where a processor spends more on calling torch's
-    fused kernel than on these three steps.
+    On a processor these three steps take less time than torch's fused kernel.
     """
-    scaled = query * query.size(-1) ** -0.5
-    logits = torch.bmm(scaled.flatten(0, 1), keys.flatten(0, 1).transpose(1, 2))  # (B*H, 1, S)
-    weights = torch.softmax(logits, dim=-1)
-    return torch.bmm(weights, values.flatten(0, 1)).view_as(query)  # (B, H, 1, D/H)
+    if queries.device.type != "cpu":
+        bias = None if bias is None else bias.to(queries.dtype)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+    scaled = (queries * queries.size(-1) ** -0.5).flatten(0, 1)  # (B*H, W, D/H)
+    logits = torch.bmm(scaled, keys.flatten(0, 1).transpose(1, 2))  # (B*H, W, C)
+    logits = logits.view(*queries.shape[:3], -1)  # (B, H, W, C)
+    weights = torch.softmax(logits if bias is None else logits + bias, dim=-1)
+    attended = torch.bmm(weights.flatten(0, 1).to(values.dtype), values.flatten(0, 1))
+    return attended.view_as(queries)  # (B, H, W, D/H)
 
 
 def attention_weights(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
-    """Compute softmax(Q K^T / sqrt(D/H)), (B, H, T, S), in float32 (paper, equation 1).
+    """Compute softmax(Q K^T / sqrt(D/H)), (B, H, T, S), in float32 (paper, equation 1); `mask` is
+    boolean, or what is added to the logits.
 
     The fast kernels of `_attend` never form this matrix.
     """
     logits = (queries @ keys.transpose(-2, -1)).float() * queries.size(-1) ** -0.5
-    if mask is not None:
+    if mask is not None and mask.dtype is torch.bool:
         logits = logits.masked_fill(~mask, float("-inf"))
+    elif mask is not None:
+        logits = logits + mask
     return torch.softmax(logits, dim=-1)

@@ -4,7 +4,7 @@ decoder (paper, section 3).
 A layer knows one residual rule, `_residual`, for both placements of the norm.
 """
 
-# B batch, S source, T target, D d_model, H heads; B*K rows of targets when K beams share a memory
+# B batch, S source, T target, D d_model, H heads; R rows, the live hypotheses when decoding
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig
-from nmt.model.attention import AttentionRecord, KeyValueCache, MultiHeadAttention
+from nmt.model.attention import AttentionRecord, MultiHeadAttention
+from nmt.model.cache import DecoderCache
 from nmt.model.dropout import Dropout
 from nmt.model.products import Linear
 from nmt.options import Norm, Positions
 
 LAYER_NORM_EPS = 1e-5
+Attend = Callable[[Tensor], Tensor]
 
 
 def sinusoidal_positions(length: int, d_model: int, layout: Positions) -> Tensor:
@@ -71,7 +73,7 @@ class Layer(nn.Module):
         self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
 
-    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Callable[[Tensor], Tensor]) -> Tensor:
+    def _residual(self, x: Tensor, norm: nn.Module, sublayer: Attend) -> Tensor:
         if self.is_post_norm:
             return norm(x + self.dropout(sublayer(x)))  # type: ignore[no-any-return]
         return x + self.dropout(sublayer(norm(x)))  # type: ignore[no-any-return]
@@ -103,25 +105,35 @@ class DecoderLayer(Layer):
         x: Tensor,
         memory: tuple[Tensor, Tensor],
         memory_mask: Tensor | None,
-        cache: KeyValueCache | None,
         record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Map (B*K, T, D) to (B*K, T, D).
+        """Map (B, T, D) to (B, T, D).
 
         `memory` holds this layer's keys and values of the source, each (B, H, S, D/H).
         """
-        x = self._residual(
+        return self._sublayers(
             x,
-            self.self_attention_norm,
-            lambda y: self.self_attention.self_attention(y, mask=None, causal=True, cache=cache),
-        )
-        x = self._residual(
-            x,
-            self.cross_attention_norm,
+            lambda y: self.self_attention.self_attention(y, mask=None, causal=True),
             lambda y: self.cross_attention.cross_attention(
                 y, *memory, mask=memory_mask, record=record
             ),
         )
+
+    def step(
+        self, x: Tensor, cache: DecoderCache, layer: int, record: AttentionRecord | None = None
+    ) -> Tensor:
+        """Map the newest token of each hypothesis, (R, D), to (R, D); this is layer number `layer`
+        of `cache`.
+        """
+        return self._sublayers(
+            x,
+            lambda y: self.self_attention.self_attention_step(y, cache, layer),
+            lambda y: self.cross_attention.cross_attention_step(y, cache, layer, record),
+        )
+
+    def _sublayers(self, x: Tensor, attend_target: Attend, attend_source: Attend) -> Tensor:
+        x = self._residual(x, self.self_attention_norm, attend_target)
+        x = self._residual(x, self.cross_attention_norm, attend_source)
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
 

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+_ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # up to so many rows, to multiples of this
+
 
 class Linear(nn.Linear):
     """x W^T + b, by `linear`; also by a block of the rows of W alone."""
@@ -124,15 +126,19 @@ def _call(
     return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
 
 
-def _rounded(rows: Tensor) -> Tensor:
-    """Return `rows` (N, D) with rows of 0 after them, up to a number that comes often.
+def rounded(num_rows: int) -> int:
+    """Return a number of rows that comes often, and at least `num_rows`.
 
     For every number of rows oneDNN writes a kernel of its own, which takes milliseconds and a
     megabyte, and keeps a thousand of them.
     """
-    num_rows = len(rows)
-    step = 1 if num_rows <= 32 else 32 if num_rows <= 512 else 128
-    missing = -num_rows % step
+    step = next((step for most, step in _ROUNDING if num_rows <= most), 128)
+    return num_rows + -num_rows % step
+
+
+def _rounded(rows: Tensor) -> Tensor:
+    """Return `rows` (N, D) with rows of 0 after them, up to a number that comes often."""
+    missing = rounded(len(rows)) - len(rows)
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 

@@ -4,7 +4,7 @@ output; the source has one for itself where vocabularies are separate.
 It knows token ids and lengths, but neither the tokenizer nor any loss or search.
 """
 
-# B batch, S source, T target, D d_model, V vocab, H heads, K beams that share a source
+# B batch, S source, T target, D d_model, V vocab, H heads; R rows, the live hypotheses
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmt.config import ModelConfig
-from nmt.model.attention import AttentionRecord, KeyValueCache
+from nmt.model.attention import AttentionRecord
+from nmt.model.cache import DecoderCache
 from nmt.model.dropout import Dropout
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
 from nmt.model.products import Embedding
@@ -36,33 +38,14 @@ class Memory:
     mask: Tensor | None  # (B, 1, 1, S), True = may be attended to; None when nothing is padded
     layers: list[tuple[Tensor, Tensor]]
 
-    def select(self, rows: Tensor) -> Memory:
-        """Keep the sentences `rows` (B',), in that order."""
-        mask = None if self.mask is None else self.mask.index_select(0, rows)
-        layers = [(k.index_select(0, rows), v.index_select(0, rows)) for k, v in self.layers]
-        return Memory(self.hidden.index_select(0, rows), mask, layers)
-
-
-class DecoderCache:
-    """The self-attention caches of all decoder layers and the number of positions in them."""
-
-    def __init__(self, num_layers: int) -> None:
-        self.layers = [KeyValueCache() for _ in range(num_layers)]
-        self.num_positions = 0
-
-    def reorder(self, rows: Tensor) -> None:
-        """Keep the rows given, in that order, `rows` (B',)."""
-        for layer in self.layers:
-            layer.reorder(rows)
-
 
 class Transformer(nn.Module):
     """Encoder, decoder and the shared embedding.
 
     With `src_vocab_size` the source has a vocabulary, and an embedding, of its own.
 
-    `encode` and `decode` are all that training and search call. Embeddings are scaled by sqrt(D) on
-    their way in (section 3.4) and used unscaled, without a bias, on their way out. With
+    `encode`, `decode` and `step` are all that training and search call. Embeddings are scaled by
+    sqrt(D) on their way in (section 3.4) and used unscaled, without a bias, on their way out. With
     `activation_checkpointing` training keeps what goes into each layer alone, and computes the
     inside of the layer again on the way back (Chen et al., 2016): same gradients, less memory.
     """
@@ -103,7 +86,7 @@ class Transformer(nn.Module):
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
         is_real = torch.arange(src.size(1), device=src.device) < src_lengths.unsqueeze(1)  # (B, S)
         mask = None if _is_full(is_real) else is_real[:, None, None, :]  # (B, 1, 1, S)
-        x = self._embed(src, self.src_embedding or self.embedding, start=0)
+        x = self._embed(src, self.src_embedding or self.embedding, start=0)  # (B, S, D)
         for layer in self.encoder_layers:
             x = self._run(layer, x, mask)
         hidden = self.encoder_norm(x)  # (B, S, D)
@@ -113,28 +96,34 @@ class Transformer(nn.Module):
         ]
         return Memory(hidden, mask, layers)
 
-    def decode(
-        self,
-        tgt: Tensor,
-        memory: Memory,
-        cache: DecoderCache | None = None,
-        record: AttentionRecord | None = None,
-    ) -> Tensor:
-        """Decode target ids (B*K, T) to hidden states (B*K, T, D); position t sees targets up to t
+    def decode(self, tgt: Tensor, memory: Memory, record: AttentionRecord | None = None) -> Tensor:
+        """Decode target ids (B, T) to hidden states (B, T, D); position t sees targets up to t
         alone.
 
-        With a cache, `tgt` holds only the newest position (T = 1). Padding on the right needs no
-        mask: no real position looks to its right. `record` names a layer and is given its
-        attention to the source.
+        Padding on the right needs no mask: no real position looks to its right. `record` names a
+        layer and is given its attention to the source.
         """
-        x = self._embed(tgt, self.embedding, start=cache.num_positions if cache else 0)
+        x = self._embed(tgt, self.embedding, start=0)  # (B, T, D)
         for i, layer in enumerate(self.decoder_layers):
-            layer_cache = cache.layers[i] if cache else None
             watched = record if record is not None and record.layer == i else None
-            x = self._run(layer, x, memory.layers[i], memory.mask, layer_cache, watched)
-        if cache:
-            cache.num_positions += tgt.size(1)
+            x = self._run(layer, x, memory.layers[i], memory.mask, watched)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def step(
+        self, tokens: Tensor, cache: DecoderCache, record: AttentionRecord | None = None
+    ) -> Tensor:
+        """Decode the newest token of each live hypothesis, ids (R,), to hidden states (R, D), and
+        add it to `cache`; `record` as in `decode`.
+        """
+        num_rows = len(tokens)
+        tokens = F.pad(tokens, (0, cache.grid.num_collected - num_rows))  # (R, and some for speed)
+        x = self._embed(tokens.unsqueeze(1), self.embedding, start=cache.num_positions)  # (R, 1, D)
+        x = x.squeeze(1)  # (R, D)
+        cache.add_position()
+        for i, layer in enumerate(self.decoder_layers):
+            watched = record if record is not None and record.layer == i else None
+            x = layer.step(x, cache, i, watched)  # type: ignore[operator]
+        return self.decoder_norm(x)[:num_rows]  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalised log-probabilities (..., V)."""

@@ -1,0 +1,177 @@
+"""What decoding remembers between two steps: keys and values of the source and of target positions.
+
+A step adds a column of keys and values for every beam of a sentence. Columns stay where they are
+when hypotheses change places; what moves is a row of booleans for each, which columns it may attend
+to. Columns and sentences that no hypothesis needs are dropped now and then, many at once.
+"""
+
+# R rows, the live hypotheses; B sentences, W beams of the widest; C columns, H heads, S source,
+# D d_model
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nmt.model.products import rounded
+
+MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a processor
+KeyValues = tuple[Tensor, Tensor]
+_MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
+
+
+class Grid:
+    """Places R rows, sorted by sentence, on a grid of B sentences x W beams; cells that are left
+    over repeat another row.
+    """
+
+    def __init__(self, sentences: Tensor, num_sentences: int) -> None:
+        """`sentences` (R,) is the number of each row's sentence, ascending."""
+        num_rows, device = len(sentences), sentences.device
+        self.counts = torch.bincount(sentences, minlength=num_sentences)  # (B,), rows of each
+        firsts = self.counts.cumsum(0) - self.counts  # (B,)
+        self.shape = num_sentences, int(self.counts.max())
+        self.beams = torch.arange(num_rows, device=device) - firsts[sentences]  # (R,)
+        beams = torch.arange(self.shape[1], device=device)  # (W,)
+        self.is_empty = beams >= self.counts.unsqueeze(1)  # (B, W)
+        self.rows = (firsts.unsqueeze(1) + beams).clamp(max=num_rows - 1)  # (B, W)
+        self.num_collected = rounded(num_rows)  # with rows that say nothing at the end
+        cells = sentences * self.shape[1] + self.beams  # (R,)
+        self._cells = F.pad(cells, (0, self.num_collected - num_rows))
+        self.is_full = num_rows == self.num_collected == num_sentences * self.shape[1]
+
+    def spread(self, x: Tensor) -> Tensor:
+        """Map rows (R or more, ...) to cells (B, W, ...)."""
+        if not self.is_full:
+            x = x.index_select(0, self.rows.flatten())
+        return x.view(*self.shape, *x.shape[1:])
+
+    def collect(self, x: Tensor) -> Tensor:
+        """Map cells (B, W, ...) to rows (num_collected, ...), at least R."""
+        x = x.flatten(0, 1)
+        return x if self.is_full else x.index_select(0, self._cells)
+
+
+class KeyValueCache:
+    """Keys and values of one self-attention layer, in tensors with room for more columns."""
+
+    def __init__(self) -> None:
+        self.keys: Tensor | None = None  # (B, H, room, D/H)
+        self.values: Tensor | None = None
+
+    def append(self, keys: Tensor, values: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+        """Put keys and values (B, H, W, D/H) from column `start` on; return columns 0 to `end`."""
+        self.keys, self.values = (
+            _with_room(self.keys, keys, end),
+            _with_room(self.values, values, end),
+        )
+        stop = start + keys.size(2)
+        self.keys[:, :, start:stop], self.values[:, :, start:stop] = keys, values
+        return self.keys[:, :, :end], self.values[:, :, :end]
+
+    def select(self, sentences: Tensor, columns: Tensor) -> None:
+        """Keep the sentences (B',), and of each the columns (B', C'), in that order."""
+        assert self.keys is not None
+        assert self.values is not None
+        _, num_heads, room, _ = self.keys.shape
+        heads = torch.arange(num_heads, device=sentences.device).unsqueeze(1)  # (H, 1)
+        blocks = sentences[:, None, None] * num_heads + heads  # (B', H, 1)
+        places = blocks * room + columns.unsqueeze(1)  # (B', H, C')
+        self.keys, self.values = (
+            x.view(-1, x.size(3)).index_select(0, places.flatten()).view(*places.shape, -1)
+            for x in (self.keys, self.values)
+        )  # 2 x (B', H, C', D/H)
+
+
+class DecoderCache:
+    """The state of decoding: which hypotheses are alive, and what each may attend to. It begins
+    with one hypothesis a sentence.
+    """
+
+    def __init__(self, memory: Sequence[KeyValues], mask: Tensor | None) -> None:
+        """Begin with keys and values of the source for each layer, (B, H, S, D/H), and the mask
+        (B, 1, 1, S), True where they may be attended to; None where they may everywhere.
+        """
+        num_sentences, _, length, _ = memory[0][0].shape
+        device = memory[0][0].device
+        width = max(length, MIN_WIDTH)
+        if mask is None:
+            mask = torch.ones(num_sentences, 1, 1, length, dtype=torch.bool, device=device)
+        self.memory = [(_widened(k, width), _widened(v, width)) for k, v in memory]
+        self.memory_bias = _bias(mask, width)  # (B, 1, 1, S), added to logits
+        self.layers = [KeyValueCache() for _ in memory]
+        self.num_positions = 0  # target positions so far
+        self.sentences = torch.arange(num_sentences, device=device)  # (R,), ascending
+        self.grid = Grid(self.sentences, num_sentences)
+        self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool, device=device)  # (R, C)
+        self.bias = self.memory_bias  # (B, 1, W, C), added to logits of self-attention
+        self._num_kept = 0  # columns after those without use were dropped last
+
+    def add_position(self) -> None:
+        """Make a column for every beam, which the hypothesis in it may attend to."""
+        own = F.one_hot(self.grid.beams, self.grid.shape[1]).bool()  # (R, W)
+        self.visible = torch.cat([self.visible, own], dim=1)  # (R, C)
+        self.num_positions += 1
+        width = max(self.visible.size(1), MIN_WIDTH)
+        self.bias = _bias(self.grid.spread(self.visible).unsqueeze(1), width)  # (B, 1, W, C)
+
+    def append(self, layer: int, keys: Tensor, values: Tensor) -> KeyValues:
+        """Put keys and values (B, H, W, D/H) of `layer` into the newest columns; return all, as
+        many as `bias` has.
+        """
+        start = self.visible.size(1) - keys.size(2)
+        return self.layers[layer].append(keys, values, start, self.bias.size(3))
+
+    def reorder(self, rows: Tensor) -> None:
+        """Go on with the rows given (R',), sorted by sentence; one may stand there repeatedly."""
+        num_sentences = self.grid.shape[0]
+        self.sentences = self.sentences.index_select(0, rows)
+        self.visible = self.visible.index_select(0, rows)
+        self.grid = Grid(self.sentences, num_sentences)
+        num_columns = self.visible.size(1)
+        is_loose = num_columns > max(1.5 * self._num_kept + MIN_WIDTH, self.num_positions)
+        if is_loose or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
+            self._compact()
+
+    def _compact(self) -> None:
+        """Drop sentences without hypotheses, and columns that nothing alive descends from."""
+        is_alive = self.grid.counts > 0  # (B,)
+        alive = is_alive.nonzero().squeeze(1)  # (B',)
+        self.sentences = (is_alive.cumsum(0) - 1)[self.sentences]
+        self.memory = [(k.index_select(0, alive), v.index_select(0, alive)) for k, v in self.memory]
+        self.memory_bias = self.memory_bias.index_select(0, alive)
+        seen = self.grid.spread(self.visible).any(dim=1)[alive]  # (B', C)
+        self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
+        columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
+        self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
+        with_room = F.pad(columns, (0, MIN_WIDTH))  # (B', C' + room), to be overwritten
+        for layer in self.layers:
+            if layer.keys is not None:
+                layer.select(alive, with_room)
+        self.grid = Grid(self.sentences, len(alive))
+
+
+def _with_room(old: Tensor | None, new: Tensor, num_columns: int) -> Tensor:
+    """Return `old` (B, H, room, D/H), or a copy with room for so many columns."""
+    room = 0 if old is None else old.size(2)
+    if old is not None and num_columns <= room:
+        return old
+    room_after = max(num_columns + MIN_WIDTH, room + room // 2)
+    larger = new.new_zeros(*new.shape[:2], room_after, new.size(3))
+    if old is not None:
+        larger[:, :, :room] = old
+    return larger
+
+
+def _widened(x: Tensor, width: int) -> Tensor:
+    """Return `x` (B, H, S, D/H) with so many positions, side by side in memory."""
+    return F.pad(x, (0, 0, 0, width - x.size(2))).contiguous()
+
+
+def _bias(mask: Tensor, width: int) -> Tensor:
+    """Return what a mask (..., C), True = may be attended to, adds to logits (..., width)."""
+    wide = F.pad(mask, (0, width - mask.size(-1)))
+    return torch.zeros(wide.shape, device=mask.device).masked_fill_(~wide, _MASKED)
