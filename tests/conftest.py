@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.model.transformer import Transformer
+from nmt.model.cache import DecoderCache
+from nmt.model.transformer import Memory, Transformer
 from nmt.options import Norm, Positions
 from nmt.training import flops
 
@@ -113,3 +114,9 @@ def trained_models(
         for norm in Norm
         for layout in Positions
     }
+
+
+def decode_by_steps(model: Transformer, tgt: Tensor, memory: Memory) -> Tensor:
+    """Decode (B, T) token by token; return hidden states (B, T, D)."""
+    cache = DecoderCache(memory.layers, memory.mask)
+    return torch.stack([model.step(column, cache) for column in tgt.T], dim=1)

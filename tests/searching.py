@@ -84,7 +84,6 @@ def toy_attention(source: Sentence, prefix: Sentence) -> Any:
 @dataclass
 class ToyState:
     rows: list[tuple[Sentence, Sentence]]  # source and prefix of each
-    num_beams: int = 1
     is_watched: bool = False
 
 
@@ -112,11 +111,8 @@ class ToyStepper:
         table = [toy_log_probs(*row, self.taste) for row in state.rows]
         return torch.tensor(np.array(table), dtype=torch.float32)
 
-    def reorder(self, state: ToyState, rows: Tensor, num_beams: int) -> ToyState:
-        kept = [state.rows[row] for row in rows.tolist()]
-        for start in range(0, len(kept), num_beams):
-            assert len({source for source, _ in kept[start : start + num_beams]}) == 1
-        return ToyState(kept, num_beams, state.is_watched)
+    def reorder(self, state: ToyState, rows: Tensor) -> ToyState:
+        return ToyState([state.rows[row] for row in rows.tolist()], state.is_watched)
 
     def watch(self, state: ToyState) -> None:
         state.is_watched = True

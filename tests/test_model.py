@@ -12,6 +12,7 @@ from conftest import (
     EOS,
     PAD,
     VOCAB_SIZE,
+    decode_by_steps,
     random_source,
     random_target,
     tiny_config,
@@ -23,7 +24,7 @@ from nmt.config import ModelConfig
 from nmt.model import transformer
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.layers import sinusoidal_positions
-from nmt.model.transformer import DecoderCache, Memory, Transformer, num_parameters
+from nmt.model.transformer import Transformer, num_parameters
 from nmt.options import Norm, Positions
 
 NORMS = [Norm.post, Norm.pre]
@@ -272,16 +273,14 @@ def test_self_attention_equals_loops(attention: MultiHeadAttention, causal: bool
     torch.testing.assert_close(found, naive_attention(attention, x, x, visible))
 
 
-@pytest.mark.parametrize("num_beams", [1, 3])
 @torch.no_grad()
-def test_cross_attention_equals_loops(attention: MultiHeadAttention, num_beams: int) -> None:
+def test_cross_attention_equals_loops(attention: MultiHeadAttention) -> None:
     memory = torch.randn(2, 6, 16, dtype=torch.float64)
-    x = torch.randn(2 * num_beams, 4, 16, dtype=torch.float64)
+    x = torch.randn(2, 4, 16, dtype=torch.float64)
     real = torch.arange(6) < torch.tensor([6, 3])[:, None]
     keys, values = attention.project_memory(memory)
     found = attention.cross_attention(x, keys, values, mask=real[:, None, None, :])
-    visible = real[:, None, :].expand(2, 4, 6).repeat_interleave(num_beams, 0)
-    expected = naive_attention(attention, x, memory.repeat_interleave(num_beams, 0), visible)
+    expected = naive_attention(attention, x, memory, real[:, None, :].expand(2, 4, 6))
     torch.testing.assert_close(found, expected)
 
 
@@ -376,26 +375,7 @@ def test_a_sentence_alone_is_as_in_a_batch(norm: Norm) -> None:
                 )
 
 
-# --- beams and the cache
-
-
-def decode_by_steps(model: Transformer, tgt: Tensor, memory: Memory) -> Tensor:
-    cache = DecoderCache(model.config.num_decoder_layers)
-    steps = [model.decode(tgt[:, t : t + 1], memory, cache) for t in range(tgt.size(1))]
-    return torch.cat(steps, dim=1)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@torch.no_grad()
-def test_beams_that_share_a_memory_equal_beams_with_copies_of_it(norm: Norm) -> None:
-    model, tgt = tiny_model(norm=norm), random_target(4 * 3, 6)
-    memory = model.encode(*random_source(LENGTHS))
-    copies = memory.select(torch.arange(4).repeat_interleave(3))
-    assert copies.hidden.size(0) == 12
-    expected = model.decode(tgt, copies)
-    torch.testing.assert_close(model.decode(tgt, memory), expected, atol=1e-5, rtol=1e-5)
-    stepped = decode_by_steps(model, tgt, memory)
-    torch.testing.assert_close(stepped, expected, atol=1e-5, rtol=1e-5)
+# --- step by step
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -404,36 +384,4 @@ def test_decoding_step_by_step_equals_decoding_at_once(norm: Norm) -> None:
     model, tgt = tiny_model(norm=norm), random_target(len(LENGTHS), 8)
     memory = model.encode(*random_source(LENGTHS))
     expected = model.decode(tgt, memory)
-    found = decode_by_steps(model, tgt, memory)
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@torch.no_grad()
-def test_a_reordered_cache_goes_on_as_the_rows_it_was_given(norm: Norm) -> None:
-    model = tiny_model(norm=norm)
-    memory = model.encode(*random_source(LENGTHS))
-    num_beams, cache = 2, DecoderCache(2)
-    history = random_target(4 * num_beams, 3)
-    for t in range(3):
-        model.decode(history[:, t : t + 1], memory, cache)
-    # sentences 3, 0 and 1 stay in that order; beams swap in one, and one takes the other's place
-    sentences, rows = torch.tensor([3, 0, 1]), torch.tensor([7, 6, 1, 1, 2, 3])
-    memory, history = memory.select(sentences), history[rows]
-    cache.reorder(rows)
-    for _ in range(2):
-        newest = torch.randint(4, VOCAB_SIZE, (6, 1))
-        history = torch.cat([history, newest], dim=1)
-        found = model.decode(newest, memory, cache)
-        expected = model.decode(history, memory)[:, -1:]
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-
-
-@torch.no_grad()
-def test_selected_sentences_are_the_sentences_encoded_alone() -> None:
-    model = tiny_model()
-    src, lengths = random_source(LENGTHS)
-    rows, tgt = torch.tensor([2, 0, 2]), random_target(3, 5)
-    selected = model.encode(src, lengths).select(rows)
-    expected = model(src[rows], lengths[rows], tgt)
-    torch.testing.assert_close(model.decode(tgt, selected), expected, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(decode_by_steps(model, tgt, memory), expected, atol=1e-5, rtol=1e-5)

@@ -10,7 +10,7 @@ import torch
 
 from nmt.config import SearchConfig
 from nmt.errors import ConfigError
-from nmt.inference.penalties import best_score, coverage_of, length_penalty, score
+from nmt.inference.penalties import coverage_of, least_log_prob, length_penalty, score
 from nmt.options import Normalization
 
 
@@ -30,20 +30,35 @@ def test_scores_follow_the_written_formulas() -> None:
     assert score(-6.0, 7, covered, coverage=-10.0) == pytest.approx((-6.0 + 7) / 2 - 2.0)
 
 
-def test_the_bound_is_the_best_of_all_lengths() -> None:
+def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
     draw, inside = random.Random(0), 0
     for _ in range(4000):
         settings = SearchConfig(
             normalization=draw.choice(list(Normalization)),
-            length_penalty=draw.choice([-0.5, 0.0, 0.6, 1.0, 1.2, 2.0, draw.uniform(-3, 3)]),
-            word_reward=draw.choice([0.0, draw.uniform(-3, 3), draw.uniform(0.5, 3)]),
+            length_penalty=draw.choice(
+                [-0.5, 0.0, 0.6, 1.0, 2.0, draw.uniform(0, 1), draw.uniform(-3, 3)]
+            ),
+            word_reward=draw.choice([0.0, draw.uniform(-3, 3), draw.uniform(-0.6, 0.6)]),
         )
-        log_prob, first = -draw.expovariate(0.1), draw.randint(1, 20)
+        wanted, first = draw.uniform(-9, 3), draw.randint(1, 20)
         last = first + draw.randint(0, 60)
-        scores = [score(log_prob, length, settings) for length in range(first, last + 1)]
-        assert best_score(log_prob, first, last, settings) == pytest.approx(max(scores), abs=1e-12)
-        inside += 0 < scores.index(max(scores)) < len(scores) - 1
-    assert inside > 50  # the best length is neither the first nor the last
+        ends = (torch.tensor([value], dtype=torch.float64) for value in (wanted, first, last))
+        least = float(least_log_prob(*ends, settings))
+
+        def best(log_prob: float) -> tuple[float, int]:
+            lengths = range(first, last + 1)  # noqa: B023
+            return max((score(log_prob, length, settings), length) for length in lengths)  # noqa: B023
+
+        assert best(least + 1e-6)[0] > wanted > best(least - 1e-6)[0]
+        inside += first < best(least)[1] < last
+    assert inside > 10  # the best length is neither the first nor the last
+
+
+@pytest.mark.parametrize("reward", [0.0, 0.5, -0.5])
+def test_nothing_is_needed_where_no_score_is_to_be_beaten(reward: float) -> None:
+    ends = (torch.tensor([value], dtype=torch.float64) for value in (-math.inf, 3, 9))
+    settings = SearchConfig(length_penalty=0.6, word_reward=reward)
+    assert float(least_log_prob(*ends, settings)) == -math.inf
 
 
 def test_coverage_counts_what_each_word_was_left_without() -> None:

@@ -223,3 +223,20 @@ def test_the_taste_of_the_toy_matters() -> None:
         for taste in [*TASTES, replace(NO_TASTE, sharpness=0.5)]
     }
     assert len(results) == len(TASTES) + 1
+
+
+@every_rule
+@pytest.mark.parametrize("taste", TASTES)
+def test_fewer_results_are_the_first_of_more_and_found_with_less_work(
+    taste: Taste, rule: dict[str, Any]
+) -> None:
+    source, settings = toy_source(4, 2, 7, 1), config(4, a=1.0, b=20, **rule)
+    everything = ToyStepper(taste)
+    expected = find(everything, source, settings)
+    for n_best in (1, 2, 4, 9):
+        stepper = ToyStepper(taste)
+        found = find(stepper, source, settings, n_best=n_best)
+        assert found == [hypotheses[:n_best] for hypotheses in expected]
+        assert sum(stepper.num_rows) <= sum(everything.num_rows)
+        if n_best == 1 and taste.eos_bonus > 0 and rule == RULES["wu0.6"]:
+            assert sum(stepper.num_rows) < sum(everything.num_rows)

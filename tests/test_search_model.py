@@ -41,9 +41,9 @@ class Recorder(ModelStepper):
 
     num_swaps = 0
 
-    def reorder(self, state: Any, rows: Tensor, num_beams: int) -> Any:
+    def reorder(self, state: Any, rows: Tensor) -> Any:
         self.num_swaps += rows.tolist() != list(range(len(rows)))
-        return super().reorder(state, rows, num_beams)
+        return super().reorder(state, rows)
 
 
 @pytest.mark.parametrize("norm", list(Norm))
@@ -135,7 +135,7 @@ def test_scores_are_float32_when_products_are_bfloat16() -> None:
     state = stepper.start(*source)
     stepper.watch(state)
     log_probs = stepper.step(torch.full((len(LENGTHS),), BOS), state)
-    assert state.memory.layers[0][0].dtype is torch.bfloat16
+    assert state.cache.memory[0][0].dtype is torch.bfloat16
     assert stepper.attention(state).dtype is torch.float32
     assert log_probs.dtype is torch.float32
     totals = log_probs.double().exp().sum(-1)
@@ -151,19 +151,20 @@ def test_a_stepper_goes_on_with_the_rows_and_sentences_that_are_kept() -> None:
     stepper = ModelStepper(model)
     state = stepper.start(src, lengths)
     sources, history = torch.arange(4), torch.full((4, 1), BOS)
-    plan = [  # rows to keep, beams of each sentence
-        (torch.arange(4), 1),
-        (torch.arange(4).repeat_interleave(2), 2),
-        (torch.tensor([1, 0, 3, 3, 4, 5, 7, 6]), 2),
-        (torch.tensor([1, 0, 5, 4, 6, 6]), 2),  # the second sentence is done
-        (torch.tensor([5, 4]), 2),  # only the last goes on
+    plan = [  # rows to go on with
+        torch.arange(4),
+        torch.arange(4).repeat_interleave(2),
+        torch.tensor([1, 0, 3, 3, 4, 5, 7, 6]),
+        torch.tensor([1, 2, 2, 3, 6]),  # one has more hypotheses than another, one is done
+        torch.tensor([0, 1, 1, 1, 3, 4]),
+        torch.tensor([5, 5]),  # only the last goes on
     ]
-    for rows, num_beams in plan:
+    plan += [torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 0])] * 12
+    for rows in plan:
         found = stepper.step(history[:, -1], state)
         full = model(src[sources], lengths[sources], history)
         expected = model.logits(full)[:, -1].log_softmax(-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        state = stepper.reorder(state, rows, num_beams)
+        state = stepper.reorder(state, rows)
         sources, history = sources[rows], history[rows]
-        assert state.memory.hidden.size(0) == len(rows) // num_beams
         history = torch.cat([history, torch.randint(4, VOCAB_SIZE, (len(rows), 1))], dim=1)

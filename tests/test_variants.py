@@ -10,7 +10,14 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import VOCAB_SIZE, random_source, random_target, tiny_config, tiny_model
+from conftest import (
+    VOCAB_SIZE,
+    decode_by_steps,
+    random_source,
+    random_target,
+    tiny_config,
+    tiny_model,
+)
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo, build_model, load_info, load_weights, save_model
@@ -20,7 +27,7 @@ from nmt.errors import ConfigError
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.dropout import Dropout
 from nmt.model.layers import FeedForward
-from nmt.model.transformer import DecoderCache, Transformer
+from nmt.model.transformer import Transformer
 from nmt.options import Norm
 
 NORMS = [Norm.post, Norm.pre]
@@ -105,9 +112,8 @@ def test_outside_training_dropout_changes_nothing_and_neither_does_the_cache() -
     dropping, plain = tiny_model(**EVERYWHERE), tiny_model()
     assert torch.equal(forward(dropping), forward(plain))
     memory, tgt = dropping.encode(*random_source(LENGTHS)), random_target(B, T)
-    cache = DecoderCache(LAYERS)
-    steps = [dropping.decode(tgt[:, t : t + 1], memory, cache) for t in range(T)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), forward(plain), atol=1e-5, rtol=1e-5)
+    stepped = decode_by_steps(dropping, tgt, memory)
+    torch.testing.assert_close(stepped, forward(plain), atol=1e-5, rtol=1e-5)
     dropping.train()
     assert not torch.equal(forward(dropping), forward(dropping))
 
@@ -207,10 +213,9 @@ def test_unequal_depths_are_saved_loaded_and_decoded_step_by_step(
     other = build_model(loaded, load_weights(tmp_path / "model"), torch.device("cpu")).eval()
     assert (len(other.encoder_layers), len(other.decoder_layers)) == depth
     assert torch.equal(forward(other), forward(model))
-    memory, tgt, cache = other.encode(*random_source(LENGTHS)), random_target(B, T), None
-    cache = DecoderCache(depth[1])
-    steps = [other.decode(tgt[:, t : t + 1], memory, cache) for t in range(T)]
-    torch.testing.assert_close(torch.cat(steps, dim=1), forward(model), atol=1e-5, rtol=1e-5)
+    memory, tgt = other.encode(*random_source(LENGTHS)), random_target(B, T)
+    stepped = decode_by_steps(other, tgt, memory)
+    torch.testing.assert_close(stepped, forward(model), atol=1e-5, rtol=1e-5)
 
 
 def test_a_config_from_before_these_keys_is_read_as_their_defaults(

@@ -99,7 +99,8 @@ class MultiHeadAttention(nn.Module):
         queries = self._split_heads(cache.grid.spread(queries))  # (B, H, W, D/H)
         if record is not None:
             weights = attention_weights(queries, keys, cache.memory_bias).mean(dim=1)  # (B, W, S)
-            record.weights = cache.grid.collect(weights).unsqueeze(1)  # (R, 1, S)
+            rows = cache.grid.collect(weights)[: len(cache.sentences)]  # (R, S)
+            record.weights = rows.unsqueeze(1)  # (R, 1, S)
         heads = _attend_from_few(queries, keys, values, cache.memory_bias)  # (B, H, W, D/H)
         return self._join_heads(heads, cache)
 
