@@ -10,7 +10,7 @@ from pathlib import Path
 from nmt.checkpoint import build_model, find_model, load_info, load_tokenizer, load_weights
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import find_device, find_dtype
+from nmt.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.errors import ConfigError, ModelError
 from nmt.inference.ensemble import EnsembleStepper
 from nmt.inference.stepper import Model, ModelStepper
@@ -53,6 +53,8 @@ def load_models(
                 f"{folder} has another tokenizer than {found[0]}; an ensemble needs models "
                 "trained on the same data folder"
             )
+    if place.type == "cpu":
+        keep_freed_memory()
     steppers: list[Model] = []
     for folder, info in zip(found, infos, strict=True):
         model = build_model(info, load_weights(folder), place)

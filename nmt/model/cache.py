@@ -159,9 +159,10 @@ def _with_room(old: Tensor | None, new: Tensor, num_columns: int) -> Tensor:
     room = 0 if old is None else old.size(2)
     if old is not None and num_columns <= room:
         return old
-    room_after = max(num_columns + MIN_WIDTH, room + room // 2)
-    larger = new.new_zeros(*new.shape[:2], room_after, new.size(3))
-    if old is not None:
+    larger = new.new_empty(*new.shape[:2], max(num_columns + MIN_WIDTH, 3 * room // 2), new.size(3))
+    if old is None:
+        larger[:, :, :num_columns] = 0  # attended to, with weight 0, before they are written
+    else:
         larger[:, :, :room] = old
     return larger
 
