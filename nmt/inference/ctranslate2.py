@@ -1,8 +1,8 @@
 """Search and scoring by CTranslate2, over a folder of `nmt-export format=ctranslate2`.
 
-CTranslate2 extends hypotheses as our beam search does, but stops when so many are finished, and
-ranks by log P / length^alpha. So it is asked for more finished hypotheses than the beam is wide,
-they are ranked again by our rule, and those that the caller wants are scored teacher-forced.
+CTranslate2 extends hypotheses as our beam search does, but stops when `beam_size` are finished, and
+ranks by log P / length^alpha. They are ranked again by our rule, from its own sums; token scores,
+which it does not give, come from scoring the result teacher-forced, for callers that look at them.
 """
 
 # B sentences, S source tokens without EOS, T target tokens with EOS
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,6 @@ from nmt.inference.search import ControlIds, Hypothesis, check_prefixes, length_
 from nmt.options import DType, ExportFormat
 
 Ids = Sequence[int]
-_PATIENCE = 4  # finished hypotheses asked for, over the beam size
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
 _UNSUPPORTED = {"coverage_penalty": 0.0, "word_reward": 0.0}  # with the values that mean "off"
 
@@ -48,7 +47,8 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
         )
     tokenizer = load_tokenizer(folder, info)
     engine = _load_engine(folder, device, dtype, num_threads)
-    backend = CTranslate2Backend(engine, tokenizer, export.max_positions)
+    max_tokens = _fastest_batch(engine, info.model.d_model)
+    backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
     return Loaded(backend, tokenizer, info.search)
 
 
@@ -80,6 +80,17 @@ def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> A
         raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None
 
 
+def _fastest_batch(engine: Any, d_model: int) -> int:
+    """Return the bound on a batch, rows * beam * longest source, that was fastest.
+
+    On a processor, of widths 192 to 512: int8 wants batches that stay in its caches. GPUs were not
+    measured.
+    """
+    if engine.device != "cpu":
+        return 65536
+    return min(4096, max(1024, 4 * d_model)) if "int8" in engine.compute_type else 4096
+
+
 @dataclass(frozen=True)
 class _Task:
     """A batch of sentences and how to search them."""
@@ -88,19 +99,13 @@ class _Task:
     prefixes: Sequence[Ids]
     limits: list[int]  # most tokens of each translation, EOS included
     config: SearchConfig
+    n_best: int  # hypotheses of each that are looked at
+    with_scores: bool
 
-    def is_exact(self, row: int) -> bool:
-        """Say whether CTranslate2's sum of log-probabilities is whole; it leaves out a prefix."""
-        return not self.prefixes[row]
-
-
-@dataclass(frozen=True)
-class _Found:
-    """A hypothesis as CTranslate2 gives it."""
-
-    tokens: list[int]  # EOS last when finished
-    log_prob: float  # as CTranslate2 sums it
-    alignment: list[int] | None
+    @property
+    def is_beam(self) -> bool:
+        """Say whether several hypotheses compete."""
+        return self.config.beam_size > 1 and not self.config.sampling
 
 
 class CTranslate2Backend:
@@ -108,7 +113,10 @@ class CTranslate2Backend:
 
     name = "ctranslate2"
 
-    def __init__(self, engine: Any, tokenizer: Tokenizers, max_positions: int) -> None:
+    def __init__(
+        self, engine: Any, tokenizer: Tokenizers, max_positions: int, max_tokens: int
+    ) -> None:
+        self.max_tokens = max_tokens
         self._engine = engine
         self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
@@ -125,11 +133,6 @@ class CTranslate2Backend:
                     f"{key}={getattr(config, key)}: backend=ctranslate2 has no {key}; "
                     "use backend=native"
                 )
-        if config.min_length and config.beam_size > 1 and not config.sampling:
-            raise ConfigError(
-                f"min_length={config.min_length}: backend=ctranslate2 ranks the hypotheses of a "
-                "beam by other probabilities then; use beam_size=1 or backend=native"
-            )
 
     def search(
         self,
@@ -139,6 +142,7 @@ class CTranslate2Backend:
         *,
         keys: Sequence[int] | None = None,
         n_best: int | None = None,
+        with_scores: bool = True,
     ) -> list[list[Hypothesis]]:
         """See `Backend.search`; at most `n_best` hypotheses a row come back, and `keys` say nothing
         to CTranslate2, whose draws depend on all that it drew before.
@@ -146,13 +150,15 @@ class CTranslate2Backend:
         prefixes = prefixes or [()] * len(rows)
         check_prefixes(prefixes, self._control)
         self._check_lengths(rows)
-        task = _Task(rows, prefixes, self._limits(rows, prefixes, config), config)
-        found: list[list[_Found]] = [[] for _ in rows]
+        n_best = config.beam_size if n_best is None else n_best
+        limits = self._limits(rows, prefixes, config)
+        task = _Task(rows, prefixes, limits, config, n_best, with_scores)
+        found: list[list[Hypothesis]] = [[] for _ in rows]
         for has_prefix in (False, True):  # a prefix changes how its batch is searched
             some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
             if some:
                 self._search(task, some, found)
-        return self._finish(task, found, config.beam_size if n_best is None else n_best)
+        return self._finish(task, found)
 
     def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
         """See `Backend.score`."""
@@ -167,25 +173,29 @@ class CTranslate2Backend:
         )
         return [list(result.log_probs) for result in results]
 
-    def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
+    def _search(self, task: _Task, some: list[int], found: list[list[Hypothesis]]) -> None:
         """Fill `found` for the rows `some`, each with its own length limit.
 
-        CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there; a
-        beam is searched again with its own, since unfinished hypotheses count at the limit.
+        CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there.
+        With one, what has ended in time is what a search up to that limit would have found; where
+        that is not enough, the row is searched again, since unfinished hypotheses count then.
         """
         again: dict[int, list[int]] = {}
         results = self._call(task, some, max(task.limits[i] for i in some))
         for i, hypotheses in zip(some, results, strict=True):
-            fits = all(len(hypothesis.tokens) <= task.limits[i] for hypothesis in hypotheses)
-            if fits or task.config.sampling or task.config.beam_size == 1:
-                found[i] = [_cut(hypothesis, task.limits[i]) for hypothesis in hypotheses]
+            limit = task.limits[i]
+            fitting = [hypothesis for hypothesis in hypotheses if len(hypothesis.tokens) <= limit]
+            if not task.is_beam:
+                found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
+            elif len(fitting) >= min(task.n_best, len(hypotheses)):
+                found[i] = fitting
             else:
-                again.setdefault(task.limits[i], []).append(i)
+                again.setdefault(limit, []).append(i)
         for limit, late in again.items():
             for i, hypotheses in zip(late, self._call(task, late, limit), strict=True):
                 found[i] = hypotheses
 
-    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[_Found]]:
+    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[Hypothesis]]:
         """Search the rows `some` with one limit; return everything that was found for each."""
         config, draws = task.config, 1
         if config.sampling:
@@ -201,16 +211,19 @@ class CTranslate2Backend:
             max_decoding_length=limit,
             min_decoding_length=config.min_length,
             return_end_token=True,
-            return_scores=True,
+            return_scores=task.is_beam,  # which cost greedy search a softmax a step
             return_attention=config.alignment,
             suppress_sequences=self._forbidden,
             length_penalty=config.length_exponent,
-            **_strategy(config),
+            **_strategy(task),
         )
-        firsts = self._first_alignments(source) if config.alignment else [None] * len(source)
-        found = [
-            self._read(result, first, config) for result, first in zip(results, firsts, strict=True)
-        ]
+        found = [self._read(result, config) for result in results]
+        if config.alignment and task.is_beam:
+            firsts = self._first_alignments(source)
+            found = [
+                [replace(h, alignment=[first, *h.alignment[1:]]) for h in hypotheses]
+                for first, hypotheses in zip(firsts, found, strict=True)
+            ]
         return [sum(found[k : k + draws], []) for k in range(0, len(found), draws)]
 
     def _first_alignments(self, source: list[list[str]]) -> list[int]:
@@ -229,50 +242,40 @@ class CTranslate2Backend:
         )
         return [_align(result.attention[0])[0] for result in results]
 
-    def _read(self, result: Any, first: int | None, config: SearchConfig) -> list[_Found]:
+    def _read(self, result: Any, config: SearchConfig) -> list[Hypothesis]:
+        """Return the hypotheses of a sentence, with CTranslate2's sums if there are any."""
         found = []
-        for k, (pieces, value) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
+        sums = result.scores or [math.nan] * len(result.hypotheses)
+        for k, (pieces, value) in enumerate(zip(result.hypotheses, sums, strict=True)):
             tokens = [self._ids[piece] for piece in pieces]
-            log_prob = value * len(tokens) ** config.length_exponent
-            alignment = None if first is None else [first, *_align(result.attention[k])[1:]]
-            found.append(_Found(tokens, log_prob, alignment))
+            total = value * len(tokens) ** config.length_exponent
+            finished = tokens[-1] == self._control.eos
+            alignment = _align(result.attention[k]) if config.alignment else None
+            value = score(total, len(tokens), config)
+            found.append(Hypothesis(tokens, total, value, finished, [], alignment))
         return found
 
-    def _finish(self, task: _Task, found: list[list[_Found]], count: int) -> list[list[Hypothesis]]:
-        """Rank by our rule and score teacher-forced the `count` best of each row.
-
-        Where CTranslate2's sums leave something out, all are scored before they are ranked.
-        """
-        if not task.config.sampling:
+    def _finish(self, task: _Task, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+        """Return the best of each row, by our rule, with token scores if somebody looks at them."""
+        if task.is_beam:
+            # CTranslate2's sums leave prefixes out
+            self._score_tokens(task, found, [i for i, prefix in enumerate(task.prefixes) if prefix])
             for hypotheses in found:
-                hypotheses.sort(key=lambda h: self._rank(h, task.config), reverse=True)
-        pairs = [
-            (i, hypothesis)
-            for i, hypotheses in enumerate(found)
-            for hypothesis in (hypotheses[:count] if task.is_exact(i) else hypotheses)
-        ]
-        bare = [h.tokens[:-1] if self._is_finished(h) else h.tokens for _, h in pairs]
-        scored = self.score([task.rows[i] for i, _ in pairs], bare)
-        results: list[list[Hypothesis]] = [[] for _ in found]
-        for (i, hypothesis), log_probs in zip(pairs, scored, strict=True):
-            results[i].append(self._close(hypothesis, log_probs, task.config))
-        if not task.config.sampling:
-            for closed in results:
-                closed.sort(key=lambda h: (h.finished, h.score), reverse=True)
-        return [closed[:count] for closed in results]
+                hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)
+        best = [hypotheses[: task.n_best] for hypotheses in found]
+        if task.with_scores:
+            self._score_tokens(task, best, range(len(best)))
+        return best
 
-    def _close(self, found: _Found, log_probs: list[float], config: SearchConfig) -> Hypothesis:
-        log_probs = log_probs[: len(found.tokens)]  # no EOS after what is unfinished
-        total = math.fsum(log_probs)
-        value = score(total, len(found.tokens), config)
-        finished = self._is_finished(found)
-        return Hypothesis(found.tokens, total, value, finished, log_probs, found.alignment)
-
-    def _rank(self, found: _Found, config: SearchConfig) -> tuple[bool, float]:
-        return self._is_finished(found), score(found.log_prob, len(found.tokens), config)
-
-    def _is_finished(self, found: _Found) -> bool:
-        return found.tokens[-1] == self._control.eos
+    def _score_tokens(
+        self, task: _Task, found: list[list[Hypothesis]], some: Sequence[int]
+    ) -> None:
+        """Put what the model says of their tokens into the hypotheses of the rows `some`."""
+        pairs = [(task.rows[i], h) for i in some for h in found[i]]
+        bare = [h.tokens[:-1] if h.finished else h.tokens for _, h in pairs]
+        scored = iter(self.score([row for row, _ in pairs], bare) if pairs else [])
+        for i in some:
+            found[i] = [_with_scores(h, next(scored), task.config) for h in found[i]]
 
     def _limits(
         self, rows: Sequence[Ids], prefixes: Sequence[Ids], config: SearchConfig
@@ -304,8 +307,9 @@ def _seed(seed: int) -> None:
     ctranslate2.set_random_seed(seed)
 
 
-def _strategy(config: SearchConfig) -> dict[str, Any]:
+def _strategy(task: _Task) -> dict[str, Any]:
     """Return CTranslate2's options for greedy search, beam search or sampling."""
+    config = task.config
     if config.sampling:
         return {
             "beam_size": 1,
@@ -313,16 +317,24 @@ def _strategy(config: SearchConfig) -> dict[str, Any]:
             "sampling_topp": config.top_p,
             "sampling_temperature": config.temperature,
         }
-    if config.beam_size == 1:
-        return {"beam_size": 1}
-    asked = config.beam_size * _PATIENCE
-    return {"beam_size": config.beam_size, "patience": _PATIENCE, "num_hypotheses": asked}
+    # with an exponent of 0 it ranks as we do, and ends once so many are sure to be the best
+    asked = task.n_best if config.length_exponent == 0 else config.beam_size
+    return {"beam_size": config.beam_size, "num_hypotheses": asked}
 
 
-def _cut(found: _Found, limit: int) -> _Found:
-    """Return the hypothesis as it was at its length limit."""
+def _cut(found: Hypothesis, limit: int) -> Hypothesis:
+    """Return the hypothesis as it was at its length limit; its sums are not known any more."""
+    if len(found.tokens) <= limit:
+        return found
     alignment = found.alignment[:limit] if found.alignment else found.alignment
-    return _Found(found.tokens[:limit], found.log_prob, alignment)
+    return Hypothesis(found.tokens[:limit], math.nan, math.nan, False, [], alignment)
+
+
+def _with_scores(found: Hypothesis, log_probs: list[float], config: SearchConfig) -> Hypothesis:
+    log_probs = log_probs[: len(found.tokens)]  # no EOS after what is unfinished
+    total = math.fsum(log_probs)
+    value = score(total, len(found.tokens), config)
+    return replace(found, log_prob=total, score=value, token_log_probs=log_probs)
 
 
 def _align(attention: list[list[float]]) -> list[int]:
