@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TypeAlias
 
@@ -97,11 +98,16 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Show ids as pieces, for people to read."""
-        return [self._processor.id_to_piece(i) for i in ids]
+        pieces = self._pieces
+        return [pieces[i] for i in ids]
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary; piece i has the id i."""
-        return self.pieces(range(self.vocab_size))
+        return list(self._pieces)
+
+    @cached_property
+    def _pieces(self) -> list[str]:
+        return [self._processor.id_to_piece(i) for i in range(self.vocab_size)]
 
     @property
     def control_ids(self) -> list[int]:

@@ -1,4 +1,4 @@
-"""Search and scoring by CTranslate2, over a folder of `nmt-export format=ctranslate2`.
+"""Search and scoring by CTranslate2; how its engine is loaded stands in another file.
 
 CTranslate2 extends hypotheses as our beam search does, but stops when `beam_size` are finished, and
 ranks by log P / length^alpha. They are ranked again by our rule, from its own sums; token scores,
@@ -10,85 +10,23 @@ which it does not give, come from scoring the result teacher-forced, for callers
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from nmt.checkpoint import load_export_info, load_tokenizer
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import find_device
-from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.inference.backend import Loaded
+from nmt.errors import ConfigError, DataError
 from nmt.inference.penalties import score
 from nmt.inference.search import ControlIds, Hypothesis, check_prefixes, length_limits
-from nmt.options import DType, ExportFormat
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
 _UNSUPPORTED = {"coverage_penalty": 0.0, "word_reward": 0.0}  # with the values that mean "off"
-
-
-def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: int) -> Loaded:
-    """Load an exported folder.
-
-    `dtype=bfloat16` computes in that type; otherwise weights are computed with as they are stored.
-    Raises `ModelError` for another folder, `DeviceError` for a device or type that is not there.
-    """
-    info, export = load_export_info(folder)
-    if export.format is not ExportFormat.ctranslate2:
-        raise ModelError(
-            f"{folder} is an export of format={export.format.value}; "
-            "backend=ctranslate2 needs one of format=ctranslate2"
-        )
-    tokenizer = load_tokenizer(folder, info)
-    engine = _load_engine(folder, device, dtype, num_threads)
-    max_tokens = _fastest_batch(engine, info.model.d_model)
-    backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
-    return Loaded(backend, tokenizer, info.search)
-
-
-def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:
-    try:
-        import ctranslate2
-    except ImportError:
-        raise NmtError("backend=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
-    place = find_device(device)
-    if place.type == "mps":
-        if device != "auto":
-            raise DeviceError(f"device={device}: CTranslate2 has no mps; use device=cpu")
-        place = torch.device("cpu")
-    index = place.index or 0
-    types = ctranslate2.get_supported_compute_types(place.type, index)
-    if dtype is DType.bfloat16 and "bfloat16" not in types:
-        raise DeviceError(
-            f"dtype=bfloat16: CTranslate2 has none on this {place.type}; use dtype=float32"
-        )
-    try:
-        return ctranslate2.Translator(
-            str(folder),
-            device=place.type,
-            device_index=index,
-            compute_type="bfloat16" if dtype is DType.bfloat16 else "default",
-            intra_threads=num_threads,
-        )
-    except RuntimeError as error:
-        raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None
-
-
-def _fastest_batch(engine: Any, d_model: int) -> int:
-    """Return the bound on a batch, rows * beam * longest source, that was fastest.
-
-    On a processor, of widths 192 to 512: int8 wants batches that stay in its caches. GPUs were not
-    measured.
-    """
-    if engine.device != "cpu":
-        return 65536
-    return min(4096, max(1024, 4 * d_model)) if "int8" in engine.compute_type else 4096
 
 
 @dataclass(frozen=True)
@@ -108,6 +46,14 @@ class _Task:
         return self.config.beam_size > 1 and not self.config.sampling
 
 
+class _Found(NamedTuple):
+    """A hypothesis as CTranslate2 gives it, one of many that nobody may look at."""
+
+    pieces: list[str]  # EOS last when finished
+    log_prob: float  # as CTranslate2 sums it, without a prefix; nan when not asked for
+    alignment: list[int] | None
+
+
 class CTranslate2Backend:
     """Searches with a `ctranslate2.Translator`, which may be used by several threads."""
 
@@ -121,6 +67,7 @@ class CTranslate2Backend:
         self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
         self._control = ControlIds.of(tokenizer)
+        self._eos = self._pieces[self._control.eos]
         self._max_positions = max_positions
         forbidden = (self._control.pad, self._control.bos)
         self._forbidden = [[self._pieces[token]] for token in forbidden]
@@ -153,7 +100,7 @@ class CTranslate2Backend:
         n_best = config.beam_size if n_best is None else n_best
         limits = self._limits(rows, prefixes, config)
         task = _Task(rows, prefixes, limits, config, n_best, with_scores)
-        found: list[list[Hypothesis]] = [[] for _ in rows]
+        found: list[list[_Found]] = [[] for _ in rows]
         for has_prefix in (False, True):  # a prefix changes how its batch is searched
             some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
             if some:
@@ -164,16 +111,19 @@ class CTranslate2Backend:
         """See `Backend.score`."""
         self._check_lengths(rows)
         self._check_lengths(targets)
+        return self._score(rows, [_look_up(self._pieces, target) for target in targets])
+
+    def _score(self, rows: Sequence[Ids], targets: list[list[str]]) -> list[list[float]]:
         results = self._engine.score_batch(
             [_look_up(self._src_pieces, row) for row in rows],
-            [_look_up(self._pieces, target) for target in targets],
+            targets,
             max_input_length=0,
             max_batch_size=_SCORED_TOKENS,
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
 
-    def _search(self, task: _Task, some: list[int], found: list[list[Hypothesis]]) -> None:
+    def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
         """Fill `found` for the rows `some`, each with its own length limit.
 
         CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there.
@@ -184,18 +134,18 @@ class CTranslate2Backend:
         results = self._call(task, some, max(task.limits[i] for i in some))
         for i, hypotheses in zip(some, results, strict=True):
             limit = task.limits[i]
-            fitting = [hypothesis for hypothesis in hypotheses if len(hypothesis.tokens) <= limit]
-            if not task.is_beam:
-                found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
-            elif len(fitting) >= min(task.n_best, len(hypotheses)):
+            fitting = [hypothesis for hypothesis in hypotheses if len(hypothesis.pieces) <= limit]
+            if len(fitting) >= min(task.n_best, len(hypotheses)):
                 found[i] = fitting
+            elif not task.is_beam:
+                found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
             else:
                 again.setdefault(limit, []).append(i)
         for limit, late in again.items():
             for i, hypotheses in zip(late, self._call(task, late, limit), strict=True):
                 found[i] = hypotheses
 
-    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[Hypothesis]]:
+    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[_Found]]:
         """Search the rows `some` with one limit; return everything that was found for each."""
         config, draws = task.config, 1
         if config.sampling:
@@ -217,17 +167,14 @@ class CTranslate2Backend:
             length_penalty=config.length_exponent,
             **_strategy(task),
         )
-        found = [self._read(result, config) for result in results]
+        exponent, aligned = config.length_exponent, config.alignment
+        found = [_read(result, exponent, aligned=aligned) for result in results]
         if config.alignment and task.is_beam:
-            firsts = self._first_alignments(source)
-            found = [
-                [replace(h, alignment=[first, *h.alignment[1:]]) for h in hypotheses]
-                for first, hypotheses in zip(firsts, found, strict=True)
-            ]
+            found = self._correct(found, source)
         return [sum(found[k : k + draws], []) for k in range(0, len(found), draws)]
 
-    def _first_alignments(self, source: list[list[str]]) -> list[int]:
-        """Return what the first target token of each sentence attends to most.
+    def _correct(self, found: list[list[_Found]], source: list[list[str]]) -> list[list[_Found]]:
+        """Put in what the first target token of each sentence attends to most.
 
         A beam search of several sentences reports that of another sentence (CTranslate2 4.8.5),
         greedy search the right one; it depends on no token that is chosen.
@@ -240,42 +187,44 @@ class CTranslate2Backend:
             return_end_token=True,
             return_attention=True,
         )
-        return [_align(result.attention[0])[0] for result in results]
+        firsts = [_align(result.attention[0])[:1] for result in results]
+        return [
+            [h._replace(alignment=first + (h.alignment or [])[1:]) for h in hypotheses]
+            for first, hypotheses in zip(firsts, found, strict=True)
+        ]
 
-    def _read(self, result: Any, config: SearchConfig) -> list[Hypothesis]:
-        """Return the hypotheses of a sentence, with CTranslate2's sums if there are any."""
-        found = []
-        sums = result.scores or [math.nan] * len(result.hypotheses)
-        for k, (pieces, value) in enumerate(zip(result.hypotheses, sums, strict=True)):
-            tokens = [self._ids[piece] for piece in pieces]
-            total = value * len(tokens) ** config.length_exponent
-            finished = tokens[-1] == self._control.eos
-            alignment = _align(result.attention[k]) if config.alignment else None
-            value = score(total, len(tokens), config)
-            found.append(Hypothesis(tokens, total, value, finished, [], alignment))
-        return found
-
-    def _finish(self, task: _Task, found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    def _finish(self, task: _Task, found: list[list[_Found]]) -> list[list[Hypothesis]]:
         """Return the best of each row, by our rule, with token scores if somebody looks at them."""
+        config = task.config
         if task.is_beam:
-            # CTranslate2's sums leave prefixes out
-            self._score_tokens(task, found, [i for i, prefix in enumerate(task.prefixes) if prefix])
-            for hypotheses in found:
-                hypotheses.sort(key=lambda h: (h.finished, h.score), reverse=True)
-        best = [hypotheses[: task.n_best] for hypotheses in found]
-        if task.with_scores:
-            self._score_tokens(task, best, range(len(best)))
-        return best
+            if any(task.prefixes):  # which CTranslate2's sums leave out
+                sums = map(math.fsum, self._token_scores(task, found))
+                found = [[h._replace(log_prob=next(sums)) for h in row] for row in found]
+            for row in found:
+                row.sort(key=lambda h: self._rank(h, config), reverse=True)
+        best = [row[: task.n_best] for row in found]
+        scores = self._token_scores(task, best) if task.with_scores else repeat([])
+        return [[self._close(h, next(scores), config) for h in row] for row in best]
 
-    def _score_tokens(
-        self, task: _Task, found: list[list[Hypothesis]], some: Sequence[int]
-    ) -> None:
-        """Put what the model says of their tokens into the hypotheses of the rows `some`."""
-        pairs = [(task.rows[i], h) for i in some for h in found[i]]
-        bare = [h.tokens[:-1] if h.finished else h.tokens for _, h in pairs]
-        scored = iter(self.score([row for row, _ in pairs], bare) if pairs else [])
-        for i in some:
-            found[i] = [_with_scores(h, next(scored), task.config) for h in found[i]]
+    def _token_scores(self, task: _Task, found: list[list[_Found]]) -> Iterator[list[float]]:
+        """Return what the model says of the tokens of each hypothesis, row after row."""
+        pairs = [(row, h) for row, some in zip(task.rows, found, strict=True) for h in some]
+        targets = [h.pieces[:-1] if self._is_finished(h) else h.pieces for _, h in pairs]
+        scored = self._score([row for row, _ in pairs], targets)
+        # no EOS after what is unfinished
+        return (scores[: len(h.pieces)] for scores, (_, h) in zip(scored, pairs, strict=True))
+
+    def _close(self, found: _Found, scores: list[float], config: SearchConfig) -> Hypothesis:
+        tokens = [self._ids[piece] for piece in found.pieces]
+        total = math.fsum(scores) if scores else found.log_prob
+        value, finished = score(total, len(tokens), config), self._is_finished(found)
+        return Hypothesis(tokens, total, value, finished, scores, found.alignment)
+
+    def _rank(self, found: _Found, config: SearchConfig) -> tuple[bool, float]:
+        return self._is_finished(found), score(found.log_prob, len(found.pieces), config)
+
+    def _is_finished(self, found: _Found) -> bool:
+        return found.pieces[-1] == self._eos
 
     def _limits(
         self, rows: Sequence[Ids], prefixes: Sequence[Ids], config: SearchConfig
@@ -322,19 +271,20 @@ def _strategy(task: _Task) -> dict[str, Any]:
     return {"beam_size": config.beam_size, "num_hypotheses": asked}
 
 
-def _cut(found: Hypothesis, limit: int) -> Hypothesis:
-    """Return the hypothesis as it was at its length limit; its sums are not known any more."""
-    if len(found.tokens) <= limit:
+def _read(result: Any, exponent: float, *, aligned: bool) -> list[_Found]:
+    """Return the hypotheses of a sentence, whose scores are log P / length^exponent, if given."""
+    hypotheses = result.hypotheses
+    scores = result.scores or [math.nan] * len(hypotheses)
+    alignments = map(_align, result.attention) if aligned else repeat(None)
+    columns = zip(hypotheses, scores, alignments, strict=False)
+    return [_Found(pieces, value * len(pieces) ** exponent, a) for pieces, value, a in columns]
+
+
+def _cut(found: _Found, limit: int) -> _Found:
+    """Return the hypothesis as it was at its length limit; its sum is not known any more."""
+    if len(found.pieces) <= limit:
         return found
-    alignment = found.alignment[:limit] if found.alignment else found.alignment
-    return Hypothesis(found.tokens[:limit], math.nan, math.nan, False, [], alignment)
-
-
-def _with_scores(found: Hypothesis, log_probs: list[float], config: SearchConfig) -> Hypothesis:
-    log_probs = log_probs[: len(found.tokens)]  # no EOS after what is unfinished
-    total = math.fsum(log_probs)
-    value = score(total, len(found.tokens), config)
-    return replace(found, log_prob=total, score=value, token_log_probs=log_probs)
+    return _Found(found.pieces[:limit], math.nan, found.alignment and found.alignment[:limit])
 
 
 def _align(attention: list[list[float]]) -> list[int]:

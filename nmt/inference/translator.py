@@ -87,7 +87,7 @@ class Translator:
         if choose(Engine, "backend", backend) is Engine.native:
             models = load_models(folders, device=device, dtype=dtype, combine=combine)
             return cls(models.stepper, models.tokenizer, models.defaults)
-        from nmt.inference.ctranslate2 import load_ctranslate2  # an optional dependency
+        from nmt.inference.exported import load_ctranslate2  # an optional dependency
 
         if len(folders) != 1:
             raise ConfigError(
@@ -150,9 +150,7 @@ class Translator:
         config = self.search_config(**search)
         rule = LengthRule(max_source_length, choose(TooLong, "too_long", too_long))
         options = LineOptions(with_scores=False, max_tokens=max_tokens, rule=rule)
-        windows = cut_windows(
-            lines, prefixes, window_lines=window_lines, small_first=small_first
-        )
+        windows = cut_windows(lines, prefixes, window_lines=window_lines, small_first=small_first)
         for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
             yield result.text
 
@@ -186,9 +184,7 @@ class Translator:
         """Yield what `n_best` returns, in order, with memory for `window_lines` lines."""
         config = config or self.defaults
         options = LineOptions(n_best=config.beam_size, max_tokens=max_tokens)
-        windows = cut_windows(
-            lines, prefixes, window_lines=window_lines, small_first=small_first
-        )
+        windows = cut_windows(lines, prefixes, window_lines=window_lines, small_first=small_first)
         for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
             yield result.translations
 
