@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -18,7 +19,7 @@ from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
 from nmt.inference.backend import Backend, NativeBackend
-from nmt.inference.ctranslate2 import load_ctranslate2
+from nmt.inference.exported import load_ctranslate2
 from nmt.inference.loading import load_models
 from nmt.inference.penalties import score
 from nmt.inference.search import Hypothesis
@@ -61,14 +62,10 @@ def assert_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> Non
     [
         {"beam_size": 1},
         {"beam_size": 1, "min_length": 6},
+        {"beam_size": 1, "max_length_a": 0.5, "max_length_b": 2, "alignment": True},
         {"length_penalty": 0.0},
-        {"length_penalty": -0.5},
-        {"length_penalty": 0.6, "alignment": True},
-        {"length_penalty": 1.0},
-        {"normalization": Normalization.average},
         {"normalization": Normalization.none, "alignment": True},
         {"max_length_a": 0.5, "max_length_b": 2},
-        {"beam_size": 1, "max_length_a": 0.5, "max_length_b": 2, "alignment": True},
     ],
     ids=str,
 )
@@ -83,30 +80,95 @@ def test_the_best_hypothesis_is_the_native_one(
         assert_same(ours[:1], theirs[:1])
 
 
-def test_the_pool_is_ranked_by_our_rule(engines: tuple[Backend, Backend, Tokenizer]) -> None:
-    _, other, tokenizer = engines
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"length_penalty": -0.5},
+        {"length_penalty": 0.6, "alignment": True},
+        {"length_penalty": 1.0},
+        {"normalization": Normalization.average},
+    ],
+    ids=str,
+)
+def test_where_lengths_count_no_best_hypothesis_beats_the_native_one_and_most_are_the_same(
+    changes: dict[str, Any], engines: tuple[Backend, Backend, Tokenizer]
+) -> None:
+    native, other, tokenizer = engines
+    config = replace(SMALL, **changes)
     rows = tokenizer.encode_batch(LINES)
-    for hypotheses in other.search(rows, SMALL):
-        assert len(hypotheses) == SMALL.beam_size
-        assert len({tuple(h.tokens) for h in hypotheses}) == SMALL.beam_size
-        keys = [(h.finished, h.score) for h in hypotheses]
-        assert keys == sorted(keys, reverse=True)
-        for h in hypotheses:
-            assert h.log_prob == pytest.approx(sum(h.token_log_probs))
-            assert h.score == pytest.approx(score(h.log_prob, len(h.tokens), SMALL))
-            assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
-    best = [found[:1] for found in other.search(rows, SMALL)]
-    assert other.search(rows, SMALL, n_best=1) == best
+    num_same = 0
+    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
+        assert theirs[0].score < ours[0].score + 1e-3
+        if ours[0].tokens == theirs[0].tokens:
+            assert_same(ours[:1], theirs[:1])
+            num_same += 1
+    assert num_same >= 0.9 * len(rows)
 
 
-def test_at_its_limit_every_hypothesis_of_a_sentence_is_the_native_one(
-    engines: tuple[Backend, Backend, Tokenizer],
+@pytest.mark.parametrize(
+    "changes", [{}, {"max_length_a": 0.5, "max_length_b": 2}, {"min_length": 4}], ids=str
+)
+def test_scores_are_those_of_the_model_and_the_order_that_of_our_rule(
+    changes: dict[str, Any], engines: tuple[Backend, Backend, Tokenizer]
 ) -> None:
     native, other, tokenizer = engines
     rows = tokenizer.encode_batch(LINES)
-    config = replace(SMALL, max_length_a=0.5, max_length_b=2)
-    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
-        assert_same(ours, theirs)
+    config = replace(SMALL, **changes)
+    for row, found in zip(rows, other.search(rows, config), strict=True):
+        assert len({tuple(h.tokens) for h in found}) == len(found) == config.beam_size
+        bare = [h.tokens[:-1] if h.finished else h.tokens for h in found]
+        for h, log_probs in zip(found, native.score([row] * len(found), bare), strict=True):
+            assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
+            assert len(h.tokens) > config.min_length or not h.finished
+            assert h.token_log_probs == pytest.approx(log_probs[: len(h.tokens)], abs=1e-3)
+            assert h.log_prob == pytest.approx(sum(h.token_log_probs))
+            assert h.score == pytest.approx(score(h.log_prob, len(h.tokens), config))
+        if not config.min_length:  # with it, the end symbol's share counts for the others
+            for one, following in itertools.pairwise(found):
+                assert (one.finished, one.score + 0.02) >= (following.finished, following.score)
+
+
+@pytest.mark.parametrize("beam_size", [1, 4])
+def test_without_scores_the_same_hypotheses_come_from_one_search(
+    beam_size: int, engines: tuple[Backend, Backend, Tokenizer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, other, tokenizer = engines
+    rows = tokenizer.encode_batch(LINES)
+    config = replace(SMALL, beam_size=beam_size)
+    wanted = [[h.tokens for h in found] for found in other.search(rows, config)]
+    calls: list[str] = []
+    monkeypatch.setattr(other, "_engine", Recorded(other._engine, calls))  # type: ignore[attr-defined]
+    found = other.search(rows, config, with_scores=False)
+    assert [[h.tokens for h in hypotheses] for hypotheses in found] == wanted
+    best = other.search(rows, config, with_scores=False, n_best=1)
+    assert [[h.tokens for h in hypotheses] for hypotheses in best] == [w[:1] for w in wanted]
+    assert calls == ["translate_batch"] * 2
+
+
+class Recorded:
+    """An engine that notes which of its methods are taken."""
+
+    def __init__(self, engine: Any, calls: list[str]) -> None:
+        self._engine, self._calls = engine, calls
+
+    def __getattr__(self, name: str) -> Any:
+        self._calls.append(name)
+        return getattr(self._engine, name)
+
+
+@pytest.mark.parametrize("n_best", [1, 4])
+def test_each_sentence_of_a_batch_has_its_own_length_limit(
+    n_best: int, engines: tuple[Backend, Backend, Tokenizer]
+) -> None:
+    _, other, tokenizer = engines
+    rows = tokenizer.encode_batch([*LINES, "the tree " * 12])  # whose limit is that of the batch
+    config = replace(SMALL, max_length_a=0.5, max_length_b=1)
+    found = other.search(rows, config, n_best=n_best)
+    for row, hypotheses in zip(rows, found, strict=True):
+        alone = other.search([row], config, n_best=n_best)[0]
+        assert all(len(h.tokens) <= len(row) // 2 + 1 for h in hypotheses)
+        if n_best == 1 or any(not h.finished for h in hypotheses):
+            assert_same(alone, hypotheses)
 
 
 def test_padding_and_the_start_symbol_are_never_generated(
@@ -121,8 +183,8 @@ def test_padding_and_the_start_symbol_are_never_generated(
         for ours, theirs in zip(
             native.search(rows, config), other.search(rows, config), strict=True
         ):
-            assert not {tokenizer.pad_id, tokenizer.bos_id} & set(theirs[0].tokens)
-            assert ours[0].tokens == theirs[0].tokens
+            assert not {tokenizer.pad_id, tokenizer.bos_id} & {i for h in theirs for i in h.tokens}
+            assert ours[0].tokens == theirs[0].tokens or beam_size > 1  # others share what they had
 
 
 def test_a_sentence_without_a_prefix_is_not_searched_as_one_with(
@@ -237,7 +299,6 @@ def test_sampling_draws_what_has_probability(
     [
         ({"coverage_penalty": 0.2}, "coverage_penalty=0.2: backend=ctranslate2 has no"),
         ({"word_reward": 1.0}, "word_reward=1.0: backend=ctranslate2 has no"),
-        ({"min_length": 3}, "min_length=3: backend=ctranslate2 ranks"),
     ],
 )
 def test_what_it_cannot_do_is_refused_before_the_first_line(

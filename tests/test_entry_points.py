@@ -58,6 +58,16 @@ def test_importing_nmt_loads_no_torch() -> None:
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 
 
+def test_garbage_collection_goes_over_nothing_that_a_command_imports() -> None:
+    code = (
+        "import gc, sys; from nmt.cli.commands import COMMANDS; from nmt.cli.shell import main;"
+        "status = main(COMMANDS['translate'], ['model_dir=nowhere']);"
+        "print(status, gc.isenabled(), len(gc.get_objects()) < 50_000, 'torch' in sys.modules)"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert result.stdout.split() == [b"2", b"True", b"True", b"True"]
+
+
 @pytest.mark.parametrize("arguments", [["nmt"], ["nmt-train", "--help"]])
 def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
     with subprocess.Popen(

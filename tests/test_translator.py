@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -59,6 +60,34 @@ def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
         start = windows[k].first_line
         rest = cut_windows(lines[start:], window_lines=window_lines, first_line=start)
         assert list(rest) == windows[k:]
+
+
+def test_a_list_is_cut_into_full_windows_from_its_start() -> None:
+    lines = ["a"] * 250
+    sizes = [len(w.lines) for w in cut_windows(lines, window_lines=100, small_first=False)]
+    assert sizes == [100, 100, 50]
+    assert len(next(cut_windows(lines, window_lines=100)).lines) == 64
+
+
+@pytest.mark.parametrize(("own", "given", "sizes"), [(8, None, [4, 2]), (8, 4, [2, 2, 2])])
+def test_batches_are_as_large_as_the_engine_wants_them_unless_a_size_is_given(
+    own: int,
+    given: int | None,
+    sizes: list[int],
+    copier: Translator,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    search, found = copier.backend.search, []
+
+    def recorded(rows: Any, *rest: Any, **named: Any) -> Any:
+        found.append(len(rows))
+        return search(rows, *rest, **named)
+
+    monkeypatch.setattr(copier.backend, "max_tokens", own)
+    monkeypatch.setattr(copier.backend, "search", recorded)
+    assert len(copier.tokenizer.src.encode("the")) + 1 == 2
+    copier.translate(["the"] * 6, max_tokens=given)
+    assert found == sizes
 
 
 def test_a_window_ends_with_a_very_long_line() -> None:

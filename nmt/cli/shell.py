@@ -4,12 +4,14 @@ the user's mistakes.
 
 from __future__ import annotations
 
+import contextlib
 import errno
+import gc
 import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from nmt import __version__
 from nmt.cli.command import Command
@@ -68,10 +70,26 @@ def _help(command: Command) -> None:
 
 
 def _run(command: Command, arguments: list[str]) -> None:
-    from nmt.cli.compose import with_config  # Hydra takes a while to import
+    with _uncollected():
+        from nmt.cli.compose import with_config  # Hydra takes a while to import
 
-    run = importlib.import_module(command.module).run
+        run = importlib.import_module(command.module).run
     with_config(command, arguments, run)
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep what is imported out of garbage collection, which would go over all of torch while it is
+    imported, now and then later, and at the end of the process: 0.35 of 1.2 s, for nothing.
+    """
+    is_first = gc.get_freeze_count() == 0
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    if is_first:  # later, in a process of several commands, garbage would be kept as well
+        gc.freeze()
 
 
 def log_to_stderr() -> None:

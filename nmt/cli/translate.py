@@ -27,7 +27,7 @@ from nmt.inference.pipeline import Pipeline
 from nmt.inference.progress import Progress
 from nmt.inference.shards import Shard, finish
 from nmt.inference.translator import LineOptions, Translator
-from nmt.options import Engine, TooLong, resolve
+from nmt.options import Engine, OutputFormat, TooLong, resolve
 
 log = logging.getLogger(__name__)
 
@@ -68,7 +68,12 @@ def _load(config: TranslateConfig, shard: Shard) -> Pipeline:
     return Pipeline(
         translator=translator,
         search=search,
-        options=LineOptions(n_best=config.n_best, max_tokens=config.max_tokens, rule=rule),
+        options=LineOptions(
+            n_best=config.n_best,
+            with_scores=config.format is OutputFormat.json,
+            max_tokens=config.max_tokens,
+            rule=rule,
+        ),
         output_format=config.format,
         window_lines=config.window_lines,
         shard=shard,
@@ -89,7 +94,7 @@ def _to_stream(config: TranslateConfig, pipeline: Pipeline) -> Counts:
     source = Digest(lines, _read_prefixes(config))
     counts = Counts()
     with open_output(config.output) as stream, _progress(config, 0) as progress:
-        for chunk in pipeline.chunks(source, has_more=has_more):
+        for chunk in pipeline.chunks(source, small_first=True, has_more=has_more):
             stream.write(chunk.data)
             stream.flush()
             counts.add(chunk.counts)

@@ -55,7 +55,9 @@ class TranslateConfig:
         TooLong.split, "lines above max_source_length: split and join again, truncate, or error"
     )
     max_source_length: int = option(256, "most source tokens at a time, EOS included")
-    max_tokens: int = option(4096, "bound on one batch: rows * beam * longest source")
+    max_tokens: int | None = option(
+        None, "bound on one batch: rows * beam * longest source; null is the fastest"
+    )
     window_lines: int = option(2048, "lines read, sorted by length and translated at a time")
     backend: Engine = option(
         Engine.native, "native, or ctranslate2 for a folder that nmt-export wrote"
@@ -75,7 +77,7 @@ class TranslateConfig:
             ("max_source_length", 8),  # a character is at most 4 bytes, each a token at worst
         ):
             value = getattr(self, key)
-            require(value >= least, key, value, f"must be at least {least}")
+            require(value is None or value >= least, key, value, f"must be at least {least}")
         plain = self.format is OutputFormat.text
         require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
 

@@ -7,6 +7,7 @@ number. It knows nothing of tokens, nor of preprocessing, which reads chunks.
 from __future__ import annotations
 
 import itertools
+import re
 import sys
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -18,7 +19,7 @@ from nmt.options import resolve
 
 Pair = tuple[str, str]
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
-LINE_BREAKS = dict.fromkeys(map(ord, "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00"), " ")
+_LINE_BREAK = re.compile("[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 
 
 def clean_line(raw: bytes, place: str) -> str:
@@ -33,7 +34,12 @@ def clean_line(raw: bytes, place: str) -> str:
             f"{place}: byte {error.start + 1} (0x{byte:02x}) is not UTF-8; convert the file, "
             "for example with iconv -f latin1 -t utf-8"
         ) from None
-    return text.removeprefix("\ufeff").removesuffix("\r").translate(LINE_BREAKS)
+    return on_one_line(text.removeprefix("\ufeff").removesuffix("\r"))
+
+
+def on_one_line(text: str) -> str:
+    """Return `text` with spaces for line breaks and NUL."""
+    return _LINE_BREAK.sub(" ", text)
 
 
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:

@@ -31,6 +31,7 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
+        self._known_pieces: dict[int, str] = {}  # asking SentencePiece takes ten times as long
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -97,7 +98,8 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Show ids as pieces, for people to read."""
-        return [self._processor.id_to_piece(i) for i in ids]
+        known, name = self._known_pieces, self._processor.id_to_piece
+        return [known.get(i) or known.setdefault(i, name(i)) for i in ids]
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary; piece i has the id i."""

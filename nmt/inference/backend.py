@@ -26,6 +26,8 @@ class Backend(Protocol):
 
     name: str
     """As in the setting `backend`, for error messages."""
+    max_tokens: int
+    """Bound on a batch, rows * beam * longest source with EOS, with which it is fastest."""
 
     def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
         """Raise a `ConfigError` that names option and backend for what it cannot do; called before
@@ -40,6 +42,7 @@ class Backend(Protocol):
         *,
         keys: Sequence[int] | None = None,
         n_best: int | None = None,
+        with_scores: bool = True,
     ) -> list[list[Hypothesis]]:
         """Return the hypotheses of each row, best first.
 
@@ -49,6 +52,8 @@ class Backend(Protocol):
             prefixes: target ids that each translation starts with, possibly none, without BOS.
             keys: a number for each row that sampling depends on; an engine may ignore it.
             n_best: how many of each row the caller looks at, None for all; more may come.
+            with_scores: whether the caller looks at scores; without, an engine may leave
+                `token_log_probs` empty and `log_prob` and `score` rough or nan.
         """
 
     def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
@@ -71,6 +76,7 @@ class NativeBackend:
     """Searches with torch: one model, or an ensemble."""
 
     name = "native"
+    max_tokens = 4096
 
     def __init__(self, stepper: Model, tokenizer: Tokenizers) -> None:
         self.stepper = stepper
@@ -88,6 +94,7 @@ class NativeBackend:
         *,
         keys: Sequence[int] | None = None,
         n_best: int | None = None,
+        with_scores: bool = True,
     ) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
         src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)

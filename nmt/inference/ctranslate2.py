@@ -1,8 +1,8 @@
-"""Search and scoring by CTranslate2, over a folder of `nmt-export format=ctranslate2`.
+"""Search and scoring by CTranslate2; how its engine is loaded stands in another file.
 
-CTranslate2 extends hypotheses as our beam search does, but stops when so many are finished, and
-ranks by log P / length^alpha. So it is asked for more finished hypotheses than the beam is wide,
-they are ranked again by our rule, and those that the caller wants are scored teacher-forced.
+CTranslate2 extends hypotheses as our beam search does, but stops when `beam_size` are finished, and
+ranks by log P / length^alpha. They are ranked again by our rule, from its own sums; token scores,
+which it does not give, come from scoring the result teacher-forced, for callers that look at them.
 """
 
 # B sentences, S source tokens without EOS, T target tokens with EOS
@@ -10,74 +10,23 @@ they are ranked again by our rule, and those that the caller wants are scored te
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from itertools import repeat
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from nmt.checkpoint import load_export_info, load_tokenizer
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import find_device
-from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.inference.backend import Loaded
+from nmt.errors import ConfigError, DataError
 from nmt.inference.penalties import score
 from nmt.inference.search import ControlIds, Hypothesis, check_prefixes, length_limits
-from nmt.options import DType, ExportFormat
 
 Ids = Sequence[int]
-_PATIENCE = 4  # finished hypotheses asked for, over the beam size
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
 _UNSUPPORTED = {"coverage_penalty": 0.0, "word_reward": 0.0}  # with the values that mean "off"
-
-
-def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: int) -> Loaded:
-    """Load an exported folder.
-
-    `dtype=bfloat16` computes in that type; otherwise weights are computed with as they are stored.
-    Raises `ModelError` for another folder, `DeviceError` for a device or type that is not there.
-    """
-    info, export = load_export_info(folder)
-    if export.format is not ExportFormat.ctranslate2:
-        raise ModelError(
-            f"{folder} is an export of format={export.format.value}; "
-            "backend=ctranslate2 needs one of format=ctranslate2"
-        )
-    tokenizer = load_tokenizer(folder, info)
-    engine = _load_engine(folder, device, dtype, num_threads)
-    backend = CTranslate2Backend(engine, tokenizer, export.max_positions)
-    return Loaded(backend, tokenizer, info.search)
-
-
-def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:
-    try:
-        import ctranslate2
-    except ImportError:
-        raise NmtError("backend=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
-    place = find_device(device)
-    if place.type == "mps":
-        if device != "auto":
-            raise DeviceError(f"device={device}: CTranslate2 has no mps; use device=cpu")
-        place = torch.device("cpu")
-    index = place.index or 0
-    types = ctranslate2.get_supported_compute_types(place.type, index)
-    if dtype is DType.bfloat16 and "bfloat16" not in types:
-        raise DeviceError(
-            f"dtype=bfloat16: CTranslate2 has none on this {place.type}; use dtype=float32"
-        )
-    try:
-        return ctranslate2.Translator(
-            str(folder),
-            device=place.type,
-            device_index=index,
-            compute_type="bfloat16" if dtype is DType.bfloat16 else "default",
-            intra_threads=num_threads,
-        )
-    except RuntimeError as error:
-        raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -88,18 +37,20 @@ class _Task:
     prefixes: Sequence[Ids]
     limits: list[int]  # most tokens of each translation, EOS included
     config: SearchConfig
+    n_best: int  # hypotheses of each that are looked at
+    with_scores: bool
 
-    def is_exact(self, row: int) -> bool:
-        """Say whether CTranslate2's sum of log-probabilities is whole; it leaves out a prefix."""
-        return not self.prefixes[row]
+    @property
+    def is_beam(self) -> bool:
+        """Say whether several hypotheses compete."""
+        return self.config.beam_size > 1 and not self.config.sampling
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A hypothesis as CTranslate2 gives it."""
+class _Found(NamedTuple):
+    """A hypothesis as CTranslate2 gives it, one of many that nobody may look at."""
 
-    tokens: list[int]  # EOS last when finished
-    log_prob: float  # as CTranslate2 sums it
+    pieces: list[str]  # EOS last when finished
+    log_prob: float  # as CTranslate2 sums it, without a prefix; nan when not asked for
     alignment: list[int] | None
 
 
@@ -108,11 +59,15 @@ class CTranslate2Backend:
 
     name = "ctranslate2"
 
-    def __init__(self, engine: Any, tokenizer: Tokenizers, max_positions: int) -> None:
+    def __init__(
+        self, engine: Any, tokenizer: Tokenizers, max_positions: int, max_tokens: int
+    ) -> None:
+        self.max_tokens = max_tokens
         self._engine = engine
         self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
         self._control = ControlIds.of(tokenizer)
+        self._eos = self._pieces[self._control.eos]
         self._max_positions = max_positions
         forbidden = (self._control.pad, self._control.bos)
         self._forbidden = [[self._pieces[token]] for token in forbidden]
@@ -125,11 +80,6 @@ class CTranslate2Backend:
                     f"{key}={getattr(config, key)}: backend=ctranslate2 has no {key}; "
                     "use backend=native"
                 )
-        if config.min_length and config.beam_size > 1 and not config.sampling:
-            raise ConfigError(
-                f"min_length={config.min_length}: backend=ctranslate2 ranks the hypotheses of a "
-                "beam by other probabilities then; use beam_size=1 or backend=native"
-            )
 
     def search(
         self,
@@ -139,6 +89,7 @@ class CTranslate2Backend:
         *,
         keys: Sequence[int] | None = None,
         n_best: int | None = None,
+        with_scores: bool = True,
     ) -> list[list[Hypothesis]]:
         """See `Backend.search`; at most `n_best` hypotheses a row come back, and `keys` say nothing
         to CTranslate2, whose draws depend on all that it drew before.
@@ -146,21 +97,26 @@ class CTranslate2Backend:
         prefixes = prefixes or [()] * len(rows)
         check_prefixes(prefixes, self._control)
         self._check_lengths(rows)
-        task = _Task(rows, prefixes, self._limits(rows, prefixes, config), config)
+        n_best = config.beam_size if n_best is None else n_best
+        limits = self._limits(rows, prefixes, config)
+        task = _Task(rows, prefixes, limits, config, n_best, with_scores)
         found: list[list[_Found]] = [[] for _ in rows]
         for has_prefix in (False, True):  # a prefix changes how its batch is searched
             some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
             if some:
                 self._search(task, some, found)
-        return self._finish(task, found, config.beam_size if n_best is None else n_best)
+        return self._finish(task, found)
 
     def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
         """See `Backend.score`."""
         self._check_lengths(rows)
         self._check_lengths(targets)
+        return self._score(rows, [_look_up(self._pieces, target) for target in targets])
+
+    def _score(self, rows: Sequence[Ids], targets: list[list[str]]) -> list[list[float]]:
         results = self._engine.score_batch(
             [_look_up(self._src_pieces, row) for row in rows],
-            [_look_up(self._pieces, target) for target in targets],
+            targets,
             max_input_length=0,
             max_batch_size=_SCORED_TOKENS,
             batch_type="tokens",
@@ -170,17 +126,21 @@ class CTranslate2Backend:
     def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
         """Fill `found` for the rows `some`, each with its own length limit.
 
-        CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there; a
-        beam is searched again with its own, since unfinished hypotheses count at the limit.
+        CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there.
+        With one, what has ended in time is what a search up to that limit would have found; where
+        that is not enough, the row is searched again, since unfinished hypotheses count then.
         """
         again: dict[int, list[int]] = {}
         results = self._call(task, some, max(task.limits[i] for i in some))
         for i, hypotheses in zip(some, results, strict=True):
-            fits = all(len(hypothesis.tokens) <= task.limits[i] for hypothesis in hypotheses)
-            if fits or task.config.sampling or task.config.beam_size == 1:
-                found[i] = [_cut(hypothesis, task.limits[i]) for hypothesis in hypotheses]
+            limit = task.limits[i]
+            fitting = [hypothesis for hypothesis in hypotheses if len(hypothesis.pieces) <= limit]
+            if len(fitting) >= min(task.n_best, len(hypotheses)):
+                found[i] = fitting
+            elif not task.is_beam:
+                found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
             else:
-                again.setdefault(task.limits[i], []).append(i)
+                again.setdefault(limit, []).append(i)
         for limit, late in again.items():
             for i, hypotheses in zip(late, self._call(task, late, limit), strict=True):
                 found[i] = hypotheses
@@ -201,20 +161,20 @@ class CTranslate2Backend:
             max_decoding_length=limit,
             min_decoding_length=config.min_length,
             return_end_token=True,
-            return_scores=True,
+            return_scores=task.is_beam,  # which cost greedy search a softmax a step
             return_attention=config.alignment,
             suppress_sequences=self._forbidden,
             length_penalty=config.length_exponent,
-            **_strategy(config),
+            **_strategy(task),
         )
-        firsts = self._first_alignments(source) if config.alignment else [None] * len(source)
-        found = [
-            self._read(result, first, config) for result, first in zip(results, firsts, strict=True)
-        ]
+        exponent, aligned = config.length_exponent, config.alignment
+        found = [_read(result, exponent, aligned=aligned) for result in results]
+        if config.alignment and task.is_beam:
+            found = self._correct(found, source)
         return [sum(found[k : k + draws], []) for k in range(0, len(found), draws)]
 
-    def _first_alignments(self, source: list[list[str]]) -> list[int]:
-        """Return what the first target token of each sentence attends to most.
+    def _correct(self, found: list[list[_Found]], source: list[list[str]]) -> list[list[_Found]]:
+        """Put in what the first target token of each sentence attends to most.
 
         A beam search of several sentences reports that of another sentence (CTranslate2 4.8.5),
         greedy search the right one; it depends on no token that is chosen.
@@ -227,52 +187,44 @@ class CTranslate2Backend:
             return_end_token=True,
             return_attention=True,
         )
-        return [_align(result.attention[0])[0] for result in results]
-
-    def _read(self, result: Any, first: int | None, config: SearchConfig) -> list[_Found]:
-        found = []
-        for k, (pieces, value) in enumerate(zip(result.hypotheses, result.scores, strict=True)):
-            tokens = [self._ids[piece] for piece in pieces]
-            log_prob = value * len(tokens) ** config.length_exponent
-            alignment = None if first is None else [first, *_align(result.attention[k])[1:]]
-            found.append(_Found(tokens, log_prob, alignment))
-        return found
-
-    def _finish(self, task: _Task, found: list[list[_Found]], count: int) -> list[list[Hypothesis]]:
-        """Rank by our rule and score teacher-forced the `count` best of each row.
-
-        Where CTranslate2's sums leave something out, all are scored before they are ranked.
-        """
-        if not task.config.sampling:
-            for hypotheses in found:
-                hypotheses.sort(key=lambda h: self._rank(h, task.config), reverse=True)
-        pairs = [
-            (i, hypothesis)
-            for i, hypotheses in enumerate(found)
-            for hypothesis in (hypotheses[:count] if task.is_exact(i) else hypotheses)
+        firsts = [_align(result.attention[0])[:1] for result in results]
+        return [
+            [h._replace(alignment=first + (h.alignment or [])[1:]) for h in hypotheses]
+            for first, hypotheses in zip(firsts, found, strict=True)
         ]
-        bare = [h.tokens[:-1] if self._is_finished(h) else h.tokens for _, h in pairs]
-        scored = self.score([task.rows[i] for i, _ in pairs], bare)
-        results: list[list[Hypothesis]] = [[] for _ in found]
-        for (i, hypothesis), log_probs in zip(pairs, scored, strict=True):
-            results[i].append(self._close(hypothesis, log_probs, task.config))
-        if not task.config.sampling:
-            for closed in results:
-                closed.sort(key=lambda h: (h.finished, h.score), reverse=True)
-        return [closed[:count] for closed in results]
 
-    def _close(self, found: _Found, log_probs: list[float], config: SearchConfig) -> Hypothesis:
-        log_probs = log_probs[: len(found.tokens)]  # no EOS after what is unfinished
-        total = math.fsum(log_probs)
-        value = score(total, len(found.tokens), config)
-        finished = self._is_finished(found)
-        return Hypothesis(found.tokens, total, value, finished, log_probs, found.alignment)
+    def _finish(self, task: _Task, found: list[list[_Found]]) -> list[list[Hypothesis]]:
+        """Return the best of each row, by our rule, with token scores if somebody looks at them."""
+        config = task.config
+        if task.is_beam:
+            if any(task.prefixes):  # which CTranslate2's sums leave out
+                sums = map(math.fsum, self._token_scores(task, found))
+                found = [[h._replace(log_prob=next(sums)) for h in row] for row in found]
+            for row in found:
+                row.sort(key=lambda h: self._rank(h, config), reverse=True)
+        best = [row[: task.n_best] for row in found]
+        scores = self._token_scores(task, best) if task.with_scores else repeat([])
+        return [[self._close(h, next(scores), config) for h in row] for row in best]
+
+    def _token_scores(self, task: _Task, found: list[list[_Found]]) -> Iterator[list[float]]:
+        """Return what the model says of the tokens of each hypothesis, row after row."""
+        pairs = [(row, h) for row, some in zip(task.rows, found, strict=True) for h in some]
+        targets = [h.pieces[:-1] if self._is_finished(h) else h.pieces for _, h in pairs]
+        scored = self._score([row for row, _ in pairs], targets)
+        # no EOS after what is unfinished
+        return (scores[: len(h.pieces)] for scores, (_, h) in zip(scored, pairs, strict=True))
+
+    def _close(self, found: _Found, scores: list[float], config: SearchConfig) -> Hypothesis:
+        tokens = [self._ids[piece] for piece in found.pieces]
+        total = math.fsum(scores) if scores else found.log_prob
+        value, finished = score(total, len(tokens), config), self._is_finished(found)
+        return Hypothesis(tokens, total, value, finished, scores, found.alignment)
 
     def _rank(self, found: _Found, config: SearchConfig) -> tuple[bool, float]:
-        return self._is_finished(found), score(found.log_prob, len(found.tokens), config)
+        return self._is_finished(found), score(found.log_prob, len(found.pieces), config)
 
     def _is_finished(self, found: _Found) -> bool:
-        return found.tokens[-1] == self._control.eos
+        return found.pieces[-1] == self._eos
 
     def _limits(
         self, rows: Sequence[Ids], prefixes: Sequence[Ids], config: SearchConfig
@@ -304,8 +256,9 @@ def _seed(seed: int) -> None:
     ctranslate2.set_random_seed(seed)
 
 
-def _strategy(config: SearchConfig) -> dict[str, Any]:
+def _strategy(task: _Task) -> dict[str, Any]:
     """Return CTranslate2's options for greedy search, beam search or sampling."""
+    config = task.config
     if config.sampling:
         return {
             "beam_size": 1,
@@ -313,16 +266,25 @@ def _strategy(config: SearchConfig) -> dict[str, Any]:
             "sampling_topp": config.top_p,
             "sampling_temperature": config.temperature,
         }
-    if config.beam_size == 1:
-        return {"beam_size": 1}
-    asked = config.beam_size * _PATIENCE
-    return {"beam_size": config.beam_size, "patience": _PATIENCE, "num_hypotheses": asked}
+    # with an exponent of 0 it ranks as we do, and ends once so many are sure to be the best
+    asked = task.n_best if config.length_exponent == 0 else config.beam_size
+    return {"beam_size": config.beam_size, "num_hypotheses": asked}
+
+
+def _read(result: Any, exponent: float, *, aligned: bool) -> list[_Found]:
+    """Return the hypotheses of a sentence, whose scores are log P / length^exponent, if given."""
+    hypotheses = result.hypotheses
+    scores = result.scores or [math.nan] * len(hypotheses)
+    alignments = map(_align, result.attention) if aligned else repeat(None)
+    columns = zip(hypotheses, scores, alignments, strict=False)
+    return [_Found(pieces, value * len(pieces) ** exponent, a) for pieces, value, a in columns]
 
 
 def _cut(found: _Found, limit: int) -> _Found:
-    """Return the hypothesis as it was at its length limit."""
-    alignment = found.alignment[:limit] if found.alignment else found.alignment
-    return _Found(found.tokens[:limit], found.log_prob, alignment)
+    """Return the hypothesis as it was at its length limit; its sum is not known any more."""
+    if len(found.pieces) <= limit:
+        return found
+    return _Found(found.pieces[:limit], math.nan, found.alignment and found.alignment[:limit])
 
 
 def _align(attention: list[list[float]]) -> list[int]:

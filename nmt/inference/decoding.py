@@ -55,6 +55,8 @@ class Decoder:
     """How many hypotheses of each part are looked at."""
     max_tokens: int
     """Bound on a batch: rows * beam * longest source, EOS included."""
+    with_scores: bool = True
+    """Whether the scores of hypotheses are looked at."""
     num_failed: int = 0
     """Parts that failed in a row."""
     known: Part | None = None
@@ -125,4 +127,5 @@ class Decoder:
             prefixes if any(prefixes) else None,
             keys=keys,
             n_best=self.n_best,
+            with_scores=self.with_scores,
         )

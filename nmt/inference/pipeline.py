@@ -42,15 +42,24 @@ class Pipeline:
     shard: Shard
 
     def chunks(
-        self, source: Digest, *, first_line: int = 0, has_more: Callable[[], bool]
+        self,
+        source: Digest,
+        *,
+        first_line: int = 0,
+        small_first: bool = False,
+        has_more: Callable[[], bool],
     ) -> Iterator[Chunk]:
-        """Translate the windows of this process, in order; `source` stands at `first_line`."""
+        """Translate the windows of this process, in order; `source` stands at `first_line`.
+
+        For `small_first` and `has_more` see `cut_windows`.
+        """
         marks: deque[tuple[str, int]] = deque()  # filled by the thread that reads
         windows = cut_windows(
             source.lines,
             source.prefixes,
             window_lines=self.window_lines,
             first_line=first_line,
+            small_first=small_first,
             has_more=has_more,
         )
 

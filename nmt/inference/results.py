@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
-from nmt.data.corpus import LINE_BREAKS
+from nmt.data.corpus import on_one_line
 from nmt.data.tokenizer import Tokenizer
 from nmt.inference.longlines import join_parts
 from nmt.inference.search import Hypothesis
@@ -90,7 +90,7 @@ def _translation(hypothesis: Hypothesis, tokenizer: Tokenizer) -> Translation:
     ids = _without_eos(hypothesis)
     alignment = hypothesis.alignment
     return Translation(
-        tokenizer.decode(ids).translate(LINE_BREAKS),
+        on_one_line(tokenizer.decode(ids)),
         hypothesis.score,
         hypothesis.log_prob,
         tokenizer.pieces(ids),
@@ -104,7 +104,7 @@ def _joined(
     parts: Sequence[Hypothesis], starts: Sequence[int], tokenizer: Tokenizer
 ) -> Translation:
     ids = [*chain.from_iterable(part.tokens for part in parts[:-1]), *_without_eos(parts[-1])]
-    texts = (tokenizer.decode(_without_eos(part)).translate(LINE_BREAKS) for part in parts)
+    texts = (on_one_line(tokenizer.decode(_without_eos(part))) for part in parts)
     places = [
         start + place
         for part, start in zip(parts, starts, strict=False)

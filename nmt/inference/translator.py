@@ -26,7 +26,6 @@ from nmt.inference.stepper import Model
 from nmt.inference.windows import WINDOW_LINES, Window, check_lines, cut_windows, prefetch
 from nmt.options import Combine, DType, Engine, TooLong, choose, require, resolve
 
-MAX_TOKENS = 4096
 _MAX_ROWS = 1024  # pairs scored at a time
 
 
@@ -42,12 +41,15 @@ class LineOptions:
 
     n_best: int = 1
     """Translations of a line, at most; no more than the beam size."""
-    max_tokens: int = MAX_TOKENS
-    """Bound on a batch: rows * beam * longest source, EOS included."""
+    with_scores: bool = True
+    """Whether scores are looked at; without, those of some engines are missing, and nan."""
+    max_tokens: int | None = None
+    """Bound on a batch: rows * beam * longest source, EOS included; None is the engine's own."""
     rule: LengthRule = LengthRule()
 
     def __post_init__(self) -> None:
-        require(self.max_tokens >= 1, "max_tokens", self.max_tokens, "must be at least 1")
+        is_valid = self.max_tokens is None or self.max_tokens >= 1
+        require(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
 
 
 class Translator:
@@ -85,7 +87,7 @@ class Translator:
         if choose(Engine, "backend", backend) is Engine.native:
             models = load_models(folders, device=device, dtype=dtype, combine=combine)
             return cls(models.stepper, models.tokenizer, models.defaults)
-        from nmt.inference.ctranslate2 import load_ctranslate2  # an optional dependency
+        from nmt.inference.exported import load_ctranslate2  # an optional dependency
 
         if len(folders) != 1:
             raise ConfigError(
@@ -116,7 +118,7 @@ class Translator:
 
         Takes the options of `translate_stream`.
         """
-        return list(self.translate_stream(lines, **options))
+        return list(self.translate_stream(lines, small_first=False, **options))
 
     def translate_stream(
         self,
@@ -125,8 +127,9 @@ class Translator:
         prefixes: Iterable[str] | None = None,
         too_long: TooLong | str = TooLong.split,
         max_source_length: int = MAX_SOURCE_LENGTH,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
         window_lines: int = WINDOW_LINES,
+        small_first: bool = True,
         **search: Any,
     ) -> Iterator[str]:
         """Yield the best translation of each line, in order, with memory for `window_lines` lines.
@@ -139,14 +142,15 @@ class Translator:
             prefixes: the text that each translation is to start with; empty is no prefix.
             too_long: what becomes of a line of more than `max_source_length` tokens, EOS counted.
             max_source_length: see `too_long`.
-            max_tokens: bound on a batch: rows * beam * longest source.
+            max_tokens: bound on a batch: rows * beam * longest source; None is the engine's own.
             window_lines: lines that are sorted by length and translated at a time.
+            small_first: begin with fewer lines, so that results come soon.
             search: settings of `SearchConfig`, such as beam_size; the others are the model's.
         """
         config = self.search_config(**search)
         rule = LengthRule(max_source_length, choose(TooLong, "too_long", too_long))
-        options = LineOptions(max_tokens=max_tokens, rule=rule)
-        windows = cut_windows(lines, prefixes, window_lines=window_lines)
+        options = LineOptions(with_scores=False, max_tokens=max_tokens, rule=rule)
+        windows = cut_windows(lines, prefixes, window_lines=window_lines, small_first=small_first)
         for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
             yield result.text
 
@@ -156,14 +160,14 @@ class Translator:
         config: SearchConfig | None = None,
         *,
         prefixes: Iterable[str] | None = None,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
     ) -> list[list[Translation]]:
         """Return up to `config.beam_size` translations of each line, best first; None is what the
         model's settings say. An empty line has one, which is empty.
         """
         return list(
             self.n_best_stream(
-                lines, config, prefixes=prefixes, max_tokens=max_tokens, window_lines=WINDOW_LINES
+                lines, config, prefixes=prefixes, max_tokens=max_tokens, small_first=False
             )
         )
 
@@ -173,13 +177,14 @@ class Translator:
         config: SearchConfig | None = None,
         *,
         prefixes: Iterable[str] | None = None,
-        max_tokens: int = MAX_TOKENS,
+        max_tokens: int | None = None,
         window_lines: int = WINDOW_LINES,
+        small_first: bool = True,
     ) -> Iterator[list[Translation]]:
         """Yield what `n_best` returns, in order, with memory for `window_lines` lines."""
         config = config or self.defaults
         options = LineOptions(n_best=config.beam_size, max_tokens=max_tokens)
-        windows = cut_windows(lines, prefixes, window_lines=window_lines)
+        windows = cut_windows(lines, prefixes, window_lines=window_lines, small_first=small_first)
         for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
             yield result.translations
 
@@ -199,7 +204,8 @@ class Translator:
         if config.sampling:  # draws do not depend on their number; more would go to waste
             config = replace(config, beam_size=options.n_best)
         self.backend.check(config, with_prefixes=with_prefixes)
-        decoder = Decoder(self.backend, config, options.n_best, options.max_tokens)
+        max_tokens = options.max_tokens or self.backend.max_tokens
+        decoder = Decoder(self.backend, config, options.n_best, max_tokens, options.with_scores)
         for window, encoded in prefetch(self._encode(windows, options.rule)):
             yield window, decode_lines(encoded, decoder, self.tokenizer)
 

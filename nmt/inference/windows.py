@@ -43,19 +43,20 @@ def cut_windows(
     *,
     window_lines: int = WINDOW_LINES,
     first_line: int = 0,
+    small_first: bool = True,
     has_more: Callable[[], bool] = lambda: True,
 ) -> Iterator[Window]:
     """Yield the windows of a stream whose first line is number `first_line`.
 
-    The first windows are small and double, so that results come soon. `has_more` says whether a
-    line waits to be read; where none does, the window ends. Raises `DataError` when there are not
-    as many prefixes as lines.
+    With `small_first` the first windows are small and double, so that results come soon; larger
+    ones hold less padding. `has_more` says whether a line waits to be read; where none does, the
+    window ends. Raises `DataError` when there are not as many prefixes as lines.
     """
     require(window_lines >= 1, "window_lines", window_lines, "must be at least 1")
     stream = iter(check_lines("lines", lines))
     forced = None if prefixes is None else iter(check_lines("prefixes", prefixes))
     while True:
-        end = window_end(first_line, window_lines)
+        end = window_end(first_line, window_lines, small_first=small_first)
         texts: list[str] = []
         room = _MAX_CHARACTERS
         for line in stream:
@@ -80,11 +81,11 @@ def check_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
     return lines
 
 
-def window_end(first_line: int, window_lines: int) -> int:
+def window_end(first_line: int, window_lines: int, *, small_first: bool) -> int:
     """Return the line before which a window that starts at `first_line` ends, unless its text is
     very long.
     """
-    if first_line < window_lines:
+    if small_first and first_line < window_lines:
         return min(first_line + max(first_line, _FIRST_LINES), window_lines)
     return (first_line // window_lines + 1) * window_lines
 

@@ -30,9 +30,11 @@ def main() -> None:
     config = translator.search_config(**search)
 
     def translate(lines: list[str]) -> dict[str, int]:
-        windows = translator.translate_windows(cut_windows(lines), config, LineOptions())
-        best = [line.translations[0] for _, results in windows for line in results]
-        tokens = sum(len(translation.token_log_probs) for translation in best)
+        windows = cut_windows(lines, small_first=False)  # as Translator.translate does
+        options = LineOptions(with_scores=False)
+        translated = translator.translate_windows(windows, config, options)
+        best = [line.translations[0] for _, results in translated for line in results]
+        tokens = sum(len(translation.tokens) + translation.finished for translation in best)
         return {"sentences": len(best), "tgt_tokens": tokens, "peak_bytes": peak(job["device"])}
 
     translate(job["lines"][: job["warmup_lines"]])
