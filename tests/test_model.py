@@ -12,6 +12,7 @@ from conftest import (
     EOS,
     PAD,
     VOCAB_SIZE,
+    hidden_states,
     random_source,
     random_target,
     tiny_config,
@@ -23,6 +24,7 @@ from nmt.config import ModelConfig
 from nmt.model import transformer
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.layers import sinusoidal_positions
+from nmt.model.packing import pack
 from nmt.model.transformer import DecoderCache, Memory, Transformer, num_parameters
 from nmt.options import Norm, Positions
 
@@ -126,9 +128,11 @@ def test_sentences_longer_than_the_table_of_positions_work(
     monkeypatch.setattr(transformer, "NUM_POSITIONS", 4)
     short_table = tiny_model(norm=norm)
     assert len(short_table.positions) == 4
-    torch.testing.assert_close(short_table(*src, tgt), long_table(*src, tgt))
+    torch.testing.assert_close(
+        hidden_states(short_table, *src, tgt), hidden_states(long_table, *src, tgt)
+    )
     stepped = decode_by_steps(short_table, tgt, short_table.encode(*src))
-    torch.testing.assert_close(stepped, long_table(*src, tgt), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(stepped, hidden_states(long_table, *src, tgt), atol=1e-5, rtol=1e-5)
 
 
 def test_the_table_of_positions_is_no_weight() -> None:
@@ -219,7 +223,7 @@ def test_encoder_and_decoder_equal_torchs(
         memory_key_padding_mask=is_padding,
     )
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model(src, lengths, tgt), hidden)
+    torch.testing.assert_close(hidden_states(model, src, lengths, tgt), hidden)
     torch.testing.assert_close(
         model.logits(hidden), expected @ model.embedding.weight.T, atol=1e-4, rtol=1e-5
     )
@@ -263,13 +267,13 @@ def attention() -> MultiHeadAttention:
 @torch.no_grad()
 def test_self_attention_equals_loops(attention: MultiHeadAttention, causal: bool) -> None:
     x = torch.randn(3, 5, 16, dtype=torch.float64)
-    real = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]  # (B, T)
+    sentences = pack([5, 2, 1])
+    visible = sentences.mask[:, 0].expand(3, 5, 5)  # (B, T, T)
     if causal:
-        mask, visible = None, torch.ones(5, 5).tril().expand(3, 5, 5)
-    else:
-        mask, visible = real[:, None, None, :], real[:, None, :].expand(3, 5, 5)
-    found = attention.self_attention(x, mask=mask, causal=causal)
-    torch.testing.assert_close(found, naive_attention(attention, x, x, visible))
+        visible = visible & torch.ones(5, 5, dtype=torch.bool).tril()
+    found = attention.self_attention(sentences.unpad(x), sentences, causal=causal)
+    expected = naive_attention(attention, x, x, visible)
+    torch.testing.assert_close(found, sentences.unpad(expected))
 
 
 @pytest.mark.parametrize("num_beams", [1, 3])
@@ -279,7 +283,7 @@ def test_cross_attention_equals_loops(attention: MultiHeadAttention, num_beams: 
     x = torch.randn(2 * num_beams, 4, 16, dtype=torch.float64)
     real = torch.arange(6) < torch.tensor([6, 3])[:, None]
     keys, values = attention.project_memory(memory)
-    found = attention.cross_attention(x, keys, values, mask=real[:, None, None, :])
+    found = attention.cross_step(x, keys, values, mask=real[:, None, None, :])
     visible = real[:, None, :].expand(2, 4, 6).repeat_interleave(num_beams, 0)
     expected = naive_attention(attention, x, memory.repeat_interleave(num_beams, 0), visible)
     torch.testing.assert_close(found, expected)
@@ -331,7 +335,7 @@ def test_later_targets_change_no_earlier_logits(norm: Norm, training: bool) -> N
 
     def logits(ids: Tensor) -> Tensor:
         torch.manual_seed(1)  # the same dropout
-        return model.logits(model(*src, ids))
+        return model.logits(hidden_states(model, *src, ids))
 
     for t in range(1, 6):
         other = tgt.clone()
@@ -351,12 +355,12 @@ def test_what_stands_at_padded_places_changes_nothing(norm: Norm) -> None:
     model = tiny_model(norm=norm)
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
     is_padding = torch.arange(src.size(1)) >= lengths[:, None]
-    clean, hidden = model.encode(src, lengths), model(src, lengths, tgt)
+    clean, hidden = model.encode(src, lengths), hidden_states(model, src, lengths, tgt)
     other = src.masked_scatter(is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4)
     for changed in (other, src):
         dirty = model.encode(changed, lengths)
         torch.testing.assert_close(dirty.hidden[~is_padding], clean.hidden[~is_padding])
-        torch.testing.assert_close(model(changed, lengths, tgt), hidden)
+        torch.testing.assert_close(hidden_states(model, changed, lengths, tgt), hidden)
         model.embedding.weight[PAD] = 1e4  # for the second round
 
 
@@ -365,12 +369,14 @@ def test_what_stands_at_padded_places_changes_nothing(norm: Norm) -> None:
 def test_a_sentence_alone_is_as_in_a_batch(norm: Norm) -> None:
     model = tiny_model(norm=norm)
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
-    together = model(src, lengths, tgt)
+    together = hidden_states(model, src, lengths, tgt)
     for i, length in enumerate(LENGTHS):
         for num_padding in (0, 50):
             padded = nn.functional.pad(src[i : i + 1, :length], (0, num_padding), value=PAD)
             for num_targets in (2, 6):
-                alone = model(padded, lengths[i : i + 1], tgt[i : i + 1, :num_targets])
+                alone = hidden_states(
+                    model, padded, lengths[i : i + 1], tgt[i : i + 1, :num_targets]
+                )
                 torch.testing.assert_close(
                     alone[0], together[i, :num_targets], atol=1e-5, rtol=1e-5
                 )
@@ -435,5 +441,5 @@ def test_selected_sentences_are_the_sentences_encoded_alone() -> None:
     src, lengths = random_source(LENGTHS)
     rows, tgt = torch.tensor([2, 0, 2]), random_target(3, 5)
     selected = model.encode(src, lengths).select(rows)
-    expected = model(src[rows], lengths[rows], tgt)
+    expected = hidden_states(model, src[rows], lengths[rows], tgt)
     torch.testing.assert_close(model.decode(tgt, selected), expected, atol=1e-5, rtol=1e-5)

@@ -1,10 +1,12 @@
 """Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2) and the cache for
 decoding.
 
-It knows neither positions nor padding ids: a boolean mask says what may be attended to.
+It knows neither positions nor padding ids: a `Packing` says which tokens form a sentence, in
+decoding a boolean mask what may be attended to.
 """
 
 # B batch, T queries, S keys, H heads, D d_model, K beams that share keys and values
+# N and M tokens of all sentences of a side, one sentence after the other
 
 from __future__ import annotations
 
@@ -12,6 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.model.packing import Packing, attend
 from nmt.model.products import Linear
 
 _ROOM = 8  # positions that a cache is made larger for at a time
@@ -83,19 +86,53 @@ class MultiHeadAttention(nn.Module):
         nn.init.zeros_(self.in_projection.bias)
         nn.init.zeros_(self.out_projection.bias)
 
-    def self_attention(
-        self, x: Tensor, *, mask: Tensor | None, causal: bool, cache: KeyValueCache | None = None
+    def self_attention(self, x: Tensor, sentences: Packing, *, causal: bool) -> Tensor:
+        """Let the tokens of each sentence in `x` (N, D) attend to each other."""
+        parts = self.in_projection(x).view(len(x), 3, self.num_heads, -1)  # (N, 3, H, D/H)
+        queries, keys, values = parts.unbind(1)  # 3 x (N, H, D/H)
+        heads = attend(
+            queries, keys, values, sentences, sentences, causal=causal, dropout=self._dropout
+        )  # (N, H, D/H)
+        return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
+
+    def cross_attention(
+        self,
+        x: Tensor,
+        memory: Tensor,
+        targets: Packing,
+        sources: Packing,
+        record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Let the positions of `x` (B, T, D) attend to each other; `mask` (B, 1, 1, T), True = may
-        be attended to.
+        """Let the sentences in `x` (N, D) attend to those in `memory` (M, D), the encoder's output;
+        `record` is given the weights.
         """
+        d_model = x.size(-1)
+        queries = self.in_projection.block(x, 0, d_model)  # (N, D)
+        queries = queries.view(len(x), self.num_heads, -1)  # (N, H, D/H)
+        parts = self.in_projection.block(memory, d_model, 3 * d_model)  # (M, 2D)
+        keys, values = parts.view(len(memory), 2, self.num_heads, -1).unbind(1)  # (M, H, D/H)
+        if record is not None:
+            padded = targets.pad(queries).transpose(1, 2), sources.pad(keys).transpose(1, 2)
+            record.weights = attention_weights(*padded, sources.mask).mean(dim=1)  # (B, T, S)
+        heads = attend(
+            queries, keys, values, targets, sources, causal=False, dropout=self._dropout
+        )  # (N, H, D/H)
+        return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def self_step(self, x: Tensor, cache: KeyValueCache | None) -> Tensor:
+        """Let the newest positions `x` (B, T, D) attend to themselves and to those in the cache."""
         queries, keys, values = (
             self._split_heads(part) for part in self.in_projection(x).chunk(3, dim=-1)
         )  # 3 x (B, H, T, D/H)
+        causal = cache is None
         if cache is not None:
-            assert not causal or x.size(1) == 1, "decoding with a cache goes one position at a time"
-            keys, values, causal = *cache.append(keys, values), False
-        return self._attend(queries, keys, values, mask=mask, causal=causal)
+            assert x.size(1) == 1, "decoding with a cache goes one position at a time"
+            keys, values = cache.append(keys, values)
+        return self._attend(queries, keys, values, mask=None, causal=causal)
 
     def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Project the encoder's output (B, S, D) to keys and values, each (B, H, S, D/H)."""
@@ -103,7 +140,7 @@ class MultiHeadAttention(nn.Module):
         keys, values = self.in_projection.block(memory, d_model, 3 * d_model).chunk(2, dim=-1)
         return self._split_heads(keys), self._split_heads(values)
 
-    def cross_attention(
+    def cross_step(
         self,
         x: Tensor,
         keys: Tensor,
@@ -139,9 +176,8 @@ class MultiHeadAttention(nn.Module):
         if mask is None and queries.size(2) == 1 and _is_plain(queries):
             heads = _attend_with_one(queries, keys, values)  # (B, H, 1, D/H)
         else:
-            dropout = self.dropout if self.training else 0.0
             heads = F.scaled_dot_product_attention(
-                queries, keys, values, attn_mask=mask, dropout_p=dropout, is_causal=causal
+                queries, keys, values, attn_mask=mask, dropout_p=self._dropout, is_causal=causal
             )  # (B, H, T, D/H)
         joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]

@@ -16,6 +16,11 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+ROWS_STEP = 64
+"""Many rows are rounded up to a multiple of this for oneDNN; who comes with such a number spares
+the copies.
+"""
+
 
 class Linear(nn.Linear):
     """x W^T + b, by `linear`; also by a block of the rows of W alone."""
@@ -131,7 +136,7 @@ def _rounded(rows: Tensor) -> Tensor:
     megabyte, and keeps a thousand of them.
     """
     num_rows = len(rows)
-    step = 1 if num_rows <= 32 else 32 if num_rows <= 512 else 128
+    step = 1 if num_rows <= 32 else 32 if num_rows <= 512 else ROWS_STEP
     missing = -num_rows % step
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
