@@ -14,6 +14,7 @@ from nmt.config import ModelConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.model.cache import DecoderCache
+from nmt.model.packing import pack
 from nmt.model.transformer import Memory, Transformer
 from nmt.options import Norm, Positions
 from nmt.training import flops
@@ -79,6 +80,13 @@ def random_target(batch: int, length: int, seed: int = 1) -> Tensor:
     tgt = torch.randint(4, VOCAB_SIZE, (batch, length), generator=generator)
     tgt[:, 0] = BOS
     return tgt
+
+
+def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Tensor) -> Tensor:
+    """Return what the model makes of each position of `tgt` (B, T) after padded sources (B, S)."""
+    sources, targets = pack(src_lengths.tolist()), pack([tgt.size(1)] * len(tgt))
+    ids = sources.unpad(src[:, : sources.longest])
+    return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from conftest import WORDS, tiny_config, tiny_model
+from conftest import WORDS, hidden_states, tiny_config, tiny_model
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, SearchConfig
@@ -81,7 +81,7 @@ def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
         rows = tokenizer.encode_batch(lines)
         src = pad(rows, eos=tokenizer.eos_id, **control)
         tgt_in = pad(rows, bos=tokenizer.bos_id, **control)
-        hidden = model(src, torch.tensor([len(row) + 1 for row in rows]), tgt_in)
+        hidden = hidden_states(model, src, torch.tensor([len(row) + 1 for row in rows]), tgt_in)
         loss = F.cross_entropy(
             model.logits(hidden).flatten(0, 1),
             src.flatten(),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, UNK, random_source, tiny_model
+from conftest import BOS, EOS, PAD, UNK, hidden_states, random_source, tiny_model
 from torch import Tensor, nn
 
 from nmt.checkpoint import ModelInfo, save_model
@@ -235,7 +235,7 @@ def teacher_forced(model: Transformer, source: Source, row: int, tokens: list[in
     """Score `tokens` by one forward pass over the sentence alone, without padding or cache."""
     length = source[1][row : row + 1]
     tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
-    hidden = model(source[0][row : row + 1, : int(length)], length, tgt_in)
+    hidden = hidden_states(model, source[0][row : row + 1, : int(length)], length, tgt_in)
     log_probs = model.logits(hidden)[0].double().log_softmax(-1)
     chosen: list[float] = log_probs[torch.arange(len(tokens)), tokens].tolist()
     return chosen

@@ -16,6 +16,7 @@ from torch import Tensor
 from nmt.inference.hypotheses import Hypothesis
 from nmt.inference.stepper import ModelStepper, alignment_layer
 from nmt.model import attention as attention_module
+from nmt.model.packing import pack
 from nmt.model.transformer import Transformer
 from nmt.options import Norm
 
@@ -29,19 +30,21 @@ def attention_by_hand(
     inputs: list[Tensor] = []
     module = model.decoder_layers[layer].cross_attention
     usual: Callable[..., Tensor] = module.cross_attention
-    module.cross_attention = lambda x, *args, **kw: (inputs.append(x), usual(x, *args, **kw))[1]
+    module.cross_attention = lambda x, memory, *args: (
+        inputs.extend((x, memory)),
+        usual(x, memory, *args),
+    )[1]
     try:
-        src, tgt_in = source[0][row : row + 1, : int(length)], torch.tensor([[BOS, *tokens[:-1]]])
-        memory = model.encode(src, length)
-        model.decode(tgt_in, memory)
+        src, tgt_in = source[0][row, : int(length)], torch.tensor([BOS, *tokens[:-1]])
+        model(src, pack([len(src)]), tgt_in, pack([len(tgt_in)]))
     finally:
         del module.cross_attention
     d_model, heads = model.config.d_model, model.config.num_heads
     width = d_model // heads
     weight, bias = module.in_projection.weight, module.in_projection.bias
-    queries = inputs[0][0] @ weight[:d_model].T + bias[:d_model]  # (T, D)
+    queries = inputs[0] @ weight[:d_model].T + bias[:d_model]  # (T, D)
     block = slice(d_model, 2 * d_model)
-    keys = memory.hidden[0] @ weight[block].T + bias[block]  # (S, D)
+    keys = inputs[1] @ weight[block].T + bias[block]  # (S, D)
     total = torch.zeros(len(tokens), int(length))
     for head in range(heads):
         part = slice(head * width, (head + 1) * width)

@@ -247,7 +247,7 @@ def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
 
 def test_validation_figures_are_the_same_for_any_number_of_ranks(tmp_path: Path) -> None:
     assert command("preprocess", *write_corpus(tmp_path)) == 0
-    learnt = ["max_updates=60", "valid_bleu=false", "optimizer.learning_rate_scale=3"]
+    learnt = ["max_updates=80", "valid_bleu=false", "optimizer.learning_rate_scale=3"]
     assert train(tmp_path / "data", tmp_path / "run", *learnt) == 0
     for size in (1, 2, 3):
         run_ranks(tmp_path, size, validate, tmp_path, tmp_path / "data", tmp_path / "run")

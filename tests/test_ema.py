@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import random_source, random_target, tiny_model
+from conftest import hidden_states, random_source, random_target, tiny_model
 from torch import Tensor
 
 from nmt.config import OptimizerConfig
@@ -28,7 +28,7 @@ class Run:
 
     def update(self, seed: int) -> dict[str, Tensor]:
         """Train for one update; return a copy of the weights after it."""
-        hidden = self.model(*random_source([5, 3], seed), random_target(2, 4, seed))
+        hidden = hidden_states(self.model, *random_source([5, 3], seed), random_target(2, 4, seed))
         hidden.square().sum().backward()
         Precision(torch.float32, torch.device("cpu")).step(self.optimizer, 0.01)
         self.optimizer.zero_grad()
@@ -98,7 +98,7 @@ def test_the_model_has_the_average_for_a_while_and_then_its_own_bits_again() -> 
     places = [parameter.data_ptr() for parameter in run.model.parameters()]
     batch: Any = (*random_source([4, 2]), random_target(2, 3))
     with run.average.in_place_of(run.model), torch.inference_mode():
-        found = run.model.eval()(*batch)
+        found = hidden_states(run.model.eval(), *batch)
         assert same(weights_of(run.model), average)
     assert same(weights_of(run.model), trained)
     assert not same(trained, average)
@@ -106,7 +106,7 @@ def test_the_model_has_the_average_for_a_while_and_then_its_own_bits_again() -> 
     assert [parameter.data_ptr() for parameter in run.model.parameters()] == places
     other = tiny_model(seed=7)
     other.load_state_dict(average)
-    assert torch.equal(other(*batch), found)
+    assert torch.equal(hidden_states(other, *batch), found)
 
 
 def test_an_error_while_the_average_stands_in_gives_the_weights_back() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, random_source, sentences, tokenizer_config
+from conftest import BOS, EOS, PAD, hidden_states, random_source, sentences, tokenizer_config
 from searching import (
     IDS,
     LENGTHS,
@@ -58,7 +58,9 @@ def test_greedy_search_takes_the_token_with_the_highest_mean(combine: Combine) -
     for row, (h,) in enumerate(find(ensemble(combine), source, config(1, a=1.0, b=8))):
         length = source[1][row : row + 1]
         src, tgt_in = source[0][row : row + 1, : int(length)], torch.tensor([[BOS, *h.tokens[:-1]]])
-        tables = [m.logits(m(src, length, tgt_in))[0].double().log_softmax(-1) for m in MODELS]
+        hidden = [hidden_states(m, src, length, tgt_in)[0] for m in MODELS]
+        logits = [m.logits(x) for m, x in zip(MODELS, hidden, strict=True)]
+        tables = [x.double().log_softmax(-1) for x in logits]
         stacked = torch.stack(tables)  # (M, T, V)
         is_arithmetic = combine is Combine.probabilities
         mean = stacked.exp().mean(0) if is_arithmetic else stacked.mean(0).exp()

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from conftest import hidden_states
 from exporting import (
     HOSTILE,
     LIMIT,
@@ -85,7 +86,7 @@ def test_logits_are_those_of_our_model(
     model = load_models([folders[name]], device="cpu").stepper.model
     src, src_lengths = pad_source(tokenizer.encode_batch(LINES), tokenizer)
     with torch.inference_mode():
-        hidden = model(src, src_lengths, decoder_input(tokenizer))
+        hidden = hidden_states(model, src, src_lengths, decoder_input(tokenizer))
         ours = model.logits(hidden)
     torch.testing.assert_close(torch.tensor(outputs[name]["logits"]), ours, atol=1e-4, rtol=0)
 

@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from conftest import hidden_states
 from torch import Tensor
 from toy import make_trainer, write_data
 
@@ -61,7 +62,9 @@ def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
         source = torch.tensor([[*src.tolist(), tokenizer.eos_id]])
         tgt_in = torch.tensor([[tokenizer.bos_id, *tgt.tolist()]])
         tgt_out = torch.tensor([*tgt.tolist(), tokenizer.eos_id])
-        logits = model.logits(model(source, torch.tensor([source.size(1)]), tgt_in))[0]
+        logits = model.logits(hidden_states(model, source, torch.tensor([source.size(1)]), tgt_in))[
+            0
+        ]
         total = total + torch.nn.functional.cross_entropy(
             logits, tgt_out, label_smoothing=learner.config.label_smoothing, reduction="sum"
         )

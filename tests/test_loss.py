@@ -6,11 +6,8 @@ import math
 
 import pytest
 import torch
-from conftest import PAD
 from torch import Tensor
 
-from nmt.data.batch import make_batch
-from nmt.data.tokenizer import Tokenizer
 from nmt.training import loss
 from nmt.training.loss import smoothed_cross_entropy
 
@@ -20,13 +17,10 @@ EPSILONS = [0.0, 0.1, 0.5]
 
 def by_definition(
     hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
-) -> tuple[Tensor, Tensor, int]:
-    """Sum -q log p with an explicit q over the positions that are not padding, one at a time."""
+) -> tuple[Tensor, Tensor]:
+    """Sum -q log p with an explicit q, one token at a time."""
     loss_sum = nll_sum = torch.zeros((), dtype=torch.float64)
-    num_tokens = 0
-    for vector, wanted in zip(hidden.flatten(0, 1), targets.flatten().tolist(), strict=True):
-        if wanted == PAD:
-            continue
+    for vector, wanted in zip(hidden, targets.tolist(), strict=True):
         exponentials = (weight @ vector).exp()
         log_p = (exponentials / exponentials.sum()).log()  # (V,)
         q = torch.full((len(weight),), smoothing / len(weight), dtype=torch.float64)
@@ -34,20 +28,15 @@ def by_definition(
         assert math.isclose(float(q.sum()), 1.0)
         loss_sum = loss_sum - (q * log_p).sum()
         nll_sum = nll_sum - log_p[wanted]
-        num_tokens += 1
-    return loss_sum, nll_sum, num_tokens
+    return loss_sum, nll_sum
 
 
-def example(
-    batch: int = 3, length: int = 5, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw hidden states, an output matrix and targets with padding on the right."""
+def example(count: int = 12, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
+    """Draw hidden states, an output matrix and targets."""
     torch.manual_seed(0)
-    hidden = torch.randn(batch, length, WIDTH, dtype=dtype)
+    hidden = torch.randn(count, WIDTH, dtype=dtype)
     weight = torch.randn(NUM_WORDS, WIDTH, dtype=dtype)
-    targets = torch.randint(1, NUM_WORDS, (batch, length))
-    for row in range(batch):
-        targets[row, length - row % length :] = PAD
+    targets = torch.randint(1, NUM_WORDS, (count,))
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
 
@@ -61,11 +50,10 @@ def test_value_and_gradients_equal_the_definition(
     exact_hidden, exact_weight, _ = example()
     exact_hidden = exact_hidden.detach().double().requires_grad_()
     exact_weight = exact_weight.detach().double().requires_grad_()
-    found = smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing, pad_id=PAD)
+    found = smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing)
     expected = by_definition(exact_hidden, exact_weight, targets, smoothing)
     torch.testing.assert_close(found[0].double(), expected[0], atol=1e-5, rtol=1e-6)
     torch.testing.assert_close(found[1].double(), expected[1], atol=1e-5, rtol=1e-6)
-    assert found[2] == expected[2] == 5 + 4 + 3
     (found[0] * 0.25).backward()  # the factor must reach the gradients
     (expected[0] * 0.25).backward()
     for ours, theirs in ((hidden, exact_hidden), (weight, exact_weight)):
@@ -76,15 +64,14 @@ def test_value_and_gradients_equal_the_definition(
 
 @pytest.mark.parametrize("smoothing", EPSILONS)
 def test_it_equals_torchs_cross_entropy_over_several_chunks(smoothing: float) -> None:
-    hidden, weight, targets = example(batch=40, length=50)
-    assert (targets != PAD).sum() > 1000 > loss._ROWS_A_CHUNK
-    found, nll, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing, pad_id=PAD)
-    logits, wanted = (hidden @ weight.T).flatten(0, 1), targets.flatten()
-    settings = {"reduction": "sum", "ignore_index": PAD}
+    hidden, weight, targets = example(1100)
+    assert len(targets) > 2 * loss._ROWS_A_CHUNK
+    found, nll = smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing)
+    logits = hidden @ weight.T
     expected = torch.nn.functional.cross_entropy(
-        logits, wanted, label_smoothing=smoothing, **settings
+        logits, targets, label_smoothing=smoothing, reduction="sum"
     )
-    plain = torch.nn.functional.cross_entropy(logits, wanted, **settings)
+    plain = torch.nn.functional.cross_entropy(logits, targets, reduction="sum")
     torch.testing.assert_close(found, expected, rtol=1e-5, atol=1e-3)
     torch.testing.assert_close(nll, plain, rtol=1e-5, atol=1e-3)
     gradients = torch.autograd.grad(found, (hidden, weight))
@@ -94,40 +81,21 @@ def test_it_equals_torchs_cross_entropy_over_several_chunks(smoothing: float) ->
 
 
 def test_without_smoothing_the_loss_is_the_negative_log_likelihood() -> None:
-    loss_sum, nll_sum, _ = smoothed_cross_entropy(*example(), smoothing=0.0, pad_id=PAD)
+    loss_sum, nll_sum = smoothed_cross_entropy(*example(), smoothing=0.0)
     assert loss_sum == nll_sum
 
 
 def test_the_negative_log_likelihood_knows_no_smoothing() -> None:
-    sums = [smoothed_cross_entropy(*example(), smoothing=e, pad_id=PAD) for e in EPSILONS]
+    sums = [smoothed_cross_entropy(*example(), smoothing=e) for e in EPSILONS]
     assert sums[0][1] == sums[1][1] == sums[2][1]
-    assert len({loss_sum.item() for loss_sum, _, _ in sums}) == 3
+    assert len({loss_sum.item() for loss_sum, _ in sums}) == 3
     assert not sums[1][1].requires_grad
 
 
-@pytest.mark.parametrize("num_padding", [1, 5, 50])
-def test_padding_changes_neither_sums_nor_gradients(num_padding: int) -> None:
+def test_no_tokens_have_loss_0_and_gradient_0() -> None:
     hidden, weight, targets = example()
-    plain = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1, pad_id=PAD)
-    wanted = torch.autograd.grad(plain[0], (hidden, weight))
-    wider = torch.nn.functional.pad(hidden.detach(), (0, 0, 0, num_padding), value=7.0)
-    wider.requires_grad_()
-    padded_targets = torch.nn.functional.pad(targets, (0, num_padding), value=PAD)
-    padded = smoothed_cross_entropy(wider, weight, padded_targets, smoothing=0.1, pad_id=PAD)
-    assert [v.item() for v in padded[:2]] == [v.item() for v in plain[:2]]
-    assert padded[2] == plain[2]
-    found = torch.autograd.grad(padded[0], (wider, weight))
-    assert torch.equal(found[0][:, : targets.size(1)], wanted[0])
-    assert (found[0][padded_targets == PAD] == 0).all()
-    assert torch.equal(found[1], wanted[1])
-
-
-def test_padding_alone_has_loss_0_and_gradient_0() -> None:
-    hidden, weight, targets = example()
-    sums = smoothed_cross_entropy(
-        hidden, weight, torch.full_like(targets, PAD), smoothing=0.1, pad_id=PAD
-    )
-    assert (sums[0].item(), sums[1].item(), sums[2]) == (0.0, 0.0, 0)
+    sums = smoothed_cross_entropy(hidden[:0], weight, targets[:0], smoothing=0.1)
+    assert (sums[0].item(), sums[1].item()) == (0.0, 0.0)
     sums[0].backward()
     for tensor in (hidden, weight):
         assert tensor.grad is not None
@@ -135,16 +103,14 @@ def test_padding_alone_has_loss_0_and_gradient_0() -> None:
 
 
 def test_sums_are_float32_under_autocast() -> None:
-    hidden, weight, targets = example(batch=30, length=30)
-    exact = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1, pad_id=PAD)
+    hidden, weight, targets = example(900)
+    exact = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = smoothed_cross_entropy(
-            hidden.bfloat16(), weight, targets, smoothing=0.1, pad_id=PAD
-        )
+        rough = smoothed_cross_entropy(hidden.bfloat16(), weight, targets, smoothing=0.1)
     assert rough[0].dtype is rough[1].dtype is torch.float32
-    logits = (hidden.bfloat16() @ weight.bfloat16().T).float().flatten(0, 1)
+    logits = (hidden.bfloat16() @ weight.bfloat16().T).float()
     expected = torch.nn.functional.cross_entropy(
-        logits, targets.flatten(), label_smoothing=0.1, reduction="sum", ignore_index=PAD
+        logits, targets, label_smoothing=0.1, reduction="sum"
     )
     torch.testing.assert_close(rough[0], expected, rtol=1e-5, atol=0)
     gradients = torch.autograd.grad(rough[0], (hidden, weight))
@@ -153,14 +119,3 @@ def test_sums_are_float32_under_autocast() -> None:
     assert torch.nn.functional.cosine_similarity(
         gradients[1].flatten(), wanted[1].flatten(), dim=0
     ) == pytest.approx(1.0, abs=1e-3)
-
-
-def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
-    pad, bos, eos = tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id
-    batch = make_batch([([10, 11, 12], [20, 21]), ([13], [22, 23, 24, 25])], tokenizer)
-    assert batch.src.tolist() == [[10, 11, 12, eos], [13, eos, pad, pad]]
-    assert batch.src_lengths.tolist() == [4, 2]
-    assert batch.tgt_in.tolist() == [[bos, 20, 21, pad, pad], [bos, 22, 23, 24, 25]]
-    assert batch.tgt_out.tolist() == [[20, 21, eos, pad, pad], [22, 23, 24, 25, eos]]
-    assert (batch.num_tokens, batch.num_src_tokens) == (3 + 5, 4 + 2)
-    assert len({pad, bos, eos, tokenizer.unk_id}) == 4

@@ -13,6 +13,7 @@ from conftest import (
     PAD,
     VOCAB_SIZE,
     decode_by_steps,
+    hidden_states,
     random_source,
     random_target,
     tiny_config,
@@ -24,6 +25,7 @@ from nmt.config import ModelConfig
 from nmt.model import transformer
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.layers import sinusoidal_positions
+from nmt.model.packing import pack
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.options import Norm, Positions
 
@@ -127,9 +129,11 @@ def test_sentences_longer_than_the_table_of_positions_work(
     monkeypatch.setattr(transformer, "NUM_POSITIONS", 4)
     short_table = tiny_model(norm=norm)
     assert len(short_table.positions) == 4
-    torch.testing.assert_close(short_table(*src, tgt), long_table(*src, tgt))
+    torch.testing.assert_close(
+        hidden_states(short_table, *src, tgt), hidden_states(long_table, *src, tgt)
+    )
     stepped = decode_by_steps(short_table, tgt, short_table.encode(*src))
-    torch.testing.assert_close(stepped, long_table(*src, tgt), atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(stepped, hidden_states(long_table, *src, tgt), atol=1e-5, rtol=1e-5)
 
 
 def test_the_table_of_positions_is_no_weight() -> None:
@@ -207,12 +211,14 @@ def test_encoder_and_decoder_equal_torchs(
     is_padding = torch.arange(src.size(1)) >= lengths[:, None]  # True = ignored, torch's convention
     is_future = torch.ones(6, 6, dtype=torch.bool).triu(1)
 
-    memory = model.encode(src, lengths)
-    hidden = model.decode(tgt, memory)
+    hidden = hidden_states(model, src, lengths, tgt)
     expected = encoder(oracle_embed(model, src), src_key_padding_mask=is_padding)
-    torch.testing.assert_close(
-        memory.hidden[~is_padding], expected[~is_padding], atol=1e-5, rtol=1e-5
+    keys, _ = model.decoder_layers[0].cross_attention.project_memory(
+        expected[~is_padding], pack(lengths.tolist())
     )
+    found = model.encode(src, lengths).layers[0][0]
+    shown = ~is_padding[:, None, :, None].expand_as(found)  # (B, H, S, D/H)
+    torch.testing.assert_close(found[shown], keys[shown], atol=1e-5, rtol=1e-5)
     expected = decoder(
         oracle_embed(model, tgt),
         expected,
@@ -220,7 +226,6 @@ def test_encoder_and_decoder_equal_torchs(
         memory_key_padding_mask=is_padding,
     )
     torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
-    torch.testing.assert_close(model(src, lengths, tgt), hidden)
     torch.testing.assert_close(
         model.logits(hidden), expected @ model.embedding.weight.T, atol=1e-4, rtol=1e-5
     )
@@ -264,24 +269,24 @@ def attention() -> MultiHeadAttention:
 @torch.no_grad()
 def test_self_attention_equals_loops(attention: MultiHeadAttention, causal: bool) -> None:
     x = torch.randn(3, 5, 16, dtype=torch.float64)
-    real = torch.arange(5) < torch.tensor([5, 2, 1])[:, None]  # (B, T)
+    sentences = pack([5, 2, 1])
+    visible = sentences.mask[:, 0].expand(3, 5, 5)  # (B, T, T)
     if causal:
-        mask, visible = None, torch.ones(5, 5).tril().expand(3, 5, 5)
-    else:
-        mask, visible = real[:, None, None, :], real[:, None, :].expand(3, 5, 5)
-    found = attention.self_attention(x, mask=mask, causal=causal)
-    torch.testing.assert_close(found, naive_attention(attention, x, x, visible))
+        visible = visible & torch.ones(5, 5, dtype=torch.bool).tril()
+    found = attention.self_attention(sentences.unpad(x), sentences, causal=causal)
+    expected = naive_attention(attention, x, x, visible)
+    torch.testing.assert_close(found, sentences.unpad(expected))
 
 
 @torch.no_grad()
 def test_cross_attention_equals_loops(attention: MultiHeadAttention) -> None:
     memory = torch.randn(2, 6, 16, dtype=torch.float64)
     x = torch.randn(2, 4, 16, dtype=torch.float64)
-    real = torch.arange(6) < torch.tensor([6, 3])[:, None]
-    keys, values = attention.project_memory(memory)
-    found = attention.cross_attention(x, keys, values, mask=real[:, None, None, :])
-    expected = naive_attention(attention, x, memory, real[:, None, :].expand(2, 4, 6))
-    torch.testing.assert_close(found, expected)
+    sources = pack([6, 3])
+    targets = pack([4, 4])
+    found = attention.cross_attention(targets.unpad(x), sources.unpad(memory), targets, sources)
+    expected = naive_attention(attention, x, memory, sources.mask[:, 0].expand(2, 4, 6))
+    torch.testing.assert_close(found, targets.unpad(expected))
 
 
 # --- one matrix
@@ -294,10 +299,15 @@ def test_one_matrix_is_both_embeddings_and_the_output() -> None:
     assert with_vocabulary == ["embedding.weight"]
     src, lengths = torch.tensor([[5, 6, EOS]]), torch.tensor([3])
     tgt, hidden = torch.tensor([[BOS, 5]]), torch.randn(16)
-    memory = model.encode(src, lengths)
-    before = [memory.hidden, model.decode(tgt, memory), model.logits(hidden)]
+
+    def embeddings_and_logits() -> list[Tensor]:
+        keys, _ = model.encode(src, lengths).layers[0]
+        targets = model.embedding(tgt)
+        return [keys, targets, model.logits(hidden)]
+
+    before = embeddings_and_logits()
     model.embedding.weight[5] += 1.0
-    after = [model.encode(src, lengths).hidden, model.decode(tgt, memory), model.logits(hidden)]
+    after = embeddings_and_logits()
     assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
     assert (before[2] != after[2]).nonzero().tolist() == [[5]]
 
@@ -311,13 +321,12 @@ def test_a_position_sees_itself_and_the_past_but_no_future(norm: Norm, training:
     model = tiny_model(norm=norm, dropout=0.1).train(training)
     tgt = random_target(2, 6)
     embedded: list[Tensor] = []
-    memory = model.encode(*random_source([5, 3]))
     model.embedding.register_forward_hook(lambda *call: embedded.append(call[-1]))
-    logits = model.logits(model.decode(tgt, memory))
+    logits = model.logits(hidden_states(model, *random_source([5, 3]), tgt))
     for t in range(6):
         score = logits[:, t].log_softmax(-1)[:, 7].sum()
-        (gradient,) = torch.autograd.grad(score, embedded[0], retain_graph=True)
-        sizes = gradient.abs().amax(dim=(0, 2))  # (T,)
+        (gradient,) = torch.autograd.grad(score, embedded[1], retain_graph=True)
+        sizes = gradient.view(2, 6, -1).abs().amax(dim=(0, 2))  # (T,)
         assert (sizes[t + 1 :] == 0).all()
         assert (sizes[: t + 1] > 0).all()
 
@@ -330,7 +339,7 @@ def test_later_targets_change_no_earlier_logits(norm: Norm, training: bool) -> N
 
     def logits(ids: Tensor) -> Tensor:
         torch.manual_seed(1)  # the same dropout
-        return model.logits(model(*src, ids))
+        return model.logits(hidden_states(model, *src, ids))
 
     for t in range(1, 6):
         other = tgt.clone()
@@ -350,12 +359,15 @@ def test_what_stands_at_padded_places_changes_nothing(norm: Norm) -> None:
     model = tiny_model(norm=norm)
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
     is_padding = torch.arange(src.size(1)) >= lengths[:, None]
-    clean, hidden = model.encode(src, lengths), model(src, lengths, tgt)
+    clean, hidden = model.encode(src, lengths), hidden_states(model, src, lengths, tgt)
     other = src.masked_scatter(is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4)
     for changed in (other, src):
         dirty = model.encode(changed, lengths)
-        torch.testing.assert_close(dirty.hidden[~is_padding], clean.hidden[~is_padding])
-        torch.testing.assert_close(model(changed, lengths, tgt), hidden)
+        for pairs in zip(dirty.layers, clean.layers, strict=True):
+            for found, expected in zip(*pairs, strict=True):  # (B, H, S, D/H)
+                shown = ~is_padding[:, None, :, None].expand_as(found)
+                torch.testing.assert_close(found[shown], expected[shown])
+        torch.testing.assert_close(hidden_states(model, changed, lengths, tgt), hidden)
         model.embedding.weight[PAD] = 1e4  # for the second round
 
 
@@ -364,12 +376,14 @@ def test_what_stands_at_padded_places_changes_nothing(norm: Norm) -> None:
 def test_a_sentence_alone_is_as_in_a_batch(norm: Norm) -> None:
     model = tiny_model(norm=norm)
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
-    together = model(src, lengths, tgt)
+    together = hidden_states(model, src, lengths, tgt)
     for i, length in enumerate(LENGTHS):
         for num_padding in (0, 50):
             padded = nn.functional.pad(src[i : i + 1, :length], (0, num_padding), value=PAD)
             for num_targets in (2, 6):
-                alone = model(padded, lengths[i : i + 1], tgt[i : i + 1, :num_targets])
+                alone = hidden_states(
+                    model, padded, lengths[i : i + 1], tgt[i : i + 1, :num_targets]
+                )
                 torch.testing.assert_close(
                     alone[0], together[i, :num_targets], atol=1e-5, rtol=1e-5
                 )
@@ -383,5 +397,5 @@ def test_a_sentence_alone_is_as_in_a_batch(norm: Norm) -> None:
 def test_decoding_step_by_step_equals_decoding_at_once(norm: Norm) -> None:
     model, tgt = tiny_model(norm=norm), random_target(len(LENGTHS), 8)
     memory = model.encode(*random_source(LENGTHS))
-    expected = model.decode(tgt, memory)
+    expected = hidden_states(model, *random_source(LENGTHS), tgt)
     torch.testing.assert_close(decode_by_steps(model, tgt, memory), expected, atol=1e-5, rtol=1e-5)

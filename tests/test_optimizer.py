@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import random_source, random_target, tiny_model
+from conftest import hidden_states, random_source, random_target, tiny_model
 from torch import Tensor, nn
 
 from nmt.config import OptimizerConfig
@@ -128,7 +128,7 @@ def test_matrices_decay_and_biases_and_norms_do_not() -> None:
 
 def gradient_of(model: nn.Module) -> None:
     src, tgt = random_source([3, 5]), random_target(2, 4)
-    model(*src, tgt).square().sum().backward()
+    hidden_states(model, *src, tgt).square().sum().backward()
 
 
 def step(optimizer: torch.optim.Optimizer) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from conftest import PAD, VOCAB_SIZE, random_source, random_target, tiny_model
+from conftest import VOCAB_SIZE, hidden_states, random_source, random_target, tiny_model
 from torch import Tensor, nn
 
 from nmt.distributed import find_dtype
@@ -27,11 +27,10 @@ def adam(model: nn.Module) -> torch.optim.Adam:
 def loss_of(model: Transformer, *, vocab_size: int = VOCAB_SIZE) -> Tensor:
     src, src_lengths = random_source([5, 3, 4, 9])
     tgt = random_target(4, 6)
-    hidden = model(src, src_lengths, tgt)
+    hidden = hidden_states(model, src, src_lengths, tgt).flatten(0, 1)
     wanted = tgt.roll(-1, dims=1)
-    loss, *_ = smoothed_cross_entropy(
-        hidden, model.embedding.weight, wanted, smoothing=0.1, pad_id=PAD
-    )
+    weight = model.embedding.weight
+    loss, _ = smoothed_cross_entropy(hidden, weight, wanted.flatten(), smoothing=0.1)
     return loss / wanted.numel()
 
 
@@ -62,9 +61,9 @@ def test_loss_and_gradient_are_those_of_float64_but_for_rounding(dtype: torch.dt
 def wide_output() -> tuple[Tensor, Tensor, Tensor]:
     """Hidden states, an output matrix of 37,000 rows and targets."""
     torch.manual_seed(0)
-    hidden = torch.randn(1, 700, 16, requires_grad=True)
+    hidden = torch.randn(700, 16, requires_grad=True)
     weight = (torch.randn(37_000, 16) * 16**-0.5).requires_grad_()
-    return hidden, weight, torch.randint(1, 37_000, (1, 700))
+    return hidden, weight, torch.randint(1, 37_000, (700,))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
@@ -73,15 +72,15 @@ def test_the_gradient_of_the_output_matrix_survives_a_large_vocabulary(
 ) -> None:
     hidden, weight, targets = wide_output
     with Precision(dtype, CPU).autocast():
-        loss, nll, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1, pad_id=PAD)
+        loss, nll = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
     found = torch.autograd.grad(loss, (hidden, weight))
     exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-    logits = exact[0][0] @ exact[1].T
-    expected = nn.functional.cross_entropy(logits, targets[0], label_smoothing=0.1, reduction="sum")
+    logits = exact[0] @ exact[1].T
+    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
     assert abs(loss.item() / expected.item() - 1) < 1e-4
     wanted = torch.autograd.grad(expected, exact)
     seldom = torch.ones(len(weight), dtype=torch.bool)
-    seldom[targets[0]] = False  # rows whose gradient is made of tiny probabilities alone
+    seldom[targets] = False  # rows whose gradient is made of tiny probabilities alone
     step = ROUNDING.get(dtype, 1e-6)
     for ours, theirs in (
         (found[0], wanted[0]),
@@ -99,14 +98,14 @@ def test_the_gradient_of_the_output_matrix_is_summed_in_float32(
     """A sum in half precision stops growing after a few hundred equal terms."""
     monkeypatch.setattr(loss_module, "_ROWS_A_CHUNK", 1)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(1, 1, 6).expand(1, 3000, 6), torch.randn(11, 6).requires_grad_()
-    targets = torch.full((1, 3000), 5)
+    hidden, weight = torch.randn(1, 6).expand(3000, 6), torch.randn(11, 6).requires_grad_()
+    targets = torch.full((3000,), 5)
     with Precision(dtype, CPU).autocast():
-        loss, *_ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1, pad_id=PAD)
+        loss, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
     (found,) = torch.autograd.grad(loss, weight)
     exact = weight.detach().double().requires_grad_()
-    logits = hidden[0].double() @ exact.T
-    expected = nn.functional.cross_entropy(logits, targets[0], label_smoothing=0.1, reduction="sum")
+    logits = hidden.double() @ exact.T
+    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
     (wanted,) = torch.autograd.grad(expected, exact)
     assert (found.double() - wanted).norm() < 4 * ROUNDING[dtype] * wanted.norm()
 

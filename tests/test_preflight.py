@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import PAD, tiny_model
+from conftest import hidden_states, tiny_model
 
 from nmt.data.bucketing import Lengths, Rows, bucket
 from nmt.errors import ConfigError
@@ -35,9 +35,9 @@ def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
     (src_size, tgt_size), count = lengths[rows].max(axis=0), len(rows)
     src = torch.randint(4, 20, (count, int(src_size)))
     tgt = torch.randint(4, 20, (count, int(tgt_size)))
-    hidden = model(src, torch.as_tensor(lengths[rows, 0]), tgt)
+    hidden = hidden_states(model, src, torch.as_tensor(lengths[rows, 0]), tgt).flatten(0, 1)
     weight = model.embedding.weight
-    smoothed_cross_entropy(hidden, weight, tgt, smoothing=0.1, pad_id=PAD)[0].backward()
+    smoothed_cross_entropy(hidden, weight, tgt.flatten(), smoothing=0.1)[0].backward()
 
 
 def states_bytes(model: Transformer) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, VOCAB_SIZE, random_source
+from conftest import BOS, EOS, PAD, VOCAB_SIZE, hidden_states, random_source
 from searching import (
     IDS,
     LENGTHS,
@@ -76,7 +76,8 @@ def test_greedy_takes_the_argmax_of_a_full_forward_pass_at_every_step() -> None:
         length, tokens = source[1][row : row + 1], []
         while len(tokens) < int(length) - 1 + 8 and EOS not in tokens:
             tgt_in = torch.tensor([[BOS, *tokens]])
-            logits = model.logits(model(source[0][row : row + 1, : int(length)], length, tgt_in))
+            hidden = hidden_states(model, source[0][row : row + 1, : int(length)], length, tgt_in)
+            logits = model.logits(hidden)
             best = logits[0, -1].index_fill(0, torch.tensor([PAD, BOS]), -math.inf)
             tokens.append(int(best.argmax()))
         assert hypothesis.tokens == tokens
@@ -162,7 +163,7 @@ def test_a_stepper_goes_on_with_the_rows_and_sentences_that_are_kept() -> None:
     plan += [torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 0])] * 12
     for rows in plan:
         found = stepper.step(history[:, -1], state)
-        full = model(src[sources], lengths[sources], history)
+        full = hidden_states(model, src[sources], lengths[sources], history)
         expected = model.logits(full)[:, -1].log_softmax(-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         state = stepper.reorder(state, rows)

@@ -12,18 +12,25 @@ from typing import Any
 import pytest
 import sentencepiece
 import torch
-from conftest import random_source, random_target, sentences, tiny_model, tokenizer_config
+from conftest import (
+    hidden_states,
+    random_source,
+    random_target,
+    sentences,
+    tiny_model,
+    tokenizer_config,
+)
 from exporting import LIMIT, exported, native, random_model, save, without_nmt
 from toy import WORDS, assert_same_weights, command, train
 
 from nmt import Translator
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
 from nmt.config import PreprocessConfig, SearchConfig
-from nmt.data.batch import make_batch, make_compiled_batch
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.options import ExportFormat, Normalization
+from nmt.training.batch import make_batch
 
 SIZES = {"train": 400, "valid": 30}
 SHAPE = [
@@ -140,7 +147,7 @@ def test_each_embedding_learns_from_its_own_side_alone() -> None:
     model = tiny_model(src_vocab_size=40)
     src, src_lengths = random_source([4, 3])
     src = src + 17  # ids up to 39
-    hidden = model(src, src_lengths, random_target(2, 3))
+    hidden = hidden_states(model, src, src_lengths, random_target(2, 3))
     model.logits(hidden)[..., 5].sum().backward()
     assert model.src_embedding is not None
     assert model.src_embedding.weight.grad is not None
@@ -156,12 +163,12 @@ def test_a_batch_is_framed_by_the_control_symbols_of_each_side(foreign: Path) ->
     assert (src.pad_id, src.unk_id, src.bos_id, src.eos_id) == (70, 0, 1, 2)
     assert (tgt.pad_id, tgt.unk_id, tgt.bos_id, tgt.eos_id) == (0, 2, 330, 1)
     batch = make_batch([([5, 6], [7]), ([8], [9, 10])], tokenizer)
-    assert batch.src.tolist() == [[5, 6, 2], [8, 2, 70]]
-    assert batch.tgt_in.tolist() == [[330, 7, 0], [330, 9, 10]]
-    assert batch.tgt_out.tolist() == [[7, 1, 0], [9, 10, 1]]
-    alone = make_compiled_batch([([5, 6], [7])], tokenizer, round_to=4)
-    assert alone.src.tolist() == [[5, 6, 2, 70], [70] * 4]
-    assert alone.tgt_out.tolist() == [[7, 1, 0, 0], [0] * 4]
+    assert batch.src.tolist() == [5, 6, 2, 8, 2]
+    assert batch.tgt_in.tolist() == [330, 7, 330, 9, 10]
+    assert batch.tgt_out.tolist() == [7, 1, 9, 10, 1]
+    rounded = make_batch([([5, 6], [7])], tokenizer, round_to=4)
+    assert rounded.src.tolist() == [5, 6, 2, 70]
+    assert rounded.tgt_out.tolist() == [7, 1, 0, 0]
 
 
 def test_tokenizers_of_another_model_are_refused(place: Path, tmp_path: Path) -> None:

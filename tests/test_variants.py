@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from conftest import (
     VOCAB_SIZE,
     decode_by_steps,
+    hidden_states,
     random_source,
     random_target,
     tiny_config,
@@ -27,6 +28,7 @@ from nmt.errors import ConfigError
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.dropout import Dropout
 from nmt.model.layers import FeedForward
+from nmt.model.packing import pack
 from nmt.model.transformer import Transformer
 from nmt.options import Norm
 
@@ -43,7 +45,7 @@ Drop = tuple[float, tuple[int, ...]]
 
 
 def forward(model: Transformer) -> Tensor:
-    return model(*random_source(LENGTHS), random_target(B, T))
+    return hidden_states(model, *random_source(LENGTHS), random_target(B, T))
 
 
 # --- dropout: where
@@ -76,12 +78,14 @@ def expected_drops(
     """List the places of figure 1 in their order."""
 
     def sublayer(share: float, shape: tuple[int, ...], length: int) -> list[Drop]:
-        return [(share, shape), (residual, (B, length, D))]
+        return [(share, shape), (residual, (length, D))]
 
-    encoder = sublayer(attention, (S, S), S) + sublayer(activation, (B, S, D_FF), S)
-    decoder = sublayer(attention, (T, T), T) + sublayer(attention, (T, S), T)
-    decoder += sublayer(activation, (B, T, D_FF), T)
-    places = [(embedding, (B, S, D)), *LAYERS * encoder, (embedding, (B, T, D)), *LAYERS * decoder]
+    sources, targets = sum(LENGTHS), B * T  # tokens
+    encoder = sublayer(attention, (S, S), sources) + sublayer(activation, (sources, D_FF), sources)
+    decoder = sublayer(attention, (T, T), targets) + sublayer(attention, (T, S), targets)
+    decoder += sublayer(activation, (targets, D_FF), targets)
+    places = [(embedding, (sources, D)), *LAYERS * encoder, (embedding, (targets, D))]
+    places += LAYERS * decoder
     return [place for place in places if place[0] > 0]
 
 
@@ -142,9 +146,9 @@ def test_the_output_of_a_sublayer_is_dropped_before_the_residual_sum() -> None:
     layer: Any = tiny_model(dropout=0.5).encoder_layers[0].train()
     sums: list[Tensor] = []
     layer.self_attention_norm.register_forward_pre_hook(lambda _, given: sums.append(given[0]))
-    x = torch.randn(4, 20, D)
-    layer(x, None)
-    whole = layer.self_attention.self_attention(x, mask=None, causal=False)
+    x, whole_batch = torch.randn(4 * 20, D), pack([20] * 4)
+    layer(x, whole_batch)
+    whole = layer.self_attention.self_attention(x, whole_batch, causal=False)
     moved = sums[0] - x
     assert_dropped_half(torch.where(moved.abs() < 1e-6, 0.0, moved), whole)
 
@@ -166,9 +170,10 @@ def plain_heads(dropout: float) -> MultiHeadAttention:
 
 
 def test_attention_drops_a_weight_with_all_that_its_head_would_have_read() -> None:
-    attention, x = plain_heads(0.5), torch.randn(500, 1, D)  # one key: each head has one weight, 1
-    found = attention.train().self_attention(x, mask=None, causal=False)
-    whole = attention.eval().self_attention(x, mask=None, causal=False)
+    attention, x = plain_heads(0.5), torch.randn(500, D)
+    words = pack([1] * 500)  # one key: each head has one weight, 1
+    found = attention.train().self_attention(x, words, causal=False)
+    whole = attention.eval().self_attention(x, words, causal=False)
     assert_dropped_half(found, whole)
     is_zero = (found == 0).view(500, 4, D // 4)
     assert torch.equal(is_zero.any(-1), is_zero.all(-1))
@@ -179,11 +184,12 @@ def test_attention_drops_a_weight_with_all_that_its_head_would_have_read() -> No
 def test_attention_with_dropout_is_on_average_attention_without(causal: bool) -> None:
     torch.manual_seed(0)
     attention, count = plain_heads(0.3), 20_000
-    x = torch.randn(1, 5, D)
-    mask = None if causal else torch.tensor([True, True, True, True, False]).view(1, 1, 1, 5)
-    expected = attention.eval().self_attention(x, mask=mask, causal=causal)[0]
-    copies = x.expand(count, 5, D)
-    found = attention.train().self_attention(copies, mask=mask, causal=causal)
+    x = torch.randn(7, D)
+    lengths = [5, 2]  # the second sentence is padded
+    expected = attention.eval().self_attention(x, pack(lengths), causal=causal)
+    copies = x.repeat(count, 1)
+    found = attention.train().self_attention(copies, pack(lengths * count), causal=causal)
+    found = found.view(count, 7, D)
     error = found.std(0) / count**0.5
     assert (error > 0).all()
     assert ((found.mean(0) - expected).abs() < 5 * error).all()
@@ -287,7 +293,7 @@ def kept_bytes(config: ModelConfig, *, recompute: bool) -> int:
     with torch.autograd.graph.saved_tensors_hooks(
         lambda tensor: saved.append(tensor) or tensor, lambda tensor: tensor
     ):
-        hidden = model(*batch)
+        hidden = hidden_states(model, *batch)
     assert hidden.requires_grad
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     kept = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() for t in saved}

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nmt.model.attention import AttentionRecord
 from nmt.model.cache import DecoderCache
+from nmt.model.packing import pack
 from nmt.model.transformer import Transformer, alignment_layer
 
 MAX_LOGITS = 1 << 24  # of one piece when scoring, 64 MiB in float32
@@ -124,16 +125,22 @@ class ModelStepper:
     ) -> Scored:
         """See `Scorer.score`; logits are formed in pieces, so that memory stays bounded."""
         record = self._record() if attention else None
-        targets = tgt_out.to(self.device).flatten()  # (B * T,)
+        sources = pack(src_lengths.tolist()).to(self.device)
+        targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
+        wanted_ids = tgt_out.to(self.device).flatten()  # (B * T,)
         with self._autocast():
-            memory = self.model.encode(src.to(self.device), src_lengths.to(self.device))
-            hidden = self.model.decode(tgt_in.to(self.device), memory, record=record)  # (B, T, D)
-            hidden = hidden.flatten(0, 1)  # (B * T, D)
+            hidden = self.model(
+                sources.unpad(src.to(self.device)),
+                sources,
+                tgt_in.to(self.device).flatten(),
+                targets,
+                record,
+            )  # (B * T, D)
             size = max(1, MAX_LOGITS // self.model.embedding.weight.size(0))
             losses = [
                 F.cross_entropy(self.model.logits(part).float(), wanted, reduction="none")
                 for part, wanted in zip(
-                    torch.split(hidden, size), torch.split(targets, size), strict=True
+                    torch.split(hidden, size), torch.split(wanted_ids, size), strict=True
                 )
             ]
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)

@@ -1,10 +1,12 @@
 """Scaled dot-product and multi-head attention (paper, sections 3.2.1 and 3.2.2), of whole sentences
 and of the newest token of hypotheses.
 
-It knows neither positions nor padding ids: a mask says what may be attended to.
+It knows neither positions nor padding ids: a `Packing` says which tokens form a sentence, in
+decoding a bias what may be attended to.
 """
 
-# B batch, T queries, S keys, H heads, D d_model
+# B sentences, T queries, S keys, H heads, D d_model
+# N and M tokens of all sentences of a side, one sentence after the other
 # decoding: R rows, the live hypotheses; W beams of a sentence, C columns of the cache
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.model.cache import DecoderCache
+from nmt.model.packing import Packing, attend
 from nmt.model.products import Linear
 
 
@@ -45,38 +48,49 @@ class MultiHeadAttention(nn.Module):
         nn.init.zeros_(self.in_projection.bias)
         nn.init.zeros_(self.out_projection.bias)
 
-    def self_attention(self, x: Tensor, *, mask: Tensor | None, causal: bool) -> Tensor:
-        """Let the positions of `x` (B, T, D) attend to each other; `mask` (B, 1, 1, T), True = may
-        be attended to.
-        """
-        queries, keys, values = (
-            self._split_heads(part) for part in self.in_projection(x).chunk(3, dim=-1)
-        )  # 3 x (B, H, T, D/H)
-        heads = self._attend(queries, keys, values, mask=mask, causal=causal)
-        return self._join_heads(heads)
-
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Project the encoder's output (B, S, D) to keys and values, each (B, H, S, D/H)."""
-        d_model = memory.size(-1)
-        keys, values = self.in_projection.block(memory, d_model, 3 * d_model).chunk(2, dim=-1)
-        return self._split_heads(keys), self._split_heads(values)
+    def self_attention(self, x: Tensor, sentences: Packing, *, causal: bool) -> Tensor:
+        """Let the tokens of each sentence in `x` (N, D) attend to each other."""
+        parts = self.in_projection(x).view(len(x), 3, self.num_heads, -1)  # (N, 3, H, D/H)
+        queries, keys, values = parts.unbind(1)  # 3 x (N, H, D/H)
+        heads = attend(
+            queries, keys, values, sentences, sentences, causal=causal, dropout=self._dropout
+        )  # (N, H, D/H)
+        return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
 
     def cross_attention(
         self,
         x: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        *,
-        mask: Tensor | None,
+        memory: Tensor,
+        targets: Packing,
+        sources: Packing,
         record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Let `x` (B, T, D) attend to keys and values (B, H, S, D/H) of `project_memory`; `mask`
-        (B, 1, 1, S); `record` is given the weights.
+        """Let the sentences in `x` (N, D) attend to those in `memory` (M, D), the encoder's output;
+        `record` is given the weights.
         """
-        queries = self._split_heads(self.in_projection.block(x, 0, x.size(-1)))  # (B, H, T, D/H)
+        d_model = x.size(-1)
+        queries = self.in_projection.block(x, 0, d_model)  # (N, D)
+        queries = queries.view(len(x), self.num_heads, -1)  # (N, H, D/H)
+        parts = self.in_projection.block(memory, d_model, 3 * d_model)  # (M, 2D)
+        keys, values = parts.view(len(memory), 2, self.num_heads, -1).unbind(1)  # (M, H, D/H)
         if record is not None:
-            record.weights = attention_weights(queries, keys, mask).mean(dim=1)  # (B, T, S)
-        return self._join_heads(self._attend(queries, keys, values, mask=mask, causal=False))
+            padded = targets.pad(queries).transpose(1, 2), sources.pad(keys).transpose(1, 2)
+            record.weights = attention_weights(*padded, sources.mask).mean(dim=1)  # (B, T, S)
+        heads = attend(
+            queries, keys, values, targets, sources, causal=False, dropout=self._dropout
+        )  # (N, H, D/H)
+        return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
+
+    @property
+    def _dropout(self) -> float:
+        return self.dropout if self.training else 0.0
+
+    def project_memory(self, memory: Tensor, sources: Packing) -> tuple[Tensor, Tensor]:
+        """Project the encoder's output (M, D) to keys and values, each (B, H, S, D/H)."""
+        d_model = memory.size(-1)
+        parts = self.in_projection.block(memory, d_model, 3 * d_model)  # (M, 2D)
+        keys, values = parts.view(len(memory), 2, self.num_heads, -1).unbind(1)  # (M, H, D/H)
+        return sources.pad(keys).transpose(1, 2), sources.pad(values).transpose(1, 2)
 
     def self_attention_step(self, x: Tensor, cache: DecoderCache, layer: int) -> Tensor:
         """Let the newest token of each hypothesis, `x` (R, D), attend to all of its tokens."""
@@ -105,28 +119,14 @@ class MultiHeadAttention(nn.Module):
         return self._join_heads(heads, cache)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        batch, length, d_model = x.shape
-        x = x.view(batch, length, self.num_heads, d_model // self.num_heads)  # (B, T, H, D/H)
-        return x.transpose(1, 2)  # (B, H, T, D/H)
+        batch, beams, d_model = x.shape
+        x = x.view(batch, beams, self.num_heads, d_model // self.num_heads)  # (B, W, H, D/H)
+        return x.transpose(1, 2)  # (B, H, W, D/H)
 
-    def _join_heads(self, heads: Tensor, cache: DecoderCache | None = None) -> Tensor:
-        """Map (B, H, T, D/H) to (B, T, D), and where T are the beams of `cache` to (R, D)."""
-        joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
-        joined = joined if cache is None else cache.grid.collect(joined)
+    def _join_heads(self, heads: Tensor, cache: DecoderCache) -> Tensor:
+        """Map the cells (B, H, W, D/H) to rows (R, D)."""
+        joined = cache.grid.collect(heads.transpose(1, 2).flatten(2))  # (R, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]
-
-    def _attend(
-        self, queries: Tensor, keys: Tensor, values: Tensor, *, mask: Tensor | None, causal: bool
-    ) -> Tensor:
-        # softmax(Q K^T / sqrt(D/H)) V, equation 1 of the paper; torch picks the fastest kernel
-        return F.scaled_dot_product_attention(
-            queries,
-            keys,
-            values,
-            attn_mask=mask,
-            dropout_p=self.dropout if self.training else 0.0,
-            is_causal=causal,
-        )  # (B, H, T, D/H)
 
 
 def _attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor | None) -> Tensor:

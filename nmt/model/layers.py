@@ -4,7 +4,8 @@ decoder (paper, section 3).
 A layer knows one residual rule, `_residual`, for both placements of the norm.
 """
 
-# B batch, S source, T target, D d_model, H heads; R rows, the live hypotheses when decoding
+# D d_model; R rows, the live hypotheses when decoding
+# N source tokens and M target tokens of all sentences, one sentence after the other
 
 from __future__ import annotations
 
@@ -18,6 +19,7 @@ from nmt.config import ModelConfig
 from nmt.model.attention import AttentionRecord, MultiHeadAttention
 from nmt.model.cache import DecoderCache
 from nmt.model.dropout import Dropout
+from nmt.model.packing import Packing
 from nmt.model.products import Linear
 from nmt.options import Norm, Positions
 
@@ -57,7 +59,7 @@ class FeedForward(nn.Module):
             nn.init.zeros_(linear.bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Map (B, T, D) to (B, T, D)."""
+        """Map (..., D) to (..., D)."""
         return self.outer(self.dropout(self.inner.relu(x)))  # type: ignore[no-any-return]
 
 
@@ -82,12 +84,12 @@ class Layer(nn.Module):
 class EncoderLayer(Layer):
     """Self-attention, then feed-forward (left half of figure 1)."""
 
-    def forward(self, x: Tensor, mask: Tensor | None) -> Tensor:
-        """Map (B, S, D) to (B, S, D); `mask` (B, 1, 1, S), True = may be attended to."""
+    def forward(self, x: Tensor, sources: Packing) -> Tensor:
+        """Map the sentences (N, D) to (N, D)."""
         x = self._residual(
             x,
             self.self_attention_norm,
-            lambda y: self.self_attention.self_attention(y, mask=mask, causal=False),
+            lambda y: self.self_attention.self_attention(y, sources, causal=False),
         )
         return self._residual(x, self.feed_forward_norm, self.feed_forward)
 
@@ -103,20 +105,16 @@ class DecoderLayer(Layer):
     def forward(
         self,
         x: Tensor,
-        memory: tuple[Tensor, Tensor],
-        memory_mask: Tensor | None,
+        targets: Packing,
+        memory: Tensor,
+        sources: Packing,
         record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Map (B, T, D) to (B, T, D).
-
-        `memory` holds this layer's keys and values of the source, each (B, H, S, D/H).
-        """
+        """Map the sentences (M, D) to (M, D), given the encoder's output `memory` (N, D)."""
         return self._sublayers(
             x,
-            lambda y: self.self_attention.self_attention(y, mask=None, causal=True),
-            lambda y: self.cross_attention.cross_attention(
-                y, *memory, mask=memory_mask, record=record
-            ),
+            lambda y: self.self_attention.self_attention(y, targets, causal=True),
+            lambda y: self.cross_attention.cross_attention(y, memory, targets, sources, record),
         )
 
     def step(

@@ -17,6 +17,10 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 _ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # up to so many rows, to multiples of this
+ROWS_STEP = 64
+"""More rows are rounded up to a multiple of this for oneDNN; who comes with such a number spares
+the copies.
+"""
 
 
 class Linear(nn.Linear):
@@ -132,7 +136,7 @@ def rounded(num_rows: int) -> int:
     For every number of rows oneDNN writes a kernel of its own, which takes milliseconds and a
     megabyte, and keeps a thousand of them.
     """
-    step = next((step for most, step in _ROUNDING if num_rows <= most), 128)
+    step = next((step for most, step in _ROUNDING if num_rows <= most), ROWS_STEP)
     return num_rows + -num_rows % step
 
 

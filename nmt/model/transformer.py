@@ -4,7 +4,8 @@ output; the source has one for itself where vocabularies are separate.
 It knows token ids and lengths, but neither the tokenizer nor any loss or search.
 """
 
-# B batch, S source, T target, D d_model, V vocab, H heads; R rows, the live hypotheses
+# B sentences, S source, D d_model, V vocab, H heads; R rows, the live hypotheses
+# N source tokens and M target tokens of all sentences, one sentence after the other
 
 from __future__ import annotations
 
@@ -12,7 +13,6 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
@@ -22,6 +22,7 @@ from nmt.model.attention import AttentionRecord
 from nmt.model.cache import DecoderCache
 from nmt.model.dropout import Dropout
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
+from nmt.model.packing import Packing, pack
 from nmt.model.products import Embedding
 from nmt.options import Norm
 
@@ -30,11 +31,10 @@ NUM_POSITIONS = 512  # the table starts with so many rows and doubles when a lon
 
 @dataclass
 class Memory:
-    """The encoded source as the decoder needs it: `layers` holds keys and values (B, H, S, D/H) of
+    """The encoded source as decoding needs it: `layers` holds keys and values (B, H, S, D/H) of
     each decoder layer.
     """
 
-    hidden: Tensor  # (B, S, D)
     mask: Tensor | None  # (B, 1, 1, S), True = may be attended to; None when nothing is padded
     layers: list[tuple[Tensor, Tensor]]
 
@@ -44,10 +44,11 @@ class Transformer(nn.Module):
 
     With `src_vocab_size` the source has a vocabulary, and an embedding, of its own.
 
-    `encode`, `decode` and `step` are all that training and search call. Embeddings are scaled by
-    sqrt(D) on their way in (section 3.4) and used unscaled, without a bias, on their way out. With
-    `activation_checkpointing` training keeps what goes into each layer alone, and computes the
-    inside of the layer again on the way back (Chen et al., 2016): same gradients, less memory.
+    Training and scoring call it as a whole; search calls `encode` and `step`. Embeddings are
+    scaled by sqrt(D) on their way in (section 3.4) and used unscaled, without a bias, on their way
+    out. With `activation_checkpointing` training keeps what goes into each layer alone, and
+    computes the inside of the layer again on the way back (Chen et al., 2016): same gradients, less
+    memory.
     """
 
     def __init__(
@@ -82,43 +83,53 @@ class Transformer(nn.Module):
         table = sinusoidal_positions(NUM_POSITIONS, self.config.d_model, self.config.positions)
         self.register_buffer("positions", table, persistent=False)
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
-        is_real = torch.arange(src.size(1), device=src.device) < src_lengths.unsqueeze(1)  # (B, S)
-        mask = None if _is_full(is_real) else is_real[:, None, None, :]  # (B, 1, 1, S)
-        x = self._embed(src, self.src_embedding or self.embedding, start=0)  # (B, S, D)
-        for layer in self.encoder_layers:
-            x = self._run(layer, x, mask)
-        hidden = self.encoder_norm(x)  # (B, S, D)
-        layers = [
-            layer.cross_attention.project_memory(hidden)  # type: ignore[operator, union-attr]
-            for layer in self.decoder_layers
-        ]
-        return Memory(hidden, mask, layers)
+    def forward(
+        self,
+        src: Tensor,
+        sources: Packing,
+        tgt: Tensor,
+        targets: Packing,
+        record: AttentionRecord | None = None,
+    ) -> Tensor:
+        """Return hidden states (M, D) that predict what follows each of the target ids `tgt` (M,).
 
-    def decode(self, tgt: Tensor, memory: Memory, record: AttentionRecord | None = None) -> Tensor:
-        """Decode target ids (B, T) to hidden states (B, T, D); position t sees targets up to t
-        alone.
-
-        Padding on the right needs no mask: no real position looks to its right. `record` names a
-        layer and is given its attention to the source.
+        `src` are source ids (N,); the packings say which tokens form a sentence. A token sees those
+        before it in its own sentence, and its source. `record` names a layer and is given its
+        attention to the source.
         """
-        x = self._embed(tgt, self.embedding, start=0)  # (B, T, D)
+        memory = self._encode(src, sources)  # (N, D)
+        x = self._embed(tgt, self.embedding, self._positions_of(targets))  # (M, D)
         for i, layer in enumerate(self.decoder_layers):
             watched = record if record is not None and record.layer == i else None
-            x = self._run(layer, x, memory.layers[i], memory.mask, watched)
+            x = self._run(layer, x, targets, memory, sources, watched)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
+
+    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
+        """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
+        sources = pack(src_lengths.tolist()).to(src.device)
+        hidden = self._encode(sources.unpad(src[:, : sources.longest]), sources)  # (N, D)
+        layers = [
+            layer.cross_attention.project_memory(hidden, sources)  # type: ignore[operator, union-attr]
+            for layer in self.decoder_layers
+        ]
+        return Memory(None if sources.is_full else sources.mask, layers)
+
+    def _encode(self, src: Tensor, sources: Packing) -> Tensor:
+        embedding = self.src_embedding or self.embedding
+        x = self._embed(src, embedding, self._positions_of(sources))  # (N, D)
+        for layer in self.encoder_layers:
+            x = self._run(layer, x, sources)
+        return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def step(
         self, tokens: Tensor, cache: DecoderCache, record: AttentionRecord | None = None
     ) -> Tensor:
         """Decode the newest token of each live hypothesis, ids (R,), to hidden states (R, D), and
-        add it to `cache`; `record` as in `decode`.
+        add it to `cache`; `record` as in `forward`.
         """
-        num_rows = len(tokens)
+        num_rows, place = len(tokens), cache.num_positions
         tokens = F.pad(tokens, (0, cache.grid.num_collected - num_rows))  # (R, and some for speed)
-        x = self._embed(tokens.unsqueeze(1), self.embedding, start=cache.num_positions)  # (R, 1, D)
-        x = x.squeeze(1)  # (R, D)
+        x = self._embed(tokens, self.embedding, self._position_table(place + 1)[place])  # (R, D)
         cache.add_position()
         for i, layer in enumerate(self.decoder_layers):
             watched = record if record is not None and record.layer == i else None
@@ -129,34 +140,31 @@ class Transformer(nn.Module):
         """Map hidden states (..., D) to unnormalised log-probabilities (..., V)."""
         return self.embedding.logits(hidden)
 
-    def forward(self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor) -> Tensor:
-        """Return hidden states (B, T, D) that predict what follows each of `tgt_in` (B, T)."""
-        return self.decode(tgt_in, self.encode(src, src_lengths))
-
     def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
         if self.activation_checkpointing and self.training:
             return checkpoint(layer, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
         return layer(*inputs)  # type: ignore[no-any-return]
 
-    def _embed(self, ids: Tensor, embedding: nn.Embedding, *, start: int) -> Tensor:
-        end = start + ids.size(1)
+    def _embed(self, ids: Tensor, embedding: nn.Embedding, positions: Tensor) -> Tensor:
+        """Map ids (...) to (..., D); `positions` are the encodings to add."""
+        scaled = embedding(ids) * math.sqrt(self.config.d_model)
+        return self.dropout(scaled + positions)  # type: ignore[no-any-return]
+
+    def _positions_of(self, packing: Packing) -> Tensor:
+        return self._position_table(packing.longest).index_select(0, packing.positions)  # (N, D)
+
+    def _position_table(self, length: int) -> Tensor:
+        """Return the encodings (at least `length`, D)."""
         positions = self.positions  # another thread may replace the table meanwhile
-        if end > positions.size(0):
-            table = sinusoidal_positions(2 * end, self.config.d_model, self.config.positions)
+        if length > positions.size(0):
+            table = sinusoidal_positions(2 * length, self.config.d_model, self.config.positions)
             positions = self.positions = table.to(positions)
-        scaled = embedding(ids) * math.sqrt(self.config.d_model)  # (B, T, D)
-        return self.dropout(scaled + positions[start:end])  # type: ignore[no-any-return]
+        return positions
 
     def _final_norm(self) -> nn.Module:
         if self.config.norm is Norm.post:
             return nn.Identity()
         return nn.LayerNorm(self.config.d_model, eps=LAYER_NORM_EPS)
-
-
-def _is_full(is_real: Tensor) -> bool:
-    """Say whether nothing is padded, where the answer costs no wait for the device."""
-    is_cheap = is_real.device.type == "cpu" and not torch.compiler.is_compiling()
-    return is_cheap and bool(is_real.all())
 
 
 def alignment_layer(num_decoder_layers: int) -> int:

@@ -15,7 +15,7 @@ from torch import Tensor
 from nmt.model.transformer import Transformer
 
 log = logging.getLogger(__name__)
-Forward = Callable[[Tensor, Tensor, Tensor], Tensor]
+Forward = Callable[..., Tensor]
 
 
 class Compiler:
@@ -26,8 +26,6 @@ class Compiler:
     """
 
     def __init__(self, device: torch.device) -> None:
-        # products of a GPU like multiples of 8; on a processor more padding is only slower
-        self.round_to = 8 if device.type == "cuda" else 1
         # here, since importing it takes seconds that only a compiled run should pay
         from torch._dynamo import callback, utils
 

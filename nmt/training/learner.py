@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
-from nmt.data.batch import Batch, make_batch, make_compiled_batch
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
+from nmt.model.products import ROWS_STEP
 from nmt.model.transformer import Transformer
+from nmt.training.batch import Batch, make_batch
 from nmt.training.compiled import Compiler
 from nmt.training.ema import WeightAverage
 from nmt.training.flops import matmul_rate, training_flops
@@ -79,7 +80,6 @@ class Learner:
         self.objective: nn.Module = Objective(
             self.model,
             smoothing=config.label_smoothing,
-            pad_id=tokenizer.tgt.pad_id,
             forward_model=self.compiler.compile(self.model) if self.compiler else None,
         )
 
@@ -209,10 +209,7 @@ class Learner:
 
     def _make_batch(self, rows: Rows) -> Batch:
         pairs = [self.data[int(i)] for i in rows]
-        if self.compiler is None:
-            batch = make_batch(pairs, self.tokenizer)
-        else:
-            batch = make_compiled_batch(pairs, self.tokenizer, round_to=self.compiler.round_to)
+        batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP)
         return batch.pin() if self.device.type == "cuda" else batch
 
     def _pieces(self, rows: Rows) -> list[Rows]:
@@ -254,9 +251,7 @@ class Learner:
         """Return the summed loss and nll of a batch, in nats."""
         batch = batch.to(self.device)
         with self.precision.autocast():
-            return self.objective(  # type: ignore[no-any-return]
-                batch.src, batch.src_lengths, batch.tgt_in, batch.tgt_out, batch.num_tokens
-            )
+            return self.objective(batch)  # type: ignore[no-any-return]
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):

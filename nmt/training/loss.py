@@ -2,8 +2,7 @@
 
 Definition (Szegedy et al., 2016, section 7; the one torch uses): with smoothing eps the wanted
 distribution q gives the right token 1 - eps + eps / V and every other of the V entries eps / V, and
-loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)). Padding positions are taken
-out before anything is computed.
+loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 """
 
 # N real target tokens, D d_model, V vocab
@@ -81,31 +80,16 @@ def _softmax_error(log_probs: Tensor, wanted: Tensor, smoothing: float) -> Tenso
 
 
 def smoothed_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    smoothing: float,
-    pad_id: int,
-    num_tokens: int | None = None,
-) -> tuple[Tensor, Tensor, int]:
-    """Return (loss_sum, nll_sum, num_tokens) over the target tokens that are not padding.
+    hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float
+) -> tuple[Tensor, Tensor]:
+    """Return (loss_sum, nll_sum) over target tokens.
 
     Args:
-        hidden: the decoder's output (B, T, D).
+        hidden: the decoder's output (N, D).
         weight: the output matrix (V, D).
-        targets: wanted ids (B, T).
+        targets: wanted ids (N,), none of them padding.
         smoothing: eps of the definition above.
-        pad_id: id of positions that do not count.
-        num_tokens: how many positions count; who knows it spares a GPU the wait for the answer.
 
-    `nll_sum` is not smoothed: perplexity = exp(nll_sum / num_tokens). Both are in nats and float32.
+    `nll_sum` is not smoothed: perplexity = exp(nll_sum / N). Both are in nats and float32.
     """
-    is_real = (targets != pad_id).flatten()  # (B * T,)
-    if num_tokens is None:
-        num_tokens = int(is_real.sum())
-    places = is_real.argsort(descending=True, stable=True)[:num_tokens]  # (N,), in order
-    loss_sum, nll_sum = _LinearCrossEntropy.apply(  # type: ignore[no-untyped-call]
-        hidden.flatten(0, 1)[places], weight, targets.flatten()[places], smoothing
-    )
-    return loss_sum, nll_sum, num_tokens
+    return _LinearCrossEntropy.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call, no-any-return]

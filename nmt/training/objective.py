@@ -1,6 +1,6 @@
 """The model together with its loss: the one module that DDP wraps."""
 
-# B batch, S source, T target
+# M target tokens of all sentences, D d_model
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from collections.abc import Callable
 from torch import Tensor, nn
 
 from nmt.model.transformer import Transformer
+from nmt.training.batch import Batch
 from nmt.training.loss import smoothed_cross_entropy
 
 
@@ -23,30 +24,18 @@ class Objective(nn.Module):
         model: Transformer,
         *,
         smoothing: float,
-        pad_id: int,
-        forward_model: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None,
+        forward_model: Callable[..., Tensor] | None = None,
     ) -> None:
         super().__init__()
         self.model = model
         self.forward_model = model.forward if forward_model is None else forward_model
         self.smoothing = smoothing
-        self.pad_id = pad_id
 
-    def forward(
-        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, num_tokens: int
-    ) -> tuple[Tensor, Tensor]:
-        """Return (loss_sum, nll_sum) over the real tokens of `tgt_out` (B, T), in nats.
-
-        `src` (B, S) and `tgt_in` (B, T) are padded on the right; `src_lengths` (B,);
-        `num_tokens` are real.
-        """
-        hidden = self.forward_model(src, src_lengths, tgt_in)  # (B, T, D)
-        loss_sum, nll_sum, _ = smoothed_cross_entropy(
-            hidden,
-            self.model.embedding.weight,
-            tgt_out,
-            smoothing=self.smoothing,
-            pad_id=self.pad_id,
-            num_tokens=num_tokens,
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, nll_sum) over the real target tokens, in nats."""
+        hidden = self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
+        real = slice(batch.num_tokens)  # padding comes last
+        weight = self.model.embedding.weight
+        return smoothed_cross_entropy(
+            hidden[real], weight, batch.tgt_out[real], smoothing=self.smoothing
         )
-        return loss_sum, nll_sum

@@ -15,7 +15,6 @@ import numpy as np
 import torch
 
 from nmt.config import TrainConfig
-from nmt.data.batch import make_batch
 from nmt.data.binary import open_split
 from nmt.data.bucketing import bucket
 from nmt.data.corpus import read_lines
@@ -25,6 +24,7 @@ from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
 from nmt.inference.stepper import ModelStepper
 from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
+from nmt.training.batch import make_batch
 from nmt.training.loss import smoothed_cross_entropy
 
 _LINES_A_PIECE = 256  # decoded together by one rank
@@ -74,11 +74,9 @@ class Validation:
         sums = []
         for rows in batches[self.world.rank :: self.world.size]:
             batch = make_batch([self.data[int(i)] for i in rows], self.tokenizer).to(device)
-            hidden = model(batch.src, batch.src_lengths, batch.tgt_in)
-            weight, pad_id = model.embedding.weight, self.tokenizer.tgt.pad_id
-            _, nll, _ = smoothed_cross_entropy(
-                hidden, weight, batch.tgt_out, smoothing=0.0, pad_id=pad_id
-            )
+            hidden = model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
+            weight = model.embedding.weight
+            _, nll = smoothed_cross_entropy(hidden, weight, batch.tgt_out, smoothing=0.0)
             sums.append(nll.item())
         # fsum rounds once, so the order in which ranks hold the batches does not matter
         loss = math.fsum(x for part in gather(sums) for x in part) / int(lengths[:, 1].sum())
