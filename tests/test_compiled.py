@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import logging
 import random
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 from conftest import tiny_model
+from torch import nn
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.training import compiled
 from nmt.training.batch import make_batch
 from nmt.training.compiled import Compiler
 from nmt.training.objective import Objective
@@ -27,8 +32,77 @@ def draw_pairs(draw: random.Random, count: int, longest: int) -> Pairs:
 
 def make_objective(tokenizer: Tokenizer, compiler: Compiler | None) -> Objective:
     model = tiny_model(vocab_size=tokenizer.vocab_size).train()
-    forward_model = compiler.compile(model) if compiler else None
-    return Objective(model, smoothing=0.1, forward_model=forward_model)
+    return Objective(model, smoothing=0.1, compiler=compiler)
+
+
+class Traced(Exception):
+    """A graph would run now."""
+
+
+def tracer(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
+    """Return a backend that notes graphs and runs none, since a processor has not all kernels."""
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return stop
+
+    def stop(*_: Any) -> Any:
+        raise Traced
+
+    return note
+
+
+@pytest.mark.parametrize(
+    ("has_flash", "checkpointing"),
+    [
+        (True, False),
+        pytest.param(False, False, marks=pytest.mark.slow),
+        pytest.param(True, True, marks=pytest.mark.slow),
+        pytest.param(False, True, marks=pytest.mark.slow),
+    ],
+)
+def test_one_graph_without_breaks_serves_batches_of_all_shapes(
+    tokenizer: Tokenizer, has_flash: bool, checkpointing: bool
+) -> None:
+    varlen = pytest.importorskip("torch.nn.attention.varlen") if has_flash else None
+    torch.compiler.reset()
+    Compiler()  # sets what must be set
+    shape = {"d_model": 32, "num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.1}
+    model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
+    model.activation_checkpointing = checkpointing
+    graphs: list[torch.fx.GraphModule] = []
+    forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=tracer(graphs))
+    draw = random.Random(0)
+    for count, longest in ((5, 20), (1, 44), (28, 26), (3, 1)):  # in the last all are as long
+        batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
+        flash = varlen.varlen_attn if varlen else None
+        sources, targets = (replace(p, flash=flash) for p in (batch.sources, batch.targets))
+        with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
+            forward(batch.src, sources, batch.tgt_in, targets)
+    assert len(graphs) == 1
+    text = "".join(str(m.graph) for m in graphs[0].modules() if isinstance(m, torch.fx.GraphModule))
+    assert ("_varlen_attn" in text) == has_flash
+    assert ("scaled_dot_product_attention" in text) != has_flash
+
+
+def test_a_compiler_that_does_not_work_is_named_in_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*_: Any, **__: Any) -> Any:
+        raise RuntimeError("no C compiler\nand many lines more")
+
+    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(nn.Module, "to", lambda module, device: module)  # no GPU here
+    with caplog.at_level(logging.INFO):
+        assert compiled.make_compiler(None, torch.device("cuda")) is None
+    (line,) = caplog.messages
+    assert line == "compile=false, since torch.compile does not work here: no C compiler"
+
+
+def test_a_processor_compiles_only_when_told_to() -> None:
+    assert compiled.make_compiler(None, CPU) is None
+    assert compiled.make_compiler(False, CPU) is None
+    assert compiled.make_compiler(True, CPU) is not None
 
 
 @pytest.mark.slow
@@ -52,7 +126,7 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
         return found
 
     torch.compiler.reset()
-    compiler = Compiler(CPU)
+    compiler = Compiler()
     before = compiler.num_graphs
     expected = losses(None)
     with caplog.at_level(logging.INFO):
@@ -66,10 +140,11 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
 
 @pytest.mark.slow
 def test_a_compiled_model_still_runs_plain_elsewhere(tokenizer: Tokenizer) -> None:
-    compiler = Compiler(CPU)
+    compiler = Compiler()
     objective = make_objective(tokenizer, compiler)
     before = compiler.num_graphs
     objective.model.eval()
-    objective(make_batch([([5], [6])], tokenizer))
+    batch = make_batch([([5], [6])], tokenizer)
+    objective.model(batch.src, batch.sources, batch.tgt_in, batch.targets)
     assert compiler.num_graphs == before
     assert all(name.startswith("model.") for name in objective.state_dict())

@@ -40,17 +40,18 @@ def example(count: int = 12, dtype: torch.dtype = torch.float32) -> tuple[Tensor
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
 
+@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss._softmax_at_once])
 @pytest.mark.parametrize("chunk", [512, 4, 1])
 @pytest.mark.parametrize("smoothing", EPSILONS)
 def test_value_and_gradients_equal_the_definition(
-    smoothing: float, chunk: int, monkeypatch: pytest.MonkeyPatch
+    smoothing: float, chunk: int, softmax: loss.Softmax, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
     hidden, weight, targets = example()
     exact_hidden, exact_weight, _ = example()
     exact_hidden = exact_hidden.detach().double().requires_grad_()
     exact_weight = exact_weight.detach().double().requires_grad_()
-    found = smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing)
+    found = smoothed_cross_entropy(hidden, weight, targets, smoothing=smoothing, softmax=softmax)
     expected = by_definition(exact_hidden, exact_weight, targets, smoothing)
     torch.testing.assert_close(found[0].double(), expected[0], atol=1e-5, rtol=1e-6)
     torch.testing.assert_close(found[1].double(), expected[1], atol=1e-5, rtol=1e-6)
@@ -102,11 +103,14 @@ def test_no_tokens_have_loss_0_and_gradient_0() -> None:
         assert (tensor.grad == 0).all()
 
 
-def test_sums_are_float32_under_autocast() -> None:
+@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss._softmax_at_once])
+def test_sums_are_float32_under_autocast(softmax: loss.Softmax) -> None:
     hidden, weight, targets = example(900)
     exact = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        rough = smoothed_cross_entropy(hidden.bfloat16(), weight, targets, smoothing=0.1)
+        rough = smoothed_cross_entropy(
+            hidden.bfloat16(), weight, targets, smoothing=0.1, softmax=softmax
+        )
     assert rough[0].dtype is rough[1].dtype is torch.float32
     logits = (hidden.bfloat16() @ weight.bfloat16().T).float()
     expected = torch.nn.functional.cross_entropy(

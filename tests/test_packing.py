@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import random
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -97,6 +99,38 @@ def test_backward_keeps_no_padded_tensor() -> None:
     with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
         attend(queries, keys, values, pack(lengths), pack(lengths), causal=True)
     assert max(x.numel() for x in saved) == 13 * 2 * 8
+
+
+def flash_by_loops(
+    queries: Tensor, keys: Tensor, values: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
+    max_q: int, max_k: int, *, window_size: tuple[int, int],
+) -> Tensor:  # fmt: skip
+    """Do what torch's varlen_attn promises, a sentence at a time."""
+    out = torch.zeros_like(queries)
+    assert cu_seq_q.dtype is cu_seq_k.dtype is torch.int32
+    spans = [itertools.pairwise(ends.tolist()) for ends in (cu_seq_q, cu_seq_k)]
+    for (start, end), (first, last) in zip(*spans, strict=True):
+        assert end - start <= max_q
+        assert last - first <= max_k
+        causal = {(-1, 0): True, (-1, -1): False}[window_size]
+        parts = queries[start:end], keys[first:last], values[first:last]
+        out[start:end] = slow_attention(*(x.float() for x in parts), causal=causal).to(out.dtype)
+    return out
+
+
+@pytest.mark.parametrize("norm", ["post", "pre"])
+def test_a_model_with_attention_over_variable_lengths_is_the_one_that_pads(
+    tokenizer: Tokenizer, norm: str
+) -> None:
+    model = tiny_model(vocab_size=tokenizer.vocab_size, d_model=32, norm=norm)
+    batch = make_batch(draw_pairs(3, 9), tokenizer, round_to=64)
+    hidden = []
+    for flash in (None, flash_by_loops):
+        sources, targets = (replace(p, flash=flash) for p in (batch.sources, batch.targets))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            hidden.append(model(batch.src, sources, batch.tgt_in, targets)[: batch.num_tokens])
+    torch.testing.assert_close(hidden[1], hidden[0], atol=0.1, rtol=0.05)
+    assert not torch.equal(*hidden)  # other kernels round otherwise
 
 
 # --- batches

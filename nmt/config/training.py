@@ -114,7 +114,9 @@ class TrainConfig:
     timeout_seconds: int = option(120, "how long a rank waits for another before the run fails")
     dtype: DType = option(DType.auto, "number format of products: auto, float32, bfloat16, float16")
     tf32: bool = option(False, "let float32 products of the GPU round their factors to TF32")
-    compile: bool = option(False, "compile the model with torch.compile")
+    compile: bool | None = option(
+        None, "compile model and loss with torch.compile; null: on a GPU where that works"
+    )
     activation_checkpointing: bool = option(
         False, "keep only each layer's input and compute the rest again: less memory, more time"
     )

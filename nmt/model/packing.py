@@ -38,13 +38,18 @@ class Packing:
     tokens: Tensor  # (B * T,) that stands there; at padding any one
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
-    is_full: bool  # nothing is padded: all sentences are as long
+    has_one_length: bool  # all sentences are as long
     flash: Any = None  # see `find_flash`
 
     @property
     def num_sentences(self) -> int:
         """B."""
         return self.offsets.size(0) - 1
+
+    @property
+    def is_full(self) -> bool:
+        """Whether to go without padding; a compiled graph is the same for all lengths."""
+        return not torch.compiler.is_compiling() and self.has_one_length
 
     def pad(self, x: Tensor) -> Tensor:
         """Lay (N, ...) out as (B, T, ...); at padding stands a copy of some token."""
@@ -97,7 +102,7 @@ def pack(lengths: Sequence[int]) -> Packing:
         tokens=torch.from_numpy(tokens.ravel()),
         mask=torch.from_numpy(mask)[:, None, None, :],
         longest=longest,
-        is_full=bool((sizes == longest).all()),
+        has_one_length=bool((sizes == longest).all()),
     )
 
 

@@ -160,12 +160,12 @@ def _pack(
 
 def _takes_onednn(x: Tensor) -> bool:
     return (
-        x.device.type == "cpu"
+        not torch.compiler.is_compiling()  # first, since what follows breaks a graph
+        and x.device.type == "cpu"
         and x.dtype is torch.float32
         and x.numel() > 0  # of nothing oneDNN makes no product
         and is_onednn_faster()
         and not torch.is_autocast_enabled("cpu")
-        and not torch.compiler.is_compiling()
     )
 
 

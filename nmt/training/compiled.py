@@ -1,6 +1,6 @@
-"""torch.compile for the model in training, and a count of what it compiles."""
+"""torch.compile for model and loss in training, and a count of what it compiles."""
 
-# B batch, S source, T target, D d_model
+# D d_model
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.model.transformer import Transformer
 
@@ -18,16 +18,43 @@ log = logging.getLogger(__name__)
 Forward = Callable[..., Tensor]
 
 
+def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
+    """Return a compiler if it is wanted; with None as `choice` on a GPU where a small part of a
+    model can be compiled, which needs Triton and a C compiler.
+    """
+    if choice is None and device.type == "cuda":
+        failure = _try_out(device)
+        if failure is not None:
+            log.info("compile=false, since torch.compile does not work here: %s", failure)
+        choice = failure is None
+    return Compiler() if choice else None
+
+
+def _try_out(device: torch.device) -> str | None:
+    """Compile a layer forward and backward; return the first line of what went wrong."""
+    layer = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.5)).to(device)
+    try:
+        torch.compile(layer, dynamic=True)(torch.ones(8, 16, device=device)).sum().backward()
+    except Exception as error:  # of Triton, of compilers and of the many layers between
+        text = str(error).strip() or type(error).__name__
+        return text.splitlines()[0]
+    return None
+
+
 class Compiler:
     """Compiles for all sizes at once (dynamic shapes), and logs each graph that comes nevertheless.
 
-    Batches of `make_compiled_batch` have no sizes that need a graph of their own. The environment
-    variable TORCH_LOGS=recompiles makes torch say why it compiles again.
+    A `Packing` has nothing that would need a graph of its own. The environment variable
+    TORCH_LOGS=recompiles makes torch say why it compiles again.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self) -> None:
         # here, since importing it takes seconds that only a compiled run should pay
         from torch._dynamo import callback, utils
+        from torch.fx.experimental import _config
+
+        # N and M, equal by chance in the first batch, are not equal in all; as torch's log advises
+        _config.use_duck_shape = False
 
         self.seconds = 0.0
         self._counters = utils.counters
@@ -46,7 +73,7 @@ class Compiler:
 
         The model stays as it is: validation and decoding run it uncompiled.
         """
-        return torch.compile(model.forward, dynamic=True)
+        return torch.compile(model.forward, dynamic=True, fullgraph=True)
 
     # torch 2.6 passes nothing, later ones what is compiled
 

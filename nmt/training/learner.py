@@ -25,7 +25,7 @@ from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.products import ROWS_STEP
 from nmt.model.transformer import Transformer
 from nmt.training.batch import Batch, make_batch
-from nmt.training.compiled import Compiler
+from nmt.training.compiled import make_compiler
 from nmt.training.ema import WeightAverage
 from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.objective import Objective
@@ -76,11 +76,10 @@ class Learner:
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
         self.prefetcher = Prefetcher(self._make_batches)
-        self.compiler = Compiler(device) if config.compile else None
         self.objective: nn.Module = Objective(
             self.model,
             smoothing=config.label_smoothing,
-            forward_model=self.compiler.compile(self.model) if self.compiler else None,
+            compiler=make_compiler(config.compile, device),
         )
 
     def weights(self) -> dict[str, Tensor]:
@@ -167,7 +166,7 @@ class Learner:
         self.precision.unscale(self.optimizer)
         norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
         flops, num_positions = self._count(update.batches)
-        others = losses.new_tensor([flops, num_positions, float(is_stop_asked)])
+        others = self._send([flops, num_positions, float(is_stop_asked)])
         # the norm is the same on every rank; the mean of its copies saves a second exchange
         sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
         loss, nll, gradient_norm, flops_sum, positions, num_stops = sums
@@ -252,6 +251,11 @@ class Learner:
         batch = batch.to(self.device)
         with self.precision.autocast():
             return self.objective(batch)  # type: ignore[no-any-return]
+
+    def _send(self, values: list[float]) -> Tensor:
+        """Copy numbers to the device, without a wait for it."""
+        here = torch.tensor(values, pin_memory=self.device.type == "cuda")
+        return here.to(self.device, non_blocking=True)
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):

@@ -9,6 +9,8 @@ loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +19,11 @@ from torch import Tensor
 from nmt.model.products import is_onednn_faster, linear, product, product_of_rows
 
 _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
+_CUDA_LOGITS = 1 << 27  # and on a GPU, which wants large products, so many numbers
+
+# maps logits (N, V), targets (N,) and smoothing to the sums of loss and nll, and to d loss / d
+# logits, in the logits' format and maybe in their memory
+Softmax = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -29,24 +36,24 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float
-    ) -> tuple[Tensor, Tensor]:
+        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float,
+        softmax: Softmax,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
         needs_grad = any(ctx.needs_input_grad)
         dtype = _product_dtype(weight)
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if needs_grad else weight.new_zeros(())
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
+        size = _rows_a_chunk(weight)
         with torch.autocast(hidden.device.type, enabled=False):  # or it rounds again every chunk
             hidden, weight = hidden.to(dtype), weight.to(dtype)
-            chunks = (torch.split(x, _ROWS_A_CHUNK) for x in (hidden, targets, grad_hidden))
+            chunks = (torch.split(x, size) for x in (hidden, targets, grad_hidden))
             for rows, wanted, grad_rows in zip(*chunks, strict=True):
-                log_probs = torch.log_softmax(linear(rows, weight).float(), dim=-1)  # (chunk, V)
-                nll = -log_probs.gather(1, wanted[:, None]).sum()
+                loss, nll, error = softmax(linear(rows, weight), wanted, smoothing)
+                loss_sum += loss
                 nll_sum += nll
-                loss_sum += (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
                 if needs_grad:
-                    error = _softmax_error(log_probs, wanted, smoothing).to(dtype)
                     grad_rows.copy_(product(error, weight))
                     _add_product(grad_weight, error, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
@@ -56,7 +63,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grads[0] * grad_hidden, grads[0] * grad_weight, None, None
+        return grads[0] * grad_hidden, grads[0] * grad_weight, None, None, None
 
 
 def _product_dtype(weight: Tensor) -> torch.dtype:
@@ -72,15 +79,51 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
         total += product_of_rows(a, b)
 
 
-def _softmax_error(log_probs: Tensor, wanted: Tensor, smoothing: float) -> Tensor:
-    """Turn log p (N, V) into p - q in place, with q as defined above."""
+def _rows_a_chunk(weight: Tensor) -> int:
+    if weight.device.type != "cuda":
+        return _ROWS_A_CHUNK
+    return max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight))
+
+
+def softmax_in_place(
+    logits: Tensor, wanted: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Be a `Softmax` by steps that write over what came before, in float32."""
+    log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
+    nll = -log_probs.gather(1, wanted[:, None]).sum()
+    loss = (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
     error = log_probs.exp_().sub_(smoothing / log_probs.size(1))
     right = error.new_full((len(wanted), 1), smoothing - 1)
-    return error.scatter_add_(1, wanted[:, None], right)
+    return loss, nll, error.scatter_add_(1, wanted[:, None], right).to(logits.dtype)
+
+
+@functools.cache
+def compiled_softmax() -> Softmax:
+    """Return a `Softmax` of few kernels, which read the logits and write the error, in float32
+    between.
+    """
+    # a graph for whole chunks, and one for any number of rows; V is known in both
+    return torch.compile(_softmax_at_once, fullgraph=True)
+
+
+def _softmax_at_once(
+    logits: Tensor, wanted: Tensor, smoothing: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
+    is_right = torch.arange(logits.size(1), device=logits.device) == wanted[:, None]  # (N, V)
+    nll = -torch.where(is_right, log_probs, 0.0).sum()
+    loss = (1 - smoothing) * nll - smoothing / logits.size(1) * log_probs.sum()
+    error = log_probs.exp() - smoothing / logits.size(1) - torch.where(is_right, 1 - smoothing, 0.0)
+    return loss, nll, error.to(logits.dtype)
 
 
 def smoothed_cross_entropy(
-    hidden: Tensor, weight: Tensor, targets: Tensor, *, smoothing: float
+    hidden: Tensor,
+    weight: Tensor,
+    targets: Tensor,
+    *,
+    smoothing: float,
+    softmax: Softmax = softmax_in_place,
 ) -> tuple[Tensor, Tensor]:
     """Return (loss_sum, nll_sum) over target tokens.
 
@@ -89,7 +132,8 @@ def smoothed_cross_entropy(
         weight: the output matrix (V, D).
         targets: wanted ids (N,), none of them padding.
         smoothing: eps of the definition above.
+        softmax: what computes loss and gradient of logits.
 
     `nll_sum` is not smoothed: perplexity = exp(nll_sum / N). Both are in nats and float32.
     """
-    return _LinearCrossEntropy.apply(hidden, weight, targets, smoothing)  # type: ignore[no-untyped-call, no-any-return]
+    return _LinearCrossEntropy.apply(hidden, weight, targets, smoothing, softmax)  # type: ignore[no-untyped-call, no-any-return]

@@ -57,5 +57,8 @@ _MAKERS = {Optimizer.adam: _adam, Optimizer.adamw: _adamw}
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradient down to `max_norm` (0 disables); return the norm that it had."""
-    limit = max_norm if max_norm > 0 else float("inf")
-    return nn.utils.clip_grad_norm_(model.parameters(), limit)
+    gradients = [p.grad for p in model.parameters() if p.grad is not None]
+    norm = nn.utils.get_total_norm(gradients)
+    if max_norm > 0:
+        nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
+    return norm

@@ -28,7 +28,8 @@ _NMT = {"environment": "nmt", "driver": "train_nmt.py"}
 
 TRAIN = {
     "nmt": Engine(**_NMT, devices=_BOTH),
-    "nmt-compiled": Engine(**_NMT, options={"compile": True}, devices=_GPU),
+    "nmt-uncompiled": Engine(**_NMT, options={"compile": False}, devices=_GPU),
+    "nmt-padded": Engine(**_NMT, options={"pads_attention": True}, devices=_GPU),
     "fairseq": Engine(environment="fairseq", driver="train_fairseq.py", bar=_PEER),
     "transformers": Engine(
         environment="transformers", driver="train_transformers.py", bar=_PEER, devices=_BOTH

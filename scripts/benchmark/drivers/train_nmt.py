@@ -14,6 +14,7 @@ from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
+from nmt.model import packing
 from nmt.options import DType, resolve
 from nmt.training.flops import synchronize
 from nmt.training.learner import Learner
@@ -27,6 +28,9 @@ def main() -> None:
     job = turns.job
     torch.set_num_threads(job["threads"])
     device = torch.device(job["device"])
+    options = dict(job["options"])
+    if options.pop("pads_attention", False):  # as where torch has no attention over any lengths
+        packing.find_flash = lambda device: None
     config = TrainConfig(
         data_dir=job["data_dir"],
         model=model_config(job["model"]),
@@ -35,7 +39,7 @@ def main() -> None:
         label_smoothing=job["label_smoothing"],
         device=job["device"],
         dtype=DType(job["dtype"]),
-        **job["options"],
+        **options,
     )
     folder = resolve(config.data_dir)
     data, tokenizer = open_split(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
