@@ -18,6 +18,8 @@ from nmt.inference.search import ControlIds, Hypothesis, search
 from nmt.inference.stepper import Model
 
 Ids = Sequence[int]
+_CPU_TOKENS = 8192  # twice as many are no faster, half as many 5 % slower
+_GPU_TOKENS = 65536  # a guess: it has not been measured
 
 
 @runtime_checkable
@@ -76,10 +78,10 @@ class NativeBackend:
     """Searches with torch: one model, or an ensemble."""
 
     name = "native"
-    max_tokens = 4096
 
     def __init__(self, stepper: Model, tokenizer: Tokenizers) -> None:
         self.stepper = stepper
+        self.max_tokens = _GPU_TOKENS if stepper.device.type == "cuda" else _CPU_TOKENS
         self.tokenizer = tokenizer
         self._ids = ControlIds.of(tokenizer)
 
