@@ -348,8 +348,10 @@ def test_the_translator_gives_the_same_text_from_several_threads(
 ) -> None:
     folder = trained_models[NAMES[0]]
     output = exported(folder, ExportFormat.ctranslate2)
-    other = Translator.load(output, backend="ctranslate2", device="cpu", num_threads=1)
+    other = Translator.load(output, backend="ctranslate2", device="cpu", num_threads=2)
     wanted = Translator.load(folder, device="cpu").translate([*LINES, ""])
+    assert other.backend.num_workers == 2
+    assert other.translate([*LINES, ""], max_tokens=30) == wanted
     with ThreadPoolExecutor(3) as pool:
         results = list(pool.map(other.translate, [[*LINES, ""]] * 3))
     assert results == [wanted] * 3

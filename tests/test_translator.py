@@ -205,10 +205,13 @@ def test_a_line_that_is_too_long_is_named_by_its_number(copier: Translator) -> N
 class Fragile(NativeBackend):
     """Runs out of memory for some words, as a graphics card does for large batches."""
 
-    def __init__(self, tokenizer: Tokenizer, word: str, max_rows: int = 1 << 30) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, word: str, max_rows: int = 1 << 30, num_workers: int = 1
+    ) -> None:
         super().__init__(Copier(tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
         self.word = tokenizer.encode(word)[-1]
         self.max_rows = max_rows
+        self.num_workers = num_workers
         self.num_calls = 0
 
     def search(
@@ -220,11 +223,12 @@ class Fragile(NativeBackend):
         return super().search(rows, *arguments, **options)  # type: ignore[arg-type]
 
 
-def test_only_the_sentence_that_fails_is_lost(tokenizer: Tokenizer) -> None:
-    backend = Fragile(tokenizer, "tree")
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_only_the_sentence_that_fails_is_lost(num_workers: int, tokenizer: Tokenizer) -> None:
+    backend = Fragile(tokenizer, "tree", num_workers=num_workers)
     lines = [line.replace("tree", "house") for line in sentences(40, seed=1)]
     lines[3] = lines[17] = "a tree"
-    decoder = Decoder(backend, SearchConfig(beam_size=1), 1, 4096)
+    decoder = Decoder(backend, SearchConfig(beam_size=1), 1, 4096 if num_workers == 1 else 30)
     outcomes = decoder.decode([Part(tokenizer.encode(line), []) for line in lines])
     failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     assert failed == [3, 17]
@@ -255,10 +259,13 @@ def test_in_python_a_sentence_that_fails_is_an_error_with_its_number(tokenizer: 
         translator.translate(["a house", "a tree"])
 
 
-def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(tokenizer: Tokenizer) -> None:
-    translator = Translator(Fragile(tokenizer, "tree", max_rows=0), tokenizer, CONFIG)
+@pytest.mark.parametrize("num_workers", [1, 3])
+def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(
+    num_workers: int, tokenizer: Tokenizer
+) -> None:
+    backend = Fragile(tokenizer, "tree", max_rows=0, num_workers=num_workers)
     with pytest.raises(torch.OutOfMemoryError):
-        translator.translate(["a house"] * 10 * MAX_FAILURES)
+        Translator(backend, tokenizer, CONFIG).translate(["a house"] * 10 * MAX_FAILURES)
 
 
 # --- prefixes, scores, settings

@@ -30,6 +30,8 @@ class Backend(Protocol):
     """As in the setting `backend`, for error messages."""
     max_tokens: int
     """Bound on a batch, rows * beam * longest source with EOS, with which it is fastest."""
+    num_workers: int
+    """Batches that it computes at the same time."""
 
     def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
         """Raise a `ConfigError` that names option and backend for what it cannot do; called before
@@ -78,6 +80,7 @@ class NativeBackend:
     """Searches with torch: one model, or an ensemble."""
 
     name = "native"
+    num_workers = 1  # torch has its threads within a product
 
     def __init__(self, stepper: Model, tokenizer: Tokenizers) -> None:
         self.stepper = stepper

@@ -63,6 +63,7 @@ class CTranslate2Backend:
         self, engine: Any, tokenizer: Tokenizers, max_positions: int, max_tokens: int
     ) -> None:
         self.max_tokens = max_tokens
+        self.num_workers: int = engine.num_translators
         self._engine = engine
         self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}

@@ -7,7 +7,8 @@ and nothing of text.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 
 import numpy as np
@@ -74,12 +75,25 @@ class Decoder:
         lengths = np.array([[len(part.ids) + 1] * 2 for part in parts], dtype=np.int32)
         keys = occurrences([part.ids for part in parts]) if self.config.sampling else None
         most = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
-        for batch in bucket(lengths, most, np.arange(len(parts))):
-            rows = [parts[i] for i in batch]
-            some_keys = None if keys is None else [keys[i] for i in batch]
-            for i, outcome in zip(batch, self._search(rows, some_keys), strict=True):
+        batches = bucket(lengths, most, np.arange(len(parts)))
+        rows = [[parts[i] for i in batch] for batch in batches]
+        some_keys = [None if keys is None else [keys[i] for i in batch] for batch in batches]
+        for batch, outcomes in zip(batches, self._search_all(rows, some_keys), strict=True):
+            for i, outcome in zip(batch, outcomes, strict=True):
                 results[i] = outcome
         return results
+
+    def _search_all(
+        self, rows: list[list[Part]], keys: Sequence[Sequence[int] | None]
+    ) -> Iterator[list[Outcome]]:
+        """Search batches, as many at a time as the engine has workers; what fails in a row is then
+        counted over all.
+        """
+        if self.backend.num_workers == 1:
+            yield from map(self._search, rows, keys)
+        else:
+            with ThreadPoolExecutor(self.backend.num_workers) as pool:
+                yield from pool.map(self._search, rows, keys)
 
     def _search(self, rows: Sequence[Part], keys: Sequence[int] | None) -> list[Outcome]:
         try:

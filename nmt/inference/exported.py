@@ -28,7 +28,7 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
             "backend=ctranslate2 needs one of format=ctranslate2"
         )
     tokenizer = load_tokenizer(folder, info)
-    engine = _load_engine(folder, device, dtype, num_threads)
+    engine = _load_engine(folder, device, dtype, num_threads or torch.get_num_threads())
     max_tokens = _fastest_batch(engine, info.model.d_model)
     backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
     return Loaded(backend, tokenizer, info.search)
@@ -56,7 +56,8 @@ def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> A
             device=place.type,
             device_index=index,
             compute_type="bfloat16" if dtype is DType.bfloat16 else "default",
-            intra_threads=num_threads,
+            inter_threads=num_threads if place.type == "cpu" else 1,
+            intra_threads=1,  # several threads in one product take twice the processor time
         )
     except RuntimeError as error:
         raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None

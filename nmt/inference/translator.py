@@ -79,7 +79,7 @@ class Translator:
     ) -> Translator:
         """Load a run, a checkpoint or a model folder; several are an ensemble.
 
-        `num_threads` is for backend=ctranslate2 alone, 0 leaves its choice; the native one computes
+        `num_threads` is for backend=ctranslate2 alone, 0 is torch's number; the native one computes
         with torch's threads. Raises `ModelError` for a folder that is none, `DeviceError` for a
         device that is not there.
         """
