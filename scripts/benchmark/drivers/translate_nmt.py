@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+
 import torch
 from turns import Turns, peak_bytes
 
@@ -37,6 +39,7 @@ def main() -> None:
         tokens = sum(len(translation.tokens) + translation.finished for translation in best)
         return {"sentences": len(best), "tgt_tokens": tokens, "peak_bytes": peak(job["device"])}
 
+    gc.freeze()  # as nmt-translate does with what it has imported
     translate(job["lines"][: job["warmup_lines"]])
     turns.ready(nmt=__version__, torch=torch.__version__)
     while True:
