@@ -13,6 +13,7 @@ from nmt.config import ModelConfig, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.bucketing import Lengths, padding_share
 from nmt.model import products
+from nmt.model.packing import pack
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.options import Norm
 from nmt.preprocessing import memory
@@ -105,8 +106,8 @@ def saved_bytes(config: ModelConfig, rows: int, src: int, tgt: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        lengths = torch.full((rows,), src)
-        model(torch.zeros(rows, src, dtype=torch.long), lengths, torch.ones(rows, tgt).long())
+        ids = torch.zeros(rows * src).long(), torch.ones(rows * tgt).long()
+        model(ids[0], pack([src] * rows), ids[1], pack([tgt] * rows))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 
