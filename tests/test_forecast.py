@@ -106,9 +106,8 @@ def saved_bytes(config: ModelConfig, rows: int, src: int, tgt: int) -> int:
         return tensor
 
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-        sources, targets = pack([src] * rows), pack([tgt] * rows)
-        tokens = [torch.ones(rows * length, dtype=torch.long) for length in (src, tgt)]
-        model(tokens[0], sources, tokens[1], targets)
+        ids = torch.zeros(rows * src).long(), torch.ones(rows * tgt).long()
+        model(ids[0], pack([src] * rows), ids[1], pack([tgt] * rows))
     return sum(tensor.untyped_storage().nbytes() for tensor in kept.values())
 
 

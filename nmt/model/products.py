@@ -38,7 +38,10 @@ class Linear(nn.Linear):
 
     def block(self, x: Tensor, start: int, end: int, *, activation: str = "none") -> Tensor:
         """Compute the outputs from `start` to `end` alone, (..., end - start)."""
-        weight, bias = self.weight[start:end], self.bias[start:end]
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if end - start < self.out_features:  # the gradient of a part is copied into one of 0
+            weight, bias = weight[start:end], bias[start:end]
         return linear(x, _pack(self.packed, weight, x, start), bias, activation=activation)
 
 

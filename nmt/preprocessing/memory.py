@@ -99,7 +99,7 @@ def _layers(training: TrainConfig, batch: tuple[int, int, int], product_bytes: i
     layers = model.num_encoder_layers, model.num_decoder_layers
     if training.activation_checkpointing:
         inputs = FLOAT * model.d_model * (layers[0] * src + layers[1] * tgt)
-        return ends + inputs + layers[1] * memory + max(encoder, decoder)
+        return ends + inputs + max(encoder, decoder + memory)
     return ends + layers[0] * encoder + layers[1] * (decoder + memory)
 
 
