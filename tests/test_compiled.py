@@ -14,6 +14,7 @@ from conftest import tiny_model
 from torch import nn
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.model.packing import pack
 from nmt.training import compiled
 from nmt.training.batch import make_batch
 from nmt.training.compiled import Compiler
@@ -148,3 +149,25 @@ def test_a_compiled_model_still_runs_plain_elsewhere(tokenizer: Tokenizer) -> No
     objective.model(batch.src, batch.sources, batch.tgt_in, batch.targets)
     assert compiler.num_graphs == before
     assert all(name.startswith("model.") for name in objective.state_dict())
+
+
+def test_a_model_that_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def broken(*call: Any, **options: Any) -> Any:
+        def fail(*inputs: Any) -> Any:
+            raise RuntimeError("no such kernel\nand a page more")
+
+        return fail
+
+    monkeypatch.setattr(torch, "compile", broken)
+    model, sentences = tiny_model(), pack([2, 1])
+    inputs = torch.ones(3, dtype=torch.long), sentences, torch.ones(3, dtype=torch.long), sentences
+    forward = compiled.Compiler(may_fail=True).compile(model)
+    for _ in range(2):
+        assert torch.equal(forward(*inputs), model(*inputs))
+    assert [record.getMessage() for record in caplog.records] == [
+        "the model runs uncompiled: no such kernel"
+    ]
+    with pytest.raises(RuntimeError, match="no such kernel"):
+        compiled.Compiler().compile(model)(*inputs)

@@ -118,6 +118,15 @@ def flash_by_loops(
     return out
 
 
+@torch.inference_mode()  # a translation may be the first to ask
+def test_an_attention_over_variable_lengths_is_tried_out_against_padding() -> None:
+    def blind(*args: Any, window_size: tuple[int, int]) -> Tensor:
+        return flash_by_loops(*args, window_size=(-1, -1))
+
+    assert packing._agrees(flash_by_loops, torch.device("cpu"))
+    assert not packing._agrees(blind, torch.device("cpu"))
+
+
 @pytest.mark.parametrize("norm", ["post", "pre"])
 def test_a_model_with_attention_over_variable_lengths_is_the_one_that_pads(
     tokenizer: Tokenizer, norm: str

@@ -94,7 +94,7 @@ class ModelStepper:
     def start(self, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.start`."""
         with self._autocast():
-            memory = self.model.encode(src.to(self.device), src_lengths.to(self.device))
+            memory = self.model.encode(src.to(self.device), src_lengths)  # lengths for the host
         return ModelState(DecoderCache(memory.layers, memory.mask))
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:

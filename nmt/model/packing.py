@@ -22,6 +22,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+log = logging.getLogger(__name__)
 _FLASH_HEAD = 256  # most dimensions of a head, which must be a multiple of 8
 
 
@@ -222,7 +223,7 @@ def find_flash(device: torch.device) -> Any:
     """Return torch's attention over variable lengths, which it has since 2.11 for recent GPUs, or
     None.
 
-    It takes half precision alone, and drops no weights.
+    It takes half precision alone, and drops no weights. It is tried out once, against padding.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return None
@@ -231,5 +232,28 @@ def find_flash(device: torch.device) -> Any:
     from torch.nn.attention.varlen import varlen_attn
 
     logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # a line a call
-    has_windows = "window_size" in inspect.signature(varlen_attn).parameters  # not in 2.10
-    return varlen_attn if has_windows else None
+    if "window_size" not in inspect.signature(varlen_attn).parameters:  # as in 2.10
+        return None
+    try:
+        agrees = _agrees(varlen_attn, device)
+    except Exception as error:  # of kernels that this GPU, or this build of torch, does not have
+        log.warning("attention is padded: torch's for variable lengths failed: %s", error)
+        return None
+    if not agrees:
+        log.warning("attention is padded: torch's for variable lengths computes something else")
+    return varlen_attn if agrees else None
+
+
+@torch.inference_mode(False)
+@torch.enable_grad()
+def _agrees(flash: Any, device: torch.device) -> bool:
+    """Say whether `flash` gives what padded attention gives, forward and backward."""
+    found = []
+    for choice in (flash, None):
+        sentences = replace(pack([5, 2, 9])._map(lambda index: index.to(device)), flash=choice)
+        x = torch.linspace(0, 999, 16 * 2 * 64, device=device).sin().view(16, 2, 64)  # (N, H, D/H)
+        x = x.bfloat16().requires_grad_()
+        heads = attend(x, x.flip(0), x, sentences, sentences, causal=True)
+        (gradient,) = torch.autograd.grad(heads.float().square().sum(), x)
+        found.append((heads, gradient))
+    return all(torch.allclose(a, b, atol=0.05, rtol=0.05) for a, b in zip(*found, strict=True))

@@ -26,7 +26,7 @@ def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
         failure = _try_out(device)
         if failure is not None:
             log.info("compile=false, since torch.compile does not work here: %s", failure)
-        choice = failure is None
+        return None if failure else Compiler(may_fail=True)
     return Compiler() if choice else None
 
 
@@ -36,9 +36,12 @@ def _try_out(device: torch.device) -> str | None:
     try:
         torch.compile(layer, dynamic=True)(torch.ones(8, 16, device=device)).sum().backward()
     except Exception as error:  # of Triton, of compilers and of the many layers between
-        text = str(error).strip() or type(error).__name__
-        return text.splitlines()[0]
+        return _first_line(error)
     return None
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
 class Compiler:
@@ -48,7 +51,8 @@ class Compiler:
     TORCH_LOGS=recompiles makes torch say why it compiles again.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, *, may_fail: bool = False) -> None:
+        """With `may_fail` a model that cannot be compiled runs as it is, with a warning."""
         # here, since importing it takes seconds that only a compiled run should pay
         from torch._dynamo import callback, utils
         from torch.fx.experimental import _config
@@ -57,6 +61,7 @@ class Compiler:
         _config.use_duck_shape = False
 
         self.seconds = 0.0
+        self._may_fail, self._failed = may_fail, False
         self._counters = utils.counters
         self._start_seconds = 0.0
         self._logged = self.num_graphs
@@ -73,7 +78,21 @@ class Compiler:
 
         The model stays as it is: validation and decoding run it uncompiled.
         """
-        return torch.compile(model.forward, dynamic=True, fullgraph=True)
+        compiled = torch.compile(model.forward, dynamic=True, fullgraph=True)
+
+        def forward(*inputs: Any) -> Tensor:
+            if self._failed:
+                return model(*inputs)  # type: ignore[no-any-return]
+            try:
+                return compiled(*inputs)
+            except torch.OutOfMemoryError:
+                raise
+            except Exception as error:  # of Triton, of compilers and of the many layers between
+                self._failed = True
+                log.warning("the model runs uncompiled: %s", _first_line(error))
+                return model(*inputs)  # type: ignore[no-any-return]
+
+        return forward if self._may_fail else compiled
 
     # torch 2.6 passes nothing, later ones what is compiled
 
