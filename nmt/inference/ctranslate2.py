@@ -127,9 +127,10 @@ class CTranslate2Backend:
     def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
         """Fill `found` for the rows `some`, each with its own length limit.
 
-        CTranslate2 has one limit a batch. Without a beam, what passes its own limit is cut there.
-        With one, what has ended in time is what a search up to that limit would have found; where
-        that is not enough, the row is searched again, since unfinished hypotheses count then.
+        CTranslate2 has one limit a batch. What has ended in time is what a search up to the row's
+        own limit would have found. Where one result is wanted and none has, the best is cut at the
+        limit; of a beam that is near what such a search gives. Where several are wanted, the row is
+        searched again, since cut hypotheses may be equal.
         """
         again: dict[int, list[int]] = {}
         results = self._call(task, some, max(task.limits[i] for i in some))
@@ -140,6 +141,8 @@ class CTranslate2Backend:
                 found[i] = fitting
             elif not task.is_beam:
                 found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
+            elif task.n_best == 1:
+                found[i] = [_cut(hypotheses[0], limit)]
             else:
                 again.setdefault(limit, []).append(i)
         for limit, late in again.items():

@@ -71,4 +71,4 @@ def _fastest_batch(engine: Any, d_model: int) -> int:
     """
     if engine.device != "cpu":
         return 65536
-    return min(6144, max(1024, 4 * d_model)) if "int8" in engine.compute_type else 6144
+    return min(6144, max(1536, 4 * d_model)) if "int8" in engine.compute_type else 6144
