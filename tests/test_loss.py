@@ -40,7 +40,7 @@ def example(count: int = 12, dtype: torch.dtype = torch.float32) -> tuple[Tensor
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
 
-@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss._softmax_at_once])
+@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss.softmax_at_once])
 @pytest.mark.parametrize("chunk", [512, 4, 1])
 @pytest.mark.parametrize("smoothing", EPSILONS)
 def test_value_and_gradients_equal_the_definition(
@@ -103,7 +103,7 @@ def test_no_tokens_have_loss_0_and_gradient_0() -> None:
         assert (tensor.grad == 0).all()
 
 
-@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss._softmax_at_once])
+@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss.softmax_at_once])
 def test_sums_are_float32_under_autocast(softmax: loss.Softmax) -> None:
     hidden, weight, targets = example(900)
     exact = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)

@@ -1,21 +1,17 @@
 """torch.compile for model and loss in training, and a count of what it compiles."""
 
-# D d_model
-
 from __future__ import annotations
 
 import logging
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch import Tensor, nn
-
-from nmt.model.transformer import Transformer
+from torch import nn
 
 log = logging.getLogger(__name__)
-Forward = Callable[..., Tensor]
+T = TypeVar("T")
 
 
 def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
@@ -52,7 +48,7 @@ class Compiler:
     """
 
     def __init__(self, *, may_fail: bool = False) -> None:
-        """With `may_fail` a model that cannot be compiled runs as it is, with a warning."""
+        """With `may_fail` what cannot be compiled runs as it is, with a warning."""
         # here, since importing it takes seconds that only a compiled run should pay
         from torch._dynamo import callback, utils
         from torch.fx.experimental import _config
@@ -61,7 +57,7 @@ class Compiler:
         _config.use_duck_shape = False
 
         self.seconds = 0.0
-        self._may_fail, self._failed = may_fail, False
+        self._may_fail = may_fail
         self._counters = utils.counters
         self._start_seconds = 0.0
         self._logged = self.num_graphs
@@ -73,26 +69,28 @@ class Compiler:
         """Graphs that this process has compiled; the backward pass of each is not counted."""
         return int(self._counters["stats"]["unique_graphs"])
 
-    def compile(self, model: Transformer) -> Forward:
-        """Return the forward pass of `model`, which compiles itself when it is first called.
-
-        The model stays as it is: validation and decoding run it uncompiled.
+    def compile(self, plain: Callable[..., T], *, dynamic: bool | None = True) -> Callable[..., T]:
+        """Return `plain` compiled; it compiles itself when it is first called, and again for other
+        sizes as torch's `dynamic` says.
         """
-        compiled = torch.compile(model.forward, dynamic=True, fullgraph=True)
+        compiled: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True)
+        return self._or_plain(compiled, plain) if self._may_fail else compiled
 
-        def forward(*inputs: Any) -> Tensor:
-            if self._failed:
-                return model(*inputs)  # type: ignore[no-any-return]
+    def _or_plain(self, compiled: Callable[..., T], plain: Callable[..., T]) -> Callable[..., T]:
+        chosen = compiled
+
+        def call(*inputs: Any) -> T:
+            nonlocal chosen
             try:
-                return compiled(*inputs)
-            except torch.OutOfMemoryError:
-                raise
+                return chosen(*inputs)
             except Exception as error:  # of Triton, of compilers and of the many layers between
-                self._failed = True
-                log.warning("the model runs uncompiled: %s", _first_line(error))
-                return model(*inputs)  # type: ignore[no-any-return]
+                if chosen is plain or isinstance(error, torch.OutOfMemoryError):
+                    raise
+                log.warning("%s runs uncompiled: %s", plain.__qualname__, _first_line(error))
+            chosen = plain
+            return plain(*inputs)
 
-        return forward if self._may_fail else compiled
+        return call
 
     # torch 2.6 passes nothing, later ones what is compiled
 

@@ -9,7 +9,6 @@ loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -97,18 +96,12 @@ def softmax_in_place(
     return loss, nll, error.scatter_add_(1, wanted[:, None], right).to(logits.dtype)
 
 
-@functools.cache
-def compiled_softmax() -> Softmax:
-    """Return a `Softmax` of few kernels, which read the logits and write the error, in float32
-    between.
-    """
-    # a graph for whole chunks, and one for any number of rows; V is known in both
-    return torch.compile(_softmax_at_once, fullgraph=True)
-
-
-def _softmax_at_once(
+def softmax_at_once(
     logits: Tensor, wanted: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
+    """Be a `Softmax` that compiles to few kernels, which read the logits and write the error, in
+    float32 between.
+    """
     log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
     is_right = torch.arange(logits.size(1), device=logits.device) == wanted[:, None]  # (N, V)
     nll = -torch.where(is_right, log_probs, 0.0).sum()

@@ -4,12 +4,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor, nn
 
 from nmt.model.transformer import Transformer
 from nmt.training.batch import Batch
 from nmt.training.compiled import Compiler
-from nmt.training.loss import compiled_softmax, smoothed_cross_entropy, softmax_in_place
+from nmt.training.loss import Softmax, smoothed_cross_entropy, softmax_at_once, softmax_in_place
 
 
 class Objective(nn.Module):
@@ -23,8 +25,12 @@ class Objective(nn.Module):
     ) -> None:
         super().__init__()
         self.model = model
-        self.forward_model = model.forward if compiler is None else compiler.compile(model)
-        self.softmax = softmax_in_place if compiler is None else compiled_softmax()
+        self.forward_model: Callable[..., Tensor] = model.forward
+        self.softmax: Softmax = softmax_in_place
+        if compiler is not None:  # the model stays as it is for validation and decoding
+            self.forward_model = compiler.compile(model.forward)
+            # a graph for whole chunks, and one for any number of rows; V is known in both
+            self.softmax = compiler.compile(softmax_at_once, dynamic=None)
         self.smoothing = smoothing
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
