@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from nmt.inference.translator import Translator
+    from nmt.translate.translator import Translator
 
 __version__ = "0.1.0"
 __all__ = ["Translator", "__version__"]
@@ -18,7 +18,7 @@ __all__ = ["Translator", "__version__"]
 def __getattr__(name: str) -> Any:
     """Import `Translator` at its first use (PEP 562)."""
     if name == "Translator":
-        from nmt.inference.translator import Translator
+        from nmt.translate.translator import Translator
 
         return Translator
     raise AttributeError(f"module 'nmt' has no attribute {name!r}")

@@ -17,8 +17,8 @@ from nmt.checkpoint import (
     load_weights,
     save_model,
 )
+from nmt.config import BestMetric
 from nmt.errors import ModelError
-from nmt.options import BestMetric
 
 
 def average(folders: list[Path], output: Path) -> None:

@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nmt.config import ModelConfig, SearchConfig
+from nmt.config import ExportFormat, ModelConfig, Norm, Positions, Quantization, SearchConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
 from nmt.model.transformer import Transformer
-from nmt.options import ExportFormat, Norm, Positions, Quantization
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

@@ -19,8 +19,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from nmt.config import DType
 from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
-from nmt.options import DType
 
 _DEVICES = "auto, cpu, cuda, cuda:1, mps"
 T = TypeVar("T")

@@ -21,8 +21,8 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER, TERScore
 from sacrebleu.significance import PairedTest
 
+from nmt.config import Method, Metric
 from nmt.errors import ConfigError, DataError, nearest
-from nmt.options import Method, Metric
 
 MAX_TOKENISED_LINES = 100
 """Lines that may end in " ." before the text counts as tokenised; sacreBLEU warns there too."""

@@ -10,13 +10,12 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig, TokenizerConfig
+from nmt.config import ModelConfig, Norm, Positions, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.model.cache import DecoderCache
 from nmt.model.packing import pack
 from nmt.model.transformer import Memory, Transformer
-from nmt.options import Norm, Positions
 from nmt.training import flops
 
 torch.set_num_threads(1)

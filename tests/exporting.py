@@ -15,15 +15,14 @@ import torch.nn.functional as F
 from conftest import WORDS, hidden_states, tiny_config, tiny_model
 
 from nmt.checkpoint import ModelInfo, save_model
-from nmt.config import ExportConfig, SearchConfig
+from nmt.config import ExportConfig, ExportFormat, Quantization, SearchConfig
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.export.folder import export
-from nmt.inference.backend import NativeBackend
-from nmt.inference.loading import load_models
-from nmt.inference.search import Hypothesis
 from nmt.model.transformer import Transformer
-from nmt.options import ExportFormat, Quantization
+from nmt.search.search import Hypothesis
+from nmt.translate.backend import NativeBackend
+from nmt.translate.loading import load_models
 
 LIMIT = 30  # tokens of a translation
 

@@ -22,7 +22,7 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 # what training imports sooner or later; a module that is not there is left out
 _CONTEXT.set_forkserver_preload(
     ["pytest", "pandas", "torch._dynamo", "torch.onnx", "torch.utils.tensorboard"]
-    + ["torch.distributed.rpc", "nmt.cli.compose", "nmt.cli.train", "nmt.inference.translator"]
+    + ["torch.distributed.rpc", "nmt.cli.compose", "nmt.cli.train", "nmt.translate.translator"]
 )
 _PATIENCE_SECONDS = 120  # far more than any of these tests needs, on a busy machine too
 

@@ -17,13 +17,12 @@ from conftest import BOS, EOS, PAD, UNK, hidden_states, random_source, tiny_mode
 from torch import Tensor, nn
 
 from nmt.checkpoint import ModelInfo, save_model
-from nmt.config import SearchConfig
+from nmt.config import Norm, SearchConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.inference.hypotheses import ControlIds, Hypothesis
-from nmt.inference.search import search
-from nmt.inference.stepper import Stepper
 from nmt.model.transformer import Transformer
-from nmt.options import Norm
+from nmt.search.hypotheses import ControlIds, Hypothesis
+from nmt.search.search import search
+from nmt.search.stepper import Stepper
 
 IDS = ControlIds(PAD, BOS, EOS)
 SYMBOLS = 6

@@ -13,12 +13,12 @@ from conftest import BOS, random_source
 from searching import LENGTHS, Source, config, decided_model, find
 from torch import Tensor
 
-from nmt.inference.hypotheses import Hypothesis
-from nmt.inference.stepper import ModelStepper, alignment_layer
+from nmt.config import Norm
 from nmt.model import attention as attention_module
 from nmt.model.packing import pack
 from nmt.model.transformer import Transformer
-from nmt.options import Norm
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.stepper import ModelStepper, alignment_layer
 
 
 @torch.no_grad()

@@ -33,12 +33,11 @@ from nmt.checkpoint import (
     load_weights,
     save_model,
 )
-from nmt.config import SearchConfig
+from nmt.config import BestMetric, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ModelError
 from nmt.model.transformer import Transformer
-from nmt.options import BestMetric, Norm, Positions
 
 
 def info(tokenizer: Tokenizer, **changes: Any) -> ModelInfo:

@@ -15,16 +15,15 @@ from conftest import EOS, sentences, tiny_model
 from exporting import HOSTILE, exported, fond_of_padding, random_model, save, short_sentences
 
 from nmt import Translator
-from nmt.config import SearchConfig
+from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
-from nmt.inference.backend import Backend, NativeBackend
-from nmt.inference.exported import load_ctranslate2
-from nmt.inference.loading import load_models
-from nmt.inference.penalties import score
-from nmt.inference.search import Hypothesis
-from nmt.inference.stepper import ModelStepper
-from nmt.options import DType, ExportFormat, Norm, Normalization, Positions
+from nmt.search.penalties import score
+from nmt.search.search import Hypothesis
+from nmt.search.stepper import ModelStepper
+from nmt.translate.backend import Backend, NativeBackend
+from nmt.translate.exported import load_ctranslate2
+from nmt.translate.loading import load_models
 
 LINES = short_sentences(20)
 SMALL = replace(SearchConfig(), max_length_b=10)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from conftest import VOCAB_SIZE, hidden_states, random_source, tiny_model
 
+from nmt.config import Norm
 from nmt.model.cache import DecoderCache, Grid
-from nmt.options import Norm
 
 LENGTHS = [5, 20, 1, 9]
 

@@ -14,9 +14,9 @@ import pytest
 from packing import SUFFIXES, write
 
 from nmt.errors import DataError
-from nmt.preprocessing import chunks
-from nmt.preprocessing.chunks import ChunkReader, read_chunks
-from nmt.preprocessing.pieces import Chunk, Format, Source
+from nmt.preprocess import chunks
+from nmt.preprocess.chunks import ChunkReader, read_chunks
+from nmt.preprocess.pieces import Chunk, Format, Source
 
 Row = tuple[bytes, ...]
 
@@ -177,8 +177,8 @@ def test_bytes_read_on_disk_end_at_the_sizes_of_the_files(tmp_path: Path) -> Non
 _READ = """
 import resource, sys
 from pathlib import Path
-from nmt.preprocessing.chunks import read_chunks
-from nmt.preprocessing.pieces import Chunk, Format, Source
+from nmt.preprocess.chunks import read_chunks
+from nmt.preprocess.pieces import Chunk, Format, Source
 paths = tuple(map(Path, sys.argv[1:]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 num_pairs, overlong, start = 0, [], None

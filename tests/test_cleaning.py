@@ -22,15 +22,14 @@ from dirt import (
     read_tsv,
 )
 
-from nmt.config import DataConfig, FilterConfig, PreprocessConfig
+from nmt.config import DataConfig, FilterConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
-from nmt.options import Invalid
-from nmt.preprocessing.chunks import ChunkReader
-from nmt.preprocessing.cleaned import Cleaned
-from nmt.preprocessing.cleaning import MALFORMED, NOT_UTF8, OVERLONG, clean
-from nmt.preprocessing.counts import NUM_EXAMPLES, Counts
-from nmt.preprocessing.filters import EMPTY, NUL
-from nmt.preprocessing.pieces import Format, Source
+from nmt.preprocess.chunks import ChunkReader
+from nmt.preprocess.cleaned import Cleaned
+from nmt.preprocess.cleaning import MALFORMED, NOT_UTF8, OVERLONG, clean
+from nmt.preprocess.counts import NUM_EXAMPLES, Counts
+from nmt.preprocess.filters import EMPTY, NUL
+from nmt.preprocess.pieces import Format, Source
 
 SEEDS = range(30)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]

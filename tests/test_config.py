@@ -15,9 +15,8 @@ import yaml
 from nmt.cli import compose
 from nmt.cli.commands import COMMANDS
 from nmt.cli.help import choices
-from nmt.config import ModelConfig, OptimizerConfig, SplitConfig, TrainConfig
+from nmt.config import ModelConfig, Optimizer, OptimizerConfig, Schedule, SplitConfig, TrainConfig
 from nmt.errors import ConfigError
-from nmt.options import Optimizer, Schedule
 
 REQUIRED = {"evaluate": ["hypotheses=h", "references=r"], "score": ["src=s", "tgt=t"]}
 

@@ -27,9 +27,9 @@ from torch import Tensor
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.inference.hypotheses import Live
-from nmt.inference.search import ControlIds, search
-from nmt.inference.stepper import ModelStepper
+from nmt.search.hypotheses import Live
+from nmt.search.search import ControlIds, search
+from nmt.search.stepper import ModelStepper
 
 CONTROL_TEXT = "the </s> a <pad> <s> <unk> house</s>"
 PREFIXES: list[list[int]] = [[4, 5], [], [5], [UNK, 4, 4, 5, 5, 4, 4]]

@@ -16,9 +16,9 @@ from test_sources import read, settings
 
 from nmt.config import SplitConfig
 from nmt.errors import DataError
-from nmt.preprocessing.chunks import read_chunks
-from nmt.preprocessing.cleaning import clean
-from nmt.preprocessing.sources import find_sources
+from nmt.preprocess.chunks import read_chunks
+from nmt.preprocess.cleaning import clean
+from nmt.preprocess.sources import find_sources
 
 SIZES = {"train": 5, "validation": 3, "test": 2}
 OURS = {"train": "train", "valid": "validation", "test": "test"}

@@ -8,16 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from nmt.options import Duplicates
-from nmt.preprocessing import duplicates, repeats
-from nmt.preprocessing.duplicates import (
+from nmt.config import Duplicates
+from nmt.preprocess import duplicates, repeats
+from nmt.preprocess.duplicates import (
     UnitHashes,
     find_duplicates,
     hash_pairs,
     join_hashes,
     read_seen,
 )
-from nmt.preprocessing.repeats import UnitRepeats, count_repeats, hash_sides
+from nmt.preprocess.repeats import UnitRepeats, count_repeats, hash_sides
 
 Pair = tuple[str, str]
 KEYS = {

@@ -19,14 +19,14 @@ from searching import (
     teacher_forced,
 )
 
+from nmt.config import Combine, Norm
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
-from nmt.inference.ensemble import EnsembleStepper
-from nmt.inference.loading import load_models
-from nmt.inference.scoring import score_hypotheses
-from nmt.inference.stepper import ModelStepper
-from nmt.options import Combine, Norm
+from nmt.search.ensemble import EnsembleStepper
+from nmt.search.stepper import ModelStepper
+from nmt.translate.loading import load_models
+from nmt.translate.scoring import score_hypotheses
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 both_means = pytest.mark.parametrize("combine", list(Combine))

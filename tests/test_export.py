@@ -17,12 +17,19 @@ from toy import command, train
 
 from nmt.average import average
 from nmt.checkpoint import load_export_info, load_info
-from nmt.config import ExportConfig, ModelConfig
+from nmt.config import (
+    ExportConfig,
+    ExportFormat,
+    ModelConfig,
+    Norm,
+    Positions,
+    Quantization,
+    option,
+)
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.export.folder import export
 from nmt.export.support import SUPPORTED, announce, check_exportable, require_exportable
-from nmt.options import ExportFormat, Norm, Positions, Quantization, option
 
 
 @pytest.fixture

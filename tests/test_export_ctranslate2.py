@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 from exporting import HOSTILE, LIMIT, exported, native, random_model, short_sentences, without_nmt
 
-from nmt.config import SearchConfig
+from nmt.config import ExportFormat, Norm, Normalization, Positions, Quantization, SearchConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.options import ExportFormat, Norm, Normalization, Positions, Quantization
 
 NAMES = [f"{norm.value}-{layout.value}" for norm in Norm for layout in Positions]
 LINES = short_sentences(30)

@@ -21,11 +21,10 @@ from exporting import (
 )
 from safetensors.torch import load_file
 
-from nmt.config import SearchConfig
+from nmt.config import ExportFormat, Normalization, Positions, Quantization, SearchConfig
 from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import Tokenizer
-from nmt.inference.loading import load_models
-from nmt.options import ExportFormat, Normalization, Positions, Quantization
+from nmt.translate.loading import load_models
 
 TRAINED = [f"post-{layout.value}" for layout in Positions]
 RANDOM = {

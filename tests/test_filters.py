@@ -14,12 +14,12 @@ from dirt import make_chunk
 
 from nmt.config import DataConfig, FilterConfig, PreprocessConfig
 from nmt.errors import ConfigError
-from nmt.preprocessing import language, scripts
-from nmt.preprocessing.cleaned import Cleaned, Where
-from nmt.preprocessing.cleaning import clean
-from nmt.preprocessing.filters import check_filters, drop_by_tokens
-from nmt.preprocessing.pieces import Format
-from nmt.preprocessing.scripts import foreign_shares, script_table, scripts_of
+from nmt.preprocess import language, scripts
+from nmt.preprocess.cleaned import Cleaned, Where
+from nmt.preprocess.cleaning import clean
+from nmt.preprocess.filters import check_filters, drop_by_tokens
+from nmt.preprocess.pieces import Format
+from nmt.preprocess.scripts import foreign_shares, script_table, scripts_of
 
 
 def settings(src_lang: str = "en", tgt_lang: str = "de", **filters: Any) -> PreprocessConfig:

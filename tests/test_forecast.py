@@ -9,17 +9,16 @@ import pytest
 import torch
 from conftest import tiny_config
 
-from nmt.config import ModelConfig, TrainConfig
+from nmt.config import ModelConfig, Norm, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.bucketing import Lengths, padding_share
 from nmt.model import products
 from nmt.model.packing import pack
 from nmt.model.transformer import Transformer, num_parameters
-from nmt.options import Norm
-from nmt.preprocessing import memory
-from nmt.preprocessing.epoch import forecast_epoch, length_counts
-from nmt.preprocessing.statistics import NUM_BINS, Statistics, length_bins
-from nmt.preprocessing.tally import Tally
+from nmt.preprocess import memory
+from nmt.preprocess.epoch import forecast_epoch, length_counts
+from nmt.preprocess.statistics import NUM_BINS, Statistics, length_bins
+from nmt.preprocess.tally import Tally
 
 
 def counted(lengths: Lengths) -> Statistics:

@@ -21,13 +21,12 @@ from conftest import (
 )
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig
+from nmt.config import ModelConfig, Norm, Positions
 from nmt.model import transformer
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.layers import sinusoidal_positions
 from nmt.model.packing import pack
 from nmt.model.transformer import Transformer, num_parameters
-from nmt.options import Norm, Positions
 
 NORMS = [Norm.post, Norm.pre]
 LENGTHS = [7, 3, 5, 1]  # of source sentences, EOS included

@@ -10,9 +10,8 @@ import torch
 from conftest import hidden_states, random_source, random_target, tiny_model
 from torch import Tensor, nn
 
-from nmt.config import OptimizerConfig
+from nmt.config import Optimizer, OptimizerConfig
 from nmt.errors import ConfigError
-from nmt.options import Optimizer
 from nmt.training import optimizer as optim
 from nmt.training.precision import Precision
 

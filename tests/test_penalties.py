@@ -8,10 +8,9 @@ import random
 import pytest
 import torch
 
-from nmt.config import SearchConfig
+from nmt.config import Normalization, SearchConfig
 from nmt.errors import ConfigError
-from nmt.inference.penalties import coverage_of, least_log_prob, length_penalty, score
-from nmt.options import Normalization
+from nmt.search.penalties import coverage_of, least_log_prob, length_penalty, score
 
 
 def test_the_length_penalty_counts_eos() -> None:

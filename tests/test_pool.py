@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import DataError, NmtError
-from nmt.preprocessing.pool import Pool, count_workers
+from nmt.preprocess.pool import Pool, count_workers
 
 
 def sleeper() -> Callable[[float], float]:

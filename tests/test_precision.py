@@ -7,10 +7,10 @@ import torch
 from conftest import VOCAB_SIZE, hidden_states, random_source, random_target, tiny_model
 from torch import Tensor, nn
 
+from nmt.config import DType
 from nmt.distributed import find_dtype
 from nmt.errors import DeviceError
 from nmt.model.transformer import Transformer
-from nmt.options import DType
 from nmt.training import loss as loss_module
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.precision import Precision

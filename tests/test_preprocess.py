@@ -184,8 +184,8 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("nmt.cli.preprocess, nmt.preprocessing.prepare", "torch"),
-        ("nmt.preprocessing.pool, nmt.preprocessing.encoding", "pyarrow"),  # there are many workers
+        ("nmt.cli.preprocess, nmt.preprocess.prepare", "torch"),
+        ("nmt.preprocess.pool, nmt.preprocess.encoding", "pyarrow"),  # there are many workers
     ],
 )
 def test_nothing_heavy_is_imported(modules: str, unwanted: str) -> None:

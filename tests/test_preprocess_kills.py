@@ -20,7 +20,7 @@ from preprocessing import (
 )
 from toy import command
 
-from nmt.preprocessing.workspace import open_workspace
+from nmt.preprocess.workspace import open_workspace
 
 KILLED = -signal.SIGKILL
 

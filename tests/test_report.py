@@ -19,11 +19,11 @@ from nmt.cli.compose import with_config
 from nmt.config import CorpusConfig, DataConfig, ModelConfig, PreprocessConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.preprocessing.counts import Counts, Place
-from nmt.preprocessing.overlap import HeldOut
-from nmt.preprocessing.page import report_page
-from nmt.preprocessing.report import Part, Report, build_report
-from nmt.preprocessing.terminal import report_table
+from nmt.preprocess.counts import Counts, Place
+from nmt.preprocess.overlap import HeldOut
+from nmt.preprocess.page import report_page
+from nmt.preprocess.report import Part, Report, build_report
+from nmt.preprocess.terminal import report_table
 
 SRC = sentences(300, seed=1)
 TGT = [" ".join(line.split()[::-1]) for line in SRC]

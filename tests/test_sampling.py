@@ -27,8 +27,8 @@ from searching import (
     toy_source,
 )
 
-from nmt.inference.sampling import narrow, occurrences
-from nmt.inference.stepper import ModelStepper
+from nmt.search.sampling import narrow, occurrences
+from nmt.search.stepper import ModelStepper
 
 CUTS: dict[str, dict[str, Any]] = {
     "plain": {},

@@ -10,9 +10,8 @@ import torch
 from torch import nn
 from torch.optim import lr_scheduler
 
-from nmt.config import ModelConfig, OptimizerConfig, TrainConfig
+from nmt.config import ModelConfig, OptimizerConfig, Schedule, TrainConfig
 from nmt.errors import ConfigError
-from nmt.options import Schedule
 from nmt.training.schedule import learning_rate, peak_learning_rate
 
 INVERSE_SQRT, COSINE = Schedule.inverse_sqrt, Schedule.cosine

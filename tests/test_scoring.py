@@ -16,11 +16,11 @@ from searching import IDS, decided_model, save_tiny, teacher_forced
 from toy import command
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.inference import stepper as stepper_module
-from nmt.inference.hypotheses import ControlIds
-from nmt.inference.loading import load_models
-from nmt.inference.scoring import score_pairs
-from nmt.inference.stepper import ModelStepper
+from nmt.search import stepper as stepper_module
+from nmt.search.hypotheses import ControlIds
+from nmt.search.stepper import ModelStepper
+from nmt.translate.loading import load_models
+from nmt.translate.scoring import score_pairs
 
 SRC = ["", *sentences(12, seed=3), "the </s> <pad> house", "größer", ""]
 TGT = [*sentences(13, seed=4), "a </s>", "", ""]

@@ -28,9 +28,9 @@ from searching import (
 )
 from torch import Tensor
 
+from nmt.config import Normalization
 from nmt.errors import ModelError
-from nmt.inference.search import length_limits
-from nmt.options import Normalization
+from nmt.search.search import length_limits
 
 RULES: dict[str, dict[str, Any]] = {
     **{f"wu{alpha}": {"alpha": alpha} for alpha in (-0.5, 0.0, 0.6, 1.0, 2.0)},

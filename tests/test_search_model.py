@@ -21,11 +21,10 @@ from searching import (
 )
 from torch import Tensor
 
-from nmt.config import SearchConfig
-from nmt.inference.hypotheses import Hypothesis
-from nmt.inference.scoring import score_hypotheses
-from nmt.inference.stepper import ModelStepper
-from nmt.options import Norm, Normalization
+from nmt.config import Norm, Normalization, SearchConfig
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.stepper import ModelStepper
+from nmt.translate.scoring import score_hypotheses
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},

@@ -7,8 +7,8 @@ from conftest import sentences, tiny_model
 from searching import Copier, config
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.inference.stepper import ModelStepper
-from nmt.inference.translator import Translator
+from nmt.search.stepper import ModelStepper
+from nmt.translate.translator import Translator
 
 
 @pytest.fixture

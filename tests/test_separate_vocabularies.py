@@ -25,11 +25,10 @@ from toy import WORDS, assert_same_weights, command, train
 
 from nmt import Translator
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
-from nmt.config import PreprocessConfig, SearchConfig
+from nmt.config import ExportFormat, Normalization, PreprocessConfig, SearchConfig
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
-from nmt.options import ExportFormat, Normalization
 from nmt.training.batch import make_batch
 
 SIZES = {"train": 400, "valid": 30}

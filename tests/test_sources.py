@@ -14,16 +14,15 @@ from typing import Any
 import pytest
 from packing import SUFFIXES, pack, write
 
-from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, SplitConfig
+from nmt.config import Corpus, CorpusConfig, DataConfig, PreprocessConfig, SplitConfig, Step
 from nmt.data import numbers
 from nmt.errors import ConfigError, DataError
-from nmt.options import Corpus, Step
-from nmt.preprocessing.chunks import read_chunks
-from nmt.preprocessing.cleaning import clean
-from nmt.preprocessing.patterns import pair_up
-from nmt.preprocessing.pieces import Format, Source
-from nmt.preprocessing.sources import find_sources, has_split
-from nmt.preprocessing.spool import Spool
+from nmt.preprocess.chunks import read_chunks
+from nmt.preprocess.cleaning import clean
+from nmt.preprocess.patterns import pair_up
+from nmt.preprocess.pieces import Format, Source
+from nmt.preprocess.sources import find_sources, has_split
+from nmt.preprocess.spool import Spool
 
 PAIRS = [("a tree", "ein Baum"), ("two", "zwei"), ("green", "grün")]
 

@@ -14,9 +14,9 @@ import pytest
 from conftest import sentences
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocessing.codepoints import CodePoints, normal_form
-from nmt.preprocessing.overlap import NUM_EXAMPLES, HeldOut
-from nmt.preprocessing.statistics import (
+from nmt.preprocess.codepoints import CodePoints, normal_form
+from nmt.preprocess.overlap import NUM_EXAMPLES, HeldOut
+from nmt.preprocess.statistics import (
     EXACT_LENGTHS,
     NUM_BINS,
     Measurer,
@@ -24,7 +24,7 @@ from nmt.preprocessing.statistics import (
     bin_starts,
     length_bins,
 )
-from nmt.preprocessing.tally import Tally
+from nmt.preprocess.tally import Tally
 
 ODD = "aB é\u0301ßﬁ \u00a0\u2003\u3000\u200b.,!?-'\"`$ \ue000\ufffd你好Привет😀ＡΣς\u0378\x01"
 

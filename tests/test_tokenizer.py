@@ -12,11 +12,10 @@ from pathlib import Path
 import pytest
 from conftest import sentences, tokenizer_config
 
-from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig
+from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer, train_tokenizers
 from nmt.errors import ConfigError, DataError, ModelError
-from nmt.options import TokenizerType
 
 TYPED = ["<s> </s> <pad> <unk> ▁", "</s>", "a</s>b", "<s>", "<pad><pad>", "<0x0A>"]
 RARE = ["😀 👩‍👩‍👧", "漢字 かな", "ᚠᚢᚦ", "𓀀𓁐", "Ωμέγα", "x́", "ﷺ", "🇩🇪"]

@@ -18,8 +18,8 @@ from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt import Translator
 from nmt.data.corpus import clean_line
-from nmt.inference import progress
-from nmt.inference.backend import NativeBackend
+from nmt.translate import progress
+from nmt.translate.backend import NativeBackend
 
 HOSTILE = [
     b"the house",

@@ -12,7 +12,7 @@ import pytest
 from conftest import sentences
 from translating import fork, kill, start, status, translate, write_lines, write_model
 
-from nmt.inference import job
+from nmt.translate import job
 
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1000, seed=5))]
 OPTIONS = ["window_lines=40", "format=json", "n_best=2"]

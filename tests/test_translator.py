@@ -15,17 +15,16 @@ import torch
 from conftest import sentences, tiny_model
 from searching import Copier
 
-from nmt.config import SearchConfig
+from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
-from nmt.inference.backend import NativeBackend
-from nmt.inference.decoding import MAX_FAILURES, Decoder, Failure, Part
-from nmt.inference.lines import LengthRule
-from nmt.inference.search import Hypothesis
-from nmt.inference.stepper import ModelStepper
-from nmt.inference.translator import LineOptions, TranslationError, Translator
-from nmt.inference.windows import cut_windows, prefetch
-from nmt.options import TooLong
+from nmt.search.search import Hypothesis
+from nmt.search.stepper import ModelStepper
+from nmt.translate.backend import NativeBackend
+from nmt.translate.decoding import MAX_FAILURES, Decoder, Failure, Part
+from nmt.translate.lines import LengthRule
+from nmt.translate.translator import LineOptions, TranslationError, Translator
+from nmt.translate.windows import cut_windows, prefetch
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
 LINES = ["", *sentences(30, seed=8), " ", "the " * 60]

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from nmt.errors import ConfigError
-from nmt.inference.translator import Translator
+from nmt.translate.translator import Translator
 
 
 @pytest.fixture(scope="module")

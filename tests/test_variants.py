@@ -22,7 +22,7 @@ from conftest import (
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo, build_model, load_info, load_weights, save_model
-from nmt.config import ModelConfig, SearchConfig
+from nmt.config import ModelConfig, Norm, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.model.attention import MultiHeadAttention
@@ -30,7 +30,6 @@ from nmt.model.dropout import Dropout
 from nmt.model.layers import FeedForward
 from nmt.model.packing import pack
 from nmt.model.transformer import Transformer
-from nmt.options import Norm
 
 NORMS = [Norm.post, Norm.pre]
 LENGTHS = [7, 3, 5, 1]

@@ -10,11 +10,11 @@ import pytest
 import sentencepiece
 from conftest import sentences, tokenizer_config
 
+from nmt.config import TokenizerType
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.options import TokenizerType
-from nmt.preprocessing import words
-from nmt.preprocessing.words import Ids, LineEncoder, cuts_at_spaces
+from nmt.preprocess import words
+from nmt.preprocess.words import Ids, LineEncoder, cuts_at_spaces
 
 # whatever a normaliser may drop, join, split, or take for a space; and spaces themselves
 ODD = "\u00a0\u3000\u2009\u200b\u200d\u00ad\u0301\u0308\u00a8\uffe3\u0385\u1fc1\t\x01\x1a\x00"

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.preprocessing.workspace import Workspace, open_workspace
+from nmt.preprocess.workspace import Workspace, open_workspace
 
 JOB = {"seed": 1, "inputs": {"a.en": [10, 20]}}
 

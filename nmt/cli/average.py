@@ -11,9 +11,8 @@ from yaml import YAMLError
 
 from nmt.average import average, best_checkpoints, last_checkpoints
 from nmt.checkpoint import list_checkpoints
-from nmt.config import AverageConfig
+from nmt.config import AverageConfig, BestMetric, resolve
 from nmt.errors import ModelError
-from nmt.options import BestMetric, resolve
 
 log = logging.getLogger(__name__)
 

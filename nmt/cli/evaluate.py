@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from nmt.config import EvaluateConfig
+from nmt.config import EvaluateConfig, OutputFormat
 from nmt.data.corpus import read_input
 from nmt.evaluate import (
     Significance,
@@ -15,7 +15,6 @@ from nmt.evaluate import (
     evaluate,
     tokenizer_for,
 )
-from nmt.options import OutputFormat
 
 
 def run(config: EvaluateConfig, config_yaml: str) -> None:
@@ -49,7 +48,7 @@ def run(config: EvaluateConfig, config_yaml: str) -> None:
 def _translate(config: EvaluateConfig) -> list[str]:
     # torch, which scoring alone does not need
     from nmt.distributed import set_num_threads
-    from nmt.inference.translator import Translator
+    from nmt.translate.translator import Translator
 
     assert config.model_dir is not None
     assert config.src is not None

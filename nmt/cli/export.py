@@ -5,9 +5,8 @@ from __future__ import annotations
 import logging
 
 from nmt.checkpoint import find_model
-from nmt.config import ExportConfig
+from nmt.config import ExportConfig, ExportFormat, resolve
 from nmt.export.folder import export
-from nmt.options import ExportFormat, resolve
 
 log = logging.getLogger(__name__)
 

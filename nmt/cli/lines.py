@@ -6,9 +6,9 @@ import sys
 from collections.abc import Iterable
 from pathlib import Path
 
+from nmt.config import resolve
 from nmt.errors import ConfigError
 from nmt.files import replace_file
-from nmt.options import resolve
 
 
 def check_output(output: str) -> None:

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import logging
 
-from nmt.config import PreprocessConfig, TrainConfig
-from nmt.options import Step
-from nmt.preprocessing.prepare import prepare
-from nmt.preprocessing.terminal import report_table
+from nmt.config import PreprocessConfig, Step, TrainConfig
+from nmt.preprocess.prepare import prepare
+from nmt.preprocess.terminal import report_table
 
 log = logging.getLogger(__name__)
 

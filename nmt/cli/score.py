@@ -9,13 +9,12 @@ from itertools import islice
 from typing import Any
 
 from nmt.cli.lines import check_output, write_lines
-from nmt.config import ScoreConfig, SearchConfig
+from nmt.config import OutputFormat, ScoreConfig, ScoreMeasure, SearchConfig
 from nmt.data.corpus import Pair, pair_lines, read_input
 from nmt.distributed import set_num_threads
-from nmt.inference.hypotheses import ControlIds, Hypothesis
-from nmt.inference.loading import LoadedModel, load_models
-from nmt.inference.scoring import score_hypotheses
-from nmt.options import OutputFormat, ScoreMeasure
+from nmt.search.hypotheses import ControlIds, Hypothesis
+from nmt.translate.loading import LoadedModel, load_models
+from nmt.translate.scoring import score_hypotheses
 
 EMPTY = Hypothesis([], 0.0, 0.0, True, [])  # as translating an empty line gives
 

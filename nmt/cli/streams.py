@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import IO
 
+from nmt.config import resolve
 from nmt.data.corpus import read_input, read_stream
 from nmt.data.waiting import WaitingLines
-from nmt.options import resolve
 
 
 def open_stream(path: str) -> tuple[Iterator[str], Callable[[], bool]]:

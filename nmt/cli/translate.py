@@ -16,18 +16,17 @@ from nmt import __version__
 from nmt.checkpoint import find_model
 from nmt.cli.lines import check_output
 from nmt.cli.streams import always, is_typed, num_bytes, open_output, open_stream
-from nmt.config import SearchConfig, TranslateConfig
+from nmt.config import Engine, OutputFormat, SearchConfig, TooLong, TranslateConfig, resolve
 from nmt.data.corpus import count_lines, read_input
 from nmt.data.reading import open_bytes
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.inference.job import Counts, Digest, PartFile, fingerprint
-from nmt.inference.lines import LengthRule
-from nmt.inference.pipeline import Pipeline
-from nmt.inference.progress import Progress
-from nmt.inference.shards import Shard, finish
-from nmt.inference.translator import LineOptions, Translator
-from nmt.options import Engine, OutputFormat, TooLong, resolve
+from nmt.translate.job import Counts, Digest, PartFile, fingerprint
+from nmt.translate.lines import LengthRule
+from nmt.translate.pipeline import Pipeline
+from nmt.translate.progress import Progress
+from nmt.translate.shards import Shard, finish
+from nmt.translate.translator import LineOptions, Translator
 
 log = logging.getLogger(__name__)
 

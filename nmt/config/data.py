@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from nmt.errors import ConfigError
-from nmt.options import (
+from nmt.config.options import (
     DEFAULT_DATA_DIR,
     Corpus,
     Duplicates,
@@ -16,6 +15,7 @@ from nmt.options import (
     option,
     require,
 )
+from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 _RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")  # pieces of every tokenizer

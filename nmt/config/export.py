@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.options import (
+from nmt.config.options import (
     DEFAULT_RUN_DIR,
     ExportFormat,
     Quantization,

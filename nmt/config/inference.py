@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.errors import ConfigError
-from nmt.options import (
+from nmt.config.options import (
     DEFAULT_RUN_DIR,
     Combine,
     DType,
@@ -18,6 +17,7 @@ from nmt.options import (
     option,
     require,
 )
+from nmt.errors import ConfigError
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.options import Norm, Normalization, Positions, choose, option, require
+from nmt.config.options import Norm, Normalization, Positions, choose, option, require
 
 
 @dataclass(kw_only=True)

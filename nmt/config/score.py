@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.errors import ConfigError
-from nmt.options import (
+from nmt.config.options import (
     DEFAULT_RUN_DIR,
     Combine,
     DType,
@@ -15,6 +14,7 @@ from nmt.options import (
     option,
     require,
 )
+from nmt.errors import ConfigError
 
 
 @dataclass(kw_only=True)

@@ -6,8 +6,7 @@ import math
 from dataclasses import dataclass
 
 from nmt.config.model import ModelConfig, SearchConfig
-from nmt.errors import ConfigError
-from nmt.options import (
+from nmt.config.options import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
     BestMetric,
@@ -17,6 +16,7 @@ from nmt.options import (
     option,
     require,
 )
+from nmt.errors import ConfigError
 
 
 @dataclass(kw_only=True)

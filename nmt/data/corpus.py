@@ -13,9 +13,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import cast
 
+from nmt.config import resolve
 from nmt.data.reading import open_bytes, unpacking
 from nmt.errors import DataError
-from nmt.options import resolve
 
 Pair = tuple[str, str]
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import sentencepiece
 
-from nmt.config import PreprocessConfig, TokenizerConfig
+from nmt.config import PreprocessConfig, TokenizerConfig, resolve
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers, open_model
 from nmt.errors import ConfigError, DataError
-from nmt.options import resolve
 
 log = logging.getLogger(__name__)
 PAD, UNK, BOS, EOS = range(

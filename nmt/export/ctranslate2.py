@@ -14,12 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
+from nmt.config import Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.export.support import PRE_NORM
 from nmt.model.layers import LAYER_NORM_EPS, sinusoidal_positions
 from nmt.model.transformer import alignment_layer
-from nmt.options import Quantization
 
 Weights = dict[str, Tensor]
 

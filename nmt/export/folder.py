@@ -16,14 +16,13 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig
+from nmt.config import ExportConfig, ExportFormat
 from nmt.data.tokenizer import save_tokenizers
 from nmt.export.ctranslate2 import write_ctranslate2
 from nmt.export.huggingface import write_huggingface
 from nmt.export.readme import readme
 from nmt.export.support import require_exportable
 from nmt.files import replace_folder, write_json
-from nmt.options import ExportFormat
 
 _WRITERS = {
     ExportFormat.ctranslate2: write_ctranslate2,

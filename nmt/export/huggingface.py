@@ -18,12 +18,12 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
+from nmt.config import Quantization
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.export.support import SINES_FIRST
 from nmt.files import write_json
 from nmt.model.layers import sinusoidal_positions
-from nmt.options import Quantization
 
 Weights = dict[str, Tensor]
 _DTYPES = {

@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import ExportConfig
+from nmt.config import ExportConfig, ExportFormat, Positions
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers
-from nmt.options import ExportFormat, Positions
 
 _CTRANSLATE2 = """\
 Needs `pip install ctranslate2 sentencepiece`, and no nmt:

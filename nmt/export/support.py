@@ -11,9 +11,8 @@ from collections.abc import Mapping
 from enum import Enum
 from typing import Any
 
-from nmt.config import ModelConfig
+from nmt.config import ExportFormat, ModelConfig, Norm, Positions
 from nmt.errors import ConfigError
-from nmt.options import ExportFormat, Norm, Positions
 
 log = logging.getLogger(__name__)
 

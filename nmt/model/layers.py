@@ -15,13 +15,12 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from nmt.config import ModelConfig
+from nmt.config import ModelConfig, Norm, Positions
 from nmt.model.attention import AttentionRecord, MultiHeadAttention
 from nmt.model.cache import DecoderCache
 from nmt.model.dropout import Dropout
 from nmt.model.packing import Packing
 from nmt.model.products import Linear
-from nmt.options import Norm, Positions
 
 LAYER_NORM_EPS = 1e-5
 Attend = Callable[[Tensor], Tensor]

@@ -17,14 +17,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmt.config import ModelConfig
+from nmt.config import ModelConfig, Norm
 from nmt.model.attention import AttentionRecord
 from nmt.model.cache import DecoderCache
 from nmt.model.dropout import Dropout
 from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
 from nmt.model.packing import Packing, pack
 from nmt.model.products import Embedding
-from nmt.options import Norm
 
 NUM_POSITIONS = 512  # the table starts with so many rows and doubles when a longer sentence comes
 

@@ -10,8 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.config import OptimizerConfig
-from nmt.options import Optimizer
+from nmt.config import Optimizer, OptimizerConfig
 
 FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has had one kernel for the step since 2.6
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import math
 
-from nmt.config import TrainConfig
-from nmt.options import Schedule
+from nmt.config import Schedule, TrainConfig
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:

@@ -20,11 +20,10 @@ import torch
 from torch import Tensor
 
 from nmt import checkpoint
-from nmt.config import TrainConfig
+from nmt.config import Schedule, TrainConfig, resolve
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, ModelError
-from nmt.options import Schedule, resolve
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # 1 had the state of the generators and no `world_size`

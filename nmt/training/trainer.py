@@ -17,7 +17,7 @@ from typing import Any
 import torch
 
 from nmt import checkpoint
-from nmt.config import TrainConfig
+from nmt.config import BestMetric, TrainConfig, resolve
 from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import open_split
 from nmt.data.bucketing import batch_cost
@@ -26,7 +26,6 @@ from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, gather, set_num_threads
 from nmt.errors import StoppedError
-from nmt.options import BestMetric, resolve
 from nmt.training import state as saved
 from nmt.training.describe import describe
 from nmt.training.dry_run import make_plan, measure_pace, report

@@ -21,11 +21,11 @@ from nmt.data.corpus import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
 from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
-from nmt.inference.stepper import ModelStepper
-from nmt.inference.translator import Translator
 from nmt.model.transformer import Transformer
+from nmt.search.stepper import ModelStepper
 from nmt.training.batch import make_batch
 from nmt.training.loss import smoothed_cross_entropy
+from nmt.translate.translator import Translator
 
 _LINES_A_PIECE = 256  # decoded together by one rank
 

@@ -16,13 +16,19 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from nmt.config import DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig, TrainConfig
+from nmt.config import (
+    Corpus,
+    DataConfig,
+    PreprocessConfig,
+    SplitConfig,
+    TokenizerConfig,
+    TrainConfig,
+)
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData, open_split
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DataError
-from nmt.options import Corpus
-from nmt.preprocessing.prepare import prepare
+from nmt.preprocess.prepare import prepare
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _PATTERNS = {"train": ("train*",), "valid": ("val*", "dev*"), "test": ("test*", "val*", "dev*")}

@@ -12,11 +12,17 @@ from corpus import PreparedCorpus
 from settings import Settings
 
 from nmt.checkpoint import find_model, load_weights
-from nmt.config import ExportConfig, ModelConfig, OptimizerConfig, TrainConfig
+from nmt.config import (
+    ExportConfig,
+    ExportFormat,
+    ModelConfig,
+    OptimizerConfig,
+    Quantization,
+    TrainConfig,
+)
 from nmt.distributed import World
 from nmt.errors import NmtError
 from nmt.export.folder import export
-from nmt.options import ExportFormat, Quantization
 from nmt.training.trainer import Trainer
 
 _UPDATE_TOKENS = {"cpu": 1000, "cuda": 16000}

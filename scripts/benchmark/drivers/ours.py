@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from nmt.config import ModelConfig
-from nmt.options import Norm, Positions
+from nmt.config import ModelConfig, Norm, Positions
 
 
 def model_config(sizes: dict[str, Any]) -> ModelConfig:

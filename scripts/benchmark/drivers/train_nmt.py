@@ -9,13 +9,12 @@ from ours import model_config
 from turns import Steps, Turns
 
 from nmt import __version__
-from nmt.config import TrainConfig
+from nmt.config import DType, TrainConfig, resolve
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.model import packing
-from nmt.options import DType, resolve
 from nmt.training.flops import synchronize
 from nmt.training.learner import Learner
 from nmt.training.memory import peak_memory_bytes

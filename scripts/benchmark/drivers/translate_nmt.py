@@ -8,8 +8,8 @@ import torch
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
-from nmt.inference.translator import LineOptions
-from nmt.inference.windows import cut_windows
+from nmt.translate.translator import LineOptions
+from nmt.translate.windows import cut_windows
 
 
 def main() -> None:

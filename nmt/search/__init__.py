@@ -1,0 +1,1 @@
+"""Search: greedy, beam and sampling over what a model predicts."""

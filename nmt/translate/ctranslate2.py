@@ -1,0 +1,301 @@
+"""Search and scoring by CTranslate2; how its engine is loaded stands in another file.
+
+CTranslate2 extends hypotheses as our beam search does, but stops when `beam_size` are finished, and
+ranks by log P / length^alpha. They are ranked again by our rule, from its own sums; token scores,
+which it does not give, come from scoring the result teacher-forced, for callers that look at them.
+"""
+
+# B sentences, S source tokens without EOS, T target tokens with EOS
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import repeat
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizers
+from nmt.errors import ConfigError, DataError
+from nmt.search.penalties import score
+from nmt.search.search import ControlIds, Hypothesis, check_prefixes, length_limits
+
+Ids = Sequence[int]
+_SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
+_UNSUPPORTED = {"coverage_penalty": 0.0, "word_reward": 0.0}  # with the values that mean "off"
+
+
+@dataclass(frozen=True)
+class _Task:
+    """A batch of sentences and how to search them."""
+
+    rows: Sequence[Ids]
+    prefixes: Sequence[Ids]
+    limits: list[int]  # most tokens of each translation, EOS included
+    config: SearchConfig
+    n_best: int  # hypotheses of each that are looked at
+    with_scores: bool
+
+    @property
+    def is_beam(self) -> bool:
+        """Say whether several hypotheses compete."""
+        return self.config.beam_size > 1 and not self.config.sampling
+
+
+class _Found(NamedTuple):
+    """A hypothesis as CTranslate2 gives it, one of many that nobody may look at."""
+
+    pieces: list[str]  # EOS last when finished
+    log_prob: float  # as CTranslate2 sums it, without a prefix; nan when not asked for
+    alignment: list[int] | None
+
+
+class CTranslate2Backend:
+    """Searches with a `ctranslate2.Translator`, which may be used by several threads."""
+
+    name = "ctranslate2"
+
+    def __init__(
+        self, engine: Any, tokenizer: Tokenizers, max_positions: int, max_tokens: int
+    ) -> None:
+        self.max_tokens = max_tokens
+        self.num_workers: int = engine.num_translators
+        self._engine = engine
+        self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
+        self._ids = {piece: i for i, piece in enumerate(self._pieces)}
+        self._control = ControlIds.of(tokenizer)
+        self._eos = self._pieces[self._control.eos]
+        self._max_positions = max_positions
+        forbidden = (self._control.pad, self._control.bos)
+        self._forbidden = [[self._pieces[token]] for token in forbidden]
+
+    def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
+        """See `Backend.check`."""
+        for key, off in _UNSUPPORTED.items():
+            if getattr(config, key) != off:
+                raise ConfigError(
+                    f"{key}={getattr(config, key)}: backend=ctranslate2 has no {key}; "
+                    "use backend=native"
+                )
+
+    def search(
+        self,
+        rows: Sequence[Ids],
+        config: SearchConfig,
+        prefixes: Sequence[Ids] | None = None,
+        *,
+        keys: Sequence[int] | None = None,
+        n_best: int | None = None,
+        with_scores: bool = True,
+    ) -> list[list[Hypothesis]]:
+        """See `Backend.search`; at most `n_best` hypotheses a row come back, and `keys` say nothing
+        to CTranslate2, whose draws depend on all that it drew before.
+        """
+        prefixes = prefixes or [()] * len(rows)
+        check_prefixes(prefixes, self._control)
+        self._check_lengths(rows)
+        n_best = config.beam_size if n_best is None else n_best
+        limits = self._limits(rows, prefixes, config)
+        task = _Task(rows, prefixes, limits, config, n_best, with_scores)
+        found: list[list[_Found]] = [[] for _ in rows]
+        for has_prefix in (False, True):  # a prefix changes how its batch is searched
+            some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
+            if some:
+                self._search(task, some, found)
+        return self._finish(task, found)
+
+    def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
+        """See `Backend.score`."""
+        self._check_lengths(rows)
+        self._check_lengths(targets)
+        return self._score(rows, [_look_up(self._pieces, target) for target in targets])
+
+    def _score(self, rows: Sequence[Ids], targets: list[list[str]]) -> list[list[float]]:
+        results = self._engine.score_batch(
+            [_look_up(self._src_pieces, row) for row in rows],
+            targets,
+            max_input_length=0,
+            max_batch_size=_SCORED_TOKENS,
+            batch_type="tokens",
+        )
+        return [list(result.log_probs) for result in results]
+
+    def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
+        """Fill `found` for the rows `some`, each with its own length limit.
+
+        CTranslate2 has one limit a batch. What has ended in time is what a search up to the row's
+        own limit would have found. Where one result is wanted and none has, the best is cut at the
+        limit; of a beam that is near what such a search gives. Where several are wanted, the row is
+        searched again, since cut hypotheses may be equal.
+        """
+        again: dict[int, list[int]] = {}
+        results = self._call(task, some, max(task.limits[i] for i in some))
+        for i, hypotheses in zip(some, results, strict=True):
+            limit = task.limits[i]
+            fitting = [hypothesis for hypothesis in hypotheses if len(hypothesis.pieces) <= limit]
+            if len(fitting) >= min(task.n_best, len(hypotheses)):
+                found[i] = fitting
+            elif not task.is_beam:
+                found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
+            elif task.n_best == 1:
+                found[i] = [_cut(hypotheses[0], limit)]
+            else:
+                again.setdefault(limit, []).append(i)
+        for limit, late in again.items():
+            for i, hypotheses in zip(late, self._call(task, late, limit), strict=True):
+                found[i] = hypotheses
+
+    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[_Found]]:
+        """Search the rows `some` with one limit; return everything that was found for each."""
+        config, draws = task.config, 1
+        if config.sampling:
+            draws = config.beam_size
+            _seed(config.seed)
+        repeated = [i for i in some for _ in range(draws)]
+        source = [_look_up(self._src_pieces, task.rows[i]) for i in repeated]
+        forced = [_look_up(self._pieces, task.prefixes[i]) for i in repeated]
+        results = self._engine.translate_batch(
+            source,
+            forced if any(forced) else None,
+            max_input_length=0,
+            max_decoding_length=limit,
+            min_decoding_length=config.min_length,
+            return_end_token=True,
+            return_scores=task.is_beam,  # which cost greedy search a softmax a step
+            return_attention=config.alignment,
+            suppress_sequences=self._forbidden,
+            length_penalty=config.length_exponent,
+            **_strategy(task),
+        )
+        exponent, aligned = config.length_exponent, config.alignment
+        found = [_read(result, exponent, aligned=aligned) for result in results]
+        if config.alignment and task.is_beam:
+            found = self._correct(found, source)
+        return [sum(found[k : k + draws], []) for k in range(0, len(found), draws)]
+
+    def _correct(self, found: list[list[_Found]], source: list[list[str]]) -> list[list[_Found]]:
+        """Put in what the first target token of each sentence attends to most.
+
+        A beam search of several sentences reports that of another sentence (CTranslate2 4.8.5),
+        greedy search the right one; it depends on no token that is chosen.
+        """
+        results = self._engine.translate_batch(
+            source,
+            max_input_length=0,
+            beam_size=1,
+            max_decoding_length=1,
+            return_end_token=True,
+            return_attention=True,
+        )
+        firsts = [_align(result.attention[0])[:1] for result in results]
+        return [
+            [h._replace(alignment=first + (h.alignment or [])[1:]) for h in hypotheses]
+            for first, hypotheses in zip(firsts, found, strict=True)
+        ]
+
+    def _finish(self, task: _Task, found: list[list[_Found]]) -> list[list[Hypothesis]]:
+        """Return the best of each row, by our rule, with token scores if somebody looks at them."""
+        config = task.config
+        if task.is_beam:
+            if any(task.prefixes):  # which CTranslate2's sums leave out
+                sums = map(math.fsum, self._token_scores(task, found))
+                found = [[h._replace(log_prob=next(sums)) for h in row] for row in found]
+            for row in found:
+                row.sort(key=lambda h: self._rank(h, config), reverse=True)
+        best = [row[: task.n_best] for row in found]
+        scores = self._token_scores(task, best) if task.with_scores else repeat([])
+        return [[self._close(h, next(scores), config) for h in row] for row in best]
+
+    def _token_scores(self, task: _Task, found: list[list[_Found]]) -> Iterator[list[float]]:
+        """Return what the model says of the tokens of each hypothesis, row after row."""
+        pairs = [(row, h) for row, some in zip(task.rows, found, strict=True) for h in some]
+        targets = [h.pieces[:-1] if self._is_finished(h) else h.pieces for _, h in pairs]
+        scored = self._score([row for row, _ in pairs], targets)
+        # no EOS after what is unfinished
+        return (scores[: len(h.pieces)] for scores, (_, h) in zip(scored, pairs, strict=True))
+
+    def _close(self, found: _Found, scores: list[float], config: SearchConfig) -> Hypothesis:
+        tokens = [self._ids[piece] for piece in found.pieces]
+        total = math.fsum(scores) if scores else found.log_prob
+        value, finished = score(total, len(tokens), config), self._is_finished(found)
+        return Hypothesis(tokens, total, value, finished, scores, found.alignment)
+
+    def _rank(self, found: _Found, config: SearchConfig) -> tuple[bool, float]:
+        return self._is_finished(found), score(found.log_prob, len(found.pieces), config)
+
+    def _is_finished(self, found: _Found) -> bool:
+        return found.pieces[-1] == self._eos
+
+    def _limits(
+        self, rows: Sequence[Ids], prefixes: Sequence[Ids], config: SearchConfig
+    ) -> list[int]:
+        """Return the most tokens of each translation, EOS included, as the native search has it."""
+        lengths = torch.tensor([len(row) + 1 for row in rows])  # (B,)
+        return [
+            min(max(limit, config.min_length + 1, len(prefix) + 1), self._max_positions - 1)
+            for limit, prefix in zip(length_limits(lengths, config), prefixes, strict=True)
+        ]
+
+    def _check_lengths(self, rows: Sequence[Ids]) -> None:
+        longest = max(map(len, rows), default=0)
+        if longest >= self._max_positions:
+            raise DataError(
+                f"a sentence has {longest} tokens and the exported model takes "
+                f"{self._max_positions - 1}; export with a larger max_positions"
+            )
+
+
+def _look_up(pieces: Sequence[str], ids: Ids) -> list[str]:
+    return [pieces[i] for i in ids]
+
+
+def _seed(seed: int) -> None:
+    """Seed CTranslate2's generator, which heeds it up to the first draw of a process alone."""
+    import ctranslate2
+
+    ctranslate2.set_random_seed(seed)
+
+
+def _strategy(task: _Task) -> dict[str, Any]:
+    """Return CTranslate2's options for greedy search, beam search or sampling."""
+    config = task.config
+    if config.sampling:
+        return {
+            "beam_size": 1,
+            "sampling_topk": config.top_k,
+            "sampling_topp": config.top_p,
+            "sampling_temperature": config.temperature,
+        }
+    # with an exponent of 0 it ranks as we do, and ends once so many are sure to be the best
+    asked = task.n_best if config.length_exponent == 0 else config.beam_size
+    return {"beam_size": config.beam_size, "num_hypotheses": asked}
+
+
+def _read(result: Any, exponent: float, *, aligned: bool) -> list[_Found]:
+    """Return the hypotheses of a sentence, whose scores are log P / length^exponent, if given."""
+    hypotheses = result.hypotheses
+    scores = result.scores or [math.nan] * len(hypotheses)
+    alignments = map(_align, result.attention) if aligned else repeat(None)
+    columns = zip(hypotheses, scores, alignments, strict=False)
+    return [_Found(pieces, value * len(pieces) ** exponent, a) for pieces, value, a in columns]
+
+
+def _cut(found: _Found, limit: int) -> _Found:
+    """Return the hypothesis as it was at its length limit; its sum is not known any more."""
+    if len(found.pieces) <= limit:
+        return found
+    return _Found(found.pieces[:limit], math.nan, found.alignment and found.alignment[:limit])
+
+
+def _align(attention: list[list[float]]) -> list[int]:
+    """Return the source position that each target token attends to most, EOS's being S.
+
+    CTranslate2 leaves EOS out of `attention` (T, S); its share is what is missing to 1.
+    """
+    weights = np.asarray(attention, dtype=np.float32)  # (T, S)
+    eos = 1 - weights.sum(axis=1, keepdims=True)  # (T, 1)
+    return np.concatenate([weights, eos], axis=1).argmax(axis=1).tolist()  # type: ignore[no-any-return]
