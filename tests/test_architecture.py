@@ -11,7 +11,7 @@ import pytest
 ROOT = Path(__file__).parent.parent / "nmt"
 FLOORS = [
     {"errors"},
-    {"config", "files"},
+    {"config", "files", "progress"},
     {"distributed", "evaluate", "data", "model"},
     {"checkpoint", "preprocess", "search"},
     {"translate", "average", "export"},
