@@ -12,8 +12,8 @@ from conftest import tiny_config
 from nmt.config import ModelConfig, Norm, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.bucketing import Lengths, padding_share
-from nmt.model import products
-from nmt.model.packing import pack
+from nmt.model.fast import linear
+from nmt.model.fast.packing import pack
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.preprocess import memory
 from nmt.preprocess.epoch import forecast_epoch, length_counts

@@ -24,8 +24,8 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, Norm, Positions
 from nmt.model import transformer
 from nmt.model.attention import MultiHeadAttention
-from nmt.model.layers import sinusoidal_positions
-from nmt.model.packing import pack
+from nmt.model.transformer import sinusoidal_positions
+from nmt.model.fast.packing import pack
 from nmt.model.transformer import Transformer, num_parameters
 
 NORMS = [Norm.post, Norm.pre]

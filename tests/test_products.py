@@ -6,7 +6,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from nmt.model import products
+from nmt.model.fast import linear
 from nmt.model.dropout import Dropout
 from nmt.model.products import Embedding, Linear, freeze, linear, product
 

@@ -28,7 +28,7 @@ from nmt.errors import ConfigError
 from nmt.model.attention import MultiHeadAttention
 from nmt.model.dropout import Dropout
 from nmt.model.layers import FeedForward
-from nmt.model.packing import pack
+from nmt.model.fast.packing import pack
 from nmt.model.transformer import Transformer
 
 NORMS = [Norm.post, Norm.pre]

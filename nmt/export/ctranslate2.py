@@ -18,8 +18,7 @@ from nmt.config import Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.export.support import PRE_NORM
-from nmt.model.layers import LAYER_NORM_EPS, sinusoidal_positions
-from nmt.model.transformer import alignment_layer
+from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Weights = dict[str, Tensor]
 

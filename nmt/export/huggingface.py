@@ -23,7 +23,7 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.export.support import SINES_FIRST
 from nmt.files import write_json
-from nmt.model.layers import sinusoidal_positions
+from nmt.model.transformer import sinusoidal_positions
 
 Weights = dict[str, Tensor]
 _DTYPES = {
