@@ -1,11 +1,17 @@
-"""Errors that are the user's to mend: one line that says what is wrong, with which value, and what
-to do.
+"""Exit statuses, and the errors that a user can fix: one line that states what is wrong, with which
+value, and what to do.
 """
 
 from __future__ import annotations
 
 import difflib
 from collections.abc import Iterable
+
+EXIT_DONE = 0
+EXIT_BUG = 1  # Python's own after a traceback
+EXIT_USER = 2  # a mistake in what was given
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: training was stopped by a signal and saved
+EXIT_INTERRUPTED = 130  # Ctrl-C
 
 
 class NmtError(Exception):
@@ -29,19 +35,19 @@ class DeviceError(NmtError):
 
 
 class RankError(Exception):
-    """A process of the run failed in a way that is no mistake of the user; it has said how."""
+    """A process of the run failed for a reason other than a user's mistake, and has logged it."""
 
 
 class PeerError(RankError):
-    """Another process of the run is gone or did not answer in time."""
+    """Another process of the run has exited or did not answer in time."""
 
 
 class StoppedError(Exception):
-    """The run was asked to stop by a signal and has saved; the same command goes on."""
+    """The run was stopped by a signal and has saved; the same command resumes it."""
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:
-    """Say which of `valid` the user may have meant by `name`, as the end of an error message."""
+    """Return the end of an error message: which of `valid` the user may have meant by `name`."""
     options = sorted(valid)
     close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
     if close:

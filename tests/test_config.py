@@ -48,10 +48,10 @@ def test_every_command_takes_an_experiment(command: str) -> None:
     assert getattr(config, "run_dir", "runs/multi30k") == "runs/multi30k"
 
 
-def test_every_yaml_of_configs_is_a_choice_or_a_command() -> None:
+def test_every_yaml_of_configs_is_a_choice() -> None:
     folder = Path(str(importlib.resources.files("nmt.configs")))
     files = {str(path.relative_to(folder)) for path in folder.rglob("*.yaml")}
-    assert files == {f"{g}/{n}.yaml" for g, n in CHOICES} | {f"{name}.yaml" for name in COMMANDS}
+    assert files == {f"{g}/{n}.yaml" for g, n in CHOICES}
 
 
 def test_every_key_of_a_yaml_is_a_setting_of_some_command(tmp_path: Path) -> None:

@@ -60,7 +60,7 @@ def test_importing_nmt_loads_no_torch() -> None:
 
 def test_garbage_collection_goes_over_nothing_that_a_command_imports() -> None:
     code = (
-        "import gc, sys; from nmt.cli.commands import COMMANDS; from nmt.cli.shell import main;"
+        "import gc, sys; from nmt.cli.commands import COMMANDS; from nmt.cli.main import main;"
         "status = main(COMMANDS['translate'], ['model_dir=nowhere']);"
         "print(status, gc.isenabled(), len(gc.get_objects()) < 50_000, 'torch' in sys.modules)"
     )

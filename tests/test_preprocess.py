@@ -184,7 +184,7 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("modules", "unwanted"),
     [
-        ("nmt.cli.preprocess, nmt.preprocess.prepare", "torch"),
+        ("nmt.cli.tasks, nmt.preprocess.prepare", "torch"),
         ("nmt.preprocess.pool, nmt.preprocess.encoding", "pyarrow"),  # there are many workers
     ],
 )

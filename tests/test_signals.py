@@ -11,7 +11,7 @@ from faults import train_and_signal
 from ranks import child, ranks, run_ranks
 from toy import assert_same_weights, command, read_records, train, write_corpus
 
-from nmt.cli.shell import EXIT_STOPPED
+from nmt.errors import EXIT_STOPPED
 from nmt.training.signals import listen
 
 # dropout, accumulation and several epochs

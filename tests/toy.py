@@ -15,7 +15,7 @@ from folders import write_folder
 from torch import Tensor
 
 from nmt.cli.commands import COMMANDS
-from nmt.cli.shell import main
+from nmt.cli.main import main
 from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World

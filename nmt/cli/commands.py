@@ -1,109 +1,129 @@
-"""The commands there are, light enough to list without importing what they need."""
+"""The commands: what `--help` shows of each, its settings, and the function that runs it.
+
+A new command is an entry here, its settings a dataclass in nmt/config/, and its script a line in
+setup.cfg. This module imports neither torch nor Hydra.
+"""
 
 from __future__ import annotations
 
-from nmt import config
-from nmt.cli.command import Command
+from dataclasses import dataclass
+from typing import Any
 
-COMMANDS = {
-    command.name: command
-    for command in (
-        Command(
-            name="preprocess",
-            summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
-            reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
-            "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, "
-            "data=copy, data=homeassistant)",
-            writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
-            examples=(
-                "nmt-preprocess",
-                "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
-                "data.valid.tgt=v.de data_dir=data/mine tokenizer.vocab_size=8000",
-                "nmt-preprocess data.corpora.news.src=news-*.en.gz "
-                "data.corpora.news.tgt=news-*.de.gz data.corpora.web.tsv=web.tsv.xz "
-                "data.corpora.web.weight=0.5 data.valid.tsv=v.tsv",
-            ),
-            schema=config.PreprocessConfig,
-            module="nmt.cli.preprocess",
-            also=(config.TrainConfig,),
-            groups=("data", "experiment"),
+from nmt import config
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is known of a command before it runs."""
+
+    name: str
+    summary: str
+    reads: str
+    writes: str
+    examples: tuple[str, ...]
+    schema: type[Any]
+    run: str  # "module:function", imported only when the command runs: it may need torch
+    groups: tuple[str, ...] = ()  # config groups that help mentions
+    also: tuple[type[Any], ...] = ()  # settings of other commands that this one takes into account
+
+
+_ALL = (
+    Command(
+        name="preprocess",
+        summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
+        reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
+        "stdin), a Hugging Face dataset, or an included corpus (data=numbers, data=copy, "
+        "data=homeassistant)",
+        writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
+        examples=(
+            "nmt-preprocess",
+            "nmt-preprocess data.train.src=a.en data.train.tgt=a.de data.valid.src=v.en "
+            "data.valid.tgt=v.de data_dir=data/mine tokenizer.vocab_size=8000",
+            "nmt-preprocess data.corpora.news.src=news-*.en.gz "
+            "data.corpora.news.tgt=news-*.de.gz data.corpora.web.tsv=web.tsv.xz "
+            "data.corpora.web.weight=0.5 data.valid.tsv=v.tsv",
         ),
-        Command(
-            name="train",
-            summary="Train a Transformer; started again, go on from the last checkpoint.",
-            reads="data_dir, made by nmt-preprocess",
-            writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
-            examples=(
-                "nmt-train +model=base",
-                "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
-            ),
-            schema=config.TrainConfig,
-            module="nmt.cli.train",
-            groups=("model", "experiment"),
+        schema=config.PreprocessConfig,
+        run="nmt.cli.tasks:preprocess",
+        also=(config.TrainConfig,),
+        groups=("data", "experiment"),
+    ),
+    Command(
+        name="train",
+        summary="Train a Transformer; started again, resume from the last checkpoint.",
+        reads="data_dir, made by nmt-preprocess",
+        writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
+        examples=(
+            "nmt-train +model=base",
+            "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
         ),
-        Command(
-            name="average",
-            summary="Average the weights of several checkpoints to one model.",
-            reads="run_dir (its newest checkpoints, or its best), or a list of checkpoints",
-            writes="output: a model folder",
-            examples=("nmt-average run_dir=runs/mine last=5 output=runs/mine/average",),
-            schema=config.AverageConfig,
-            module="nmt.cli.average",
-            groups=("experiment",),
+        schema=config.TrainConfig,
+        run="nmt.cli.train:run",
+        groups=("model", "experiment"),
+    ),
+    Command(
+        name="average",
+        summary="Average the weights of several checkpoints to one model.",
+        reads="run_dir (its newest checkpoints, or its best), or a list of checkpoints",
+        writes="output: a model folder",
+        examples=("nmt-average run_dir=runs/mine last=5 output=runs/mine/average",),
+        schema=config.AverageConfig,
+        run="nmt.cli.average:run",
+        groups=("experiment",),
+    ),
+    Command(
+        name="translate",
+        summary="Translate text; line i of the output answers line i of the input.",
+        reads="text on stdin or in a file, and a run, checkpoint or model folder (several: an "
+        "ensemble)",
+        writes="translations to stdout, or to a file that is resumed after a kill; "
+        "format=json gives n-best lists with scores",
+        examples=(
+            "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
+            "nmt-translate model_dir=[runs/a,runs/b] input=in.en output=out.de",
+            "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
         ),
-        Command(
-            name="translate",
-            summary="Translate text; line i of the output answers line i of the input.",
-            reads="text on stdin or in a file, and a run, checkpoint or model folder (several: an "
-            "ensemble)",
-            writes="translations to stdout, or to a file that is gone on with after a kill; "
-            "format=json gives n-best lists with scores",
-            examples=(
-                "nmt-translate model_dir=runs/mine/average beam_size=4 < in.en > out.de",
-                "nmt-translate model_dir=[runs/a,runs/b] input=in.en output=out.de",
-                "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
-            ),
-            schema=config.TranslateConfig,
-            module="nmt.cli.translate",
-            groups=("experiment",),
+        schema=config.TranslateConfig,
+        run="nmt.cli.translate:run",
+        groups=("experiment",),
+    ),
+    Command(
+        name="evaluate",
+        summary="Score translations with BLEU, chrF, TER; test the difference to a baseline.",
+        reads="hypotheses and references, detokenized; or a model, a source and references",
+        writes="scores with sacreBLEU signatures to stdout, as text or JSON",
+        examples=(
+            "nmt-evaluate hypotheses=out.de references=ref.de",
+            "nmt-evaluate hypotheses=out.de references=ref.de baseline=old.de format=json",
         ),
-        Command(
-            name="evaluate",
-            summary="Score translations with BLEU, chrF, TER; test the difference to a baseline.",
-            reads="hypotheses and references, detokenised; or a model, a source and references",
-            writes="scores with sacreBLEU signatures to stdout, as text or JSON",
-            examples=(
-                "nmt-evaluate hypotheses=out.de references=ref.de",
-                "nmt-evaluate hypotheses=out.de references=ref.de baseline=old.de format=json",
-            ),
-            schema=config.EvaluateConfig,
-            module="nmt.cli.evaluate",
+        schema=config.EvaluateConfig,
+        run="nmt.cli.tasks:evaluate",
+    ),
+    Command(
+        name="score",
+        summary="Compute the log-probability of given translations, one number per line.",
+        reads="source and target text, line by line, and a model folder (several: an ensemble)",
+        writes="nats to stdout or a file; format=json gives tokens, sums and scores",
+        examples=(
+            "nmt-score model_dir=runs/mine src=in.en tgt=out.de",
+            "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
         ),
-        Command(
-            name="score",
-            summary="Say how likely a model finds given translations: one log-probability a line.",
-            reads="source and target text, line by line, and a model folder (several: an ensemble)",
-            writes="nats to stdout or a file; format=json gives tokens, sums and scores",
-            examples=(
-                "nmt-score model_dir=runs/mine src=in.en tgt=out.de",
-                "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
-            ),
-            schema=config.ScoreConfig,
-            module="nmt.cli.score",
+        schema=config.ScoreConfig,
+        run="nmt.cli.score:run",
+    ),
+    Command(
+        name="export",
+        summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
+        reads="a run, checkpoint or model folder",
+        writes="output: a folder with tokenizer and README that needs no nmt to translate",
+        examples=(
+            "nmt-export model_dir=runs/mine/average format=ctranslate2 quantization=int8 "
+            "output=exported",
+            "nmt-export model_dir=runs/mine format=huggingface output=exported-hf",
         ),
-        Command(
-            name="export",
-            summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
-            reads="a run, checkpoint or model folder",
-            writes="output: a folder with tokenizer and README that needs no nmt to translate",
-            examples=(
-                "nmt-export model_dir=runs/mine/average format=ctranslate2 quantization=int8 "
-                "output=exported",
-                "nmt-export model_dir=runs/mine format=huggingface output=exported-hf",
-            ),
-            schema=config.ExportConfig,
-            module="nmt.cli.export",
-            groups=("experiment",),
-        ),
-    )
-}
+        schema=config.ExportConfig,
+        run="nmt.cli.tasks:export",
+        groups=("experiment",),
+    ),
+)
+COMMANDS = {command.name: command for command in _ALL}

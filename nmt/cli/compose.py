@@ -1,8 +1,8 @@
-"""From arguments to a typed config, by Hydra and OmegaConf.
+"""From arguments to a typed config, with Hydra and OmegaConf.
 
-Hydra composes YAML files for all commands alike, since a model or an experiment speaks of data,
+Hydra composes the same YAML files for every command, since a model or an experiment sets data,
 training and search in one file; each command then takes the keys of its own dataclass. Keys that
-the user types must be among these.
+the user types must be keys of that dataclass.
 """
 
 from __future__ import annotations
@@ -21,78 +21,84 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.cli.command import Command
-from nmt.cli.commands import COMMANDS
-from nmt.cli.help import NAME, choices
-from nmt.errors import ConfigError, NmtError, RankError, StoppedError, nearest
+from nmt.cli.commands import COMMANDS, Command
+from nmt.cli.help import NAME, choices, settings
+from nmt.errors import ConfigError, nearest
 
 GROUPS = ("model", "data", "experiment")
-QUIET = (NmtError, RankError, StoppedError, OSError, KeyboardInterrupt)  # no traceback by Hydra
-VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra's own, followed by a value
+# Hydra's own flags that a value follows
+VALUE_FLAGS = ["--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-completion", "-sc"]
+_PRIMARY: dict[str, Any] = {  # of every command; its settings and their defaults come on top
+    "defaults": [
+        "_self_",
+        {"data": "numbers"},
+        {"model": "base"},
+        {"experiment": None},
+        {"override hydra/hydra_logging": "disabled"},
+        {"override hydra/job_logging": "disabled"},
+    ],
+    "hydra": {
+        "output_subdir": None,
+        "run": {"dir": "."},
+        "sweep": {"dir": "runs", "subdir": "."},
+        "job": {"chdir": False},
+        "job_logging": {"disable_existing_loggers": False},  # our loggers write to stderr
+        "hydra_logging": {"disable_existing_loggers": False},
+    },
+}
 
 
 def with_config(command: Command, arguments: list[str], run: Callable[..., None]) -> None:
-    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`, with what
-    the same composition gives to each schema of `command.also` besides.
+    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`, with the
+    config that the same composition gives for each schema of `command.also` as further arguments.
     """
-    _register_schema(command)
+    defaults = OmegaConf.to_container(OmegaConf.structured(command.schema))
+    ConfigStore.instance().store(command.name, {**_PRIMARY, **typing.cast(Any, defaults)})
     overrides = [
         argument if previous in VALUE_FLAGS else check_argument(argument, command)
         for previous, argument in zip(["", *arguments], arguments, strict=False)
     ]
-    if command.name == "preprocess" and not _chooses_corpus(overrides):
+    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
+    has_files = any(key.startswith("data.") for key in keys) and not keys & {"data", "experiment"}
+    if command.name == "preprocess" and has_files:
         overrides.insert(0, "data=files")
-    job = _Job(command, run)
     try:
-        if any(map(_is_for_hydra, overrides)):
-            _run_hydra(command, overrides, job)
-        else:  # composing is all there is to do, and takes half the time
-            with hydra.initialize_config_module("nmt.configs", version_base="1.3"):
-                composed = hydra.compose(command.name, overrides)
-            job(composed)
+        if any(override.startswith(("-", "hydra", "+hydra")) for override in overrides):
+            _run_hydra(command, overrides, run)
+            return
+        with hydra.initialize_config_module("nmt.configs", version_base="1.3"):
+            configs = _to_configs(hydra.compose(command.name, overrides), command)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_one_line(error)) from None
-    if job.error is not None:
-        raise job.error
+    run(*configs)
 
 
-def _is_for_hydra(argument: str) -> bool:
-    """Say whether an argument is a flag or setting of Hydra's own, such as those of a sweep."""
-    return argument.startswith(("-", "hydra", "+hydra"))
+def _run_hydra(command: Command, overrides: list[str], run: Callable[..., None]) -> None:
+    """Give flags and settings of Hydra's own, such as those of a sweep, to Hydra: half as fast."""
+    errors: list[BaseException] = []
 
-
-def _run_hydra(command: Command, overrides: list[str], job: _Job) -> None:
-    task = hydra.main(
-        version_base="1.3", config_path="pkg://nmt.configs", config_name=command.name
-    )(job)
-    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra hands exceptions on instead of printing them
-    sys.argv = [f"nmt-{command.name}", *overrides]
-    task()
-
-
-class _Job:
-    """What Hydra calls, once or for each run of a sweep; keeps an error that Hydra would print."""
-
-    def __init__(self, command: Command, run: Callable[..., None]) -> None:
-        self.command = command
-        self.run = run
-        self.error: BaseException | None = None
-
-    def __call__(self, composed: DictConfig) -> None:
-        if self.error is None:
+    def job(composed: DictConfig) -> None:  # once, or for each run of a sweep
+        if not errors:
             try:
-                others = [to_config(composed, schema)[0] for schema in self.command.also]
-                self.run(*to_config(composed, self.command.schema), *others)
-            except (OmegaConfBaseException, *QUIET) as error:
-                wrong_value = isinstance(error, OmegaConfBaseException)
-                self.error = ConfigError(_one_line(error)) if wrong_value else error
+                run(*_to_configs(composed, command))
+            except Exception as error:  # Hydra would print it
+                errors.append(error)
+
+    os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
+    sys.argv = [f"nmt-{command.name}", *overrides]
+    hydra.main(version_base="1.3", config_path="pkg://nmt.configs", config_name=command.name)(job)()
+    if errors:
+        raise errors[0]
+
+
+def _to_configs(composed: DictConfig, command: Command) -> list[Any]:
+    others = [to_config(composed, schema)[0] for schema in command.also]
+    return [*to_config(composed, command.schema), *others]
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     """Return the composed keys that `schema` has as its dataclass, and as YAML."""
-    known = {
-        field.name for command in COMMANDS.values() for field in dataclasses.fields(command.schema)
-    }
+    known = {field.name for c in COMMANDS.values() for field in dataclasses.fields(c.schema)}
     for key in map(str, composed):
         if key not in known:
             raise ConfigError(f"the YAML sets {key}, which no command has; {nearest(key, known)}")
@@ -104,43 +110,29 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
 
 
 def _fitted(value: Any, hint: Any, key: str) -> Any:
-    """Check the keys in `value` against its type; let a YAML file, as the command line, give one
-    text where several may stand.
+    """Check the keys in `value` against its type; as on the command line, one text may stand for a
+    list of one.
     """
     if _is_list(hint) and isinstance(value, str):
         return [value]
-    is_names = typing.get_origin(hint) is dict
     if not isinstance(value, dict):
         return value
-    if not is_names and not dataclasses.is_dataclass(hint):
-        raise ConfigError(f"{key}: is no group of settings; give it a value")
     value = {str(name): item for name, item in value.items()}  # YAML reads 2023 as a number
-    if is_names:
+    if typing.get_origin(hint) is dict:
         inner = dict.fromkeys(value, typing.get_args(hint)[1])
-    else:
+    elif dataclasses.is_dataclass(hint):
         inner = typing.get_type_hints(hint)
+    else:
+        raise ConfigError(f"{key}: is no group of settings; give it a value")
     for name in value:
         if name not in inner:
-            options = [f"{key}.{option}" for option in inner]
-            wish = f"{key}.{name}"
-            raise ConfigError(f"{wish}: there is no such setting; {nearest(wish, options)}")
+            near = nearest(f"{key}.{name}", [f"{key}.{option}" for option in inner])
+            raise ConfigError(f"{key}.{name}: there is no such setting; {near}")
     return {name: _fitted(item, inner[name], f"{key}.{name}") for name, item in value.items()}
 
 
-def _is_list(hint: Any) -> bool:
-    """Say whether a setting holds a list, or a list or null."""
-    choices = (hint, *typing.get_args(hint))
-    return any(typing.get_origin(choice) is list for choice in choices)
-
-
-def _register_schema(command: Command) -> None:
-    """Offer the defaults of the dataclass as plain YAML, which other files may add keys to."""
-    plain = OmegaConf.to_container(OmegaConf.structured(command.schema))
-    ConfigStore.instance().store(group="schema", name=command.name, node=plain, package="_global_")
-
-
 def check_argument(argument: str, command: Command) -> str:
-    """Check the key of an argument, drop a needless +, quote text that Hydra would take apart."""
+    """Check the key of an argument, drop a needless +, quote text that Hydra would parse."""
     if argument.startswith(("-", "hydra.", "hydra/", "+hydra", "~")):
         return argument
     key, equals, value = argument.removeprefix("+").removeprefix("+").partition("=")
@@ -149,89 +141,54 @@ def check_argument(argument: str, command: Command) -> str:
             f"{argument} is no setting; write key=value (see nmt-{command.name} --help)"
         )
     if key in GROUPS:
-        _check_choice(key, value)
+        if value not in choices(key):
+            near = nearest(value, choices(key))
+            raise ConfigError(f"{key}={value}: there is none of this name; {near}")
         return f"{key}={value}"
-    hint, is_named = _hint_of(key, command)
-    _check_group(key, value, hint)
-    if hint in (str, str | None) and value != "null" and not _is_quoted(value):
-        value = _quote(value)
+    hint, is_named = _find_setting(key, value, command)
+    if hint in (str, str | None) and value != "null":
+        is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
+        value = value if is_quoted else _quote(value)
     elif _is_list(hint) and value != "null":
         value = _quote_list(value)
-    return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes what it has
+    return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes its value
 
 
-def _check_choice(group: str, name: str) -> None:
-    if name not in choices(group):
-        raise ConfigError(
-            f"{group}={name}: there is none of this name; {nearest(name, choices(group))}"
-        )
-
-
-def _hint_of(key: str, command: Command) -> tuple[Any, bool]:
-    """Return the type of the setting `key`, and whether it is in a group whose names the user
-    chooses; an unknown one is an error that names the nearest.
+def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
+    """Return the type of the setting `key`, and whether it has a name of the user's choice in it;
+    raise an error for a group, and for an unknown key one that names the nearest.
     """
-    hint: Any = command.schema
-    is_named = False
-    for part in key.split("."):
-        if typing.get_origin(hint) is dict:
-            _check_name(key, part)
-            hint = typing.get_args(hint)[1]
-            continue
-        hints = typing.get_type_hints(hint) if dataclasses.is_dataclass(hint) else {}
-        if part not in hints:
-            options = [_with_names(option, key) for option in _all_keys(command.schema)]
-            raise ConfigError(
-                f"{key}: nmt-{command.name} has no such setting; {nearest(key, options)}"
-            )
-        hint = hints[part]
-        is_named = is_named or typing.get_origin(hint) is dict
-    return hint, is_named
-
-
-def _check_name(key: str, name: str) -> None:
-    """Refuse a name that Hydra cannot read in the key of an argument."""
-    if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name) is None:
-        raise ConfigError(
-            f"{key}: {name!r} cannot be a name; begin with a letter, then letters, digits, _ and -"
-        )
-
-
-def _with_names(option: str, key: str) -> str:
-    """Put the words of `key` where `option` leaves the name to the user."""
     words = key.split(".")
-    parts = enumerate(option.split("."))
+    leaves = [s for s in settings(command.schema) if not dataclasses.is_dataclass(s.hint)]
+    known = {_with_names(setting.key, words): setting for setting in leaves}
+    if inside := [option for option in known if option.startswith(f"{key}.")]:
+        if value.startswith("{") and inside[0].startswith(f"{key}.{NAME}"):
+            return dict, True  # several at once: {name: ...}
+        raise ConfigError(f"{key} is a group of settings; set one of them, such as {inside[0]}")
+    if key not in known:
+        near = nearest(key, known)
+        raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {near}")
+    parts = known[key].key.split(".")
+    for name in (word for word, part in zip(words, parts, strict=True) if part == NAME):
+        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name) is None:  # to Hydra
+            rule = "begin with a letter, then letters, digits, _ and -"
+            raise ConfigError(f"{key}: {name!r} cannot be a name; {rule}")
+    return known[key].hint, NAME in parts
+
+
+def _with_names(pattern: str, words: list[str]) -> str:
+    """Put the user's words where a key leaves the name to the user."""
+    parts = enumerate(pattern.split("."))
     return ".".join(words[i] if part == NAME and i < len(words) else part for i, part in parts)
 
 
-def _check_group(key: str, value: str, hint: Any) -> None:
-    """Refuse one value for many settings; those of names of the user's may come as {name: ...}."""
-    is_names = typing.get_origin(hint) is dict
-    if dataclasses.is_dataclass(hint) or (is_names and not value.startswith("{")):
-        first = _options(hint, key)[0]
-        raise ConfigError(f"{key} is a group of settings; set one of them, such as {first}")
-
-
-def _all_keys(schema: Any) -> list[str]:
-    hints = typing.get_type_hints(schema)
-    return [option for name, hint in hints.items() for option in _options(hint, name)]
-
-
-def _options(hint: Any, key: str) -> list[str]:
-    """List the settings in a setting of this type: itself, or those of a group."""
-    if typing.get_origin(hint) is dict:
-        return _options(typing.get_args(hint)[1], f"{key}.{NAME}")
-    if dataclasses.is_dataclass(hint):
-        return [f"{key}.{option}" for option in _all_keys(hint)]
-    return [key]
-
-
-def _is_quoted(text: str) -> bool:
-    return len(text) >= 2 and text[0] == text[-1] and text[0] in "'\""
+def _is_list(hint: Any) -> bool:
+    """Return whether a setting holds a list, or a list or null."""
+    return any(typing.get_origin(choice) is list for choice in (hint, *typing.get_args(hint)))
 
 
 def _quote_list(value: str) -> str:
-    """Quote the elements of [a,b], or one that stands alone, unless the user has."""
+    """Quote the elements of [a,b], or a single one without brackets, unless the user has."""
     if not (value.startswith("[") and value.endswith("]")):
         return value if value.startswith("[") else f"[{_quote(value)}]"
     inside = value[1:-1]
@@ -246,15 +203,7 @@ def _quote(text: str) -> str:
     return f"'{escaped}'"
 
 
-def _chooses_corpus(overrides: list[str]) -> bool:
-    """Say whether no file is named, so that the corpus is the default one or a chosen one."""
-    keys = [override.lstrip("+") for override in overrides]
-    chosen = any(key.startswith(("data=", "experiment=")) for key in keys)
-    return chosen or not any(key.startswith("data.") for key in keys)
-
-
 def _one_line(error: BaseException) -> str:
     key = getattr(error, "full_key", None)
-    message = str(error).split("\n    full_key:")[0]
-    text = " ".join(message.split())
+    text = " ".join(str(error).split("\n    full_key:")[0].split())
     return f"{key}: {text}" if key and key not in text else text

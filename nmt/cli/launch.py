@@ -20,8 +20,14 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nmt.cli.shell import EXIT_STOPPED, EXIT_USER
-from nmt.errors import NmtError, PeerError, RankError, StoppedError
+from nmt.errors import (
+    EXIT_STOPPED,
+    EXIT_USER,
+    NmtError,
+    PeerError,
+    RankError,
+    StoppedError,
+)
 
 _HINTS = {
     signal.SIGKILL: "; was there enough memory?",

@@ -1,79 +1,125 @@
-"""The entry points: `nmt NAME` and `nmt-NAME` for every command."""
+"""The entry points: `nmt NAME` and `nmt-NAME` for every command, with logs on stderr and one line
+instead of a traceback for the user's mistakes.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import functools
+import gc
+import importlib
+import logging
+import os
 import sys
+from collections.abc import Callable, Iterator, Sequence
 
 from nmt import __version__
-from nmt.cli.commands import COMMANDS
-from nmt.cli.shell import guarded, main
-from nmt.errors import NmtError, nearest
+from nmt.cli.commands import COMMANDS, Command
+from nmt.cli.help import command_help, list_commands
+from nmt.errors import (
+    EXIT_BUG,
+    EXIT_DONE,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    EXIT_USER,
+    NmtError,
+    RankError,
+    StoppedError,
+    nearest,
+)
+
+_QUIET = (NmtError, RankError, StoppedError, OSError, KeyboardInterrupt)  # one line, no traceback
+
+
+def __getattr__(name: str) -> Callable[[], int]:
+    """Return the entry point of `nmt-NAME`, which setup.cfg names `nmt.cli.main:NAME`."""
+    if name in COMMANDS:
+        return functools.partial(main, COMMANDS[name])
+    raise AttributeError(name)
 
 
 def nmt() -> int:
-    """Dispatch `nmt NAME ...`; alone, list the commands."""
+    """Dispatch `nmt NAME ...`; without a name, list the commands."""
     name, rest = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
     if name in COMMANDS:
         return main(COMMANDS[name], rest)
-    return guarded(lambda: _describe(name), "nmt")
+    try:
+        if name not in ("-h", "--help", "--version"):
+            raise NmtError(f"no command {name}; {nearest(name, COMMANDS)}")
+        print(f"nmt {__version__}" if name == "--version" else list_commands(), flush=True)
+    except _QUIET as error:
+        return exit_status(error, "nmt")
+    return EXIT_DONE
 
 
-def _describe(wish: str) -> None:
-    if wish not in ("-h", "--help", "--version"):
-        raise NmtError(f"no command {wish}; {nearest(wish, COMMANDS)}")
-    print(f"nmt {__version__}" if wish == "--version" else _list_commands())
+def main(command: Command, argv: Sequence[str] | None = None) -> int:
+    """Run `command` with the arguments of the process and return its exit status."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    log_to_stderr()
+    try:
+        if {"-h", "--help"} & set(arguments):
+            print(command_help(command))
+        elif "--version" in arguments:
+            print(f"nmt {__version__}")
+        else:
+            with _uncollected():
+                from nmt.cli.compose import with_config  # imports Hydra
+
+                module, function = command.run.split(":")
+                run = getattr(importlib.import_module(module), function)
+            with_config(command, arguments, run)
+        sys.stdout.flush()
+    except _QUIET as error:
+        return exit_status(error, f"nmt-{command.name}")
+    return EXIT_DONE
 
 
-def _list_commands() -> str:
-    lines = [f"  {name:<12}{command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(
-        [
-            "nmt: train and use Transformer translation models",
-            "",
-            "usage: nmt COMMAND [key=value ...]     (the same as nmt-COMMAND)",
-            "",
-            *lines,
-            "",
-            "nmt COMMAND --help shows what a command reads and writes, with examples.",
-            "A first run on a corpus that comes along:",
-            "  nmt-preprocess && nmt-train +model=tiny && nmt-average && nmt-translate",
-        ]
-    )
+def exit_status(error: BaseException, program: str) -> int:
+    """Print the one line of an error that needs no traceback; return the exit status."""
+    if isinstance(error, BrokenPipeError):
+        # the reader, for example head, has what it wants; Python would complain again at exit
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_DONE
+    message, status = str(error), EXIT_USER
+    if isinstance(error, OSError):
+        if error.filename is None and error.errno != errno.ENOSPC:
+            raise error  # not about a file that the user named
+        message = f"{error.filename or 'output'}: {error.strerror}"
+    elif isinstance(error, StoppedError):
+        status = EXIT_STOPPED
+    elif isinstance(error, RankError):
+        status = EXIT_BUG
+    elif isinstance(error, KeyboardInterrupt):
+        message, status = "interrupted", EXIT_INTERRUPTED
+    print(f"{program}: {message}", file=sys.stderr)
+    return status
 
 
-def preprocess() -> int:
-    """Run `nmt-preprocess`."""
-    return main(COMMANDS["preprocess"])
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep imported modules out of garbage collection, which would traverse all of torch while it
+    is imported, at times later, and at the end of the process: 0.35 of 1.2 s.
+    """
+    is_first = gc.get_freeze_count() == 0
+    gc.disable()
+    try:
+        yield
+    finally:
+        gc.enable()
+    if is_first:  # later, in a process of several commands, garbage would be kept as well
+        gc.freeze()
 
 
-def train() -> int:
-    """Run `nmt-train`."""
-    return main(COMMANDS["train"])
-
-
-def average() -> int:
-    """Run `nmt-average`."""
-    return main(COMMANDS["average"])
-
-
-def translate() -> int:
-    """Run `nmt-translate`."""
-    return main(COMMANDS["translate"])
-
-
-def evaluate() -> int:
-    """Run `nmt-evaluate`."""
-    return main(COMMANDS["evaluate"])
-
-
-def score() -> int:
-    """Run `nmt-score`."""
-    return main(COMMANDS["score"])
-
-
-def export() -> int:
-    """Run `nmt-export`."""
-    return main(COMMANDS["export"])
+def log_to_stderr() -> None:
+    """Write the logs of nmt to stderr: rank 0 all of them, other ranks only warnings."""
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%H:%M:%S"))
+    logger = logging.getLogger("nmt")
+    logger.handlers = [handler]
+    is_main = os.environ.get("RANK", "0") == "0"
+    logger.setLevel(logging.INFO if is_main else logging.WARNING)
+    logger.propagate = False
 
 
 if __name__ == "__main__":

@@ -11,9 +11,17 @@ from omegaconf import OmegaConf
 
 from nmt.cli import train
 from nmt.cli.compose import to_config
-from nmt.cli.shell import EXIT_BUG, EXIT_INTERRUPTED, EXIT_STOPPED, EXIT_USER, log_to_stderr
+from nmt.cli.main import log_to_stderr
 from nmt.config import TrainConfig
-from nmt.errors import NmtError, RankError, StoppedError
+from nmt.errors import (
+    EXIT_BUG,
+    EXIT_INTERRUPTED,
+    EXIT_STOPPED,
+    EXIT_USER,
+    NmtError,
+    RankError,
+    StoppedError,
+)
 
 
 def main(path: str) -> int:

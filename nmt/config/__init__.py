@@ -2,93 +2,57 @@
 
 The dataclasses are the truth; the YAML under `configs/` only holds what differs from them. The
 defaults are the recipe of the base model in "Attention Is All You Need" (Vaswani et al., 2017).
-This package knows neither Hydra nor torch.
+This package imports neither Hydra nor torch. A new setting is a field of its dataclass; a new
+dataclass or enum is also named here, since other packages import from `nmt.config` alone.
 """
 
-from nmt.config.data import (
-    CorpusConfig,
-    DataConfig,
-    FilterConfig,
-    PreprocessConfig,
-    SplitConfig,
-    TokenizerConfig,
+from nmt.config.evaluate import (
+    EvaluateConfig,
+    ExportConfig,
+    ExportFormat,
+    Method,
+    Metric,
+    Quantization,
 )
-from nmt.config.export import ExportConfig
-from nmt.config.inference import EvaluateConfig, TranslateConfig
-from nmt.config.model import ModelConfig, SearchConfig
+from nmt.config.model import ModelConfig, Norm, Positions, SearchConfig
 from nmt.config.options import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
-    BestMetric,
-    Combine,
-    Corpus,
     DType,
-    Duplicates,
-    Engine,
-    ExportFormat,
-    Invalid,
-    Method,
-    Metric,
-    Norm,
     Normalization,
-    Optimizer,
     OutputFormat,
-    Positions,
-    Quantization,
-    Schedule,
-    ScoreMeasure,
-    Step,
-    TokenizerType,
-    TooLong,
     choose,
     option,
     require,
     resolve,
 )
-from nmt.config.score import ScoreConfig
-from nmt.config.training import AverageConfig, OptimizerConfig, TrainConfig
-
-__all__ = [
-    "AverageConfig",
-    "BestMetric",
-    "Combine",
-    "Corpus",
-    "CorpusConfig",
-    "DEFAULT_DATA_DIR",
-    "DEFAULT_RUN_DIR",
-    "DType",
-    "DataConfig",
-    "Duplicates",
-    "Engine",
-    "EvaluateConfig",
-    "ExportConfig",
-    "ExportFormat",
-    "FilterConfig",
-    "Invalid",
-    "Method",
-    "Metric",
-    "ModelConfig",
-    "Norm",
-    "Normalization",
-    "Optimizer",
-    "OptimizerConfig",
-    "OutputFormat",
-    "Positions",
-    "PreprocessConfig",
-    "Quantization",
-    "Schedule",
-    "ScoreConfig",
-    "ScoreMeasure",
-    "SearchConfig",
-    "SplitConfig",
-    "Step",
-    "TokenizerConfig",
-    "TokenizerType",
-    "TooLong",
-    "TrainConfig",
-    "TranslateConfig",
-    "choose",
-    "option",
-    "require",
-    "resolve",
-]
+from nmt.config.preprocess import (
+    NORMALIZATIONS,
+    Corpus,
+    CorpusConfig,
+    DataConfig,
+    Duplicates,
+    FilterConfig,
+    Invalid,
+    PreprocessConfig,
+    SplitConfig,
+    Step,
+    TokenizerConfig,
+    TokenizerType,
+)
+from nmt.config.training import (
+    AverageConfig,
+    BestMetric,
+    Optimizer,
+    OptimizerConfig,
+    Schedule,
+    TrainConfig,
+)
+from nmt.config.translate import (
+    Combine,
+    Engine,
+    ScoreConfig,
+    ScoreMeasure,
+    TooLong,
+    TranslateConfig,
+)

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config.data import NORMALIZATIONS
+from nmt.config import NORMALIZATIONS
 from nmt.data.tokenizer import Tokenizer
 
 Array = np.ndarray[Any, np.dtype[Any]]

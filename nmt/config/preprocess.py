@@ -4,25 +4,60 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass
+from enum import Enum
 
-from nmt.config.options import (
-    DEFAULT_DATA_DIR,
-    Corpus,
-    Duplicates,
-    Invalid,
-    Step,
-    TokenizerType,
-    option,
-    require,
-)
+from nmt.config.options import DEFAULT_DATA_DIR, check_ranges, option, require
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
 _RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")  # pieces of every tokenizer
 
 
+class Corpus(str, Enum):
+    """Where parallel text comes from."""
+
+    files = "files"
+    numbers = "numbers"
+    copy = "copy"
+    homeassistant = "homeassistant"
+
+
+class Invalid(str, Enum):
+    """What happens to a line that is not UTF-8."""
+
+    error = "error"  # file, line and byte are named, and nothing is written
+    # the broken bytes become U+FFFD, and are counted
+    replace = "replace"  # type: ignore[assignment]  # shadows str.replace
+    drop = "drop"  # the training pair is dropped and counted; held-out lines are replaced
+
+
+class Duplicates(str, Enum):
+    """Which training pairs count as seen before; the first of them is kept."""
+
+    keep = "keep"  # none
+    pair = "pair"  # those with both sides the same
+    src = "src"  # those with the same source
+    tgt = "tgt"  # those with the same target
+
+
+class TokenizerType(str, Enum):
+    """How SentencePiece cuts text."""
+
+    bpe = "bpe"  # Sennrich et al. (2016), as in the paper
+    unigram = "unigram"  # Kudo (2018)
+
+
+class Step(str, Enum):
+    """Which part of preprocessing to do, when several machines share the work."""
+
+    all = "all"
+    plan = "plan"  # read the whole corpus once: the tokenizer, duplicates, the limits of shards
+    shard = "shard"  # encode the part that `shard` names
+    merge = "merge"  # write the index over all shards
+
+
 def _check_symbol(key: str, symbol: str) -> None:
-    """Refuse what cannot be one piece of a tokenizer."""
+    """Raise a `ConfigError` for what cannot be one piece of a tokenizer."""
     spaces = any(c.isspace() or c in "\0\u2581" for c in symbol)  # U+2581 is a space in pieces
     rule = "must be text without spaces, for example <2de>"
     require(symbol != "" and not spaces, key, symbol, rule)
@@ -38,13 +73,11 @@ class SplitConfig:
     order of their names); - is stdin. Files are plain, .gz, .xz or .zst.
     """
 
-    src: list[str] | None = option(
-        None, "source text, one sentence a line: file, glob, list or - (stdin)"
-    )
+    src: list[str] | None = option(None, "source text: file, glob, list or - (stdin)")
     tgt: list[str] | None = option(None, "target text, aligned with src line by line")
     tsv: list[str] | None = option(None, "both sides in one file, with tabs between columns")
     columns: list[int] = option([1, 2], "columns of the TSV with source and target, from 1")
-    jsonl: list[str] | None = option(None, "both sides in one file, a JSON object a line")
+    jsonl: list[str] | None = option(None, "both sides in one file, one JSON object per line")
     fields: list[str] = option(
         [], "fields of JSON or dataset with source and target; empty: src_lang, tgt_lang"
     )
@@ -78,13 +111,13 @@ class SplitConfig:
 class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
-    weight: float = option(1.0, "how often training sees each pair in an epoch; 0 leaves it out")
-    src_tag: str | None = option(None, "put before every source, for example <2de>")
-    tgt_tag: str | None = option(None, "put before every target")
+    weight: float = option(1.0, "times that an epoch contains each pair; 0 leaves it out", low=0)
+    src_tag: str | None = option(None, "token put before every source, for example <2de>")
+    tgt_tag: str | None = option(None, "token put before every target")
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.weight >= 0, "weight", self.weight, "must not be negative")
+        check_ranges(self)
         for key in ("src_tag", "tgt_tag"):
             if (tag := getattr(self, key)) is not None:
                 _check_symbol(key, tag)
@@ -97,54 +130,45 @@ class FilterConfig:
     Held-out pairs always stay.
     """
 
-    nul: bool = option(True, "drop pairs with a NUL character; false puts a space there")
-    max_ratio: float = option(0.0, "most tokens of one side for each token of the other; 0: any")
+    nul: bool = option(True, "drop pairs with a NUL character; false replaces it with a space")
+    max_ratio: float = option(0.0, "largest ratio of both sides' numbers of tokens; 0 disables")
     identical: bool = option(False, "drop pairs whose sides are the same text")
-    duplicates: Duplicates = option(
-        Duplicates.keep, "drop what came before: keep (drop none), pair, src or tgt"
-    )
-    max_unknown: float = option(1.0, "largest share of unknown or byte tokens on a side")
-    max_foreign: float = option(1.0, "largest share of letters outside the side's scripts")
+    duplicates: Duplicates = option(Duplicates.keep, "drop repeated pair, src or tgt; keep: none")
+    max_unknown: float = option(1.0, "largest share of unknown or byte tokens", low=0, high=1)
+    max_foreign: float = option(1.0, "largest share of letters of other scripts", low=0, high=1)
     src_scripts: list[str] = option([], "scripts of the source, e.g. Latin; empty: by language")
     tgt_scripts: list[str] = option([], "scripts of the target; empty: by language")
-    language: bool = option(
-        False, "drop pairs not in src_lang and tgt_lang (pip install nmt[langid])"
-    )
+    language: bool = option(False, "drop pairs in other languages (pip install nmt[langid])")
 
     def __post_init__(self) -> None:
         valid = self.max_ratio == 0 or self.max_ratio >= 1
         require(valid, "filter.max_ratio", self.max_ratio, "must be 0 or at least 1")
-        for key in ("max_unknown", "max_foreign"):
-            value = getattr(self, key)
-            require(0 <= value <= 1, f"filter.{key}", value, "must be from 0 to 1")
+        check_ranges(self, "filter.")
 
 
 @dataclass(kw_only=True)
 class DataConfig:
     """Where the sentence pairs come from."""
 
-    corpus: Corpus = option(Corpus.files, "files (or datasets), or a corpus that nmt brings along")
+    corpus: Corpus = option(Corpus.files, "files (or datasets), or a corpus included in nmt")
     src_lang: str = option("src", "source language code; names fields of datasets, picks texts")
     tgt_lang: str = option("tgt", "target language code; also picks BLEU's tokenizer")
     train: SplitConfig = option(SplitConfig, "training pairs")
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
-    temperature: float = option(
-        1.0, "above 1 evens out the shares of corpora in training: weight * size^(1/temperature)"
-    )
+    temperature: float = option(1.0, "evens out the corpora: weight * size^(1/temperature)", low=1)
     valid: SplitConfig = option(SplitConfig, "validation pairs")
     test: SplitConfig = option(SplitConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
     cache_dir: str = option("data/cache", "where downloaded corpora are kept")
 
     def __post_init__(self) -> None:
-        key = "data.temperature"
-        require(self.temperature >= 1, key, self.temperature, "must be at least 1")
+        check_ranges(self, "data.")
         for name in self.corpora:
             valid = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
-            require(valid, "data.corpora", name, "a name has letters, digits, _, . and - alone")
+            require(valid, "data.corpora", name, "a name has only letters, digits, _, . and -")
         if self.corpora and self.train.given:
             raise ConfigError(
-                "data.train and data.corpora are both given; make the former one of the latter: "
+                "data.train and data.corpora are both given; make the first one of the second: "
                 "+data.corpora.NAME.src=FILE"
             )
 
@@ -156,31 +180,24 @@ class TokenizerConfig:
     model: str | None = option(None, "use this SentencePiece .model instead of training one")
     tgt_model: str | None = option(None, "that of the target, when separate")
     type: TokenizerType = option(TokenizerType.bpe, "bpe or unigram")
-    separate: bool = option(False, "one model for each language, of vocab_size pieces each")
+    separate: bool = option(False, "one model per language, of vocab_size pieces each")
     vocab_size: int = option(37000, "pieces shared by both languages, control symbols included")
     byte_fallback: bool = option(True, "unknown characters become bytes instead of <unk>")
     symbols: list[str] = option([], "pieces that are never cut, for example {url} or <2de>")
     normalization: str = option("nmt_nfkc", "SentencePiece rule: nmt_nfkc, nfkc, identity, ..._cf")
-    character_coverage: float = option(1.0, "share of characters with a piece; the rest are bytes")
-    max_sentences: int = option(1_000_000, "lines that the tokenizer is trained on, sampled")
+    character_coverage: float = option(1.0, "share of characters with a piece", low=0.98, high=1)
+    max_sentences: int = option(1_000_000, "lines sampled for training the tokenizer", low=1)
 
     def __post_init__(self) -> None:
         low = 261 if self.byte_fallback else 5
         rule = f"must be at least {low} (bytes, control symbols and one piece)"
         require(self.vocab_size >= low, "tokenizer.vocab_size", self.vocab_size, rule)
-        key = "tokenizer.character_coverage"
-        rule = "must be from 0.98 to 1"
-        require(0.98 <= self.character_coverage <= 1, key, self.character_coverage, rule)
-        key = "tokenizer.max_sentences"
-        require(self.max_sentences >= 1, key, self.max_sentences, "must be at least 1")
+        check_ranges(self, "tokenizer.")
         key = "tokenizer.normalization"
         rule = "must be one of " + ", ".join(NORMALIZATIONS)
         require(self.normalization in NORMALIZATIONS, key, self.normalization, rule)
         for symbol in self.symbols:
             _check_symbol("tokenizer.symbols", symbol)
-        self._check_models()
-
-    def _check_models(self) -> None:
         has_both = self.model is not None and self.tgt_model is not None
         if self.separate and self.model is not None and not has_both:
             raise ConfigError(
@@ -202,24 +219,17 @@ class PreprocessConfig:
     tokenizer: TokenizerConfig = option(TokenizerConfig, "the subword model")
     filter: FilterConfig = option(FilterConfig, "which training pairs are left out")
     data_dir: str = option(DEFAULT_DATA_DIR, "folder to write")
-    max_length: int = option(256, "longer training sentences are dropped; tokens, EOS included")
-    keep_text: bool = option(False, "store the text beside the ids (columns src_text, tgt_text)")
-    report_only: bool = option(False, "look at the corpus, print the report, write nothing else")
-    shard_pairs: int = option(1_000_000, "pairs read for one file of the data folder")
+    max_length: int = option(256, "longest training sentence, in tokens, EOS included", low=2)
+    keep_text: bool = option(False, "store the text with the ids (columns src_text, tgt_text)")
+    report_only: bool = option(False, "read the corpus, print the report, write nothing else")
+    shard_pairs: int = option(1_000_000, "pairs read for one file of the data folder", low=1)
     step: Step = option(Step.all, "all, or on several machines: plan, then shard, then merge")
     shard: str | None = option(None, "part of this job, for example 3/64; means step=shard")
-    seed: int = option(0, "for generated corpora and sampling")
-    num_threads: int = option(0, "processes that encode; 0 takes all processors")
+    seed: int = option(0, "for generated corpora and sampling", low=0)
+    num_threads: int = option(0, "processes that encode; 0: one per CPU core", low=0, high=1024)
 
     def __post_init__(self) -> None:
-        require(self.max_length >= 2, "max_length", self.max_length, "must be at least 2")
-        valid = 0 <= self.num_threads <= 1024
-        require(valid, "num_threads", self.num_threads, "must be from 0 to 1024")
-        require(self.seed >= 0, "seed", self.seed, "must not be negative")
-        require(self.shard_pairs >= 1, "shard_pairs", self.shard_pairs, "must be at least 1")
-        self._check_shard()
-
-    def _check_shard(self) -> None:
+        check_ranges(self)
         if self.shard is None:
             require(self.step is not Step.shard, "step", self.step, "needs shard=NUMBER/COUNT")
             return
@@ -228,4 +238,4 @@ class PreprocessConfig:
         require(valid, "shard", self.shard, "must be NUMBER/COUNT from 1/COUNT, for example 3/64")
         valid = self.step in (Step.all, Step.shard)
         require(valid, "step", self.step, f"does not go with shard={self.shard}")
-        require(not self.report_only, "report_only", True, "looks at the whole corpus; drop shard")
+        require(not self.report_only, "report_only", True, "reads the whole corpus; drop shard")

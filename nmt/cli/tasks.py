@@ -1,0 +1,102 @@
+"""Runs `nmt-preprocess`, `nmt-evaluate` and `nmt-export`.
+
+Each imports what it needs when it runs: preprocessing and scoring need no torch.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+from typing import Any
+
+from nmt.config import (
+    EvaluateConfig,
+    ExportConfig,
+    ExportFormat,
+    OutputFormat,
+    PreprocessConfig,
+    Step,
+    TrainConfig,
+    resolve,
+)
+from nmt.data.corpus import read_input
+
+log = logging.getLogger(__name__)
+
+
+def preprocess(config: PreprocessConfig, config_yaml: str, training: TrainConfig) -> None:
+    """Run the configured step of preprocessing, print the report and log what comes next."""
+    from nmt.preprocess.prepare import prepare
+    from nmt.preprocess.terminal import report_table
+
+    report = prepare(config, training)
+    if report is not None:
+        print(report_table(report))
+    if config.report_only:
+        return
+    if report is not None:
+        message = "wrote %s; next: nmt-train +model=tiny data_dir=%s"
+        log.info(message, config.data_dir, config.data_dir)
+    elif config.step is Step.plan:
+        log.info(
+            "planned; next, for each NUMBER to COUNT: the same command with shard=NUMBER/COUNT"
+        )
+    else:
+        log.info("shard %s is done; when all are: the same command with step=merge", config.shard)
+
+
+def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
+    """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
+    from nmt import evaluate
+
+    tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
+    evaluate.check_tokenizer(tokenize)
+    references = [list(read_input(path)) for path in config.references]
+    hypotheses = list(read_input(config.hypotheses)) if config.hypotheses else _translate(config)
+    options: dict[str, Any] = {
+        "tokenize": tokenize,
+        "metrics": config.metrics,
+        "force": config.force,
+    }
+    scores = evaluate.evaluate(hypotheses, references, **options)
+    comparisons = []
+    if config.baseline is not None:
+        test = evaluate.Significance(
+            method=config.method, num_samples=config.num_samples, seed=config.seed
+        )
+        baseline = list(read_input(config.baseline))
+        comparisons = evaluate.compare(
+            hypotheses, references, baseline=baseline, test=test, **options
+        )
+    if config.format is OutputFormat.json:
+        print(json.dumps(evaluate.as_json(scores, comparisons), indent=2))
+    else:
+        print(evaluate.as_table(scores, comparisons))
+
+
+def _translate(config: EvaluateConfig) -> list[str]:
+    from nmt.distributed import set_num_threads
+    from nmt.translate.translator import Translator
+
+    assert config.model_dir is not None
+    assert config.src is not None
+    set_num_threads(config.num_threads)
+    translator = Translator.load(config.model_dir, device=config.device)
+    return translator.translate(list(read_input(config.src)))
+
+
+def export(config: ExportConfig, config_yaml: str) -> None:
+    """Convert the model; log where it is and how to use it."""
+    from nmt.checkpoint import find_model
+    from nmt.export.folder import export
+
+    folder, output = find_model(resolve(config.model_dir)), resolve(config.output)
+    export(folder, output, config)
+    size = sum(path.stat().st_size for path in output.iterdir()) / 1e6
+    kind = f"{config.format.value}, {config.quantization.value}"
+    log.info("exported %s to %s (%s, %.1f MB)", folder, output, kind, size)
+    if config.format is ExportFormat.ctranslate2:
+        command = f"nmt-translate backend=ctranslate2 model_dir={config.output} < FILE"
+        log.info("next: %s, or without nmt as its README.md shows", command)
+    else:
+        log.info("its README.md shows how to translate with transformers")

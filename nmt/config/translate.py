@@ -1,0 +1,135 @@
+"""Settings of `nmt-translate` and `nmt-score`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nmt.config.options import (
+    DEFAULT_RUN_DIR,
+    DType,
+    Normalization,
+    OutputFormat,
+    check_ranges,
+    option,
+    require,
+)
+from nmt.errors import ConfigError
+
+
+class Combine(str, Enum):
+    """How the models of an ensemble agree on the next token."""
+
+    probabilities = "probabilities"  # the log of the mean of their probabilities
+    log_probabilities = "log_probabilities"  # the mean of their log-probabilities
+
+
+class TooLong(str, Enum):
+    """What happens to a line of more tokens than `max_source_length`."""
+
+    # at sentence ends, else clauses, else spaces; translated and joined again
+    split = "split"  # type: ignore[assignment]  # shadows str.split
+    truncate = "truncate"  # the rest of the line is left out, and counted
+    error = "error"  # the line is named and nothing more is translated
+
+
+class Engine(str, Enum):
+    """What computes translations."""
+
+    native = "native"  # torch
+    ctranslate2 = "ctranslate2"  # a folder that nmt-export wrote
+
+
+class ScoreMeasure(str, Enum):
+    """What `nmt-score` reports for a pair, in nats."""
+
+    log_prob = "log_prob"  # the sum over all tokens, EOS included
+    per_token = "per_token"  # that sum over the number of tokens, EOS counted
+    score = "score"  # what search ranks by: normalized, with rewards and penalties
+
+
+@dataclass(kw_only=True)
+class TranslateConfig:
+    """Settings of `nmt-translate`; what is null comes from the model folder."""
+
+    model_dir: list[str] = option([DEFAULT_RUN_DIR], "run or model folder; several: an ensemble")
+    input: str = option("-", "text to translate, one sentence per line; - is stdin")
+    output: str = option("-", "file for translations, resumed after a kill; - is stdout")
+    prefixes: str | None = option(
+        None, "first words of each translation, line by line; may be empty"
+    )
+    beam_size: int | None = option(None, "hypotheses kept per sentence; 1 is greedy search")
+    length_penalty: float | None = option(None, "alpha of ((5 + length) / 6)^alpha; 0 disables")
+    max_length_a: float | None = option(None, "output limit: a * source tokens + b")
+    max_length_b: int | None = option(None, "output limit: a * source tokens + b")
+    min_length: int | None = option(None, "least number of output tokens, EOS excluded")
+    normalization: Normalization | None = option(None, "of scores: wu, average or none")
+    word_reward: float | None = option(None, "nats added for each output token")
+    coverage_penalty: float | None = option(None, "beta of Wu et al.; above 0 favors coverage")
+    sampling: bool | None = option(None, "sample translations at random instead of searching")
+    temperature: float | None = option(None, "sampling: divisor of log-probabilities")
+    top_k: int | None = option(None, "sampling: number of candidates, the likeliest tokens; 0: all")
+    top_p: float | None = option(None, "sampling: total probability of the candidates; 1: all")
+    seed: int | None = option(None, "sampling: the same seed gives the same samples")
+    alignment: bool | None = option(None, "format=json: source token of each target token")
+    combine: Combine = option(
+        Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
+    )
+    n_best: int = option(1, "hypotheses written per sentence (format=json when above 1)", low=1)
+    format: OutputFormat = option(OutputFormat.text, "text, or json (one object per line)")
+    too_long: TooLong = option(TooLong.split, "longer lines: split, truncate or error")
+    max_source_length: int = option(  # a character is at most 4 bytes, each a token at worst
+        256, "most source tokens translated at once, EOS included", low=8
+    )
+    max_tokens: int | None = option(
+        None, "bound on a batch: rows * beam * longest source; null: auto", low=1
+    )
+    window_lines: int = option(2048, "lines read, sorted by length and translated at a time", low=1)
+    backend: Engine = option(Engine.native, "native, or ctranslate2 for an exported folder")
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    dtype: DType = option(
+        DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
+    )
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        plain = self.format is OutputFormat.text
+        require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
+
+
+@dataclass(kw_only=True)
+class ScoreConfig:
+    """Settings of `nmt-score`; what is null comes from the model folder."""
+
+    model_dir: list[str] = option([DEFAULT_RUN_DIR], "run or model folder; several: an ensemble")
+    src: str | None = option(None, "source text, one sentence per line; - is stdin")
+    tgt: str | None = option(None, "its translations, line by line; - is stdin")
+    output: str = option("-", "file for scores; - is stdout")
+    measure: ScoreMeasure = option(
+        ScoreMeasure.log_prob, "log_prob (the sum), per_token or score (as search reports it); nats"
+    )
+    format: OutputFormat = option(OutputFormat.text, "text, or json with all measures")
+    length_penalty: float | None = option(None, "of score: alpha of ((5 + length) / 6)^alpha")
+    normalization: Normalization | None = option(None, "of score: wu, average or none")
+    word_reward: float | None = option(None, "of score: nats added for each token, EOS included")
+    coverage_penalty: float | None = option(None, "of score: beta of Wu et al. (2016)")
+    alignment: bool = option(False, "format=json: source token of each target token")
+    combine: Combine = option(
+        Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
+    )
+    max_tokens: int = option(4096, "bound on one batch: rows * longest side", low=1)
+    window_lines: int = option(8192, "lines read, sorted by length and scored at a time", low=1)
+    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    dtype: DType = option(
+        DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
+    )
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+
+    def __post_init__(self) -> None:
+        if self.src is None or self.tgt is None:
+            raise ConfigError("give src=FILE and tgt=FILE, aligned line by line")
+        require(self.src != "-" or self.tgt != "-", "tgt", "-", "src is stdin already")
+        check_ranges(self)
+        plain = self.format is OutputFormat.text
+        require(not (plain and self.alignment), "alignment", "true", "needs format=json")
