@@ -13,7 +13,7 @@ COMMANDS = {
             summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
             reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
             "stdin), a Hugging Face dataset, or a corpus that comes along (data=numbers, "
-            "data=copy, data=homeassistant)",
+            "data=copy)",
             writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
             examples=(
                 "nmt-preprocess",

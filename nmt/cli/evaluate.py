@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from nmt.config import EvaluateConfig, OutputFormat
-from nmt.data.corpus import read_input
+from nmt.data.text import read_input
 from nmt.evaluate import (
     Significance,
     as_json,

@@ -124,7 +124,7 @@ class DataConfig:
     """Where the sentence pairs come from."""
 
     corpus: Corpus = option(Corpus.files, "files (or datasets), or a corpus that nmt brings along")
-    src_lang: str = option("src", "source language code; names fields of datasets, picks texts")
+    src_lang: str = option("src", "source language code; names fields of datasets")
     tgt_lang: str = option("tgt", "target language code; also picks BLEU's tokenizer")
     train: SplitConfig = option(SplitConfig, "training pairs")
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
@@ -134,7 +134,7 @@ class DataConfig:
     valid: SplitConfig = option(SplitConfig, "validation pairs")
     test: SplitConfig = option(SplitConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
-    cache_dir: str = option("data/cache", "where downloaded corpora are kept")
+    made_by: str | None = option(None, "command that makes the files, named when they are missing")
 
     def __post_init__(self) -> None:
         key = "data.temperature"
@@ -208,7 +208,7 @@ class PreprocessConfig:
     shard_pairs: int = option(1_000_000, "pairs read for one file of the data folder")
     step: Step = option(Step.all, "all, or on several machines: plan, then shard, then merge")
     shard: str | None = option(None, "part of this job, for example 3/64; means step=shard")
-    seed: int = option(0, "for generated corpora and sampling")
+    seed: int = option(0, "for sampling and data=copy")
     num_threads: int = option(0, "processes that encode; 0 takes all processors")
 
     def __post_init__(self) -> None:

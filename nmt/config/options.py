@@ -82,7 +82,6 @@ class Corpus(str, Enum):
     files = "files"
     numbers = "numbers"
     copy = "copy"
-    homeassistant = "homeassistant"
 
 
 class Invalid(str, Enum):
