@@ -19,7 +19,7 @@ from nmt.config import (
     TrainConfig,
     resolve,
 )
-from nmt.data.corpus import read_input
+from nmt.data.text import read_input
 
 log = logging.getLogger(__name__)
 

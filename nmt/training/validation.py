@@ -17,7 +17,7 @@ import torch
 from nmt.config import TrainConfig
 from nmt.data.binary import open_split
 from nmt.data.bucketing import bucket
-from nmt.data.corpus import read_lines
+from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
 from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
