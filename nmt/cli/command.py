@@ -18,4 +18,3 @@ class Command:
     schema: type[Any]
     module: str  # imported only when the command runs: it may need torch
     groups: tuple[str, ...] = ()  # config groups that help mentions
-    also: tuple[type[Any], ...] = ()  # settings of other commands that this one takes into account

@@ -25,7 +25,6 @@ COMMANDS = {
             ),
             schema=config.PreprocessConfig,
             module="nmt.cli.preprocess",
-            also=(config.TrainConfig,),
             groups=("data", "experiment"),
         ),
         Command(

@@ -32,9 +32,7 @@ VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p")  # Hydra's own,
 
 
 def with_config(command: Command, arguments: list[str], run: Callable[..., None]) -> None:
-    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`, with what
-    the same composition gives to each schema of `command.also` besides.
-    """
+    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`."""
     _register_schema(command)
     overrides = [
         argument if previous in VALUE_FLAGS else check_argument(argument, command)
@@ -81,8 +79,7 @@ class _Job:
     def __call__(self, composed: DictConfig) -> None:
         if self.error is None:
             try:
-                others = [to_config(composed, schema)[0] for schema in self.command.also]
-                self.run(*to_config(composed, self.command.schema), *others)
+                self.run(*to_config(composed, self.command.schema))
             except (OmegaConfBaseException, *QUIET) as error:
                 wrong_value = isinstance(error, OmegaConfBaseException)
                 self.error = ConfigError(_one_line(error)) if wrong_value else error

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import logging
 
-from nmt.config import PreprocessConfig, Step, TrainConfig
+from nmt.config import PreprocessConfig, Step
 from nmt.preprocess.prepare import prepare
-from nmt.preprocess.terminal import report_table
+from nmt.preprocess.rendering import report_table
 
 log = logging.getLogger(__name__)
 
 
-def run(config: PreprocessConfig, config_yaml: str, training: TrainConfig) -> None:
+def run(config: PreprocessConfig, config_yaml: str) -> None:
     """Do what is due of the data folder, print the report and say what comes next."""
-    report = prepare(config, training)
+    report = prepare(config)
     place = f"data_dir={config.data_dir}"
     if report is not None:
         print(report_table(report))

@@ -16,14 +16,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from nmt.config import (
-    Corpus,
-    DataConfig,
-    PreprocessConfig,
-    SplitConfig,
-    TokenizerConfig,
-    TrainConfig,
-)
+from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, TokenizerConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData, open_split
 from nmt.data.tokenizer import Tokenizer
@@ -66,7 +59,7 @@ class PreparedCorpus:
         self.data_dir = self.folder / "data"
         self.pieces_dir = self.folder / "pieces"
         if not (self.data_dir / "meta.json").exists():
-            prepare(_settings(source, self.folder, self.data_dir, cache_dir), TrainConfig())
+            prepare(_settings(source, self.folder, self.data_dir, cache_dir))
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
         self.data = open_split(self.data_dir, "train")
         if not (self.pieces_dir / "vocabulary.txt").exists():
