@@ -24,7 +24,6 @@ class Command:
     schema: type[Any]
     run: str  # "module:function", imported only when the command runs: it may need torch
     groups: tuple[str, ...] = ()  # config groups that help mentions
-    also: tuple[type[Any], ...] = ()  # settings of other commands that this one takes into account
 
 
 _ALL = (
@@ -44,7 +43,6 @@ _ALL = (
         ),
         schema=config.PreprocessConfig,
         run="nmt.cli.tasks:preprocess",
-        also=(config.TrainConfig,),
         groups=("data", "experiment"),
     ),
     Command(

@@ -23,7 +23,6 @@ from nmt.config import (
     PreprocessConfig,
     SplitConfig,
     TokenizerConfig,
-    TrainConfig,
 )
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData, open_split
@@ -67,7 +66,7 @@ class PreparedCorpus:
         self.data_dir = self.folder / "data"
         self.pieces_dir = self.folder / "pieces"
         if not (self.data_dir / "meta.json").exists():
-            prepare(_settings(source, self.folder, self.data_dir, cache_dir), TrainConfig())
+            prepare(_settings(source, self.folder, self.data_dir, cache_dir))
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
         self.data = open_split(self.data_dir, "train")
         if not (self.pieces_dir / "vocabulary.txt").exists():
