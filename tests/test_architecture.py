@@ -68,7 +68,7 @@ def test_only_the_command_line_knows_hydra(path: Path) -> None:
 def test_files_and_functions_stay_short_and_documented(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     tree = ast.parse(text)
-    assert text.count("\n") <= 350
+    assert text.count("\n") <= 450
     assert ast.get_docstring(tree), "a module says what it is for"
     for node in ast.walk(tree):
         if isinstance(node, ast.FunctionDef):

@@ -23,7 +23,7 @@ from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.fast import accelerate
-from nmt.model.fast.linear import ROWS_STEP
+from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.transformer import Transformer
 from nmt.training.batch import Batch, make_batch
 from nmt.training.compiled import make_compiler

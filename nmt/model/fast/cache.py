@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.model.fast.linear import rounded
+from nmt.model.fast.layers import rounded
 from nmt.model.fast.packing import Packing
 
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
