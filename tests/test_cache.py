@@ -1,5 +1,5 @@
-"""What decoding remembers: rows on their grid, columns that are shared and dropped; and the choice of
-the best continuations.
+"""What decoding remembers: rows on their grid, columns that are shared and dropped; and the choice
+of the best continuations.
 """
 
 # R rows, B sentences, W beams of the widest, T target positions
