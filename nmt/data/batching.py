@@ -16,9 +16,9 @@ from typing import Any, overload
 
 import numpy as np
 
-from nmt.data.binary import Corpus
-from nmt.data.bucketing import Lengths, Rows, batch_cost, bucket
-from nmt.data.mixing import Mix, whole
+from nmt.data import Lengths, Rows
+from nmt.data.batch import batch_cost, bucket
+from nmt.data.mixing import CorpusRange, Mix, whole
 from nmt.errors import ConfigError
 
 _POOL_PAIRS = 5_000_000  # most pairs that are sorted together
@@ -138,7 +138,7 @@ class TokenBatchSampler:
         is_whole = len(rows) == sum(share.corpus.num_pairs for share in self.mix.drawn)
         return rows if is_whole else np.concatenate([rows, self._longest_rows])
 
-    def _longest_row(self, corpus: Corpus) -> int:
+    def _longest_row(self, corpus: CorpusRange) -> int:
         lengths = self.lengths[corpus.start : corpus.start + corpus.num_pairs]
         parts = range(0, len(lengths), 1 << 20)  # numpy's argmax copies what is read-only
         start = max(parts, key=lambda start: int(lengths[start : start + parts.step].max()))
