@@ -57,11 +57,17 @@ def read_meta(data_dir: Path) -> dict[str, Any]:
     return meta
 
 
-def read_index(data_dir: Path, split: str) -> list[CorpusIndex] | None:
-    """Return the corpora of a split; None for a folder of version 1, which has no index."""
+def read_index(data_dir: Path, split: str) -> list[CorpusIndex]:
+    """Return the corpora of a split; a folder of version 1 has one, whose files are counted."""
     meta = read_meta(data_dir)
     if meta["format_version"] == 1:
-        return None
+        if not (paths := sorted(data_dir.glob(f"{split}-*.arrow"))):
+            raise DataError(
+                f"{data_dir} has no {split}-*.arrow; make the folder with nmt-preprocess"
+            )
+        counted = ((path, len(MappedShard(path)), path.stat().st_size) for path in paths)
+        shards = [ShardFile(path.name, pairs, 0, 0, 0, size, "") for path, pairs, size in counted]
+        return [CorpusIndex("", 1.0, shards)]
     try:
         found = meta["splits"].get(split)
         if found is not None:
@@ -108,16 +114,8 @@ class ParallelData:
     def __init__(self, data_dir: Path, split: str) -> None:
         self._data_dir, self._split = data_dir, split
         index = read_index(data_dir, split)
-        if index is None:
-            self._open_files(sorted(data_dir.glob(f"{split}-*.arrow")))
-        else:
-            self._open_index(index)
-        if len(self) == 0:
-            raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
-
-    def _open_index(self, index: Sequence[CorpusIndex]) -> None:
         shards = [shard for corpus in index for shard in corpus.shards]
-        self._paths = [self._data_dir / shard.file for shard in shards]
+        self._paths = [data_dir / shard.file for shard in shards]
         for path, shard in zip(self._paths, shards, strict=True):
             if not path.exists():
                 raise missing(path)
@@ -130,20 +128,9 @@ class ParallelData:
             CorpusRange(corpus.corpus, start, corpus.num_pairs, corpus.weight)
             for corpus, start in zip(index, starts, strict=False)
         ]
-        self._lengths: Lengths | None = _map_lengths(self._data_dir, self._split, len(self))
-
-    def _open_files(self, paths: list[Path]) -> None:
-        """Open a folder of version 1, which has no index; the files themselves are counted."""
-        if not paths:
-            raise DataError(
-                f"{self._data_dir} has no {self._split}-*.arrow; make the folder with "
-                "nmt-preprocess"
-            )
-        mapped = [MappedShard(path) for path in paths]
-        self._paths, self._shards = paths, [*mapped]
-        self._starts = _starts([len(shard) for shard in mapped])
-        self.corpora = [CorpusRange("", 0, len(self), 1.0)]
-        self._lengths = None
+        self._lengths = _map_lengths(data_dir, split, len(self))
+        if len(self) == 0:
+            raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
 
     def __getstate__(self) -> dict[str, Any]:
         return {"place": (self._data_dir, self._split)}
@@ -185,9 +172,11 @@ def open_split(data_dir: Path, split: str) -> ParallelData:
     return ParallelData(data_dir, split)
 
 
-def _map_lengths(data_dir: Path, split: str, num_pairs: int) -> Lengths:
+def _map_lengths(data_dir: Path, split: str, num_pairs: int) -> Lengths | None:
     """Map the lengths of all pairs of a split, EOS included, (N, 2)."""
     path = data_dir / f"{split}.lengths.npy"
+    if not path.exists() and read_meta(data_dir)["format_version"] == 1:
+        return None  # counted when they are asked for
     try:
         # a plain view: np.memmap is slow to index
         lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
