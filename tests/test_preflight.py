@@ -12,7 +12,8 @@ import pytest
 import torch
 from conftest import hidden_states, tiny_model
 
-from nmt.data.bucketing import Lengths, Rows, bucket
+from nmt.data import Lengths, Rows
+from nmt.data.batch import bucket
 from nmt.errors import ConfigError
 from nmt.model.fast import layers
 from nmt.model.transformer import Transformer

@@ -17,9 +17,10 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
+from nmt.data import Lengths, Rows
+from nmt.data.batch import CPU_PIECE_TOKENS, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
-from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.fast import accelerate
