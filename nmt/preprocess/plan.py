@@ -1,125 +1,99 @@
-"""Looks at the whole training corpus once, where that is needed before anything can be encoded:
-draws the sample that the tokenizer is trained on, finds duplicates, counts pairs.
+"""Reads the whole training corpus once, where that is needed before anything can be encoded: draws
+the sample that the tokenizer is trained on, finds duplicates, counts pairs.
 
-With a tokenizer that is there and duplicates that stay nothing is read but, for several machines,
-to count pairs.
+With a given tokenizer and duplicates that stay, nothing is read but, for several machines, to count
+pairs.
+
+The sample is the same whoever reads which part: each pair has a key that is a hash of the seed, the
+corpus and its number there, and the sample are the pairs with the smallest keys (bottom-k sampling;
+Cohen and Kaplan, 2007).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nmt.config import Duplicates, PreprocessConfig, Step
+from nmt.config import Duplicates, PreprocessConfig, Step, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
 from nmt.preprocess.cleaned import Rows
 from nmt.preprocess.cleaning import clean
 from nmt.preprocess.duplicates import Hashes, UnitHashes, find_duplicates, hash_pairs
-from nmt.preprocess.job import Job
-from nmt.preprocess.pieces import Piece, Unit
+from nmt.preprocess.pieces import Piece
 from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.progress import Progress
-from nmt.preprocess.sample import Keys, Sample, sample_keys, sample_size
 from nmt.preprocess.units import UnitReader, note, start_progress
+from nmt.preprocess.workspace import Job
 
 log = logging.getLogger(__name__)
 _PLAN, _SCANNED = "plan.json", "scanned.json"
+Keys = np.ndarray[Any, np.dtype[np.uint64]]
+_SPARE = 1.2  # how far the sample may outgrow its size before it is cut
 
 
 @dataclass(frozen=True)
-class Plan:
+class CorpusPlan:
     """What is known before encoding."""
 
     tokenizers: Tokenizers
     num_pairs: Mapping[str, int] | None  # of each corpus; None where nobody has counted
 
 
-def make_plan(job: Job) -> Plan:
+def make_plan(job: Job) -> CorpusPlan:
     """Return the plan, made now or by an earlier run; the work folder keeps it."""
-    if (job.work.plan / _PLAN).exists():
+    config, folder = job.config, job.work.plan
+    if (folder / _PLAN).exists():
         return read_plan(job)
-    num_pairs: Mapping[str, int] | None
-    if job.config.tokenizer.model is None:
-        num_pairs = _draw_sample(job)
-        _train(job)
+    num_pairs: Mapping[str, int] | None = None
+    if config.tokenizer.model is None:
+        num_pairs = _scan(job)
+        log.info("training the tokenizer")
+        # in another process: SentencePiece ignores Ctrl-C and gives no memory back
+        with WorkerPool[Path, None](1, partial(partial, _train, config)) as pool:
+            list(pool.map([folder]))
     else:
-        save_tokenizers(job.work.plan, open_tokenizers(job.config))
-        num_pairs = _look(job)
-    if drops_duplicates(job.config):
+        save_tokenizers(folder, open_tokenizers(config))
+        if drops_duplicates(config):
+            num_pairs = _scan(job)
+        elif config.step is Step.plan:
+            reader = UnitReader(job)
+            for _ in reader.read(lambda unit: False):
+                pass
+            num_pairs = reader.num_pairs
+    if drops_duplicates(config):
         find_duplicates(job.work.hashes)
-    job.work.write(job.work.plan / _PLAN, {"num_pairs": num_pairs})
-    for path in _sample_paths(job.work.plan):
+    job.work.write(folder / _PLAN, {"num_pairs": num_pairs})
+    for path in _sample_paths(folder):
         path.unlink(missing_ok=True)
     return read_plan(job)
 
 
-def read_plan(job: Job) -> Plan:
+def read_plan(job: Job) -> CorpusPlan:
     """Read the plan that an earlier run or `step=plan` has made."""
     content = json.loads((job.work.plan / _PLAN).read_text(encoding="utf-8"))
-    return Plan(load_tokenizers(job.work.plan), content["num_pairs"])
+    return CorpusPlan(load_tokenizers(job.work.plan), content["num_pairs"])
 
 
 def drops_duplicates(config: PreprocessConfig) -> bool:
-    """Say whether pairs that came before are dropped."""
+    """Return whether pairs that came before are dropped."""
     return config.filter.duplicates is not Duplicates.keep
 
 
-def _look(job: Job) -> dict[str, int] | None:
-    """Do what is due when no tokenizer is to be trained; return the pairs of each corpus."""
-    if drops_duplicates(job.config):
-        return _scan(job, 0)[1]
-    if job.config.step is not Step.plan:
-        return None
-    reader = UnitReader(job)
-    for _ in reader.read(lambda unit: False):
-        pass
-    return reader.num_pairs
-
-
-def _draw_sample(job: Job) -> dict[str, int]:
-    """Write the sample to the work folder, unless it is there; return the pairs of each corpus."""
-    scanned = job.work.plan / _SCANNED
-    if scanned.exists():
-        num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
-        return num_pairs
-    sample, num_pairs = _scan(job, sample_size(job.config.tokenizer))
-    src, tgt = sample.take()
-    if not src:
-        raise DataError("the training corpus is empty: no pair has text on both sides")
-    for path, lines in zip(_sample_paths(job.work.plan), (src, tgt), strict=True):
-        with path.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
-    job.work.write(scanned, num_pairs)
-    return num_pairs
-
-
-def _train(job: Job) -> None:
-    """Train in a process of its own: SentencePiece does not heed Ctrl-C, nor give memory back."""
-    log.info("training the tokenizer")
-    with WorkerPool[Path, None](1, partial(Trainer, job.config)) as pool:
-        list(pool.map([job.work.plan]))
-
-
-class Trainer:
-    """Trains tokenizers on the sample in a folder, and writes them there."""
-
-    def __init__(self, config: PreprocessConfig) -> None:
-        self._config = config
-
-    def __call__(self, folder: Path) -> None:
-        """Write `tokenizer.model`, or two models."""
-        src, tgt = (_lines(path) for path in _sample_paths(folder))
-        save_tokenizers(folder, train_tokenizers(self._config, src, tgt))
+def _train(config: PreprocessConfig, folder: Path) -> None:
+    """Train tokenizers on the sample in `folder`, and write them there."""
+    src, tgt = map(_lines, _sample_paths(folder))
+    save_tokenizers(folder, train_tokenizers(config, src, tgt))
 
 
 def _sample_paths(folder: Path) -> tuple[Path, Path]:
@@ -133,13 +107,13 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Task:
+class _ScanTask:
     piece: Piece
     limit: np.uint64  # of the keys in the sample so far
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ScannedChunk:
     """What the plan needs of a chunk."""
 
     keys: Keys
@@ -149,57 +123,112 @@ class _Seen:
     hashes: Hashes | None
 
 
-class Scanner:
-    """Picks candidates for the sample from chunks, and hashes pairs."""
-
-    def __init__(self, config: PreprocessConfig) -> None:
-        self._config = config
-
-    def __call__(self, task: _Task) -> _Seen:
-        """Return what the plan needs of a chunk."""
-        chunk, config = task.piece.chunk, self._config
-        cleaned = clean(chunk, config, held_out=False)
-        numbers = chunk.first_pair + cleaned.rows
-        keys = sample_keys(config.seed, task.piece.unit.corpus, numbers)
-        chosen = np.flatnonzero(keys < task.limit)
-        src, tgt, kind = cleaned.src, cleaned.tgt, config.filter.duplicates
-        return _Seen(
-            keys[chosen],
-            [src[i] for i in chosen.tolist()],
-            [tgt[i] for i in chosen.tolist()],
-            cleaned.rows,
-            hash_pairs(src, tgt, kind) if drops_duplicates(config) else None,
-        )
+def _scan_chunk(config: PreprocessConfig, task: _ScanTask) -> _ScannedChunk:
+    """Pick candidates for the sample from a chunk, and hash its pairs."""
+    chunk = task.piece.chunk
+    cleaned = clean(chunk, config, held_out=False)
+    numbers = chunk.first_pair + cleaned.rows
+    keys = sample_keys(config.seed, task.piece.unit.corpus, numbers)
+    chosen = np.flatnonzero(keys < task.limit)
+    hashes = None
+    if drops_duplicates(config):
+        hashes = hash_pairs(cleaned.src, cleaned.tgt, config.filter.duplicates)
+    return _ScannedChunk(
+        keys[chosen],
+        [cleaned.src[i] for i in chosen.tolist()],
+        [cleaned.tgt[i] for i in chosen.tolist()],
+        cleaned.rows,
+        hashes,
+    )
 
 
-def _scan(job: Job, size: int) -> tuple[Sample, dict[str, int]]:
-    """Read the corpora: return a sample of `size` pairs, and the number of pairs of each."""
-    sample, reader = Sample(size), UnitReader(job)
-    tasks = (_Task(piece, sample.limit) for piece in reader.read(lambda unit: True))
+def _scan(job: Job) -> dict[str, int]:
+    """Write the sample and the hashes of pairs to the work folder, unless an earlier run has;
+    return the pairs of each corpus.
+    """
+    scanned, tokenizer = job.work.plan / _SCANNED, job.config.tokenizer
+    if scanned.exists():
+        num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
+        return num_pairs
+    sample, reader = Sample(sample_size(tokenizer)), UnitReader(job)
+    tasks = (_ScanTask(piece, sample.limit) for piece in reader.read(lambda unit: True))
+    num_workers = count_workers(job.config.num_threads)
     with (
         start_progress(job, "plan") as progress,
-        WorkerPool[_Task, _Seen](
-            count_workers(job.config.num_threads), partial(Scanner, job.config)
+        WorkerPool[_ScanTask, _ScannedChunk](
+            num_workers, partial(partial, _scan_chunk, job.config)
         ) as pool,
     ):
-        done = pool.map(tasks)
-        for unit, group in groupby(done, key=lambda pair: pair[0].piece.unit):
-            _note_unit(job, unit, group, sample, progress)
-    return sample, reader.num_pairs
+        for unit, group in groupby(pool.map(tasks), key=lambda pair: pair[0].piece.unit):
+            with ExitStack() as stack:
+                if drops_duplicates(job.config):
+                    hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
+                for task, seen in group:
+                    sample.add(seen.keys, seen.src, seen.tgt)
+                    if seen.hashes is not None:
+                        hashes.add(seen.rows + task.piece.rows.start, seen.hashes)
+                    note(progress, task.piece)
+        progress.finish()
+    sides = sample.take()
+    if tokenizer.model is None and not sides[0]:
+        raise DataError("the training corpus is empty: no pair has text on both sides")
+    for path, lines in zip(_sample_paths(job.work.plan), sides, strict=True):
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+    job.work.write(scanned, reader.num_pairs)
+    return reader.num_pairs
 
 
-def _note_unit(
-    job: Job,
-    unit: Unit,
-    group: Iterable[tuple[_Task, _Seen]],
-    sample: Sample,
-    progress: Progress,
-) -> None:
-    with ExitStack() as stack:
-        if drops_duplicates(job.config):
-            hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
-        for task, seen in group:
-            sample.add(seen.keys, seen.src, seen.tgt)
-            if seen.hashes is not None:
-                hashes.add(seen.rows + task.piece.rows.start, seen.hashes)
-            note(progress, task.piece)
+def sample_size(config: TokenizerConfig) -> int:
+    """Return the number of pairs that give a tokenizer at most `max_sentences` lines."""
+    if config.model is not None:
+        return 0
+    return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
+
+
+def sample_keys(seed: int, corpus: str, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Keys:
+    """Return the keys of the pairs with these numbers in their corpus, (N,).
+
+    The mixing function is that of SplitMix64 (Steele et al., 2014), a bijection: no two pairs of a
+    corpus have the same key.
+    """
+    digest = hashlib.blake2b(f"{seed} {corpus}".encode(), digest_size=8).digest()
+    keys = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys += np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+    keys ^= keys >> np.uint64(30)
+    keys *= np.uint64(0xBF58476D1CE4E5B9)
+    keys ^= keys >> np.uint64(27)
+    keys *= np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
+class Sample:
+    """The pairs with the `size` smallest keys among those that were added, in that order."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._keys: Keys = np.empty(0, dtype=np.uint64)
+        self._pairs: list[tuple[str, str]] = []
+        self.limit = np.uint64(np.iinfo(np.uint64).max if size else 0)
+        """Pairs with this key or a larger one need not be added; it falls as the sample fills."""
+
+    def add(self, keys: Keys, src: list[str], tgt: list[str]) -> None:
+        """Add pairs with their keys."""
+        self._keys = np.concatenate([self._keys, keys])
+        self._pairs.extend(zip(src, tgt, strict=True))
+        if len(self._pairs) > _SPARE * self._size + 1000:
+            self._cut()
+
+    def take(self) -> tuple[list[str], list[str]]:
+        """Return the sampled sources and targets, in the order of adding, and forget them."""
+        self._cut()
+        pairs, self._pairs = self._pairs, []
+        return [src for src, _ in pairs], [tgt for _, tgt in pairs]
+
+    def _cut(self) -> None:
+        if len(self._pairs) <= self._size:
+            return
+        self.limit = np.partition(self._keys, self._size)[self._size]
+        stay = np.flatnonzero(self._keys < self.limit)
+        self._keys = self._keys[stay]
+        self._pairs = [self._pairs[i] for i in stay.tolist()]

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 
 from nmt.preprocess.chunks import ChunkReader
-from nmt.preprocess.job import Job
 from nmt.preprocess.pieces import Piece, Unit
-from nmt.preprocess.progress import Progress
 from nmt.preprocess.sources import total_disk_bytes
+from nmt.preprocess.workspace import Job
+from nmt.progress import Progress
 
 
 class UnitReader:
@@ -57,11 +57,13 @@ class UnitReader:
 
 
 def start_progress(job: Job, name: str) -> Progress:
-    """Start to say how far a pass over all corpora is."""
-    return Progress(name, sum(total_disk_bytes(sources) for sources in job.sources.values()))
+    """Start to show how far a pass over all corpora is."""
+    disk_bytes = sum(total_disk_bytes(sources) for sources in job.sources.values())
+    return Progress(name, "pairs", total_bytes=disk_bytes)
 
 
 def note(progress: Progress, piece: Piece) -> None:
     """Note that a piece is done."""
     text_bytes = sum(map(len, piece.chunk.raw))
-    progress.update(piece.chunk.num_pairs, text_bytes, piece.disk_bytes)
+    num_pairs, read_bytes = piece.chunk.num_pairs, piece.disk_bytes
+    progress.update(num_pairs, read_bytes=read_bytes, text_bytes=text_bytes)
