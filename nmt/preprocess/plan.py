@@ -28,13 +28,12 @@ from nmt.config import Duplicates, PreprocessConfig, Step, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
-from nmt.preprocess.cleaned import Rows
-from nmt.preprocess.cleaning import clean
-from nmt.preprocess.duplicates import Hashes, UnitHashes, find_duplicates, hash_pairs
-from nmt.preprocess.pieces import Piece
+from nmt.preprocess.chunks import TaskChunk
+from nmt.preprocess.clean import Rows, clean
+from nmt.preprocess.duplicates import Hashes, HashWriter, find_duplicates, hash_duplicates
+from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.units import UnitReader, note, start_progress
-from nmt.preprocess.workspace import Job
+from nmt.preprocess.tasks import Job, TaskReader, count_chunk
 
 log = logging.getLogger(__name__)
 _PLAN, _SCANNED = "plan.json", "scanned.json"
@@ -67,10 +66,7 @@ def make_plan(job: Job) -> CorpusPlan:
         if drops_duplicates(config):
             num_pairs = _scan(job)
         elif config.step is Step.plan:
-            reader = UnitReader(job)
-            for _ in reader.read(lambda unit: False):
-                pass
-            num_pairs = reader.num_pairs
+            num_pairs = TaskReader(job).count_pairs()
     if drops_duplicates(config):
         find_duplicates(job.work.hashes)
     job.work.write(folder / _PLAN, {"num_pairs": num_pairs})
@@ -107,8 +103,8 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _ScanTask:
-    piece: Piece
+class _ScanItem:
+    part: TaskChunk
     limit: np.uint64  # of the keys in the sample so far
 
 
@@ -123,16 +119,17 @@ class _ScannedChunk:
     hashes: Hashes | None
 
 
-def _scan_chunk(config: PreprocessConfig, task: _ScanTask) -> _ScannedChunk:
+def _scan_chunk(config: PreprocessConfig, item: _ScanItem) -> _ScannedChunk:
     """Pick candidates for the sample from a chunk, and hash its pairs."""
-    chunk = task.piece.chunk
+    chunk = item.part.chunk
     cleaned = clean(chunk, config, held_out=False)
+    drop_by_text(cleaned, config)
     numbers = chunk.first_pair + cleaned.rows
-    keys = sample_keys(config.seed, task.piece.unit.corpus, numbers)
-    chosen = np.flatnonzero(keys < task.limit)
+    keys = sample_keys(config.seed, item.part.task.corpus, numbers)
+    chosen = np.flatnonzero(keys < item.limit)
     hashes = None
     if drops_duplicates(config):
-        hashes = hash_pairs(cleaned.src, cleaned.tgt, config.filter.duplicates)
+        hashes = hash_duplicates(cleaned.src, cleaned.tgt, config.filter.duplicates)
     return _ScannedChunk(
         keys[chosen],
         [cleaned.src[i] for i in chosen.tolist()],
@@ -150,24 +147,24 @@ def _scan(job: Job) -> dict[str, int]:
     if scanned.exists():
         num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
         return num_pairs
-    sample, reader = Sample(sample_size(tokenizer)), UnitReader(job)
-    tasks = (_ScanTask(piece, sample.limit) for piece in reader.read(lambda unit: True))
+    sample, reader = Sample(sample_size(tokenizer)), TaskReader(job)
+    items = (_ScanItem(part, sample.limit) for part in reader.read(lambda task: True))
     num_workers = count_workers(job.config.num_threads)
     with (
-        start_progress(job, "plan") as progress,
-        WorkerPool[_ScanTask, _ScannedChunk](
+        reader.progress("plan") as progress,
+        WorkerPool[_ScanItem, _ScannedChunk](
             num_workers, partial(partial, _scan_chunk, job.config)
         ) as pool,
     ):
-        for unit, group in groupby(pool.map(tasks), key=lambda pair: pair[0].piece.unit):
+        for task, group in groupby(pool.map(items), key=lambda pair: pair[0].part.task):
             with ExitStack() as stack:
                 if drops_duplicates(job.config):
-                    hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
-                for task, seen in group:
+                    hashes = stack.enter_context(HashWriter(job.work.hashes, task.order))
+                for item, seen in group:
                     sample.add(seen.keys, seen.src, seen.tgt)
                     if seen.hashes is not None:
-                        hashes.add(seen.rows + task.piece.rows.start, seen.hashes)
-                    note(progress, task.piece)
+                        hashes.add(seen.hashes, seen.rows + item.part.rows.start)
+                    count_chunk(progress, item.part)
         progress.finish()
     sides = sample.take()
     if tokenizer.model is None and not sides[0]:

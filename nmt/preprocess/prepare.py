@@ -21,11 +21,11 @@ from nmt.data.folder import CorpusIndex, write_index
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import write_json
-from nmt.preprocess.counts import Counts
+from nmt.preprocess.clean import PairCounts
+from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.filters import check_filters
 from nmt.preprocess.plan import drops_duplicates, make_plan, read_plan
 from nmt.preprocess.rendering import report_page
-from nmt.preprocess.repeats import count_repeats
 from nmt.preprocess.report import CorpusResult, build_report
 from nmt.preprocess.sharding import (
     HeldOutSplit,
@@ -37,7 +37,8 @@ from nmt.preprocess.sharding import (
 )
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import HeldOut
-from nmt.preprocess.workspace import Job, Workspace, open_workspace
+from nmt.preprocess.tasks import Job
+from nmt.preprocess.workspace import Workspace, open_workspace
 
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")
@@ -126,13 +127,13 @@ def _merge(
 
 def _check_complete(job: Job, num_pairs: Mapping[str, int]) -> None:
     """Raise a `ConfigError` that names shards which nobody has written."""
-    units = [unit for corpus, size in num_pairs.items() for unit in job.units(corpus, size)]
-    missing = [unit for unit in units if not result_path(job, unit).exists()]
+    tasks = job.tasks(num_pairs)
+    missing = [task for task in tasks if not result_path(job, task).exists()]
     if missing:
-        names = ", ".join(f"{unit.name}.arrow" for unit in missing[:_NUM_NAMED])
+        names = ", ".join(f"{task.name}.arrow" for task in missing[:_NUM_NAMED])
         more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
         raise ConfigError(
-            f"{len(missing)} of {len(units)} shards are not there: {names}{more}; run the jobs of "
+            f"{len(missing)} of {len(tasks)} shards are not there: {names}{more}; run the jobs of "
             "shard=NUMBER/COUNT that failed again, or all: what is done is passed over"
         )
 
@@ -144,8 +145,8 @@ def _add_up(
     results, index = [], []
     for corpus, size in num_pairs.items():
         total, shards = ShardResult(), []
-        for unit in job.units(corpus, size):
-            content = json.loads(result_path(job, unit).read_text(encoding="utf-8"))
+        for task in job.tasks({corpus: size}):
+            content = json.loads(result_path(job, task).read_text(encoding="utf-8"))
             result = ShardResult.from_json(content)
             total.counts.merge(result.counts)
             total.statistics.merge(result.statistics)
@@ -159,7 +160,7 @@ def _add_up(
 
 def _check_kept(job: Job, corpora: list[CorpusResult]) -> None:
     """Raise a `DataError` when no training pair is left; warn when many are not."""
-    total = Counts()
+    total = PairCounts()
     for corpus in corpora:
         total.merge(corpus.counts)
     if total.read == 0:

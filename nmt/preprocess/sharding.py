@@ -20,29 +20,24 @@ from nmt.data.shards import Shard, ShardWriter
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import DataError
 from nmt.files import replace_file
-from nmt.preprocess.chunks import read_chunks
-from nmt.preprocess.cleaned import Cleaned, Mask
-from nmt.preprocess.cleaning import clean
-from nmt.preprocess.counts import Counts
-from nmt.preprocess.duplicates import read_seen
-from nmt.preprocess.encoding import Encoded, Encoder, Task
-from nmt.preprocess.pieces import Piece, Source, Unit
+from nmt.preprocess.chunks import ShardTask, TaskChunk, read_chunks
+from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
+from nmt.preprocess.duplicates import HashWriter, read_seen
+from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
 from nmt.preprocess.plan import CorpusPlan, drops_duplicates
 from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.repeats import UnitRepeats
 from nmt.preprocess.statistics import HeldOut, Statistics
-from nmt.preprocess.units import UnitReader, note, start_progress
-from nmt.preprocess.workspace import Job
+from nmt.preprocess.tasks import Job, TaskReader, count_chunk
 from nmt.progress import Progress
 
-_TOTALS = "totals"  # no unit has a name without .json
+_TOTALS = "totals"  # no task has a name without .json
 
 
 @dataclass
 class ShardResult:
     """What some pairs came to, and the file they are in, if any was kept."""
 
-    counts: Counts = field(default_factory=Counts)
+    counts: PairCounts = field(default_factory=PairCounts)
     statistics: Statistics = field(default_factory=Statistics)
     shard: Shard | None = None
 
@@ -58,7 +53,7 @@ class ShardResult:
     def from_json(cls, content: dict[str, Any]) -> ShardResult:
         """Read what `to_json` gave."""
         return cls(
-            Counts.from_json(content["counts"]),
+            PairCounts.from_json(content["counts"]),
             Statistics.from_json(content["statistics"]),
             None if content["shard"] is None else Shard(**content["shard"]),
         )
@@ -70,76 +65,75 @@ def write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, int
     num_pairs = plan.num_pairs
     if num_pairs is None and totals.exists():  # an earlier run came to the end of the corpora
         num_pairs = json.loads(totals.read_text(encoding="utf-8"))
-    reader = UnitReader(job, num_pairs)
+    reader = TaskReader(job, num_pairs)
 
-    def is_wanted(unit: Unit) -> bool:
-        return (wanted is None or unit in wanted) and not result_path(job, unit).exists()
+    def is_wanted(task: ShardTask) -> bool:
+        return (wanted is None or task in wanted) and not result_path(job, task).exists()
 
     make = partial(
-        Encoder,
+        ChunkEncoder,
         job.config,
         job.work.plan,
         held_out=held_out,
         has_hashes=not drops_duplicates(job.config),
     )
     with (
-        start_progress(job, "encode") as progress,
-        WorkerPool[Task, Encoded](count_workers(job.config.num_threads), make) as pool,
+        reader.progress("encode") as progress,
+        WorkerPool[EncodeItem, EncodedChunk](count_workers(job.config.num_threads), make) as pool,
     ):
-        done = pool.map(_tasks(job, reader.read(is_wanted)))
-        for unit, group in groupby(done, key=lambda pair: pair[0].piece.unit):
-            path = None if job.config.report_only else job.work.data / f"{unit.name}.arrow"
-            chunks = _watched(job, unit, group, progress)
+        done = pool.map(_items(job, reader.read(is_wanted)))
+        for task, group in groupby(done, key=lambda pair: pair[0].part.task):
+            path = None if job.config.report_only else job.work.data / f"{task.name}.arrow"
+            chunks = _watched(job, task, group, progress)
             result = _write_shard(path, chunks, plan.tokenizers, has_text=job.config.keep_text)
-            job.work.write(result_path(job, unit), result.to_json())
+            job.work.write(result_path(job, task), result.to_json())
         progress.finish()
     if job.config.shard is None:
         job.work.write(totals, reader.num_pairs)
     return reader.num_pairs
 
 
-def result_path(job: Job, unit: Unit) -> Path:
-    """Return the file that holds what a unit came to."""
-    return job.work.units / f"{unit.name}.json"
+def result_path(job: Job, task: ShardTask) -> Path:
+    """Return the file that holds what a task came to."""
+    return job.work.units / f"{task.name}.json"
 
 
-def _choose(job: Job, plan: CorpusPlan) -> set[Unit] | None:
-    """Return the units of `shard`; None for all there are."""
+def _choose(job: Job, plan: CorpusPlan) -> set[ShardTask] | None:
+    """Return the tasks of `shard`; None for all there are."""
     if job.config.shard is None:
         return None
     assert plan.num_pairs is not None
     number, count = map(int, job.config.shard.split("/"))
-    units = [unit for corpus, size in plan.num_pairs.items() for unit in job.units(corpus, size)]
-    return set(units[number - 1 :: count])
+    return set(job.tasks(plan.num_pairs)[number - 1 :: count])
 
 
-def _tasks(job: Job, pieces: Iterable[Piece]) -> Iterator[Task]:
-    """Add to each piece which of its pairs came before, where such are dropped."""
-    for unit, group in groupby(pieces, key=lambda piece: piece.unit):
+def _items(job: Job, parts: Iterable[TaskChunk]) -> Iterator[EncodeItem]:
+    """Add to each chunk which of its pairs came before, where such are dropped."""
+    for task, group in groupby(parts, key=lambda part: part.task):
         seen: Mask | None = None
         if drops_duplicates(job.config):
-            seen = read_seen(job.work.hashes, unit.order, job.config.shard_pairs)
-        for piece in group:
-            yield Task(piece, None if seen is None else seen[piece.rows])
+            seen = read_seen(job.work.hashes, task.order, job.config.shard_pairs)
+        for part in group:
+            yield EncodeItem(part, None if seen is None else seen[part.rows])
 
 
 def _watched(
-    job: Job, unit: Unit, group: Iterable[tuple[Task, Encoded]], progress: Progress
-) -> Iterator[Encoded]:
-    """Yield the chunks of a unit; write the hashes of its pairs where repeated ones are counted."""
+    job: Job, task: ShardTask, group: Iterable[tuple[EncodeItem, EncodedChunk]], progress: Progress
+) -> Iterator[EncodedChunk]:
+    """Yield the chunks of a task; write the hashes of its pairs where repeated ones are counted."""
     with ExitStack() as stack:
         hashes = None
         if not drops_duplicates(job.config):
-            hashes = stack.enter_context(UnitRepeats(job.work.hashes, unit.order))
-        for task, encoded in group:
+            hashes = stack.enter_context(HashWriter(job.work.hashes, task.order))
+        for item, encoded in group:
             if hashes is not None and encoded.hashes is not None:
                 hashes.add(encoded.hashes)
             yield encoded
-            note(progress, task.piece)
+            count_chunk(progress, item.part)
 
 
 def _write_shard(
-    path: Path | None, chunks: Iterable[Encoded], tokenizers: Tokenizers, *, has_text: bool
+    path: Path | None, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers, *, has_text: bool
 ) -> ShardResult:
     """Write encoded pairs to `path`, which is there when they all are; without a pair it is not.
 
@@ -176,23 +170,20 @@ class HeldOutSplit:
     """The clean pairs of a validation or test set, which is read whole: nothing is dropped."""
 
     name: str
-    chunks: list[tuple[Source, Cleaned]]
+    chunks: list[Cleaned]
 
     @property
     def text(self) -> tuple[list[str], list[str]]:
         """All sources and all targets."""
-        src = [line for _, cleaned in self.chunks for line in cleaned.src]
-        return src, [line for _, cleaned in self.chunks for line in cleaned.tgt]
+        src = [line for cleaned in self.chunks for line in cleaned.src]
+        return src, [line for cleaned in self.chunks for line in cleaned.tgt]
 
 
 def read_splits(job: Job) -> list[HeldOutSplit]:
     """Read the held-out splits; raise a `DataError` for one without pairs."""
     splits = []
     for name, sources in job.held_out.items():
-        chunks = [
-            (chunk.source, clean(chunk, job.config, held_out=True))
-            for chunk in read_chunks(sources)
-        ]
+        chunks = [clean(chunk, job.config, held_out=True) for chunk in read_chunks(sources)]
         if not chunks:
             raise DataError(
                 f"the {name} corpus is empty; give data.{name} a file with sentence pairs"
@@ -207,7 +198,7 @@ def write_split(job: Job, split: HeldOutSplit, tokenizers: Tokenizers) -> ShardR
         text = "".join(line + "\n" for line in lines)
         path = job.work.data / f"{split.name}.{side}"
         path.write_text(text, encoding="utf-8", newline="\n")
-    encoder = Encoder(job.config, job.work.plan, held_out=None, has_hashes=False)
-    chunks = (encoder.encode_held_out(cleaned, source) for source, cleaned in split.chunks)
+    encoder = ChunkEncoder(job.config, job.work.plan, held_out=None, has_hashes=False)
+    chunks = map(encoder.encode_held_out, split.chunks)
     path = job.work.data / f"{split.name}-00000.arrow"
     return _write_shard(path, chunks, tokenizers, has_text=job.config.keep_text)
