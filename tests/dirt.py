@@ -8,7 +8,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nmt.preprocess.pieces import Chunk, Format, Source
+from nmt.preprocess.chunks import Chunk, Format, Source
 
 PIECES = [
     *(text.encode() for text in ("a", "Wort", "größer", "猫", "😀", " ", "\u00a0", "‘", "\u200b")),

@@ -6,14 +6,14 @@ filters come later. Memory is bounded whatever the length of a line.
 
 from __future__ import annotations
 
-import contextlib
-import itertools
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import NamedTuple
+
+import numpy as np
 
 from nmt.data.text import check_file, unpacked, unpacking
 from nmt.errors import DataError
@@ -23,8 +23,8 @@ BYTES_A_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
 """No sentence is longer; of such a line nothing is kept but its place."""
 
-_BLOCK_BYTES = 1 << 20
-_NO_LINE = b"\n"  # no line holds one
+_BLOCK_BYTES = 1 << 20  # at most MAX_LINE_BYTES
+_NEWLINE = ord("\n")
 
 
 class Format(Enum):
@@ -121,15 +121,18 @@ class ChunkReader:
         self._sources = iter(sources)
         self._pairs_a_chunk = pairs_a_chunk
         self._bytes_a_chunk = bytes_a_chunk
-        self._num_pairs = 0  # read
+        self._source: Source | None = None  # the one that is open
+        self._files: list[_LineFile] = []
+        self._next_line = 1  # of this source
+        self._num_pairs = 0  # read from all
         self._closed_bytes = 0  # of the sources that are done
-        self._open: _OpenSource | None = None
 
     def __enter__(self) -> ChunkReader:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._close()
+        for file in self._files:
+            file.close()
 
     def skip(self, num_pairs: int) -> int:
         """Pass over pairs and return their number, less than asked for only at the end."""
@@ -143,34 +146,54 @@ class ChunkReader:
         cannot be read.
         """
         left = num_pairs
-        while left != 0:
-            if self._open is None:
-                if (source := next(self._sources, None)) is None:
-                    return
-                self._open = _OpenSource(source)
-            most = self._pairs_a_chunk if left is None else min(left, self._pairs_a_chunk)
-            first_line = self._open.next_line
-            sides = self._open.take(most, self._bytes_a_chunk)
-            if not sides:
-                self._close()
-                continue
+        while left != 0 and (source := self._fill()) is not None:
+            limits = [self._pairs_a_chunk, *(file.num_waiting for file in self._files)]
+            most = min(limits if left is None else [left, *limits])
+            sizes = np.sum([file.ends[:most] for file in self._files], axis=0)
+            number = max(1, int(np.searchsorted(sizes, self._bytes_a_chunk, side="right")))
+            lines = range(self._next_line, self._next_line + number)
+            overlong = {line for file in self._files for line in file.overlong if line in lines}
             yield Chunk(
-                self._open.source,
+                source,
                 first_pair=self._num_pairs,
-                first_line=first_line,
-                num_pairs=len(sides[0]),
-                raw=tuple(b"\n".join(lines) + b"\n" for lines in sides),
-                overlong=self._open.overlong(first_line),
-                disk_bytes=self._closed_bytes + self._open.disk_bytes,
+                first_line=self._next_line,
+                num_pairs=number,
+                raw=tuple(file.take(number) for file in self._files),
+                overlong=tuple(sorted(overlong)),
+                disk_bytes=self._closed_bytes + sum(file.disk_bytes for file in self._files),
             )
-            self._num_pairs += len(sides[0])
-            left = None if left is None else left - len(sides[0])
+            self._next_line += number
+            self._num_pairs += number
+            left = None if left is None else left - number
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._closed_bytes += self._open.disk_bytes
-            self._open.close()
-            self._open = None
+    def _fill(self) -> Source | None:
+        """Read ahead, and return the source that has the next pair, if any."""
+        while True:
+            for file in self._files:
+                file.fill(self._pairs_a_chunk, self._bytes_a_chunk)
+            waiting = [file.num_waiting for file in self._files]
+            if waiting and all(waiting):
+                return self._source
+            if any(waiting):
+                self._refuse()
+            for file in self._files:
+                self._closed_bytes += file.disk_bytes
+                file.close()
+            self._files, self._next_line = [], 1
+            self._source = next(self._sources, None)
+            if self._source is None:
+                return None
+            for path, name in zip(self._source.paths, self._source.names, strict=True):
+                self._files.append(_LineFile(path, name))
+
+    def _refuse(self) -> None:
+        assert self._source is not None
+        names = self._source.names
+        num_src, num_tgt = (self._next_line - 1 + file.count_rest() for file in self._files)
+        raise DataError(
+            f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+            "extract the pair again, line by line"
+        )
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
@@ -179,62 +202,8 @@ def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
         yield from reader.read()
 
 
-class _OpenSource:
-    """The files of one source, and the line they are at."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self.next_line = 1
-        with contextlib.ExitStack() as stack:
-            self._files = [
-                stack.enter_context(_LineFile(path, name))
-                for path, name in zip(source.paths, source.names, strict=True)
-            ]
-            self.close = stack.pop_all().close
-        self._pairs = itertools.zip_longest(*self._files, fillvalue=_NO_LINE)
-        self._held: list[tuple[bytes, ...]] = []  # a pair that did not fit into the last chunk
-
-    @property
-    def disk_bytes(self) -> int:
-        return sum(file.disk_bytes for file in self._files)
-
-    def take(self, num_pairs: int, num_bytes: int) -> list[tuple[bytes, ...]]:
-        """Return the lines of each file, without their ends, for the next pairs: as many as asked
-        for and there, and fit; at the end of the source there are none.
-        """
-        pairs: list[tuple[bytes, ...]] = []
-        for pair in itertools.chain(self._held, self._pairs):
-            num_bytes -= sum(map(len, pair)) + len(pair)
-            if pairs and num_bytes < 0 or _NO_LINE in pair:
-                self._held = [pair]
-                break
-            pairs.append(pair)
-            if len(pairs) == num_pairs:
-                self._held = []
-                break
-        else:
-            self._held = []
-        if self._held and not pairs:
-            self._refuse()
-        self.next_line += len(pairs)
-        return list(zip(*pairs, strict=True))
-
-    def overlong(self, first_line: int) -> tuple[int, ...]:
-        """Return the overlong lines from `first_line` to the last that was taken."""
-        lines = set().union(*(file.overlong for file in self._files))
-        return tuple(sorted(line for line in lines if first_line <= line < self.next_line))
-
-    def _refuse(self) -> None:
-        names = self.source.names
-        num_src, num_tgt = (file.num_lines + sum(1 for _ in file) for file in self._files)
-        raise DataError(
-            f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
-            "extract the pair again, line by line"
-        )
-
-
 class _LineFile:
-    """An iterator over the lines of a file, without their ends; overlong ones come empty."""
+    """One file: a buffer of whole lines, and the start of the line after them."""
 
     def __init__(self, path: Path, name: str) -> None:
         self._name = name
@@ -244,45 +213,63 @@ class _LineFile:
             self._stream = unpacked(self._file, path.suffix)
         self._thread = ThreadPoolExecutor(1)  # unpacks a block while the one before is cut
         self._ahead = self._thread.submit(self._fetch)
+        self._is_over = False
+        self._num_lines = 0  # read
+        self._text = b""  # the lines that wait
+        self._rest = b""
+        self.ends = np.empty(0, np.int64)  # where the waiting lines end
+        self.overlong: list[int] = []  # their numbers, from 1; such lines are empty
         self.disk_bytes = 0  # read
-        self.num_lines = 0
-        self.overlong: list[int] = []
-        self._lines = self._cut()
 
-    def __enter__(self) -> _LineFile:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
         self._thread.shutdown()
         self._stream.close()
         self._file.close()
 
-    def __iter__(self) -> Iterator[bytes]:
-        return self._lines
+    @property
+    def num_waiting(self) -> int:
+        return len(self.ends)
 
-    def _cut(self) -> Iterator[bytes]:
-        rest = b""  # the start of the line that the next block goes on with
-        while block := self._read():
-            *lines, rest = (rest + block).split(b"\n")
-            for line in lines:
-                yield self._checked(line)
-            rest = rest[: MAX_LINE_BYTES + 1]  # as much as shows that it is overlong
-        if rest:
-            yield self._checked(rest)
+    def fill(self, num_lines: int, num_bytes: int) -> None:
+        """Read until as many lines or bytes wait, or the file is over.
 
-    def _checked(self, line: bytes) -> bytes:
-        self.num_lines += 1
-        if len(line) <= MAX_LINE_BYTES:
-            return line
-        self.overlong.append(self.num_lines)
-        return b""
+        What a chunk holds then depends on the text alone, not on how blocks cut it.
+        """
+        while not self._is_over and self.num_waiting < num_lines and len(self._text) < num_bytes:
+            self._read()
 
-    def _read(self) -> bytes:
+    def take(self, num_lines: int) -> bytes:
+        end = int(self.ends[num_lines - 1])
+        lines, self._text = self._text[:end], self._text[end:]
+        self.ends = self.ends[num_lines:] - end
+        return lines
+
+    def count_rest(self) -> int:
+        """Count the lines from here to the end, which are gone then."""
+        num_before = self._num_lines - self.num_waiting
+        while not self._is_over:
+            self._text, self.ends = b"", self.ends[:0]
+            self._read()
+        return self._num_lines - num_before
+
+    def _read(self) -> None:
         with unpacking(self._name):
             block, self.disk_bytes = self._ahead.result()
         if block:
             self._ahead = self._thread.submit(self._fetch)
-        return block
+        else:
+            self._is_over = True
+            block = b"\n" if self._rest else b""  # ends the last line
+        text = self._rest + block
+        if (end := text.find(b"\n")) > MAX_LINE_BYTES:  # others are shorter than a block
+            self.overlong.append(self._num_lines + 1)
+            text = text[end:]
+        end = text.rfind(b"\n") + 1
+        self._rest = text[end:][: MAX_LINE_BYTES + 1]  # enough to show that it is overlong
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE) + 1
+        self.ends = np.concatenate([self.ends, ends + len(self._text)])
+        self._text += text[:end]
+        self._num_lines += len(ends)
 
     def _fetch(self) -> tuple[bytes, int]:
         return self._stream.read(_BLOCK_BYTES), self._file.tell()
