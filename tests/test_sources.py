@@ -17,11 +17,9 @@ from packing import SUFFIXES, pack, write
 from nmt.config import Corpus, CorpusConfig, DataConfig, PreprocessConfig, SplitConfig, Step
 from nmt.data.text import bundled_corpus
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.chunks import read_chunks
-from nmt.preprocess.cleaning import clean
-from nmt.preprocess.patterns import pair_up
-from nmt.preprocess.pieces import Format, Source
-from nmt.preprocess.sources import find_sources, has_split
+from nmt.preprocess.chunks import Format, Source, read_chunks
+from nmt.preprocess.clean import clean
+from nmt.preprocess.sources import find_sources, has_split, pair_up
 from nmt.preprocess.spool import Spool
 
 PAIRS = [("a tree", "ein Baum"), ("two", "zwei"), ("green", "grün")]
