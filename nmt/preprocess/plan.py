@@ -14,11 +14,11 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
 from typing import Any
 
@@ -28,12 +28,14 @@ from nmt.config import Duplicates, PreprocessConfig, Step, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
-from nmt.preprocess.chunks import TaskChunk
+from nmt.preprocess.chunks import ChunkReader, ShardTask, TaskChunk
 from nmt.preprocess.clean import Rows, clean
 from nmt.preprocess.duplicates import Hashes, HashWriter, find_duplicates, hash_duplicates
 from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.tasks import Job, TaskReader, count_chunk
+from nmt.preprocess.sources import total_disk_bytes
+from nmt.preprocess.workspace import Job
+from nmt.progress import Progress
 
 log = logging.getLogger(__name__)
 _PLAN, _SCANNED = "plan.json", "scanned.json"
@@ -229,3 +231,69 @@ class Sample:
         stay = np.flatnonzero(self._keys < self.limit)
         self._keys = self._keys[stay]
         self._pairs = [self._pairs[i] for i in stay.tolist()]
+
+
+class TaskReader:
+    """Reads the input of tasks in one pass over all corpora; `num_pairs` is at the end how many
+    pairs each corpus has.
+    """
+
+    def __init__(self, job: Job, num_pairs: Mapping[str, int] | None = None) -> None:
+        self._job, self._known = job, num_pairs
+        self.num_pairs: dict[str, int] = {}
+        self._disk_bytes = 0  # of the corpora that are done
+
+    def count_pairs(self) -> dict[str, int]:
+        """Return the number of pairs of each corpus, for which all are read."""
+        for _ in self.read(lambda task: False):
+            pass
+        return self.num_pairs
+
+    def read(self, is_wanted: Callable[[ShardTask], bool]) -> Iterator[TaskChunk]:
+        """Yield the input of the tasks that are wanted, and pass over that of others; with pairs
+        counted before, stop a corpus after the last task that is wanted.
+        """
+        for corpus, sources in self._job.sources.items():
+            last = None
+            if self._known is not None:
+                tasks = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
+                last = max((task.number for task in tasks), default=-1)
+            with ChunkReader(sources) as reader:
+                self.num_pairs[corpus] = 0
+                yield from self._read_corpus(corpus, reader, is_wanted, last)
+            if self._known is not None:
+                self.num_pairs[corpus] = self._known[corpus]
+            self._disk_bytes += total_disk_bytes(sources)
+
+    def _read_corpus(
+        self,
+        corpus: str,
+        reader: ChunkReader,
+        is_wanted: Callable[[ShardTask], bool],
+        last: int | None,
+    ) -> Iterator[TaskChunk]:
+        size = self._job.config.shard_pairs
+        for number in count():
+            if last is not None and number > last:
+                return
+            task, num_pairs = self._job.task(corpus, number), 0
+            if is_wanted(task):
+                for chunk in reader.read(size):
+                    num_pairs += chunk.num_pairs
+                    yield TaskChunk(task, chunk, self._disk_bytes + chunk.disk_bytes)
+            else:
+                num_pairs = reader.skip(size)
+            self.num_pairs[corpus] += num_pairs
+            if num_pairs < size:
+                return
+
+    def progress(self, name: str) -> Progress:
+        """Start to show how far a pass over all corpora is."""
+        disk_bytes = sum(map(total_disk_bytes, self._job.sources.values()))
+        return Progress(name, "pairs", total_bytes=disk_bytes)
+
+
+def count_chunk(progress: Progress, part: TaskChunk) -> None:
+    """Count a chunk as done."""
+    text_bytes = sum(map(len, part.chunk.raw))
+    progress.update(part.chunk.num_pairs, read_bytes=part.disk_bytes, text_bytes=text_bytes)

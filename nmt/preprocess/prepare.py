@@ -37,8 +37,7 @@ from nmt.preprocess.sharding import (
 )
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import HeldOut
-from nmt.preprocess.tasks import Job
-from nmt.preprocess.workspace import Workspace, open_workspace
+from nmt.preprocess.workspace import Job, Workspace, open_workspace
 
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")

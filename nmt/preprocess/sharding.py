@@ -24,10 +24,10 @@ from nmt.preprocess.chunks import ShardTask, TaskChunk, read_chunks
 from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, read_seen
 from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
-from nmt.preprocess.plan import CorpusPlan, drops_duplicates
+from nmt.preprocess.plan import CorpusPlan, TaskReader, count_chunk, drops_duplicates
 from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.statistics import HeldOut, Statistics
-from nmt.preprocess.tasks import Job, TaskReader, count_chunk
+from nmt.preprocess.workspace import Job
 from nmt.progress import Progress
 
 _TOTALS = "totals"  # no task has a name without .json

@@ -11,6 +11,7 @@ import itertools
 import logging
 import os
 import re
+import shutil
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -28,8 +29,7 @@ from nmt.config import (
 from nmt.data.text import bundled_corpus, check_file
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Format, Source
-from nmt.preprocess.spool import Spool
-from nmt.preprocess.tables import describe, read_dataset
+from nmt.preprocess.spool import describe, read_dataset, spool
 
 log = logging.getLogger(__name__)
 STDIN = "-"
@@ -145,7 +145,7 @@ class _Finder:
         """Write blocks of source and target lines to two files."""
         paths = self._place([corpus], ".src"), self._place([corpus], ".tgt")
         if not self._is_spooled:
-            with Spool(paths[0]) as src, Spool(paths[1]) as tgt:
+            with spool(paths[0]) as src, spool(paths[1]) as tgt:
                 for src_lines, tgt_lines in blocks:
                     src.write(src_lines)
                     tgt.write(tgt_lines)
@@ -158,14 +158,14 @@ class _Finder:
             return path
         place = self._place(parts, path.suffix)
         if not self._is_spooled:
-            with Spool(place) as spool:
+            with spool(place) as output:
                 if name != STDIN:
                     with path.open("rb") as stream:
-                        spool.copy(stream)
+                        shutil.copyfileobj(stream, output)
                 elif sys.stdin is None:
                     raise DataError("stdin is closed; give the path of a file")
                 else:
-                    spool.copy(sys.stdin.buffer)
+                    shutil.copyfileobj(sys.stdin.buffer, output)
         return self._check(place)
 
     @property

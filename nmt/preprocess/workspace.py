@@ -1,4 +1,4 @@
-"""The work folder of a data folder that is being made: what is done, and for which job.
+"""A run of preprocessing and the work folder of the data folder that it makes.
 
 It stands beside the data folder, as `.NAME.work`, and becomes it at the end. What is in it was
 written whole or carries a name that ends in .tmp. Nothing here knows what the files mean.
@@ -8,23 +8,74 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import hashlib
 import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import is_foreign, replace_file, share_files, sync, sync_tree, write_json
+from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
+_FORMAT = 1  # of the work folder
+_MOST_TASKS = 1_000_000  # of a corpus
+# settings that change no byte of a shard; weights and temperature stand in the index alone
+_WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run is about."""
+
+    config: PreprocessConfig
+    work: Workspace
+    sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
+    held_out: Mapping[str, list[Source]]  # of valid and test
+
+    def task(self, corpus: str, number: int) -> ShardTask:
+        """Return a task of a corpus."""
+        order = list(self.sources).index(corpus) * _MOST_TASKS + number
+        return ShardTask(corpus, number, number * self.config.shard_pairs, order)
+
+    def tasks(self, num_pairs: Mapping[str, int]) -> list[ShardTask]:
+        """Return the tasks of corpora that have so many pairs."""
+        return [
+            self.task(corpus, number)
+            for corpus, size in num_pairs.items()
+            for number in range(-(-size // self.config.shard_pairs))
+        ]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what decides the bytes of the data folder: settings, inputs and given models."""
+        settings = asdict(self.config)
+        for name in _WITHOUT_EFFECT:
+            del settings[name]
+        del settings["data"]["made_by"], settings["data"]["temperature"]
+        for corpus in settings["data"]["corpora"].values():
+            del corpus["weight"]
+        given = [self.config.tokenizer.model, self.config.tokenizer.tgt_model]
+        models = [path for name in given if name and (path := resolve(name)).is_file()]
+        sources = chain(*self.sources.values(), *self.held_out.values())
+        status = {str(path): path.stat() for source in sources for path in source.paths}
+        return {
+            "format": _FORMAT,
+            **settings,
+            "inputs": {path: [s.st_size, s.st_mtime_ns] for path, s in status.items()},
+            "models": [hashlib.sha256(path.read_bytes()).hexdigest() for path in models],
+        }
 
 
 class Workspace:
