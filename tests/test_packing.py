@@ -16,8 +16,8 @@ from torch import Tensor
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast import packing
 from nmt.model.fast.packing import attend, pack
-from nmt.training.batch import Batch, make_batch
-from nmt.training.objective import Objective
+from nmt.training.loss import Objective
+from nmt.training.microbatches import Batch, make_batch
 
 Pairs = list[tuple[list[int], list[int]]]
 LENGTHS = [[3, 7, 1, 5], [4, 4, 4], [6], [1, 1], [2, 0, 5, 0]]
