@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from nmt.model.fast.linear import is_onednn_faster, linear, matmul, transposed_matmul
 from nmt.model.fast import FastTransformer
+from nmt.model.fast.linear import is_onednn_faster, linear, matmul, transposed_matmul
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 

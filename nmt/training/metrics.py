@@ -7,15 +7,13 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
-import sys
 import time
 from pathlib import Path
 from typing import Any
 
-from tqdm import tqdm
-
 from nmt.data.batching import Update
 from nmt.files import replace_file
+from nmt.progress import Progress
 from nmt.training.learner import Outcome
 
 log = logging.getLogger(__name__)
@@ -82,20 +80,12 @@ class RunLog:
             self.lost_validation = _truncate(self._path, update, is_validated=is_validated)
         self._file = self._path.open("ab", buffering=0)
         self._board = _open_tensorboard(run_dir / "tensorboard", update)
-        self._start, self._max_updates = (time.perf_counter(), update), max_updates
-        self._bar = tqdm(
-            total=max_updates,
-            initial=update,
-            unit="update",
-            desc="train",
-            disable=not sys.stderr.isatty(),
-            dynamic_ncols=True,
-        )
+        self._progress = Progress("train", "updates", total=max_updates, done=update)
 
     def advance(self) -> None:
         """Count one update."""
         if self.is_main:
-            self._bar.update()
+            self._progress.update()
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one record to the files; it has the key `update`."""
@@ -116,33 +106,21 @@ class RunLog:
 
     def show(self, record: dict[str, Any]) -> None:
         """Show the newest figures on the terminal."""
-        if not self.is_main:
-            return
-        figures = {
-            "loss": f"{record['loss']:.3f}",
-            "lr": f"{record['learning_rate']:.2e}",
-            "tok/s": f"{record['tokens_per_second']:.0f}",
-        }
-        if self._bar.disable:
-            text = ", ".join(f"{name} {value}" for name, value in figures.items())
-            start_seconds, start_update = self._start
-            pace = (time.perf_counter() - start_seconds) / max(record["update"] - start_update, 1)
-            left = tqdm.format_interval(pace * (self._max_updates - record["update"]))
-            log.info("update %d/%d: %s, %s left", record["update"], self._max_updates, text, left)
-        else:
-            self._bar.set_postfix(figures, refresh=False)
+        if self.is_main:
+            self._progress.show(
+                f"loss {record['loss']:.3f}, lr {record['learning_rate']:.2e}, "
+                f"tok/s {record['tokens_per_second']:.0f}"
+            )
 
     def note(self, text: str) -> None:
         """Write a line to the terminal."""
-        if self.is_main and self._bar.disable:
-            log.info("%s", text)
-        elif self.is_main:
-            self._bar.write(text, file=sys.stderr)
+        if self.is_main:
+            self._progress.note(text)
 
     def close(self) -> None:
         """Write what is buffered and leave the terminal as it is."""
         if self.is_main:
-            self._bar.close()
+            self._progress.close()
             self._file.close()
             if self._board is not None:
                 with contextlib.suppress(Exception):  # see `write`
