@@ -97,10 +97,10 @@ class ToyStepper:
         self.sources: list[set[Sentence]] = []  # that each step works on
         self.width = 0
 
-    def start(self, src: Tensor, src_lengths: Tensor) -> ToyState:
+    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ToyState:
         pairs = zip(src.tolist(), src_lengths.tolist(), strict=True)
         self.width = src.size(1)
-        return ToyState([(tuple(row[:length]), ()) for row, length in pairs])
+        return ToyState([(tuple(row[:length]), ()) for row, length in pairs], attention)
 
     def step(self, tokens: Tensor, state: ToyState) -> Tensor:
         pairs = zip(state.rows, tokens.tolist(), strict=True)
@@ -112,9 +112,6 @@ class ToyStepper:
 
     def reorder(self, state: ToyState, rows: Tensor) -> ToyState:
         return ToyState([state.rows[row] for row in rows.tolist()], state.is_watched)
-
-    def watch(self, state: ToyState) -> None:
-        state.is_watched = True
 
     def attention(self, state: ToyState) -> Tensor:
         assert state.is_watched

@@ -18,12 +18,11 @@ from nmt import Translator
 from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.search.hypotheses import Hypothesis
 from nmt.search.penalties import score
-from nmt.search.search import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import Backend, NativeBackend
-from nmt.translate.exported import load_ctranslate2
-from nmt.translate.loading import load_models
+from nmt.translate.backend import Backend, NativeBackend, load_models
+from nmt.translate.ctranslate2 import load_ctranslate2
 
 LINES = short_sentences(20)
 SMALL = replace(SearchConfig(), max_length_b=10)
@@ -35,8 +34,7 @@ def load(folder: Path, **changes: Any) -> tuple[Backend, Backend, Tokenizer]:
     models = load_models([folder], device="cpu")
     output = exported(folder, ExportFormat.ctranslate2, **changes)
     theirs = load_ctranslate2(output, device="cpu", dtype=DType.float32, num_threads=1)
-    native = NativeBackend(models.stepper, models.tokenizer)
-    return native, theirs.backend, models.tokenizer
+    return models.backend, theirs.backend, models.tokenizer
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -120,7 +118,9 @@ def test_scores_are_those_of_the_model_and_the_order_that_of_our_rule(
     for row, found in zip(rows, other.search(rows, config), strict=True):
         assert len({tuple(h.tokens) for h in found}) == len(found) == config.beam_size
         bare = [h.tokens[:-1] if h.finished else h.tokens for h in found]
-        for h, log_probs in zip(found, native.score([row] * len(found), bare), strict=True):
+        for h, log_probs in zip(
+            found, native.score([row] * len(found), bare, config, 999), strict=True
+        ):
             assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
             assert len(h.tokens) > config.min_length or not h.finished
             assert h.token_log_probs == pytest.approx(log_probs[: len(h.tokens)], abs=1e-3)

@@ -18,13 +18,12 @@ from searching import Copier
 from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
-from nmt.search.search import Hypothesis
+from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import NativeBackend
-from nmt.translate.decoding import MAX_FAILURES, Decoder, Failure, Part
-from nmt.translate.lines import LengthRule
-from nmt.translate.translator import LineOptions, TranslationError, Translator
-from nmt.translate.windows import cut_windows, prefetch
+from nmt.translate.batches import MAX_FAILURES, BatchSearch, Failure
+from nmt.translate.translator import TranslationError, Translator
+from nmt.translate.windows import LineOptions, Segment, cut_windows, prefetch
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
 LINES = ["", *sentences(30, seed=8), " ", "the " * 60]
@@ -151,7 +150,7 @@ def test_a_line_is_cut_and_joined_to_what_it_was(copier: Translator) -> None:
 
 def test_a_cut_line_reports_all_its_parts(copier: Translator, tokenizer: Tokenizer) -> None:
     first, second = "The small tree.", "A house sees."
-    options = LineOptions(rule=LengthRule(max_source_length=10))
+    options = LineOptions(max_source_length=10)
     windows = cut_windows([f"{first} {second}", first, second])
     (_, (whole, *single)), *_ = copier.translate_windows(windows, CONFIG, options)
     best = whole.translations[0]
@@ -167,7 +166,7 @@ def test_a_cut_line_reports_all_its_parts(copier: Translator, tokenizer: Tokeniz
 def test_alignment_of_a_cut_line_points_into_all_its_source_tokens(translator: Translator) -> None:
     config = translator.search_config(alignment=True)
     lines = ["The small tree. A house sees.", "The small tree.", "A house sees."]
-    options = LineOptions(rule=LengthRule(max_source_length=10))
+    options = LineOptions(max_source_length=10)
     _, results = next(translator.translate_windows(cut_windows(lines), config, options))
     whole, first, second = (result.translations[0].alignment for result in results)
     assert whole is not None
@@ -186,8 +185,8 @@ def test_truncated_lines_say_what_was_left_out(copier: Translator, tokenizer: To
     ids = tokenizer.encode(line)
     found = copier.translate([line], too_long="truncate", max_source_length=8)
     assert found == [tokenizer.decode(ids[:7])]
-    rule = LengthRule(8, TooLong.truncate)
-    windows = copier.translate_windows(cut_windows([line]), CONFIG, LineOptions(rule=rule))
+    options = LineOptions(max_source_length=8, too_long=TooLong.truncate)
+    windows = copier.translate_windows(cut_windows([line]), CONFIG, options)
     assert next(windows)[1][0].num_left_out == len(ids) - 7
 
 
@@ -227,8 +226,8 @@ def test_only_the_sentence_that_fails_is_lost(num_workers: int, tokenizer: Token
     backend = Fragile(tokenizer, "tree", num_workers=num_workers)
     lines = [line.replace("tree", "house") for line in sentences(40, seed=1)]
     lines[3] = lines[17] = "a tree"
-    decoder = Decoder(backend, SearchConfig(beam_size=1), 1, 4096 if num_workers == 1 else 30)
-    outcomes = decoder.decode([Part(tokenizer.encode(line), []) for line in lines])
+    decoder = BatchSearch(backend, SearchConfig(beam_size=1), 1, 4096 if num_workers == 1 else 30)
+    outcomes = decoder.translate([Segment(tokenizer.encode(line), []) for line in lines])
     failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     assert failed == [3, 17]
     assert outcomes[3] == Failure("OutOfMemoryError: no memory for this")
@@ -245,10 +244,10 @@ def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenize
 
 def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokenizer) -> None:
     """Those that are too long for the memory stand side by side once they are sorted."""
-    house, tree = ([Part(tokenizer.encode(word), [])] for word in ("house", "tree"))
+    house, tree = ([Segment(tokenizer.encode(word), [])] for word in ("house", "tree"))
     parts = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
-    decoder = Decoder(Fragile(tokenizer, "tree"), SearchConfig(beam_size=1), 1, max_tokens=6)
-    failed = [isinstance(outcome, Failure) for outcome in decoder.decode(parts)]
+    decoder = BatchSearch(Fragile(tokenizer, "tree"), SearchConfig(beam_size=1), 1, max_tokens=6)
+    failed = [isinstance(outcome, Failure) for outcome in decoder.translate(parts)]
     assert failed == [part in tree for part in parts]
 
 
