@@ -18,7 +18,7 @@ from nmt.distributed import (
     num_processes,
     process_group,
 )
-from nmt.export.support import announce
+from nmt.export.folder import announce
 from nmt.training.trainer import Trainer
 
 log = logging.getLogger(__name__)
