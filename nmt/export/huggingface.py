@@ -19,7 +19,7 @@ from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
 from nmt.config import Norm, Positions, Quantization
-from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.files import write_json
 from nmt.model.layers import sinusoidal_positions
