@@ -211,7 +211,8 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
             ]
             for c in comparisons
         ]
-        headers = ["", "baseline", "system", "difference", "p", "95 % intervals in brackets"]
+        score, difference = "(mean ± 95 % CI)", "difference [95 % CI]"
+        headers = ["", f"baseline {score}", f"system {score}", difference, "p", "signature"]
         parts.append(tabulate(rows, headers=headers, **options))
     return "\n\n".join(parts)
 
@@ -308,7 +309,7 @@ def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines])
     """Count what the metric needs of each line: (lines, counts); their sum gives the score.
 
     sacreBLEU has no public function for it; every metric implements the two methods used here and
-    in `_difference_interval`. The interval of a difference does not follow from those of two scores.
+    in `_difference_interval`. The interval of a difference does not follow from the scores' own.
     """
     return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
 
