@@ -23,6 +23,7 @@ from nmt.config import ExportFormat, ModelConfig, Norm, Positions, Quantization,
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
+from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 
 FORMAT_VERSION = 1
@@ -153,8 +154,10 @@ def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
     return load_tokenizers(folder, info.tokenizer_sha256)
 
 
-def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.device) -> Transformer:
-    """Make the Transformer of `info` with `weights`; names and shapes must match."""
+def build_model(
+    info: ModelInfo, weights: dict[str, Tensor], device: torch.device
+) -> FastTransformer:
+    """Make the Transformer of `info` with `weights`, accelerated; names and shapes must match."""
     with _NoDraws():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     try:
@@ -162,7 +165,7 @@ def build_model(info: ModelInfo, weights: dict[str, Tensor], device: torch.devic
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"the weights do not fit the model's config: {reason}") from None
-    return model.to(device)
+    return accelerate(model.to(device))
 
 
 class _NoDraws(TorchFunctionMode):

@@ -13,6 +13,8 @@ import time
 from pathlib import Path
 
 EXPERIMENT = "experiment=homeassistant"
+FETCH = Path(__file__).with_name("fetch_homeassistant.py")
+TEXT = Path("data/raw/homeassistant/en-de")
 DATA, RUN = Path("data/homeassistant"), Path("runs/homeassistant")
 OUTPUT = RUN / "test.hyp"
 NUM_EXAMPLES = 10
@@ -28,13 +30,14 @@ What to type next:
 def main() -> int:
     """Run the steps that are not done yet, then show the results."""
     start_seconds = time.perf_counter()
+    translate = ["nmt-translate", EXPERIMENT, f"model_dir={RUN}", f"input={DATA / 'test.src'}"]
     steps = [
+        (TEXT / "test.de", [sys.executable, str(FETCH)]),
         (DATA / "meta.json", ["nmt-preprocess", EXPERIMENT]),
         (None, ["nmt-train", EXPERIMENT]),
         (RUN / "average/config.json", ["nmt-average", EXPERIMENT]),
-        (OUTPUT, ["nmt-translate", EXPERIMENT, f"model_dir={RUN}", f"input={DATA / 'test.src'}"]),
+        (OUTPUT, [*translate, f"output={OUTPUT}"]),
     ]
-    steps[3][1].append(f"output={OUTPUT}")
     if not OUTPUT.exists():
         for result, command in steps:
             if result is None or not result.exists():

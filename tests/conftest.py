@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, Norm, Positions, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.model.cache import DecoderCache
-from nmt.model.packing import pack
+from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast.packing import pack
 from nmt.model.transformer import Memory, Transformer
 from nmt.training import flops
 

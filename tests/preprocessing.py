@@ -83,10 +83,19 @@ def wait_for_workers(process: subprocess.Popen[str]) -> list[int]:
     """Return the ids of the worker processes as soon as there are any."""
     path = Path(f"/proc/{process.pid}/task/{process.pid}/children")
     while process.poll() is None:
-        if workers := path.read_text().split():
-            return [int(pid) for pid in workers]
+        children = [int(pid) for pid in path.read_text().split()]
+        if workers := [pid for pid in children if _is_worker(pid)]:
+            return workers
         time.sleep(0.002)
     raise AssertionError(f"ended with {process.returncode}: {process.communicate()[1]}")
+
+
+def _is_worker(pid: int) -> bool:
+    """Say whether a child is a worker, not the process that removes semaphores at the end."""
+    try:
+        return b"multiprocessing.spawn" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    except (FileNotFoundError, ProcessLookupError):
+        return False
 
 
 def is_running(pid: int) -> bool:

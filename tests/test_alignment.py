@@ -15,7 +15,7 @@ from torch import Tensor
 
 from nmt.config import Norm
 from nmt.model import attention as attention_module
-from nmt.model.packing import pack
+from nmt.model.fast.packing import pack
 from nmt.model.transformer import Transformer
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper, alignment_layer

@@ -10,7 +10,7 @@ from pathlib import Path
 ROOT = Path(__file__).parent.parent / "nmt"
 TREES = {p.relative_to(ROOT): ast.parse(p.read_text("utf-8")) for p in sorted(ROOT.rglob("*.py"))}
 ONLY_IN_CLI = {"hydra", "omegaconf"}
-NOT_ON_WINDOWS = set("crypt fcntl grp posix pty pwd resource syslog termios tty".split())
+NOT_ON_WINDOWS = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "termios", "tty"}
 UNIX_SIGNALS = re.compile("SIG(ALRM|CHLD|CONT|HUP|KILL|QUIT|STOP|USR1|USR2)")
 
 

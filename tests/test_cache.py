@@ -9,7 +9,7 @@ import torch
 from conftest import VOCAB_SIZE, hidden_states, random_source, tiny_model
 
 from nmt.config import Norm
-from nmt.model.cache import DecoderCache, Grid
+from nmt.model.fast.cache import DecoderCache, Grid
 
 LENGTHS = [5, 20, 1, 9]
 

@@ -14,7 +14,7 @@ from conftest import tiny_model
 from torch import nn
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.packing import pack
+from nmt.model.fast.packing import pack
 from nmt.training import compiled
 from nmt.training.batch import make_batch
 from nmt.training.compiled import Compiler

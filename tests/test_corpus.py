@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from packing import SUFFIXES, pack, write
 
-from nmt.data.corpus import count_lines, pair_lines, read_lines, read_stream
+from nmt.data.text import count_lines, pair_lines, read_lines, read_stream
 from nmt.errors import DataError
 
 ODD = {

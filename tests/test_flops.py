@@ -18,7 +18,7 @@ from conftest import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from nmt.model import packing, products
+from nmt.model.fast import packing, products
 from nmt.training import flops
 from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.loss import smoothed_cross_entropy

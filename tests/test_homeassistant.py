@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import hashlib
+import importlib.util
 import json
-import runpy
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from toy import command
 
-from nmt.data import homeassistant
 from nmt.errors import DataError
 
 Texts = dict[str, dict[str, str]]
 SCRIPT = Path(__file__).parents[1] / "scripts" / "fetch_homeassistant.py"
+SPEC = importlib.util.spec_from_file_location("fetch_homeassistant", SCRIPT)
+assert SPEC is not None
+assert SPEC.loader is not None
+homeassistant = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(homeassistant)
 
 
 def _write_wheel(path: Path, texts: Texts) -> Path:
@@ -73,9 +78,9 @@ def test_texts_are_joined_by_key_in_either_direction(tmp_path: Path) -> None:
     assert {(src, tgt) for tgt, src in backward} <= expected
 
 
-@pytest.mark.parametrize(
-    ("src", "tgt"),
-    [
+def test_pairs_that_teach_nothing_are_dropped(tmp_path: Path) -> None:
+    without = _all_pairs(_extract(tmp_path, []))
+    for pair in [
         ("", ""),
         ("Empty here", ""),
         ("{name} ({host})", "{name} ({host})"),
@@ -85,24 +90,19 @@ def test_texts_are_joined_by_key_in_either_direction(tmp_path: Path) -> None:
         ("Nobody did translate this", "Nobody did translate this"),
         ("Short text", "Kurzer Text, dem ein ganz anderer und viel zu langer Satz folgt"),
         ("long " * 100, "lang " * 100),
-    ],
-)
-def test_pairs_that_teach_nothing_are_dropped(tmp_path: Path, src: str, tgt: str) -> None:
-    assert _all_pairs(_extract(tmp_path, [(src, tgt)])) == _all_pairs(_extract(tmp_path, []))
+    ]:
+        assert _all_pairs(_extract(tmp_path, [pair])) == without, pair
 
 
-@pytest.mark.parametrize(
-    ("src", "tgt"),
-    [
+def test_names_labels_and_placeholders_are_kept(tmp_path: Path) -> None:
+    for pair in [
         ("Cache", "Zwischenspeichern"),
         ("Status", "Status"),
         ("Connect to {host}", "Mit {host} verbinden"),
         ("See [the manual]({url}).", "Siehe [Handbuch]({url})."),
         ("75 watts", "75 Watt"),
-    ],
-)
-def test_names_labels_and_placeholders_are_kept(tmp_path: Path, src: str, tgt: str) -> None:
-    assert (src, tgt) in _all_pairs(_extract(tmp_path, [(src, tgt)]))
+    ]:
+        assert pair in _all_pairs(_extract(tmp_path, [pair])), pair
 
 
 def test_line_breaks_and_runs_of_spaces_become_one_space(tmp_path: Path) -> None:
@@ -150,20 +150,15 @@ def test_split_does_not_depend_on_keys_or_order(tmp_path: Path) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("src_lang", "tgt_lang", "message"),
-    [
-        ("en", "dee", "unknown Home Assistant language 'dee'; did you mean de?"),
+def test_languages_that_cannot_be_paired_say_why(tmp_path: Path) -> None:
+    wheel = _write_wheel(tmp_path / "ha.whl", _corpus([]) | {"fr": {"light1": "un mot"}})
+    for src_lang, tgt_lang, message in [
+        ("en", "dee", r"unknown Home Assistant language 'dee'; did you mean de\?"),
         ("en", "en", "both 'en'"),
         ("en", "fr", "en-fr has only 1 texts in common"),
-    ],
-)
-def test_languages_that_cannot_be_paired_say_why(
-    tmp_path: Path, src_lang: str, tgt_lang: str, message: str
-) -> None:
-    wheel = _write_wheel(tmp_path / "ha.whl", _corpus([]) | {"fr": {"light1": "un mot"}})
-    with pytest.raises(DataError, match=message.replace("?", r"\?")):
-        homeassistant.extract(wheel, src_lang, tgt_lang)
+    ]:
+        with pytest.raises(DataError, match=message):
+            homeassistant.extract(wheel, src_lang, tgt_lang)
 
 
 def _pretend_pip(
@@ -188,56 +183,54 @@ def _expect(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
     monkeypatch.setattr(homeassistant, "WHEEL_SHA256", hashlib.sha256(content).hexdigest())
 
 
-def test_wheel_is_downloaded_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wheel_is_downloaded_once_unless_it_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     _expect(monkeypatch, b"wheel")
     calls = _pretend_pip(monkeypatch, b"wheel")
-    first = homeassistant.fetch(tmp_path / "cache")
-    assert homeassistant.fetch(tmp_path / "cache") == first
-    assert first.read_bytes() == b"wheel"
-    assert len(calls) == 1
+    wheel = homeassistant.fetch(tmp_path / "cache")
+    assert homeassistant.fetch(tmp_path / "cache") == wheel
+    assert (wheel.read_bytes(), len(calls)) == (b"wheel", 1)
+    wheel.write_bytes(b"whe")
+    assert homeassistant.fetch(tmp_path / "cache").read_bytes() == b"wheel"
 
 
-def test_damaged_cache_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    _expect(monkeypatch, b"wheel")
-    _pretend_pip(monkeypatch, b"wheel")
-    (tmp_path / homeassistant.WHEEL_NAME).write_bytes(b"whe")
-    assert homeassistant.fetch(tmp_path).read_bytes() == b"wheel"
-
-
-def test_wrong_checksum_is_refused_and_leaves_nothing(
+def test_a_failed_download_is_quoted_and_leaves_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _expect(monkeypatch, b"wheel")
-    _pretend_pip(monkeypatch, b"something else")
-    with pytest.raises(DataError, match="has SHA-256 .*, expected .*; run again"):
-        homeassistant.fetch(tmp_path)
-    assert list(tmp_path.iterdir()) == []
+    for content, message in [
+        (b"something else", "has SHA-256 .*, expected .*; run again"),
+        (None, "ERROR: No matching distribution found"),
+    ]:
+        _pretend_pip(
+            monkeypatch, content, "WARNING: retrying\nERROR: No matching distribution found"
+        )
+        with pytest.raises(DataError, match=message) as caught:
+            homeassistant.fetch(tmp_path)
+        assert "\n" not in str(caught.value)
+        assert list(tmp_path.iterdir()) == []
 
 
-def test_failing_pip_is_quoted_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_script_writes_line_aligned_files_where_the_experiment_reads_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    _pretend_pip(monkeypatch, None, "WARNING: retrying\nERROR: No matching distribution found")
-    with pytest.raises(DataError, match="ERROR: No matching distribution found") as caught:
-        homeassistant.fetch(tmp_path)
-    assert "\n" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_script_explains_itself() -> None:
-    result = subprocess.run([sys.executable, SCRIPT, "--help"], capture_output=True, text=True)
-    assert result.returncode == 0, result.stderr
-    assert "--output" in result.stdout
-
-
-def test_script_writes_line_aligned_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
     wheel = _write_wheel(tmp_path / "ha.whl", _corpus([]))
     monkeypatch.setattr(homeassistant, "fetch", lambda _: wheel)
-    options = ["--src", "de", "--tgt", "en", "--output", str(tmp_path / "out")]
-    monkeypatch.setattr(sys, "argv", [str(SCRIPT), *options])
-    with pytest.raises(SystemExit, match="0"):
-        runpy.run_path(str(SCRIPT), run_name="__main__")
+    monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--src", "de", "--tgt", "en"])
+    command_line = ["data=homeassistant", "data.src_lang=de", "data.tgt_lang=en"]
+    command_line += ["tokenizer.vocab_size=300", "data_dir=data/ha"]
+    assert command("preprocess", *command_line) == 2
+    made_by = "python scripts/fetch_homeassistant.py --src de --tgt en"
+    assert capfd.readouterr().err.rstrip().endswith(f"does not exist; make it with: {made_by}")
+    assert homeassistant.main() == 0
     for name, pairs in homeassistant.extract(wheel, "de", "en").items():
-        sides = [(tmp_path / "out" / f"{name}.{lang}").read_bytes() for lang in ("de", "en")]
-        lines = [side.decode().removesuffix("\n").split("\n") for side in sides]
+        sides = [
+            (tmp_path / f"data/raw/homeassistant/de-en/{name}.{lang}").read_text(encoding="utf-8")
+            for lang in ("de", "en")
+        ]
+        lines = [side.removesuffix("\n").split("\n") for side in sides]
         assert list(zip(*lines, strict=True)) == pairs
+    assert command("preprocess", *command_line) == 0
+    assert (tmp_path / "data/ha/test.src").read_text("utf-8").count("\n") == len(pairs)

@@ -19,14 +19,13 @@ from conftest import (
     tiny_config,
     tiny_model,
 )
+from nmt.model.attention import MultiHeadAttention
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig, Norm, Positions
 from nmt.model import transformer
-from nmt.model.attention import MultiHeadAttention
-from nmt.model.layers import sinusoidal_positions
-from nmt.model.packing import pack
-from nmt.model.transformer import Transformer, num_parameters
+from nmt.model.fast.packing import pack
+from nmt.model.transformer import Transformer, num_parameters, sinusoidal_positions
 
 NORMS = [Norm.post, Norm.pre]
 LENGTHS = [7, 3, 5, 1]  # of source sentences, EOS included

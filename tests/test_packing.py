@@ -14,8 +14,8 @@ from conftest import tiny_model
 from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.model import packing
-from nmt.model.packing import attend, pack
+from nmt.model.fast import packing
+from nmt.model.fast.packing import attend, pack
 from nmt.training.batch import Batch, make_batch
 from nmt.training.objective import Objective
 

@@ -14,7 +14,6 @@ from conftest import hidden_states, tiny_model
 
 from nmt.data.bucketing import Lengths, Rows, bucket
 from nmt.errors import ConfigError
-from nmt.model import products
 from nmt.model.transformer import Transformer
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.memory import peak_memory_bytes

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-
-from nmt.model import products
 from nmt.model.dropout import Dropout
 from nmt.model.products import Embedding, Linear, freeze, linear, product
+
+from nmt.model.fast import linear
 
 HAS_ONEDNN = torch.backends.mkldnn.is_available()
 SHAPES = [((7,), 5, 3), ((2, 3), 16, 40), ((65, 3), 32, 96), ((1, 1), 8, 1)]

@@ -1,8 +1,7 @@
-"""The report of a corpus: what it foresees, what it advises, and how it is shown."""
+"""The report of a corpus: what it counts, what it advises, and how it is shown."""
 
 from __future__ import annotations
 
-import dataclasses
 import html
 import json
 from collections.abc import Sequence
@@ -11,24 +10,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sentences, tiny_config, tokenizer_config
+from conftest import sentences, tokenizer_config
 from test_statistics import measure
 
-from nmt.cli.commands import COMMANDS
-from nmt.cli.compose import with_config
-from nmt.config import CorpusConfig, DataConfig, ModelConfig, PreprocessConfig, TrainConfig
+from nmt.config import CorpusConfig, DataConfig, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.counts import Counts, Place
-from nmt.preprocess.overlap import HeldOut
-from nmt.preprocess.page import report_page
-from nmt.preprocess.report import Part, Report, build_report
-from nmt.preprocess.terminal import report_table
+from nmt.preprocess.rendering import report_page, report_table
+from nmt.preprocess.report import CorpusResult, Report, build_report
+from nmt.preprocess.statistics import HeldOut
 
 SRC = sentences(300, seed=1)
 TGT = [" ".join(line.split()[::-1]) for line in SRC]
 NEW = ["tree tree house house tree", "über über größer über green über"]
-TRAINING = TrainConfig(model=tiny_config(), tokens_per_update=100, max_tokens=200, max_updates=500)
 
 
 def part(
@@ -39,17 +34,16 @@ def part(
     held_out: HeldOut | None = None,
     name: str = "",
     **counts: Any,
-) -> Part:
+) -> CorpusResult:
     """Measure one corpus of which all was kept, but for what `counts` says."""
     statistics = measure(tokenizer, list(src), list(tgt), held_out)
     kept = len(src)
-    return Part(name, Counts(**{"read": kept, "kept": kept, **counts}), statistics)
+    return CorpusResult(name, Counts(**{"read": kept, "kept": kept, **counts}), statistics)
 
 
 def report(
     tokenizer: Tokenizer,
-    *parts: Part,
-    training: TrainConfig = TRAINING,
+    *parts: CorpusResult,
     data: DataConfig | None = None,
     duplicates: dict[str, int] | None = None,
 ) -> Report:
@@ -57,27 +51,17 @@ def report(
     return build_report(
         {"train": parts, "valid": [part(tokenizer, NEW, NEW)]},
         config=PreprocessConfig(data=data or DataConfig(src_lang="en", tgt_lang="de")),
-        training=training,
-        tokenizers=(tokenizer, tokenizer),
+        tokenizers=tokenizer,
         duplicates=duplicates,
     )
 
 
-def test_an_epoch_counts_corpora_as_often_as_it_has_them(tokenizer: Tokenizer) -> None:
+def test_named_corpora_say_how_often_an_epoch_has_them(tokenizer: Tokenizer) -> None:
     data = DataConfig()
     weights = {"a": 1.0, "b": 0.5, "c": 0.0}
     data.corpora = {name: CorpusConfig(weight=weight) for name, weight in weights.items()}
-    parts = [part(tokenizer, name=name) for name in weights]
-    found = report(tokenizer, *parts, data=data)
-    once = report(tokenizer, part(tokenizer))
-    pairs, tokens = (found["training"]["epoch"][k] for k in ("num_pairs", "num_tgt_tokens"))
-    assert pairs == 450
-    assert tokens == pytest.approx(1.5 * once["training"]["epoch"]["num_tgt_tokens"], rel=0.01)
-    training = dataclasses.replace(TRAINING, mix={"a": 0.0, "c": 2.0})
-    assert (
-        report(tokenizer, *parts, data=data, training=training)["training"]["epoch"]["num_pairs"]
-        == 750
-    )
+    found = report(tokenizer, *(part(tokenizer, name=name) for name in weights), data=data)
+    assert {name: c["times"] for name, c in found["train"]["corpora"].items()} == weights
 
 
 def test_clean_text_gets_no_advice(tokenizer: Tokenizer) -> None:
@@ -117,28 +101,22 @@ DEFECTS = {
     "filter.max_foreign": lambda t: report(t, part(t, [*SRC, "мир " * 50], [*TGT, "a"])),
     "target tokens for each source token": lambda t: report(t, part(t, SRC, [4 * s for s in SRC])),
     "filter.max_ratio=3": lambda t: report(t, part(t, SRC, ["a"] * 30 + TGT[30:])),
-    "max_tokens=5": lambda t: report(
-        t, part(t), training=dataclasses.replace(TRAINING, max_tokens=5)
-    ),
     "leave no training pair": lambda t: report(
-        t, part(t), training=dataclasses.replace(TRAINING, mix={"": 0.0})
-    ),
-    "tokens_per_update=900": lambda t: report(
-        t, part(t), training=dataclasses.replace(TRAINING, tokens_per_update=900)
-    ),
-    "epochs: set it lower": lambda t: report(
-        t, part(t), training=dataclasses.replace(TRAINING, max_updates=10**6)
+        t,
+        part(t, name="a"),
+        data=DataConfig(corpora={"a": CorpusConfig(weight=0.0)}),
     ),
     "raise tokenizer.vocab_size": lambda t: report(t, part(t, ["qxjzwvkp"] * 300)),
 }
 
 
-@pytest.mark.parametrize("advice", DEFECTS)
-def test_each_defect_is_told_with_what_to_do(tokenizer: Tokenizer, advice: str) -> None:
-    assert any(advice in line for line in DEFECTS[advice](tokenizer)["advice"])
+def test_each_defect_brings_its_advice(tokenizer: Tokenizer) -> None:
+    for advice, defective in DEFECTS.items():
+        lines = defective(tokenizer)["advice"]
+        assert any(advice in line for line in lines), (advice, lines)
 
 
-def test_unknown_tokens_above_a_thousandth_are_told() -> None:
+def test_unknown_tokens_above_a_thousandth_bring_advice() -> None:
     plain = train_tokenizer(SRC + TGT, tokenizer_config(vocab_size=60, byte_fallback=False))
     assert report(plain, part(plain))["advice"] == []
     found = report(plain, part(plain, [*SRC, "你 好 " * 5], [*TGT, "a"]))
@@ -147,7 +125,7 @@ def test_unknown_tokens_above_a_thousandth_are_told() -> None:
     assert found["train"]["src"]["uncovered"][0]["code"] in ("U+4F60", "U+597D")
 
 
-def test_characters_with_a_piece_and_odd_ones_are_told_apart(tokenizer: Tokenizer) -> None:
+def test_characters_with_a_piece_and_odd_ones_are_counted_apart(tokenizer: Tokenizer) -> None:
     lines = ["a\u200bb 你 \ue000\ufffd\t é" for _ in range(3)]
     side = report(tokenizer, part(tokenizer, [*SRC, *lines], [*TGT, *lines]))["train"]["src"]
     odd = {entry["code"]: (entry["count"], entry["why"]) for entry in side["odd"]}
@@ -248,7 +226,6 @@ def test_the_page_shows_what_was_counted(tokenizer: Tokenizer) -> None:
         assert f'<td class="number">{train[side]["tokens"]:,}</td>' in text
         bars = [count for count in train[side]["lengths"]["bars"] if count]
         assert all(f"tokens: {count:,} pairs</title>" in text for count in bars)
-    assert f'<td class="number">{found["training"]["epoch"]["num_updates"]:,}</td>' in text
     assert all(html.escape(line) in text for line in found["advice"] if EVIL not in line)
 
 
@@ -263,18 +240,7 @@ def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
     lines = report_table(report(tokenizer, *parts, data=data, duplicates=duplicates)).split("\n")
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
-    assert any(line.startswith("  and 22 more") for line in lines)
-
-
-def test_preprocessing_is_told_the_settings_of_training() -> None:
-    seen: list[TrainConfig] = []
-    arguments = ["experiment=multi30k"]
-    with_config(COMMANDS["preprocess"], arguments, lambda *configs: seen.append(configs[2]))
-    assert seen[0].tokens_per_update == 2000
-    assert seen[0].average_last == 8
-    with_config(COMMANDS["preprocess"], ["model=big"], lambda *configs: seen.append(configs[2]))
-    assert seen[1].model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
-    assert seen[1].max_tokens == TrainConfig().max_tokens
+    assert any(line.startswith("› 22 more") for line in lines)
 
 
 def test_the_report_is_plain_json_and_the_same_each_time(tokenizer: Tokenizer) -> None:

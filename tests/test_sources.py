@@ -15,7 +15,7 @@ import pytest
 from packing import SUFFIXES, pack, write
 
 from nmt.config import Corpus, CorpusConfig, DataConfig, PreprocessConfig, SplitConfig, Step
-from nmt.data import numbers
+from nmt.data.text import bundled_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import read_chunks
 from nmt.preprocess.cleaning import clean
@@ -185,13 +185,23 @@ def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
         find_sources(config, "train", tmp_path)
 
 
-@pytest.mark.parametrize(("split", "seed"), [("train", 1), ("valid", 1), ("test", 2)])
-def test_a_corpus_that_comes_along_is_spooled_whole(tmp_path: Path, split: str, seed: int) -> None:
-    config = PreprocessConfig(data=DataConfig(corpus=Corpus.numbers), seed=seed)
-    assert has_split(config.data, split)
-    (found,) = find_sources(config, split, tmp_path)
-    assert found.format is Format.pair
-    assert read([found]) == numbers.generate(seed)[split]
+def test_a_corpus_that_comes_along_is_spooled_whole(tmp_path: Path) -> None:
+    for corpus, split, seed in [
+        (Corpus.numbers, "train", 1),
+        (Corpus.numbers, "test", 0),
+        (Corpus.copy, "valid", 2),
+    ]:
+        config = PreprocessConfig(data=DataConfig(corpus=corpus), seed=seed)
+        assert has_split(config.data, split)
+        (found,) = find_sources(config, split, tmp_path)
+        assert found.format is Format.pair
+        assert read([found]) == bundled_corpus(corpus, seed)[split]
+
+
+def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
+    train = SplitConfig(src=[str(tmp_path / "a")], tgt=[str(tmp_path / "b")])
+    with pytest.raises(DataError, match=r"a does not exist; make it with: make text$"):
+        find_sources(settings(train=train, made_by="make text"), "train", tmp_path)
 
 
 # --- streams

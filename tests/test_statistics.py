@@ -15,10 +15,11 @@ from conftest import sentences
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.codepoints import CodePoints, normal_form
-from nmt.preprocess.overlap import NUM_EXAMPLES, HeldOut
 from nmt.preprocess.statistics import (
     EXACT_LENGTHS,
     NUM_BINS,
+    NUM_EXAMPLES,
+    HeldOut,
     Measurer,
     Statistics,
     bin_starts,

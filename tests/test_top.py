@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from nmt.model.cache import Grid
-from nmt.search.top import NEVER, Continuations, best_continuations, likeliest
+from nmt.model.fast.cache import Grid
+from nmt.model.fast.top import NEVER, Continuations, best_continuations, likeliest
 
 
 @pytest.mark.parametrize("seed", range(60))

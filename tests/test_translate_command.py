@@ -17,7 +17,7 @@ from conftest import sentences
 from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt import Translator
-from nmt.data.corpus import clean_line
+from nmt.data.text import clean_line
 from nmt.translate import progress
 from nmt.translate.backend import NativeBackend
 

@@ -19,16 +19,16 @@ from conftest import (
     tiny_config,
     tiny_model,
 )
+from nmt.model.attention import MultiHeadAttention
+from nmt.model.dropout import Dropout
+from nmt.model.layers import FeedForward
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo, build_model, load_info, load_weights, save_model
 from nmt.config import ModelConfig, Norm, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.model.attention import MultiHeadAttention
-from nmt.model.dropout import Dropout
-from nmt.model.layers import FeedForward
-from nmt.model.packing import pack
+from nmt.model.fast.packing import pack
 from nmt.model.transformer import Transformer
 
 NORMS = [Norm.post, Norm.pre]

@@ -24,7 +24,6 @@ class Command:
     schema: type[Any]
     run: str  # "module:function", imported only when the command runs: it may need torch
     groups: tuple[str, ...] = ()  # config groups that help mentions
-    also: tuple[type[Any], ...] = ()  # settings of other commands that this one takes into account
 
 
 _ALL = (
@@ -32,8 +31,7 @@ _ALL = (
         name="preprocess",
         summary="Turn parallel text into a data folder: a subword tokenizer and token ids.",
         reads="aligned text files, TSV or JSONL (plain, .gz, .xz, .zst; patterns, lists, "
-        "stdin), a Hugging Face dataset, or an included corpus (data=numbers, data=copy, "
-        "data=homeassistant)",
+        "stdin), a Hugging Face dataset, or an included corpus (data=numbers, data=copy)",
         writes="data_dir: tokenizer, train-*.arrow, report.html and more; a table to stdout",
         examples=(
             "nmt-preprocess",
@@ -45,7 +43,6 @@ _ALL = (
         ),
         schema=config.PreprocessConfig,
         run="nmt.cli.tasks:preprocess",
-        also=(config.TrainConfig,),
         groups=("data", "experiment"),
     ),
     Command(

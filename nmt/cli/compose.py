@@ -49,9 +49,7 @@ _PRIMARY: dict[str, Any] = {  # of every command; its settings and their default
 
 
 def with_config(command: Command, arguments: list[str], run: Callable[..., None]) -> None:
-    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`, with the
-    config that the same composition gives for each schema of `command.also` as further arguments.
-    """
+    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`."""
     defaults = OmegaConf.to_container(OmegaConf.structured(command.schema))
     ConfigStore.instance().store(command.name, {**_PRIMARY, **typing.cast(Any, defaults)})
     overrides = [
@@ -67,7 +65,7 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., None]
             _run_hydra(command, overrides, run)
             return
         with hydra.initialize_config_module("nmt.configs", version_base="1.3"):
-            configs = _to_configs(hydra.compose(command.name, overrides), command)
+            configs = to_config(hydra.compose(command.name, overrides), command.schema)
     except (HydraException, OmegaConfBaseException) as error:
         raise ConfigError(_one_line(error)) from None
     run(*configs)
@@ -80,7 +78,7 @@ def _run_hydra(command: Command, overrides: list[str], run: Callable[..., None])
     def job(composed: DictConfig) -> None:  # once, or for each run of a sweep
         if not errors:
             try:
-                run(*_to_configs(composed, command))
+                run(*to_config(composed, command.schema))
             except Exception as error:  # Hydra would print it
                 errors.append(error)
 
@@ -89,11 +87,6 @@ def _run_hydra(command: Command, overrides: list[str], run: Callable[..., None])
     hydra.main(version_base="1.3", config_path="pkg://nmt.configs", config_name=command.name)(job)()
     if errors:
         raise errors[0]
-
-
-def _to_configs(composed: DictConfig, command: Command) -> list[Any]:
-    others = [to_config(composed, schema)[0] for schema in command.also]
-    return [*to_config(composed, command.schema), *others]
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:

@@ -10,7 +10,7 @@ from typing import Any
 
 from nmt.cli.lines import check_output, write_lines
 from nmt.config import OutputFormat, ScoreConfig, ScoreMeasure, SearchConfig
-from nmt.data.corpus import Pair, pair_lines, read_input
+from nmt.data.text import Pair, pair_lines, read_input
 from nmt.distributed import set_num_threads
 from nmt.search.hypotheses import ControlIds, Hypothesis
 from nmt.translate.loading import LoadedModel, load_models

@@ -10,8 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import IO
 
 from nmt.config import resolve
-from nmt.data.corpus import read_input, read_stream
-from nmt.data.waiting import WaitingLines
+from nmt.data.text import WaitingLines, read_input, read_stream
 
 
 def open_stream(path: str) -> tuple[Iterator[str], Callable[[], bool]]:

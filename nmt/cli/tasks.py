@@ -16,20 +16,19 @@ from nmt.config import (
     OutputFormat,
     PreprocessConfig,
     Step,
-    TrainConfig,
     resolve,
 )
-from nmt.data.corpus import read_input
+from nmt.data.text import read_input
 
 log = logging.getLogger(__name__)
 
 
-def preprocess(config: PreprocessConfig, config_yaml: str, training: TrainConfig) -> None:
+def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     """Run the configured step of preprocessing, print the report and log what comes next."""
     from nmt.preprocess.prepare import prepare
-    from nmt.preprocess.terminal import report_table
+    from nmt.preprocess.rendering import report_table
 
-    report = prepare(config, training)
+    report = prepare(config)
     if report is not None:
         print(report_table(report))
     if config.report_only:

@@ -17,8 +17,7 @@ from nmt.checkpoint import find_model
 from nmt.cli.lines import check_output
 from nmt.cli.streams import always, is_typed, num_bytes, open_output, open_stream
 from nmt.config import Engine, OutputFormat, SearchConfig, TooLong, TranslateConfig, resolve
-from nmt.data.corpus import count_lines, read_input
-from nmt.data.reading import open_bytes
+from nmt.data.text import count_lines, open_bytes, read_input
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.translate.job import Counts, Digest, PartFile, fingerprint

@@ -19,7 +19,6 @@ class Corpus(str, Enum):
     files = "files"
     numbers = "numbers"
     copy = "copy"
-    homeassistant = "homeassistant"
 
 
 class Invalid(str, Enum):
@@ -151,7 +150,7 @@ class DataConfig:
     """Where the sentence pairs come from."""
 
     corpus: Corpus = option(Corpus.files, "files (or datasets), or a corpus included in nmt")
-    src_lang: str = option("src", "source language code; names fields of datasets, picks texts")
+    src_lang: str = option("src", "source language code; names fields of datasets")
     tgt_lang: str = option("tgt", "target language code; also picks BLEU's tokenizer")
     train: SplitConfig = option(SplitConfig, "training pairs")
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
@@ -159,7 +158,7 @@ class DataConfig:
     valid: SplitConfig = option(SplitConfig, "validation pairs")
     test: SplitConfig = option(SplitConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
-    cache_dir: str = option("data/cache", "where downloaded corpora are kept")
+    made_by: str | None = option(None, "command that makes the files, named when they are missing")
 
     def __post_init__(self) -> None:
         check_ranges(self, "data.")
@@ -225,7 +224,7 @@ class PreprocessConfig:
     shard_pairs: int = option(1_000_000, "pairs read for one file of the data folder", low=1)
     step: Step = option(Step.all, "all, or on several machines: plan, then shard, then merge")
     shard: str | None = option(None, "part of this job, for example 3/64; means step=shard")
-    seed: int = option(0, "for generated corpora and sampling", low=0)
+    seed: int = option(0, "for sampling and data=copy", low=0)
     num_threads: int = option(0, "processes that encode; 0: one per CPU core", low=0, high=1024)
 
     def __post_init__(self) -> None:

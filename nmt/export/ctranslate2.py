@@ -16,8 +16,7 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import Norm, Positions, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
-from nmt.model.layers import LAYER_NORM_EPS, sinusoidal_positions
-from nmt.model.transformer import alignment_layer
+from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Weights = dict[str, Tensor]
 SUPPORTED: dict[str, list[Any] | None] = {

@@ -22,7 +22,7 @@ from nmt.config import Norm, Positions, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.files import write_json
-from nmt.model.layers import sinusoidal_positions
+from nmt.model.transformer import sinusoidal_positions
 
 Weights = dict[str, Tensor]
 SUPPORTED: dict[str, list[Any] | None] = {

@@ -1,53 +1,256 @@
-"""The encoder-decoder of "Attention Is All You Need" with one matrix for both embeddings and the
-output; the source has one for itself where vocabularies are separate.
+"""The Transformer of "Attention Is All You Need" (Vaswani et al., 2017) on one page of plain torch.
 
-It knows token ids and lengths, but neither the tokenizer nor any loss or search.
+It goes from small to large: masks, positions, attention, feed-forward, a layer of the encoder and
+of the decoder, the model. Sections, equations, figures and tables are those of the paper.
+
+    model = Transformer(ModelConfig(), vocab_size=8000)
+    hidden = model(src, padding_mask(src_lengths, S), tgt, causal_mask(T))  # (B, T, D)
+    logits = model.logits(hidden)  # (B, T, V)
+
+The model knows token ids and masks, but neither the tokenizer nor any loss or search. Training and
+translation run it with the kernels of `nmt.model.fast`, which tests compare with this page.
 """
 
-# B sentences, S source, D d_model, V vocab, H heads; R rows, the live hypotheses
-# N source tokens and M target tokens of all sentences, one sentence after the other
+# B batch, S source length, T target length (in attention: T queries, S keys)
+# D d_model, H heads, D/H the dimensions of a head (d_k = d_v in the paper), F d_ff, V vocab
 
 from __future__ import annotations
 
+import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Callable
 from typing import Any
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmt.config import ModelConfig, Norm
-from nmt.model.attention import AttentionRecord
-from nmt.model.cache import DecoderCache
-from nmt.model.dropout import Dropout
-from nmt.model.layers import LAYER_NORM_EPS, DecoderLayer, EncoderLayer, sinusoidal_positions
-from nmt.model.packing import Packing, pack
-from nmt.model.products import Embedding
+from nmt.config import ModelConfig, Norm, Positions
 
-NUM_POSITIONS = 512  # the table starts with so many rows and doubles when a longer sentence comes
+LAYER_NORM_EPS = 1e-5
+NUM_POSITIONS = 512  # rows of the first table of positions; it grows when a longer sentence comes
+
+Mask = Any
+"""What may be attended to: a boolean tensor that broadcasts to (B, H, T, S), True = may be attended
+to. The layers pass it on to attention as it is; `nmt.model.fast` has masks of other kinds.
+"""
+
+AttentionRecord = dict[nn.Module, Tensor | None]
+"""Its keys are the `MultiHeadAttention` modules to watch; a forward pass adds their weights, the
+softmax (B, H, T, S) before dropout.
+"""
 
 
-@dataclass
-class Memory:
-    """The encoded source as decoding needs it: `layers` holds keys and values (B, H, S, D/H) of
-    each decoder layer.
+# --- masks (section 3.2.3)
+
+
+def padding_mask(lengths: Tensor, width: int) -> Tensor:
+    """Show the tokens of sentences of `lengths` (B,), padded on the right to `width`, (B, 1, 1, S).
+
+    An empty sentence shows its first position, since a softmax over nothing is not a number.
+    """
+    visible = torch.arange(width, device=lengths.device) < lengths.clamp(min=1)[:, None]  # (B, S)
+    return visible[:, None, None, :]  # (B, 1, 1, S)
+
+
+def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
+    """Show each position itself and those before it, (T, T): it "prevents leftward information
+    flow" in the decoder. Padding on the right is hidden from all real tokens, too.
+    """
+    return torch.ones(length, length, dtype=torch.bool, device=device).tril()
+
+
+# --- positions (section 3.5)
+
+
+def sinusoidal_positions(length: int, d_model: int, layout: Positions) -> Tensor:
+    """Compute the positional encodings (length, D) in float32.
+
+    `sinusoidal_concat` has all sines first, then the cosines, over the D/2 wavelengths of
+    Tensor2Tensor, which reach 2 pi * 10000 with the last.
+    """
+    half = d_model // 2
+    pos = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
+    i = torch.arange(half, dtype=torch.float64)  # (D/2,)
+    if layout is Positions.sinusoidal:
+        # PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine
+        angle = pos * torch.exp(-math.log(10000.0) * 2 * i / d_model)  # (length, D/2)
+        table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (length, D)
+    else:
+        angle = pos * torch.exp(-math.log(10000.0) * i / max(half - 1, 1))  # (length, D/2)
+        table = torch.cat([angle.sin(), angle.cos()], dim=-1)  # (length, D)
+    return table.float()
+
+
+# --- attention (section 3.2, figure 2)
+
+
+def attend(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: nn.Module | None = None
+) -> tuple[Tensor, Tensor]:
+    """Compute scaled dot-product attention (section 3.2.1, left half of figure 2).
+
+    Args:
+        queries: (B, H, T, D/H).
+        keys: (B, H, S, D/H).
+        values: (B, H, S, D/H).
+        mask: boolean, broadcasts to (B, H, T, S), True = may be attended to.
+        dropout: applied to the weights.
+
+    Returns the attended values (B, H, T, D/H) and the weights (B, H, T, S), at least float32.
+    """
+    # equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
+    logits = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))  # (B, H, T, S)
+    logits = logits.masked_fill(~mask, float("-inf"))
+    dtype = torch.promote_types(logits.dtype, torch.float32)
+    weights = torch.softmax(logits, dim=-1, dtype=dtype)  # (B, H, T, S)
+    dropped = weights if dropout is None else dropout(weights)
+    return dropped.to(values.dtype) @ values, weights  # (B, H, T, D/H), (B, H, T, S)
+
+
+class MultiHeadAttention(nn.Module):
+    """Attention by `num_heads` heads side by side (section 3.2.2, right half of figure 2):
+    MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V
+    W_i^V).
+
+    The W_i^Q of all heads are one D x D matrix, and so are the W_i^K and the W_i^V. These three are
+    the blocks of `in_projection`. `dropout` is the share of attention weights that are dropped.
     """
 
-    mask: Tensor | None  # (B, 1, 1, S), True = may be attended to; None when nothing is padded
-    layers: list[tuple[Tensor, Tensor]]
+    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.dropout = nn.Dropout(dropout)
+        self.in_projection = nn.Linear(d_model, 3 * d_model)
+        self.out_projection = nn.Linear(d_model, d_model)
+        for block in self.in_projection.weight.chunk(3):
+            nn.init.xavier_uniform_(block)
+        nn.init.xavier_uniform_(self.out_projection.weight)
+        nn.init.zeros_(self.in_projection.bias)
+        nn.init.zeros_(self.out_projection.bias)
+
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Mask, record: AttentionRecord | None = None
+    ) -> Tensor:
+        """Let `x` (B, T, D) attend to `memory` (B, S, D), which is `x` in self-attention."""
+        weights, biases = self.in_projection.weight.chunk(3), self.in_projection.bias.chunk(3)
+        queries, keys, values = (
+            self._split_heads(F.linear(y, weight, bias))
+            for y, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
+        )  # (B, H, T, D/H), 2 x (B, H, S, D/H)
+        heads, shares = attend(queries, keys, values, mask, self.dropout)  # (B, H, T, D/H)
+        if record is not None and self in record:
+            record[self] = shares
+        joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
+        return self.out_projection(joined)  # type: ignore[no-any-return]
+
+    def _split_heads(self, x: Tensor) -> Tensor:
+        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)  # (B, H, T, D/H)
+
+
+# --- layers (section 3.1, figure 1)
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 at every position (section 3.3, equation 2); `dropout` is
+    applied after the max.
+    """
+
+    def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(dropout)
+        self.inner = nn.Linear(d_model, d_ff)
+        self.outer = nn.Linear(d_ff, d_model)
+        for linear in (self.inner, self.outer):
+            nn.init.xavier_uniform_(linear.weight)
+            nn.init.zeros_(linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        hidden = torch.relu(self.inner(x))  # (..., F)
+        return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
+
+
+class Layer(nn.Module):
+    """What both kinds of layers share: sub-layers, each with dropout, residual sum and norm.
+
+    Post-norm is LayerNorm(x + Sublayer(x)) (section 3.1). Pre-norm is x + Sublayer(LayerNorm(x)),
+    as in the Annotated Transformer; it trains without warm-up and in deep stacks.
+    """
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__()
+        self.is_post_norm = config.norm is Norm.post
+        self.dropout = nn.Dropout(config.dropout)
+        self.self_attention = new_attention(config)
+        self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
+        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+
+    def before(self, norm: nn.Module, x: Tensor) -> Tensor:
+        """Return what a sub-layer reads of `x`."""
+        return x if self.is_post_norm else norm(x)
+
+    def after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
+        """Add `y`, which a sub-layer made of `x`, with residual dropout (section 5.4)."""
+        x = x + self.dropout(y)
+        return norm(x) if self.is_post_norm else x
+
+
+class EncoderLayer(Layer):
+    """Self-attention, then feed-forward (left half of figure 1)."""
+
+    def forward(self, x: Tensor, sources: Mask, record: AttentionRecord | None = None) -> Tensor:
+        """Map (B, S, D) to (B, S, D)."""
+        y = self.before(self.self_attention_norm, x)
+        y = self.self_attention(y, y, sources, record)
+        x = self.after(self.self_attention_norm, x, y)
+        y = self.feed_forward(self.before(self.feed_forward_norm, x))
+        return self.after(self.feed_forward_norm, x, y)
+
+
+class DecoderLayer(Layer):
+    """Causal self-attention, attention to the source, feed-forward (right half of figure 1)."""
+
+    def __init__(self, config: ModelConfig) -> None:
+        super().__init__(config)
+        self.cross_attention = new_attention(config)
+        self.cross_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+
+    def forward(
+        self,
+        x: Tensor,
+        targets: Mask,
+        memory: Tensor,
+        sources: Mask,
+        record: AttentionRecord | None = None,
+    ) -> Tensor:
+        """Map (B, T, D) to (B, T, D), given the encoder's output `memory` (B, S, D)."""
+        y = self.before(self.self_attention_norm, x)
+        y = self.self_attention(y, y, targets, record)
+        x = self.after(self.self_attention_norm, x, y)
+        y = self.before(self.cross_attention_norm, x)
+        y = self.cross_attention(y, memory, sources, record)  # "encoder-decoder attention", 3.2.3
+        x = self.after(self.cross_attention_norm, x, y)
+        y = self.feed_forward(self.before(self.feed_forward_norm, x))
+        return self.after(self.feed_forward_norm, x, y)
+
+
+def new_attention(config: ModelConfig) -> MultiHeadAttention:
+    """Make one of the three attentions of figure 1."""
+    return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dropout)
+
+
+# --- the model (figure 1)
 
 
 class Transformer(nn.Module):
-    """Encoder, decoder and the shared embedding.
+    """Encoder, decoder and the embedding that both share with the output (section 3.4).
 
-    With `src_vocab_size` the source has a vocabulary, and an embedding, of its own.
-
-    Training and scoring call it as a whole; search calls `encode` and `step`. Embeddings are
-    scaled by sqrt(D) on their way in (section 3.4) and used unscaled, without a bias, on their way
-    out. With `activation_checkpointing` training keeps what goes into each layer alone, and
-    computes the inside of the layer again on the way back (Chen et al., 2016): same gradients, less
-    memory.
+    With `src_vocab_size` the source has a vocabulary, and an embedding, of its own. With
+    `activation_checkpointing` training keeps only the inputs of layers and computes the rest again
+    in the backward pass (Chen et al., 2016): same gradients, less memory.
     """
 
     def __init__(
@@ -61,98 +264,92 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
-        self.embedding = Embedding(vocab_size, config.d_model)
-        nn.init.normal_(self.embedding.weight, std=config.d_model**-0.5)
+        d_model = config.d_model
+        self.embedding = nn.Embedding(vocab_size, d_model)
+        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
         self.src_embedding: nn.Embedding | None = None
         if src_vocab_size is not None:
-            self.src_embedding = nn.Embedding(src_vocab_size, config.d_model)
-            nn.init.normal_(self.src_embedding.weight, std=config.d_model**-0.5)
+            self.src_embedding = nn.Embedding(src_vocab_size, d_model)
+            nn.init.normal_(self.src_embedding.weight, std=d_model**-0.5)
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.dropout = Dropout(share)
+        self.dropout = nn.Dropout(share)
         self.encoder_layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.num_encoder_layers)
         )
         self.decoder_layers = nn.ModuleList(
             DecoderLayer(config) for _ in range(config.num_decoder_layers)
         )
-        self.encoder_norm = self._final_norm()
-        self.decoder_norm = self._final_norm()
+        # in pre-norm nothing has normalized the sums of the last layer yet
+        norms = [nn.LayerNorm(d_model, eps=LAYER_NORM_EPS) for _ in range(2)]
+        is_pre_norm = config.norm is Norm.pre
+        self.encoder_norm = norms[0] if is_pre_norm else nn.Identity()
+        self.decoder_norm = norms[1] if is_pre_norm else nn.Identity()
         self.positions: Tensor
-        # the table of positional encodings is not stored with the weights
-        table = sinusoidal_positions(NUM_POSITIONS, self.config.d_model, self.config.positions)
+        # not stored with the weights
+        table = sinusoidal_positions(NUM_POSITIONS, d_model, config.positions)
         self.register_buffer("positions", table, persistent=False)
 
     def forward(
         self,
         src: Tensor,
-        sources: Packing,
+        sources: Mask,
         tgt: Tensor,
-        targets: Packing,
+        targets: Mask,
         record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Return hidden states (M, D) that predict what follows each of the target ids `tgt` (M,).
+        """Return hidden states (B, T, D) that predict what follows each of the target ids.
 
-        `src` are source ids (N,); the packings say which tokens form a sentence. A token sees those
-        before it in its own sentence, and its source. `record` names a layer and is given its
-        attention to the source.
+        Args:
+            src: source ids (B, S).
+            sources: source tokens that may be attended to, see `padding_mask`.
+            tgt: target ids (B, T), the first is BOS.
+            targets: what each target token may attend to, see `causal_mask`.
+            record: is given the attention weights of the modules that are its keys.
         """
-        memory = self._encode(src, sources)  # (N, D)
-        x = self._embed(tgt, self.embedding, self._positions_of(targets))  # (M, D)
-        for i, layer in enumerate(self.decoder_layers):
-            watched = record if record is not None and record.layer == i else None
-            x = self._run(layer, x, targets, memory, sources, watched)
-        return self.decoder_norm(x)  # type: ignore[no-any-return]
+        memory = self.encode(src, sources, record)  # (B, S, D)
+        return self.decode(tgt, targets, memory, sources, record)
 
-    def encode(self, src: Tensor, src_lengths: Tensor) -> Memory:
-        """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each."""
-        sources = pack(src_lengths.tolist()).to(src.device)
-        hidden = self._encode(sources.unpad(src[:, : sources.longest]), sources)  # (N, D)
-        layers = [
-            layer.cross_attention.project_memory(hidden, sources)  # type: ignore[operator, union-attr]
-            for layer in self.decoder_layers
-        ]
-        return Memory(None if sources.is_full else sources.mask, layers)
-
-    def _encode(self, src: Tensor, sources: Packing) -> Tensor:
-        embedding = self.src_embedding or self.embedding
-        x = self._embed(src, embedding, self._positions_of(sources))  # (N, D)
+    def encode(self, src: Tensor, sources: Mask, record: AttentionRecord | None = None) -> Tensor:
+        """Map source ids (B, S) to the encoder's output (B, S, D)."""
+        x = self.embed(src, self.src_embedding or self.embedding, sources)  # (B, S, D)
         for layer in self.encoder_layers:
-            x = self._run(layer, x, sources)
+            x = self.runner(layer)(x, sources, record)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
-    def step(
-        self, tokens: Tensor, cache: DecoderCache, record: AttentionRecord | None = None
+    def decode(
+        self,
+        tgt: Tensor,
+        targets: Mask,
+        memory: Tensor,
+        sources: Mask,
+        record: AttentionRecord | None = None,
     ) -> Tensor:
-        """Decode the newest token of each live hypothesis, ids (R,), to hidden states (R, D), and
-        add it to `cache`; `record` as in `forward`.
-        """
-        num_rows, place = len(tokens), cache.num_positions
-        tokens = F.pad(tokens, (0, cache.grid.num_collected - num_rows))  # (R, and some for speed)
-        x = self._embed(tokens, self.embedding, self._position_table(place + 1)[place])  # (R, D)
-        cache.add_position()
-        for i, layer in enumerate(self.decoder_layers):
-            watched = record if record is not None and record.layer == i else None
-            x = layer.step(x, cache, i, watched)  # type: ignore[operator]
-        return self.decoder_norm(x)[:num_rows]  # type: ignore[no-any-return]
+        """Map target ids (B, T) to hidden states (B, T, D), given the encoder's output `memory`."""
+        x = self.embed(tgt, self.embedding, targets)  # (B, T, D)
+        for layer in self.decoder_layers:
+            x = self.runner(layer)(x, targets, memory, sources, record)
+        return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states (..., D) to unnormalised log-probabilities (..., V)."""
-        return self.embedding.logits(hidden)
+        """Map hidden states (..., D) to unnormalized log-probabilities (..., V): the transposed
+        embedding, unscaled and without a bias (section 3.4).
+        """
+        return F.linear(hidden, self.embedding.weight)
 
-    def _run(self, layer: nn.Module, *inputs: Any) -> Tensor:
-        if self.activation_checkpointing and self.training:
-            return checkpoint(layer, *inputs, use_reentrant=False)  # type: ignore[no-any-return]
-        return layer(*inputs)  # type: ignore[no-any-return]
-
-    def _embed(self, ids: Tensor, embedding: nn.Embedding, positions: Tensor) -> Tensor:
-        """Map ids (...) to (..., D); `positions` are the encodings to add."""
+    def embed(self, ids: Tensor, embedding: nn.Embedding, mask: Mask) -> Tensor:
+        """Map ids (B, T) to (B, T, D): embeddings times sqrt(d_model) (section 3.4) plus positions
+        (section 3.5), with dropout on the sum (section 5.4).
+        """
         scaled = embedding(ids) * math.sqrt(self.config.d_model)
-        return self.dropout(scaled + positions)  # type: ignore[no-any-return]
+        return self.dropout(scaled + self.positions_of(ids, mask))  # type: ignore[no-any-return]
 
-    def _positions_of(self, packing: Packing) -> Tensor:
-        return self._position_table(packing.longest).index_select(0, packing.positions)  # (N, D)
+    def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
+        """Return the encodings (T, D) of the positions of `ids` (B, T); only masks of
+        `nmt.model.fast` say where tokens are.
+        """
+        return self.position_table(ids.size(1))[: ids.size(1)]
 
-    def _position_table(self, length: int) -> Tensor:
+    def position_table(self, length: int) -> Tensor:
         """Return the encodings (at least `length`, D)."""
         positions = self.positions  # another thread may replace the table meanwhile
         if length > positions.size(0):
@@ -160,14 +357,15 @@ class Transformer(nn.Module):
             positions = self.positions = table.to(positions)
         return positions
 
-    def _final_norm(self) -> nn.Module:
-        if self.config.norm is Norm.post:
-            return nn.Identity()
-        return nn.LayerNorm(self.config.d_model, eps=LAYER_NORM_EPS)
+    def runner(self, layer: nn.Module) -> Callable[..., Tensor]:
+        """Return what runs `layer`: the layer, or its checkpoint."""
+        if self.activation_checkpointing and self.training:
+            return functools.partial(checkpoint, layer, use_reentrant=False)
+        return layer
 
 
 def alignment_layer(num_decoder_layers: int) -> int:
-    """Return the decoder layer, from 0, whose attention to the source tells the word alignment.
+    """Return the decoder layer, from 0, whose attention to the source gives the word alignment.
 
     Of six layers or more the last but one aligns best (Garg et al., 2019); of two or three the
     last, as docs/search.md shows.

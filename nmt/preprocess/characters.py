@@ -5,12 +5,12 @@ and which look out of place.
 from __future__ import annotations
 
 import unicodedata
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
+from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.scripts import NAMES, script_table
-from nmt.preprocess.statistics import Vocabulary
 from nmt.preprocess.tally import Tally
 
 _NUM_SHOWN = 20
@@ -26,14 +26,7 @@ _REPLACEMENT = 0xFFFD
 _OTHER = "other script"
 
 
-class Encoder(Vocabulary, Protocol):
-    """A tokenizer that can be asked about characters."""
-
-    def encode_batch(self, texts: list[str], num_threads: int = 1) -> list[list[int]]:
-        """Turn texts into ids."""
-
-
-def describe_characters(characters: Tally, tokenizer: Encoder) -> dict[str, Any]:
+def describe_characters(characters: Tally, tokenizer: Tokenizer) -> dict[str, Any]:
     """Sum up the characters of one side for the report.
 
     `covered_share` counts those that the tokenizer writes without bytes and <unk>.
@@ -80,7 +73,7 @@ def _oddity(code: int, script: str | None, main: set[str]) -> str | None:
     return _BY_CATEGORY.get(unicodedata.category(chr(code)))
 
 
-def _covered(characters: Tally, tokenizer: Encoder) -> np.ndarray[Any, np.dtype[np.bool_]]:
+def _covered(characters: Tally, tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.bool_]]:
     """Say of every character whether its ids are pieces; one that is normalised away has none."""
     missing = {tokenizer.unk_id, *tokenizer.byte_ids}
     encoded = tokenizer.encode_batch([chr(code) for code in characters.keys.tolist()], 1)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.reading import check_file, unpacked, unpacking
+from nmt.data.text import check_file, unpacked, unpacking
 from nmt.errors import DataError
 from nmt.preprocess.pieces import MAX_LINE_BYTES, Chunk, Source
 

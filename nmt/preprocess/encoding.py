@@ -19,10 +19,9 @@ from nmt.preprocess.cleaned import Cleaned, Mask, Rows
 from nmt.preprocess.cleaning import clean
 from nmt.preprocess.counts import Counts
 from nmt.preprocess.filters import drop_by_tokens
-from nmt.preprocess.overlap import HeldOut
 from nmt.preprocess.pieces import Piece, Source
 from nmt.preprocess.repeats import Hashes, hash_sides
-from nmt.preprocess.statistics import Measurer, Statistics
+from nmt.preprocess.statistics import HeldOut, Measurer, Statistics
 from nmt.preprocess.words import Ids, LineEncoder, cumulate
 
 Array = np.ndarray[Any, np.dtype[Any]]

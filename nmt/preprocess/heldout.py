@@ -13,9 +13,9 @@ from nmt.preprocess.cleaned import Cleaned
 from nmt.preprocess.cleaning import clean
 from nmt.preprocess.encoding import Encoder
 from nmt.preprocess.job import Job
-from nmt.preprocess.overlap import HeldOut
 from nmt.preprocess.pieces import Source
 from nmt.preprocess.shards import Result, write_shard
+from nmt.preprocess.statistics import HeldOut
 
 
 @dataclass(frozen=True)

@@ -46,7 +46,7 @@ def fingerprint(job: Job) -> dict[str, Any]:
     settings = asdict(job.config)
     for name in _WITHOUT_EFFECT:
         del settings[name]
-    del settings["data"]["cache_dir"], settings["data"]["temperature"]
+    del settings["data"]["made_by"], settings["data"]["temperature"]
     for corpus in settings["data"]["corpora"].values():
         del corpus["weight"]
     given = [job.config.tokenizer.model, job.config.tokenizer.tgt_model]

@@ -9,7 +9,6 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from nmt.config import TrainConfig
 from nmt.data.folder import CorpusIndex, write_index
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
@@ -17,10 +16,10 @@ from nmt.files import write_json
 from nmt.preprocess.counts import Counts
 from nmt.preprocess.heldout import Split, write_split
 from nmt.preprocess.job import Job
-from nmt.preprocess.page import report_page
 from nmt.preprocess.plan import drops_duplicates
+from nmt.preprocess.rendering import report_page
 from nmt.preprocess.repeats import count_repeats
-from nmt.preprocess.report import Part, build_report
+from nmt.preprocess.report import CorpusResult, build_report
 from nmt.preprocess.shards import Result, read_result, result_path
 
 log = logging.getLogger(__name__)
@@ -34,7 +33,6 @@ def merge(
     splits: list[Split],
     tokenizers: Tokenizers,
     num_pairs: Mapping[str, int],
-    training: TrainConfig,
 ) -> dict[str, Any]:
     """Fill the data folder and return the report."""
     check_complete(job, num_pairs)
@@ -44,13 +42,12 @@ def merge(
     for split in splits:
         result = write_split(job, split, tokenizers)
         assert result.shard is not None  # no held-out pair is dropped, and there is one
-        parts[split.name] = [Part("", result.counts, result.statistics)]
+        parts[split.name] = [CorpusResult("", result.counts, result.statistics)]
         index[split.name] = [CorpusIndex("", 1.0, [result.shard])]
     report = build_report(
         parts,
         config=job.config,
-        training=training,
-        tokenizers=(tokenizers.src, tokenizers.tgt),
+        tokenizers=tokenizers,
         duplicates=_count_duplicates(job),
     )
     _write(job, tokenizers, index, report)
@@ -105,7 +102,7 @@ def _reasons(counts: Counts) -> str:
 
 def _read_corpora(
     job: Job, num_pairs: Mapping[str, int]
-) -> tuple[list[Part], dict[str, list[CorpusIndex]]]:
+) -> tuple[list[CorpusResult], dict[str, list[CorpusIndex]]]:
     parts, index = [], []
     for corpus, size in num_pairs.items():
         total, shards = Result(), []
@@ -115,7 +112,7 @@ def _read_corpora(
             total.statistics.merge(result.statistics)
             shards += [] if result.shard is None else [result.shard]
         weight = job.config.data.corpora[corpus].weight if corpus else 1.0
-        parts.append(Part(corpus, total.counts, total.statistics))
+        parts.append(CorpusResult(corpus, total.counts, total.statistics))
         if shards:
             index.append(CorpusIndex(corpus, weight, shards))
     return parts, {"train": index}

@@ -27,7 +27,7 @@ from nmt.preprocess.cleaning import clean
 from nmt.preprocess.duplicates import Hashes, UnitHashes, find_duplicates, hash_pairs
 from nmt.preprocess.job import Job
 from nmt.preprocess.pieces import Piece, Unit
-from nmt.preprocess.pool import Pool, count_workers
+from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.progress import Progress
 from nmt.preprocess.sample import Keys, Sample, sample_keys, sample_size
 from nmt.preprocess.units import UnitReader, note, start_progress
@@ -106,7 +106,7 @@ def _draw_sample(job: Job) -> dict[str, int]:
 def _train(job: Job) -> None:
     """Train in a process of its own: SentencePiece does not heed Ctrl-C, nor give memory back."""
     log.info("training the tokenizer")
-    with Pool[Path, None](1, partial(Trainer, job.config)) as pool:
+    with WorkerPool[Path, None](1, partial(Trainer, job.config)) as pool:
         list(pool.map([job.work.plan]))
 
 
@@ -178,7 +178,7 @@ def _scan(job: Job, size: int) -> tuple[Sample, dict[str, int]]:
     tasks = (_Task(piece, sample.limit) for piece in reader.read(lambda unit: True))
     with (
         start_progress(job, "plan") as progress,
-        Pool[_Task, _Seen](
+        WorkerPool[_Task, _Seen](
             count_workers(job.config.num_threads), partial(Scanner, job.config)
         ) as pool,
     ):

@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from itertools import groupby
 from typing import Any
 
-from nmt.config import PreprocessConfig, Step, TrainConfig, resolve
+from nmt.config import PreprocessConfig, Step, resolve
 from nmt.errors import ConfigError
 from nmt.preprocess.filters import check_filters
 from nmt.preprocess.heldout import find_overlap, read_splits
@@ -25,17 +25,16 @@ from nmt.preprocess.workspace import Workspace, open_scratch, open_workspace
 HELD_OUT = ("valid", "test")
 
 
-def prepare(config: PreprocessConfig, training: TrainConfig) -> dict[str, Any] | None:
+def prepare(config: PreprocessConfig) -> dict[str, Any] | None:
     """Do the step of `config` that is due; return the report once all is done.
 
-    `training` is what the report foresees. Raises `NmtError` children for what the user can mend;
-    an old data folder then stays as it was.
+    Raises `NmtError` children for what the user can fix; an old data folder then stays as it was.
     """
     check_filters(config)
     _check_given(config)
     step = Step.shard if config.shard is not None else config.step
     with _workspace(config) as work:
-        return _run(_open_job(config, work, step), step, training)
+        return _run(_open_job(config, work, step), step)
 
 
 def _workspace(config: PreprocessConfig) -> AbstractContextManager[Workspace]:
@@ -61,7 +60,7 @@ def _open_job(config: PreprocessConfig, work: Workspace, step: Step) -> Job:
     return job
 
 
-def _run(job: Job, step: Step, training: TrainConfig) -> dict[str, Any] | None:
+def _run(job: Job, step: Step) -> dict[str, Any] | None:
     splits = read_splits(job)
     overlap = find_overlap(splits)
     plan = make_plan(job) if step in (Step.all, Step.plan) else read_plan(job)
@@ -73,7 +72,7 @@ def _run(job: Job, step: Step, training: TrainConfig) -> dict[str, Any] | None:
     if step is Step.shard:
         return None
     assert num_pairs is not None
-    report = merge(job, splits, plan.tokenizers, num_pairs, training)
+    report = merge(job, splits, plan.tokenizers, num_pairs)
     if not job.config.report_only:
         job.work.finish()
     return report

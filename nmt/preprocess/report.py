@@ -1,38 +1,54 @@
-"""Puts together what is known of a corpus: the content of report.json, from which the table on the
-terminal and the page are made. docs/formats.md says what each key means.
-"""
+"""What is known of a corpus: the content of report.json, and advice on what looks wrong.
 
-# K length bins in use
+The table on the terminal and report.html show the same content (`rendering.py`); docs/formats.md
+describes the keys.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from nmt.config import PreprocessConfig, TrainConfig
+from nmt.config import PreprocessConfig
 from nmt.data.mixing import pairs_an_epoch
-from nmt.preprocess.advice import give_advice
-from nmt.preprocess.characters import Encoder, describe_characters
+from nmt.data.tokenizer import Tokenizers
+from nmt.preprocess.characters import describe_characters
 from nmt.preprocess.counts import Counts
-from nmt.preprocess.epoch import EpochForecast, forecast_epoch, length_counts
-from nmt.preprocess.memory import FLOAT, HALF, MemoryForecast, a_piece, forecast_memory
-from nmt.preprocess.overlap import KINDS, STRICTNESS, SplitOverlap
-from nmt.preprocess.statistics import NUM_BINS, SideStatistics, Statistics, bin_starts
-from nmt.preprocess.tally import Ints
+from nmt.preprocess.statistics import (
+    KINDS,
+    NUM_BINS,
+    STRICTNESS,
+    SplitOverlap,
+    Statistics,
+    bin_starts,
+)
 
 FORMAT_VERSION = 1
 _MOST_BARS = 50  # of a histogram
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-_STEEP = 3.0  # tokens of one side for each of the other, from which pairs are counted as steep
+_STEEP = 3.0  # a pair is steep when one side has more than this many times the other's tokens
+
+# from where on advice is given; shares of all pairs, tokens, characters or held-out rows
+_MOST_DROPPED = 0.05
+_MOST_UNKNOWN = 0.001
+_MOST_BYTES = 0.01
+_MOST_DUPLICATES = {"pairs": 0.1, "sources": 0.3, "targets": 0.3}  # a side has many translations
+_MOST_STEEP = 0.01
+_MOST_RATIO = 2.0
+_MOST_ODD = 0.001
+_MOST_OVERLAP = 0.01  # of sources or targets of a held-out set, which short sentences share
+_MOST_TOKENS_A_WORD = 3.0
+_UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
+_SIDES = (("src", "source"), ("tgt", "target"))
 Report = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Part:
-    """One corpus of a split."""
+class CorpusResult:
+    """What became of one corpus of a split."""
 
     corpus: str  # "" for the only one
     counts: Counts
@@ -40,124 +56,111 @@ class Part:
 
 
 def build_report(
-    splits: Mapping[str, Sequence[Part]],
+    splits: Mapping[str, Sequence[CorpusResult]],
     *,
     config: PreprocessConfig,
-    training: TrainConfig,
-    tokenizers: tuple[Encoder, Encoder],
+    tokenizers: Tokenizers,
     duplicates: Mapping[str, int] | None,
 ) -> Report:
-    """Sum up the splits; `train` is one of them.
+    """Sum up the corpora of each split; `train` is one of them.
 
-    Args:
-        splits: the corpora of each split.
-        config: what the corpora were read with.
-        training: the settings whose epochs and memory are foreseen.
-        tokenizers: of source and target, the same one twice when they share it.
-        duplicates: how many training pairs, sources and targets came before (keys as `KINDS`);
-            None where nobody counted.
+    `duplicates` is how many training pairs, sources and targets came before (keys as `KINDS`), None
+    where nobody counted.
     """
-    report: Report = {name: _split(parts, tokenizers) for name, parts in splits.items()}
-    train = _joined(splits["train"])
-    times = _times_an_epoch(splits["train"], config, training)
-    for name in report["train"]["corpora"]:
-        report["train"]["corpora"][name]["times"] = round(times[name], 6)
+    report: Report = {name: _split(corpora, tokenizers) for name, corpora in splits.items()}
+    for name, times in _times_an_epoch(splits["train"], config).items():
+        report["train"]["corpora"][name]["times"] = round(times, 6)
+    overlaps = _total(splits["train"])[1].overlaps
     report |= {
         "format_version": FORMAT_VERSION,
         "src_lang": config.data.src_lang,
         "tgt_lang": config.data.tgt_lang,
         "max_length": config.max_length,
         "duplicates": None if duplicates is None else dict(duplicates),
-        "overlap": {k: _overlap(train.overlaps[k]) for k in splits if k in train.overlaps},
-        "training": _training(splits["train"], times, training, tokenizers),
+        "overlap": {name: _overlap(overlaps[name]) for name in splits if name in overlaps},
     }
-    report["advice"] = give_advice(report)
+    report["advice"] = [line for part in _ADVICE for line in part(report)]
     return report
 
 
-def _joined(parts: Sequence[Part]) -> Statistics:
-    total = Statistics()
-    for part in parts:
-        total.merge(part.statistics)
-    return total
+def _total(corpora: Sequence[CorpusResult]) -> tuple[Counts, Statistics]:
+    counts, statistics = Counts(), Statistics()
+    for corpus in corpora:
+        counts.merge(corpus.counts)
+        statistics.merge(corpus.statistics)
+    return counts, statistics
 
 
-def _split(parts: Sequence[Part], tokenizers: tuple[Encoder, Encoder]) -> Report:
-    counts = Counts()
-    for part in parts:
-        counts.merge(part.counts)
-    statistics = _joined(parts)
-    summary = _counts(counts) | _sides(statistics)
-    for i, side in enumerate(("src", "tgt")):
-        characters = describe_characters(statistics.sides[i].characters, tokenizers[i])
-        summary[side] |= characters | {"lengths": _lengths(statistics, i)}
-    named = [part for part in parts if part.corpus]
-    summary["corpora"] = {
-        part.corpus: _counts(part.counts) | _sides(part.statistics) for part in named
-    }
+def _split(corpora: Sequence[CorpusResult], tokenizers: Tokenizers) -> Report:
+    counts, statistics = _total(corpora)
+    summary = _summary(counts, statistics)
+    for i, (side, tokenizer) in enumerate((("src", tokenizers.src), ("tgt", tokenizers.tgt))):
+        summary[side] |= describe_characters(statistics.sides[i].characters, tokenizer)
+        summary[side]["lengths"] = _lengths(statistics, i)
+    named = [corpus for corpus in corpora if corpus.corpus]
+    summary["corpora"] = {c.corpus: _summary(c.counts, c.statistics) for c in named}
     return summary
 
 
-def _counts(counts: Counts) -> Report:
+def _summary(counts: Counts, statistics: Statistics) -> Report:
+    """Describe what was read and kept of a corpus or split."""
     examples = {
         name: [{k: v for k, v in place._asdict().items() if v is not None} for place in places]
         for name, places in counts.examples.items()
     }
-    return {
+    summary: Report = {
         "read": counts.read,
         "kept": counts.kept,
         "dropped": dict(counts.dropped),
         "replaced": dict(counts.replaced),
         "examples": examples,
+        "steep_pairs": _num_steep(statistics),
     }
+    for (name, _), side in zip(_SIDES, statistics.sides, strict=True):
+        summary[name] = {
+            "tokens": side.num_tokens,
+            "words": side.num_words,
+            "tokens_per_pair": _share(side.num_tokens, statistics.num_pairs),
+            "tokens_per_word": _share(side.num_tokens, side.num_words),
+            "unknown_tokens": side.num_unknown,
+            "unknown_share": _share(side.num_unknown, side.num_tokens),
+            "byte_tokens": side.num_bytes,
+            "byte_share": _share(side.num_bytes, side.num_tokens),
+            "longest": side.longest,
+        }
+    summary["length_ratio"] = _share(summary["tgt"]["tokens"], summary["src"]["tokens"])
+    return summary
 
 
-def _sides(statistics: Statistics) -> Report:
-    src, tgt = (_side(side, statistics.num_pairs) for side in statistics.sides)
-    lengths = length_counts([(statistics, 1.0)])
-    ratio = lengths.lengths.max(axis=1) / lengths.lengths.min(axis=1)
-    steep = int(lengths.counts[ratio > _STEEP].sum())
-    return {
-        "src": src,
-        "tgt": tgt,
-        "length_ratio": _share(tgt["tokens"], src["tokens"]),  # target by source
-        "steep_pairs": steep,
-    }
-
-
-def _side(side: SideStatistics, num_pairs: int) -> Report:
-    return {
-        "tokens": side.num_tokens,
-        "words": side.num_words,
-        "tokens_per_pair": _share(side.num_tokens, num_pairs),
-        "tokens_per_word": _share(side.num_tokens, side.num_words),
-        "unknown_tokens": side.num_unknown,
-        "unknown_share": _share(side.num_unknown, side.num_tokens),
-        "byte_tokens": side.num_bytes,
-        "byte_share": _share(side.num_bytes, side.num_tokens),
-        "longest": side.longest,
-    }
+def _num_steep(statistics: Statistics) -> int:
+    """Count the pairs with a side more than three times as long as the other."""
+    starts, keys = bin_starts(), statistics.lengths.keys
+    middles = (starts[:-1] + starts[1:] - 1) // 2
+    src, tgt = (
+        np.minimum(middles[bins], side.longest)
+        for bins, side in zip(np.divmod(keys, NUM_BINS), statistics.sides, strict=True)
+    )
+    steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP
+    return int(statistics.lengths.counts[steep].sum())
 
 
 def _lengths(statistics: Statistics, side: int) -> Report:
     """Describe the lengths of one side, EOS included: quantiles, and bars of equal width."""
     keys, counts = statistics.lengths.keys, statistics.lengths.counts
-    bins = keys // NUM_BINS if side == 0 else keys % NUM_BINS  # (K,)
-    by_bin = np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64)
-    starts, longest = bin_starts()[:-1], statistics.sides[side].longest
-    width = max(1, -(-(longest + 1) // _MOST_BARS))
+    bins = np.divmod(keys, NUM_BINS)[side]
+    starts = bin_starts()[:-1]
+    width = max(1, -(-(statistics.sides[side].longest + 1) // _MOST_BARS))
     bars = np.bincount(starts[bins] // width, weights=counts).astype(np.int64)
-    quantiles = {name: _quantile(by_bin, starts, share) for name, share in _QUANTILES.items()}
+    sums = np.cumsum(np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64))
+    quantiles = {
+        name: int(starts[np.searchsorted(sums, share * sums[-1])])
+        for name, share in _QUANTILES.items()
+    }
     return quantiles | {"bar_width": width, "bars": bars.tolist()}
 
 
-def _quantile(by_bin: Ints, starts: Ints, share: float) -> int:
-    sums = np.cumsum(by_bin)
-    return int(starts[np.searchsorted(sums, share * sums[-1])])
-
-
 def _overlap(overlap: SplitOverlap) -> Report:
-    """Say how many rows of a held-out split are in training text, and how many pairs hold them."""
+    """Count the rows of a held-out split that training text has, and the pairs that have them."""
     rows = overlap.seen.sum(axis=2)
     found: Report = {"num_rows": overlap.seen.shape[2], "examples": overlap.examples}
     for i, strictness in enumerate(STRICTNESS):
@@ -168,83 +171,136 @@ def _overlap(overlap: SplitOverlap) -> Report:
     return found
 
 
-def _times_an_epoch(
-    parts: Sequence[Part], config: PreprocessConfig, training: TrainConfig
-) -> dict[str, float]:
-    """Return how often an epoch has each pair of a corpus, by name."""
-    corpora, temperature = config.data.corpora, training.mix_temperature
-    own = {part.corpus: corpora[part.corpus].weight if part.corpus else 1.0 for part in parts}
-    weights = {name: training.mix.get(name, weight) for name, weight in own.items()}
-    sizes = [part.statistics.num_pairs for part in parts]
-    drawn = pairs_an_epoch(
-        sizes,
-        list(weights.values()),
-        config.data.temperature if temperature is None else temperature,
-    )
-    sums = zip(weights, drawn, sizes, strict=True)
-    return {name: number / size if size else 0.0 for name, number, size in sums}
-
-
-def _training(
-    parts: Sequence[Part],
-    times: Mapping[str, float],
-    training: TrainConfig,
-    tokenizers: tuple[Encoder, Encoder],
-) -> Report:
-    """Foresee an epoch and the memory of its largest batch under the settings in force."""
-    model = training.model
-    settings = {
-        "num_encoder_layers": model.num_encoder_layers,
-        "num_decoder_layers": model.num_decoder_layers,
-        "d_model": model.d_model,
-        "d_ff": model.d_ff,
-        "tokens_per_update": training.tokens_per_update,
-        "max_tokens": training.max_tokens,
-        "max_updates": training.max_updates,
-    }
-    pairs = length_counts([(part.statistics, times[part.corpus]) for part in parts])
-    longest = pairs.longest if len(pairs.counts) else None
-    if longest is None or longest > training.max_tokens:
-        return {"settings": settings, "longest": longest, "epoch": None, "memory": None}
-    epoch = forecast_epoch(
-        pairs, max_tokens=training.max_tokens, tokens_per_update=training.tokens_per_update
-    )
+def _times_an_epoch(corpora: Sequence[CorpusResult], config: PreprocessConfig) -> dict[str, float]:
+    """Return how often an epoch draws each pair of a named corpus, as the data folder asks for."""
+    named = [corpus for corpus in corpora if corpus.corpus]
+    sizes = [corpus.statistics.num_pairs for corpus in named]
+    weights = [config.data.corpora[corpus.corpus].weight for corpus in named]
+    drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
     return {
-        "settings": settings,
-        "longest": longest,
-        "epoch": {
-            **vars(epoch),
-            "padding_share": epoch.padding_share,
-            "largest": [*epoch.largest],
-            "widest": [*epoch.widest],
-        },
-        "memory": {
-            "float32": _memory(training, tokenizers, epoch, FLOAT),
-            "bfloat16": _memory(training, tokenizers, epoch, HALF),
-        },
+        corpus.corpus: number / size if size else 0.0
+        for corpus, number, size in zip(named, drawn, sizes, strict=True)
     }
-
-
-def _memory(
-    training: TrainConfig,
-    tokenizers: tuple[Encoder, Encoder],
-    epoch: EpochForecast,
-    product_bytes: int,
-) -> Report:
-    src, tgt = tokenizers
-    src_vocab_size = None if src is tgt else src.vocab_size
-
-    def foresee(batch: tuple[int, int, int]) -> MemoryForecast:
-        return forecast_memory(
-            training, src_vocab_size, tgt.vocab_size, batch=batch, product_bytes=product_bytes
-        )
-
-    batches = (epoch.largest, epoch.widest)
-    most = max(map(foresee, batches), key=lambda forecast: forecast.total)
-    on_cpu = max(foresee(a_piece(batch)).cpu_process for batch in batches)
-    return vars(most) | {"total": most.total, "cpu_process": on_cpu}
 
 
 def _share(part: float, whole: float) -> float:
     """Divide, rounded so that the file is the same on every machine; 0 of nothing is 0."""
     return round(part / whole, 6) if whole else 0.0
+
+
+def _advise_overlap(report: Report) -> Iterator[str]:
+    for name, found in report["overlap"].items():
+        size, pairs = found["num_rows"], found["normalised"]["pairs"]["held_out_rows"]
+        if pairs:
+            first = found["examples"]["normalised pairs"][0]
+            yield (
+                f"{pairs:,} of {size:,} {name} pairs ({pairs / size:.1%}) are in the training "
+                f"text, so scores on {name} will be too high: take them out of it "
+                f"(first {first['file']}:{first['line']})."
+            )
+        for kind in ("sources", "targets"):
+            rows = found["normalised"][kind]["held_out_rows"]
+            if rows > pairs and rows > _MOST_OVERLAP * size:
+                yield (
+                    f"{rows:,} of {size:,} {name} {kind} ({rows / size:.1%}) are in the training "
+                    f"text: state it beside scores, or take these pairs out."
+                )
+
+
+def _advise_drops(report: Report) -> Iterator[str]:
+    train = report["train"]
+    num_dropped = train["read"] - train["kept"]
+    if num_dropped > _MOST_DROPPED * train["read"]:
+        reason, number = max(train["dropped"].items(), key=lambda item: item[1])
+        yield (
+            f"{num_dropped / train['read']:.1%} of the training pairs were dropped, most for "
+            f"'{reason}' ({number:,}): look at the examples, fix the input or the filter."
+        )
+
+
+def _advise_tokens(report: Report) -> Iterator[str]:
+    for split in (name for name in ("train", "valid", "test") if name in report):
+        for key, side in _SIDES:
+            counts = report[split][key]
+            if counts["unknown_share"] > _MOST_UNKNOWN:
+                yield (
+                    f"{counts['unknown_share']:.2%} of the {split} {side} tokens are unknown: set "
+                    "tokenizer.byte_fallback=true, or train the tokenizer on such text."
+                )
+            if counts["byte_share"] > _MOST_BYTES:
+                worst = counts["uncovered"][0] if counts["uncovered"] else None
+                which = (
+                    f"most for {worst['code']} {worst['name']}" if worst else "all of known ones"
+                )
+                yield (
+                    f"{counts['byte_share']:.1%} of the {split} {side} tokens are single bytes, "
+                    f"{which}: raise tokenizer.character_coverage or vocab_size, or train the "
+                    "tokenizer on such text."
+                )
+    for key, side in _SIDES:
+        counts = report["train"][key]
+        scripts = {name for name, share in counts["scripts"].items() if share > 0.2}
+        if not _UNSPACED & scripts and counts["tokens_per_word"] > _MOST_TOKENS_A_WORD:
+            yield (
+                f"A {side} word takes {counts['tokens_per_word']:.1f} tokens: raise "
+                "tokenizer.vocab_size, unless words of this language are that long."
+            )
+
+
+def _advise_characters(report: Report) -> Iterator[str]:
+    for key, side in _SIDES:
+        counts = report["train"][key]
+        if counts["odd_characters"] > _MOST_ODD * counts["characters"]:
+            first = counts["odd"][0]
+            cure = "filter.max_foreign drops such pairs"
+            if first["why"] != "other script":
+                cure = "the text was decoded or extracted wrongly; make it again from its source"
+            yield (
+                f"{counts['odd_characters'] / counts['characters']:.2%} of the {side} characters "
+                f"are odd (first {first['code']} {first['name']}, {first['count']:,} times, "
+                f"{first['why']}): {cure}."
+            )
+
+
+def _advise_duplicates(report: Report) -> Iterator[str]:
+    size = report["train"]["read"]
+    for kind, option in (("pairs", "pair"), ("sources", "src"), ("targets", "tgt")):
+        number = (report["duplicates"] or {}).get(kind, 0)
+        if number > _MOST_DUPLICATES[kind] * size:
+            yield (
+                f"{number / size:.0%} of the training {kind} came before: "
+                f"filter.duplicates={option} keeps the first of each."
+            )
+            return  # those of one side are more, for the same cause
+
+
+def _advise_ratio(report: Report) -> Iterator[str]:
+    train = report["train"]
+    ratio, steep = train["length_ratio"], train["steep_pairs"]
+    if not 1 / _MOST_RATIO <= ratio <= _MOST_RATIO:
+        yield (
+            f"There are {ratio:.2f} target tokens for each source token: check that the sides "
+            "belong together and are not exchanged."
+        )
+    elif steep > _MOST_STEEP * train["kept"]:
+        yield (
+            f"{steep / train['kept']:.1%} of the training pairs have a side more than three times "
+            "as long as the other: filter.max_ratio=3 drops what is hardly a translation."
+        )
+
+
+def _advise_weights(report: Report) -> Iterator[str]:
+    corpora = report["train"]["corpora"].values()
+    if corpora and not any(corpus["times"] for corpus in corpora):
+        yield "The weights leave no training pair an epoch: give a corpus a larger one."
+
+
+_ADVICE = (  # the gravest first
+    _advise_overlap,
+    _advise_drops,
+    _advise_tokens,
+    _advise_characters,
+    _advise_duplicates,
+    _advise_ratio,
+    _advise_weights,
+)

@@ -23,13 +23,12 @@ from nmt.preprocess.counts import Counts
 from nmt.preprocess.duplicates import read_seen
 from nmt.preprocess.encoding import Encoded, Encoder, Task
 from nmt.preprocess.job import Job
-from nmt.preprocess.overlap import HeldOut
 from nmt.preprocess.pieces import Piece, Unit
 from nmt.preprocess.plan import Plan, drops_duplicates
-from nmt.preprocess.pool import Pool, count_workers
+from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.progress import Progress
 from nmt.preprocess.repeats import UnitRepeats
-from nmt.preprocess.statistics import Statistics
+from nmt.preprocess.statistics import HeldOut, Statistics
 from nmt.preprocess.units import UnitReader, note, start_progress
 
 _TOTALS = "totals"  # no unit has a name without .json
@@ -127,7 +126,7 @@ def encode_units(job: Job, plan: Plan, overlap: HeldOut) -> dict[str, int]:
     )
     with (
         start_progress(job, "encode") as progress,
-        Pool[Task, Encoded](count_workers(job.config.num_threads), make) as pool,
+        WorkerPool[Task, Encoded](count_workers(job.config.num_threads), make) as pool,
     ):
         done = pool.map(tasks)
         for unit, group in groupby(done, key=lambda pair: pair[0].piece.unit):

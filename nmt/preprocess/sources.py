@@ -6,7 +6,6 @@ first, in the spool folder. Knows nothing of what stands in a line.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import logging
 import sys
@@ -23,8 +22,7 @@ from nmt.config import (
     Step,
     resolve,
 )
-from nmt.data import copying, homeassistant, numbers
-from nmt.data.reading import check_file
+from nmt.data.text import bundled_corpus, check_file
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.patterns import STDIN, expand, pair_up
 from nmt.preprocess.pieces import Format, Source
@@ -80,6 +78,8 @@ def _check_files(config: DataConfig) -> None:
             for file in itertools.chain.from_iterable(_file_names(part, key)):
                 num_stdin += file == STDIN
                 path = resolve(file)
+                if file != STDIN and not path.exists() and config.made_by:
+                    raise DataError(f"{path} does not exist; make it with: {config.made_by}")
                 if file != STDIN and not _is_pipe(path):
                     check_file(path)
     if num_stdin > 1:
@@ -120,9 +120,7 @@ class _Finder:
         corpus = self.config.data.corpus
         places = self._places("")
         if not self._is_spooled:
-            data = self.config.data
-            langs, cache = (data.src_lang, data.tgt_lang), resolve(data.cache_dir)
-            pairs = _bundled(corpus, langs, cache, self.config.seed)[self.split]
+            pairs = bundled_corpus(corpus, self.config.seed)[self.split]
             with Spool(places[0]) as src, Spool(places[1]) as tgt:
                 src.write("".join(f"{pair[0]}\n" for pair in pairs).encode())
                 tgt.write("".join(f"{pair[1]}\n" for pair in pairs).encode())
@@ -189,14 +187,3 @@ def _spool_stream(name: str, place: Path) -> None:
             raise DataError("stdin is closed; give the path of a file")
         else:
             spool.copy(sys.stdin.buffer)
-
-
-@functools.lru_cache(maxsize=1)  # the splits are read one after the other
-def _bundled(
-    corpus: Corpus, langs: tuple[str, str], cache_dir: Path, seed: int
-) -> dict[str, list[tuple[str, str]]]:
-    if corpus is Corpus.numbers:
-        return numbers.generate(seed)
-    if corpus is Corpus.copy:
-        return copying.generate(seed)
-    return homeassistant.extract(homeassistant.fetch(cache_dir), *langs)

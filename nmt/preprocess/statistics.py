@@ -1,57 +1,48 @@
-"""What the doctor's report knows of a text, counted a chunk at a time.
+"""What the report knows of a text, counted a chunk at a time: tokens, words, characters, lengths,
+and the sentences of validation and test sets that are in it.
 
 A `Statistics` is as small for a billion pairs as for a thousand, and those of chunks add up to the
-same however the text was cut. It knows nothing of drops, and draws no conclusions.
+same however the text was cut. It knows nothing of dropped pairs, and draws no conclusions.
 """
 
-# N pairs of a chunk, V vocabulary
+# N pairs of a chunk, V vocabulary, R rows of a held-out split
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
-from nmt.preprocess.codepoints import CodePoints
-from nmt.preprocess.overlap import HeldOut, SplitOverlap
+from nmt.data.tokenizer import Tokenizer
+from nmt.preprocess.codepoints import CodePoints, Signatures, normal_form
 from nmt.preprocess.tally import Ints, Tally
 
 EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
 _BINS_AN_OCTAVE = 16
 NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last begins just below a million tokens
-Sides = tuple[list[str], list[str]]
-Encoded = tuple[
-    np.ndarray[Any, Any], np.ndarray[Any, Any]
-]  # ids of all lines, and offsets (N + 1,)
+STRICTNESS = ("exact", "normalised")
+KINDS = ("pairs", "sources", "targets")
+NUM_EXAMPLES = 5
+_PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
+Flags = np.ndarray[Any, np.dtype[np.bool_]]
+Rows = Set[int]
+_NO_ROWS: Rows = frozenset()
+Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
+FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
 
 
-class Vocabulary(Protocol):
-    """What the statistics need of a tokenizer."""
-
-    @property
-    def vocab_size(self) -> int:
-        """The number of ids."""
-
-    @property
-    def unk_id(self) -> int:
-        """The id of what is unknown."""
-
-    @property
-    def byte_ids(self) -> Sequence[int]:
-        """The ids that stand for a byte."""
-
-
+@dataclass
 class SideStatistics:
     """The counts of one side."""
 
-    def __init__(self) -> None:
-        self.num_tokens = 0  # without EOS
-        self.num_words = 0  # between spaces
-        self.num_unknown = 0  # tokens <unk>
-        self.num_bytes = 0  # tokens that stand for a byte of a character without a piece
-        self.longest = 0  # tokens, EOS included
-        self.characters = Tally()  # by code point
+    num_tokens: int = 0  # without EOS
+    num_words: int = 0  # between spaces
+    num_unknown: int = 0  # tokens <unk>
+    num_bytes: int = 0  # tokens that stand for a byte of a character without a piece
+    longest: int = 0  # tokens, EOS included
+    characters: Tally = field(default_factory=Tally)  # by code point
 
     def merge(self, other: SideStatistics) -> None:
         """Add the counts of other text."""
@@ -60,44 +51,89 @@ class SideStatistics:
         self.longest = max(self.longest, other.longest)
         self.characters.add(other.characters)
 
+
+class SplitOverlap:
+    """What of one held-out split of `num_rows` came in training text.
+
+    `matches` (2, 3): training pairs that match, by strictness and kind; `seen` (2, 3, R): which
+    rows of the split were matched. Whatever is exact counts as normalised too.
+    """
+
+    def __init__(self, num_rows: int) -> None:
+        self.matches: Ints = np.zeros((2, 3), np.int64)
+        self.seen: Flags = np.zeros((2, 3, num_rows), dtype=bool)
+        self.examples: dict[str, list[dict[str, Any]]] = {}  # by "exact pairs" and so on
+
+    def count(self, rows_by_side: Sequence[tuple[Rows, Rows]], place: tuple[str, int]) -> None:
+        """Count a training pair at `place` (file, line): `rows_by_side` are the rows of the split
+        with its source, and those with its target, each exact and normalised.
+        """
+        for i, strictness in enumerate(STRICTNESS):
+            src, tgt = rows_by_side[0][i], rows_by_side[1][i]
+            for k, (kind, rows) in enumerate(zip(KINDS, (src & tgt, src, tgt), strict=True)):
+                if not rows:
+                    continue
+                self.matches[i, k] += 1
+                self.seen[i, k, list(rows)] = True
+                examples = self.examples.setdefault(f"{strictness} {kind}", [])
+                if len(examples) < NUM_EXAMPLES:
+                    file, line = place
+                    examples.append({"file": file, "line": line, "held_out_line": min(rows) + 1})
+
+    def merge(self, other: SplitOverlap) -> None:
+        """Add what was found in text that comes after."""
+        self.matches += other.matches
+        self.seen |= other.seen
+        for name, examples in other.examples.items():
+            self.examples[name] = [*self.examples.get(name, []), *examples][:NUM_EXAMPLES]
+
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {**vars(self), "characters": self.characters.to_json()}
+        return {
+            "num_rows": self.seen.shape[2],
+            "matches": self.matches.tolist(),
+            "seen": [[np.flatnonzero(rows).tolist() for rows in kinds] for kinds in self.seen],
+            "examples": {name: list(places) for name, places in self.examples.items()},
+        }
 
     @classmethod
-    def from_json(cls, content: dict[str, Any]) -> SideStatistics:
+    def from_json(cls, content: dict[str, Any]) -> SplitOverlap:
         """Read what `to_json` returned."""
-        side = cls()
-        vars(side).update(content, characters=Tally.from_json(content["characters"]))
-        return side
+        overlap = cls(content["num_rows"])
+        overlap.matches += np.array(content["matches"], np.int64)
+        for strictness, kinds in enumerate(content["seen"]):
+            for kind, rows in enumerate(kinds):
+                overlap.seen[strictness, kind, rows] = True
+        overlap.examples = content["examples"]
+        return overlap
 
 
+@dataclass
 class Statistics:
     """The counts of pairs that were kept."""
 
-    def __init__(self) -> None:
-        self.num_pairs = 0
-        self.sides = (SideStatistics(), SideStatistics())
-        self.lengths = Tally()  # pairs by source bin * NUM_BINS + target bin, see `length_bins`
-        self.overlaps: dict[str, SplitOverlap] = {}  # by held-out split
+    num_pairs: int = 0
+    sides: tuple[SideStatistics, SideStatistics] = field(
+        default_factory=lambda: (SideStatistics(), SideStatistics())
+    )
+    lengths: Tally = field(default_factory=Tally)
+    """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
+    overlaps: dict[str, SplitOverlap] = field(default_factory=dict)  # by held-out split
 
     def merge(self, other: Statistics) -> None:
         """Add the counts of the text that comes after."""
         self.num_pairs += other.num_pairs
         self.lengths.add(other.lengths)
-        for mine, its in zip(self.sides, other.sides, strict=True):
-            mine.merge(its)
+        for mine, theirs in zip(self.sides, other.sides, strict=True):
+            mine.merge(theirs)
         for name, overlap in other.overlaps.items():
-            if name in self.overlaps:
-                self.overlaps[name].merge(overlap)
-            else:
-                self.overlaps[name] = SplitOverlap.from_json(overlap.to_json())
+            self.overlaps.setdefault(name, SplitOverlap(overlap.seen.shape[2])).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         return {
             "num_pairs": self.num_pairs,
-            "sides": [side.to_json() for side in self.sides],
+            "sides": [{**vars(s), "characters": s.characters.to_json()} for s in self.sides],
             "lengths": self.lengths.to_json(),
             "overlaps": {name: overlap.to_json() for name, overlap in self.overlaps.items()},
         }
@@ -105,33 +141,39 @@ class Statistics:
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Statistics:
         """Read what `to_json` returned."""
-        statistics = cls()
-        statistics.num_pairs = content["num_pairs"]
-        src, tgt = map(SideStatistics.from_json, content["sides"])
-        statistics.sides = (src, tgt)
-        statistics.lengths = Tally.from_json(content["lengths"])
+        src, tgt = (
+            SideStatistics(**{**side, "characters": Tally.from_json(side["characters"])})
+            for side in content["sides"]
+        )
         overlaps = content["overlaps"].items()
-        statistics.overlaps = {name: SplitOverlap.from_json(part) for name, part in overlaps}
-        return statistics
+        return cls(
+            num_pairs=content["num_pairs"],
+            sides=(src, tgt),
+            lengths=Tally.from_json(content["lengths"]),
+            overlaps={name: SplitOverlap.from_json(overlap) for name, overlap in overlaps},
+        )
 
 
 class Measurer:
-    """Counts chunks; one a process.
+    """Counts chunks; each process has one.
 
     Args:
-        src_vocabulary: the tokenizer of the source.
-        tgt_vocabulary: that of the target, which may be the same.
+        src: the tokenizer of the source.
+        tgt: that of the target, which may be the same.
         held_out: what to look for in the text; None looks for nothing.
     """
 
-    def __init__(
-        self, src_vocabulary: Vocabulary, tgt_vocabulary: Vocabulary, held_out: HeldOut | None
-    ) -> None:
-        self._kinds = (_token_kinds(src_vocabulary), _token_kinds(tgt_vocabulary))
+    def __init__(self, src: Tokenizer, tgt: Tokenizer, held_out: HeldOut | None) -> None:
+        self._token_kinds = []  # of each side (V,)
+        for tokenizer in (src, tgt):
+            kinds = np.full(tokenizer.vocab_size, _PLAIN, np.uint8)
+            kinds[tokenizer.byte_ids] = _BYTE
+            kinds[tokenizer.unk_id] = _UNKNOWN
+            self._token_kinds.append(kinds)
         self._held_out = held_out
 
     def measure(
-        self, texts: Sides, encoded: tuple[Encoded, Encoded], *, file: str, lines: Ints
+        self, texts: Texts, encoded: tuple[FlatIds, FlatIds], *, file: str, lines: Ints
     ) -> Statistics:
         """Count the pairs of a chunk.
 
@@ -141,20 +183,20 @@ class Measurer:
             file: where they are from, for examples.
             lines: their numbers in that file (N,).
         """
-        statistics = Statistics()
-        statistics.num_pairs = len(texts[0])
+        statistics = Statistics(num_pairs=len(texts[0]))
         if statistics.num_pairs == 0:
             return statistics
         codes = (CodePoints(texts[0]), CodePoints(texts[1]))
-        lengths = [np.diff(offsets).astype(np.int64) + 1 for _, offsets in encoded]  # 2 x (N,)
-        for i, side in enumerate(statistics.sides):
+        bins = []
+        for i, (side, (ids, offsets)) in enumerate(zip(statistics.sides, encoded, strict=True)):
+            lengths = np.diff(offsets).astype(np.int64) + 1  # (N,)
+            kinds = np.bincount(self._token_kinds[i].take(ids), minlength=3)  # (3,)
             side.characters = codes[i].tally()
             side.num_words = codes[i].num_words()
-            side.num_tokens = len(encoded[i][0])
-            kinds = np.bincount(self._kinds[i].take(encoded[i][0]), minlength=3)  # (3,)
+            side.num_tokens = len(ids)
             side.num_unknown, side.num_bytes = int(kinds[_UNKNOWN]), int(kinds[_BYTE])
-            side.longest = int(lengths[i].max())
-        bins = [length_bins(part) for part in lengths]
+            side.longest = int(lengths.max())
+            bins.append(length_bins(lengths))
         statistics.lengths = Tally.of(bins[0] * NUM_BINS + bins[1])
         if self._held_out is not None:
             signatures = (codes[0].signatures(), codes[1].signatures())
@@ -163,15 +205,73 @@ class Measurer:
         return statistics
 
 
-_PLAIN, _UNKNOWN, _BYTE = range(3)
+class HeldOut:
+    """The lines of the held-out splits, by text: finds them in training text, the same to the byte,
+    or the same but for case, punctuation and spaces.
+
+    Signatures of whole chunks pick the few lines that may match; only these are compared one by
+    one.
+
+    Args:
+        splits: source and target lines, cleaned, of each split.
+    """
+
+    def __init__(self, splits: Mapping[str, Texts]) -> None:
+        self._splits = {name: tuple(map(_HeldOutSide, sides)) for name, sides in splits.items()}
+        self._sizes = {name: len(sides[0]) for name, sides in splits.items()}
+        every = [line for sides in splits.values() for line in sides[0]]
+        others = [line for sides in splits.values() for line in sides[1]]
+        self._signatures = [np.unique(CodePoints(side).signatures()) for side in (every, others)]
+
+    def find(
+        self, texts: Texts, signatures: tuple[Signatures, Signatures], *, file: str, lines: Ints
+    ) -> dict[str, SplitOverlap]:
+        """Look for the pairs of a chunk in every split.
+
+        Args:
+            texts: source and target (N,) each.
+            signatures: of these lines.
+            file: where they are from.
+            lines: their numbers there (N,).
+        """
+        found = {name: SplitOverlap(size) for name, size in self._sizes.items()}
+        may_match = [_is_among(signatures[i], self._signatures[i]) for i in range(2)]  # (N,) each
+        for row in np.flatnonzero(may_match[0] | may_match[1]).tolist():
+            for name, overlap in found.items():
+                hits = [
+                    side.find(text[row]) if may[row] else (_NO_ROWS, _NO_ROWS)
+                    for side, text, may in zip(self._splits[name], texts, may_match, strict=True)
+                ]
+                overlap.count(hits, (file, int(lines[row])))
+        return found
 
 
-def _token_kinds(vocabulary: Vocabulary) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Say of every id (V,) whether it is unknown, a byte or neither."""
-    kinds = np.full(vocabulary.vocab_size, _PLAIN, np.uint8)
-    kinds[list(vocabulary.byte_ids)] = _BYTE
-    kinds[vocabulary.unk_id] = _UNKNOWN
-    return kinds
+class _HeldOutSide:
+    """One side of a split: the rows that hold a text, or its normal form."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._exact = _rows_by(texts)
+        self._normal = _rows_by([normal_form(text) for text in texts])
+        self._normal.pop("", None)  # lines of punctuation alone are only the same when exact
+
+    def find(self, text: str) -> tuple[Rows, Rows]:
+        exact = self._exact.get(text, _NO_ROWS)
+        return exact, exact | self._normal.get(normal_form(text), _NO_ROWS)
+
+
+def _rows_by(texts: Sequence[str]) -> dict[str, set[int]]:
+    rows: dict[str, set[int]] = {}
+    for row, text in enumerate(texts):
+        rows.setdefault(text, set()).add(row)
+    return rows
+
+
+def _is_among(signatures: Signatures, known: Signatures) -> Flags:
+    """Return which are among `known`, which rise; numpy's isin would sort both."""
+    if len(known) == 0:
+        return np.zeros(len(signatures), dtype=bool)
+    places = np.minimum(np.searchsorted(known, signatures), len(known) - 1)
+    return known[places] == signatures  # type: ignore[no-any-return]
 
 
 def length_bins(lengths: Ints) -> Ints:

@@ -13,12 +13,12 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from nmt.model.cache import Grid
+from nmt.model.fast.cache import Grid
+from nmt.model.fast.top import Continuations, best_continuations
 from nmt.search.hypotheses import NEVER, Hypothesis, Live, Task
 from nmt.search.penalties import least_log_prob
 from nmt.search.stepper import Stepper
 from nmt.search.stepping import advance, begin
-from nmt.search.top import Continuations, best_continuations
 
 
 def beam_search(stepper: Stepper, task: Task) -> list[list[Hypothesis]]:

@@ -13,12 +13,12 @@ from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt.model.attention import AttentionRecord
-from nmt.model.cache import DecoderCache
-from nmt.model.packing import pack
-from nmt.model.transformer import Transformer, alignment_layer
+from nmt.model.fast import FastTransformer
+from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast.packing import pack
+from nmt.model.transformer import AttentionRecord, alignment_layer
 
 MAX_LOGITS = 1 << 24  # of one piece when scoring, 64 MiB in float32
 
@@ -86,16 +86,17 @@ class ModelState:
 class ModelStepper:
     """Steps through a `Transformer` with a cache of keys and values."""
 
-    def __init__(self, model: Transformer, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, model: FastTransformer, dtype: torch.dtype = torch.float32) -> None:
         self.model = model.eval()
         self.dtype = dtype
         self.device = model.embedding.weight.device
+        layer: Any = model.decoder_layers[alignment_layer(model.config.num_decoder_layers)]
+        self.aligner: nn.Module = layer.cross_attention
 
     def start(self, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.start`."""
         with self._autocast():
-            memory = self.model.encode(src.to(self.device), src_lengths)  # lengths for the host
-        return ModelState(DecoderCache(memory.layers, memory.mask))
+            return ModelState(self.model.start(src.to(self.device), src_lengths))
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
@@ -111,20 +112,21 @@ class ModelStepper:
 
     def watch(self, state: ModelState) -> None:
         """See `AttentiveStepper.watch`."""
-        state.record = self._record()
+        state.record = {self.aligner: None}
 
     def attention(self, state: ModelState) -> Tensor:
         """See `AttentiveStepper.attention`."""
         assert state.record is not None
-        assert state.record.weights is not None
-        return state.record.weights[:, -1]  # (rows, S)
+        weights = state.record[self.aligner]  # (rows, H, 1, S)
+        assert weights is not None
+        return weights.mean(dim=1)[:, -1]  # (rows, S)
 
     @torch.inference_mode()
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
         """See `Scorer.score`; logits are formed in pieces, so that memory stays bounded."""
-        record = self._record() if attention else None
+        record: AttentionRecord | None = {self.aligner: None} if attention else None
         sources = pack(src_lengths.tolist()).to(self.device)
         targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
         wanted_ids = tgt_out.to(self.device).flatten()  # (B * T,)
@@ -144,10 +146,8 @@ class ModelStepper:
                 )
             ]
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
-        return Scored(log_probs, None if record is None else record.weights)
-
-    def _record(self) -> AttentionRecord:
-        return AttentionRecord(alignment_layer(self.model.config.num_decoder_layers))
+        weights = None if record is None else record[self.aligner]  # (B, H, T, S)
+        return Scored(log_probs, None if weights is None else weights.mean(dim=1))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is torch.float32:

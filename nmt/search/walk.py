@@ -9,10 +9,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from nmt.model.fast.top import likeliest
 from nmt.search.hypotheses import Hypothesis, Live, Task
 from nmt.search.stepper import Stepper
 from nmt.search.stepping import advance, begin
-from nmt.search.top import likeliest
 
 Choice = Callable[[Tensor, Tensor], Tensor]
 """Takes log-probabilities (rows, V) and the sentence of each row; returns tokens (rows,)."""

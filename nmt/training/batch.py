@@ -14,7 +14,7 @@ from torch import Tensor
 
 from nmt.data.batch import Ids
 from nmt.data.tokenizer import Tokenizers
-from nmt.model.packing import Packing, pack
+from nmt.model.fast.packing import Packing, pack
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from nmt.config import ModelConfig
 from nmt.data.bucketing import Lengths
-from nmt.model.products import linear, product, product_of_rows
+from nmt.model.fast.linear import linear, matmul, transposed_matmul
 
 Shape = tuple[int, int]  # inner and outer dimension of a product (N, inner) x (inner, outer)
 
@@ -95,8 +95,8 @@ def _feed_forward(config: ModelConfig, layers: int) -> Counter[Shape]:
 
 def _products(x: Tensor, weight: Tensor) -> None:
     y = linear(x, weight)  # (N, outer)
-    product(y, weight)  # the gradient of x
-    product_of_rows(y, x)  # the gradient of the weight
+    matmul(y, weight)  # the gradient of x
+    transposed_matmul(y, x)  # the gradient of the weight
 
 
 def _fastest(x: Tensor, weight: Tensor, seconds: float) -> float:

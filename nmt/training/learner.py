@@ -22,7 +22,8 @@ from nmt.data.binary import ParallelData
 from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
-from nmt.model.products import ROWS_STEP
+from nmt.model.fast import accelerate
+from nmt.model.fast.linear import ROWS_STEP
 from nmt.model.transformer import Transformer
 from nmt.training.batch import Batch, make_batch
 from nmt.training.compiled import make_compiler
@@ -67,12 +68,13 @@ class Learner:
         self.data, self.tokenizer = data, tokenizer
         self.lengths: Lengths = data.lengths()
         self.precision = Precision(find_dtype(config.dtype, device), device, tf32=config.tf32)
-        self.model = Transformer(
+        model = Transformer(
             config.model,
             tokenizer.tgt.vocab_size,
             src_vocab_size=tokenizer.src_vocab_size,
             activation_checkpointing=config.activation_checkpointing,
-        ).to(device)
+        )
+        self.model = accelerate(model.to(device))
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average: WeightAverage | None = None
         self.prefetcher = Prefetcher(self._make_batches)

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.model.products import is_onednn_faster, linear, product, product_of_rows
+from nmt.model.fast.linear import is_onednn_faster, linear, matmul, transposed_matmul
 
 _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
 _CUDA_LOGITS = 1 << 27  # and on a GPU, which wants large products, so many numbers
@@ -53,7 +53,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss_sum += loss
                 nll_sum += nll
                 if needs_grad:
-                    grad_rows.copy_(product(error, weight))
+                    grad_rows.copy_(matmul(error, weight))
                     _add_product(grad_weight, error, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
@@ -75,7 +75,7 @@ def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
     if a.dtype is total.dtype and not is_onednn_faster():
         torch.addmm(total, a.T, b, out=total)
     else:
-        total += product_of_rows(a, b)
+        total += transposed_matmul(a, b)
 
 
 def _rows_a_chunk(weight: Tensor) -> int:

@@ -17,11 +17,11 @@ import torch
 from nmt.config import TrainConfig
 from nmt.data.binary import open_split
 from nmt.data.bucketing import bucket
-from nmt.data.corpus import read_lines
+from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
 from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
-from nmt.model.transformer import Transformer
+from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
 from nmt.training.batch import make_batch
 from nmt.training.loss import smoothed_cross_entropy
@@ -54,7 +54,7 @@ class Validation:
             self.sources = list(read_lines(data_dir / "valid.src"))
             self.references = list(read_lines(data_dir / "valid.tgt"))
 
-    def __call__(self, model: Transformer) -> dict[str, Any]:
+    def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the figures by their names in `metrics.jsonl`, on every rank."""
         record = self.loss(model)
         if self.config.valid_bleu:
@@ -62,7 +62,7 @@ class Validation:
         return record
 
     @torch.inference_mode()
-    def loss(self, model: Transformer) -> dict[str, Any]:
+    def loss(self, model: FastTransformer) -> dict[str, Any]:
         """Return nats a target token without smoothing, and the perplexity, in float32 and without
         dropout.
         """
@@ -82,14 +82,14 @@ class Validation:
         loss = math.fsum(x for part in gather(sums) for x in part) / int(lengths[:, 1].sum())
         return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
-    def bleu(self, model: Transformer) -> dict[str, Any]:
+    def bleu(self, model: FastTransformer) -> dict[str, Any]:
         """Translate `valid.src` and score it against `valid.tgt`; both are raw text."""
         hypotheses = self._translate(model)
         exact = sum(h == r for h, r in zip(hypotheses, self.references, strict=True))
         score = bleu(hypotheses, [self.references], tokenize=self.bleu_tokenizer)
         return {"valid_bleu": score, "valid_exact_match": exact / len(self.references)}
 
-    def _translate(self, model: Transformer) -> list[str]:
+    def _translate(self, model: FastTransformer) -> list[str]:
         search = replace(self.config.search, beam_size=self.config.valid_beam_size)
         translator = Translator(ModelStepper(model), self.tokenizer, search)
         order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))

@@ -12,7 +12,7 @@ from nmt.config import Combine, DType, SearchConfig, choose, resolve
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.errors import ConfigError, ModelError
-from nmt.model.products import freeze
+from nmt.model.fast import freeze
 from nmt.search.ensemble import EnsembleStepper
 from nmt.search.stepper import Model, ModelStepper
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 
-from nmt.data.corpus import on_one_line
+from nmt.data.text import on_one_line
 from nmt.data.tokenizer import Tokenizer
 from nmt.search.search import Hypothesis
 from nmt.translate.longlines import join_parts

@@ -11,18 +11,18 @@ import hashlib
 import json
 import lzma
 import shutil
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
 from nmt.config import (
-    Corpus,
     DataConfig,
     PreprocessConfig,
     SplitConfig,
     TokenizerConfig,
-    TrainConfig,
 )
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData, open_split
@@ -66,7 +66,7 @@ class PreparedCorpus:
         self.data_dir = self.folder / "data"
         self.pieces_dir = self.folder / "pieces"
         if not (self.data_dir / "meta.json").exists():
-            prepare(_settings(source, self.folder, self.data_dir, cache_dir), TrainConfig())
+            prepare(_settings(source, self.folder, self.data_dir, cache_dir))
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
         self.data = open_split(self.data_dir, "train")
         if not (self.pieces_dir / "vocabulary.txt").exists():
@@ -97,14 +97,21 @@ class PreparedCorpus:
 
 def _settings(source: Source, folder: Path, data_dir: Path, cache_dir: Path) -> PreprocessConfig:
     data = DataConfig(src_lang=source.src_lang, tgt_lang=source.tgt_lang)
-    if source.folder is None:
-        data.corpus, data.cache_dir = Corpus.homeassistant, str(cache_dir / "downloads")
-    else:
-        for split in _PATTERNS:
-            sides = [_plain(source.folder, split, lang, folder) for lang in _languages(source)]
-            setattr(data, split, SplitConfig(src=[str(sides[0])], tgt=[str(sides[1])]))
+    text = source.folder or _fetch(source, cache_dir / "downloads")
+    for split in _PATTERNS:
+        sides = [_plain(text, split, lang, folder) for lang in _languages(source)]
+        setattr(data, split, SplitConfig(src=[str(sides[0])], tgt=[str(sides[1])]))
     tokenizer = TokenizerConfig(vocab_size=source.vocab_size)
     return PreprocessConfig(data=data, tokenizer=tokenizer, data_dir=str(data_dir))
+
+
+def _fetch(source: Source, cache_dir: Path) -> Path:
+    """Write the text of the demo; return its folder."""
+    script = Path(__file__).parents[1] / "fetch_homeassistant.py"
+    text = cache_dir / f"homeassistant-{source.src_lang}-{source.tgt_lang}"
+    command = [sys.executable, script, "--src", source.src_lang, "--tgt", source.tgt_lang]
+    subprocess.run([*command, "--output", text, "--cache", cache_dir], check=True)
+    return text
 
 
 def _languages(source: Source) -> tuple[str, str]:

@@ -16,7 +16,7 @@ import torch
 from ours import model_config
 from turns import Turns
 
-from nmt.model.products import linear, product, product_of_rows
+from nmt.model.fast.linear import linear, matmul, transposed_matmul
 from nmt.training.flops import Shape, source_products, synchronize, target_products
 
 
@@ -59,8 +59,8 @@ def products(x: torch.Tensor, weight: torch.Tensor, is_training: bool) -> None:
     """Multiply as a layer does with its weight, and back for the two gradients."""
     y = linear(x, weight)  # (N, outer)
     if is_training:
-        product(y, weight)  # (N, inner), the gradient of x
-        product_of_rows(y, x)  # (outer, inner), the gradient of the weight
+        matmul(y, weight)  # (N, inner), the gradient of x
+        transposed_matmul(y, x)  # (outer, inner), the gradient of the weight
 
 
 main()

@@ -14,7 +14,7 @@ from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
-from nmt.model import packing
+from nmt.model.fast import packing
 from nmt.training.flops import synchronize
 from nmt.training.learner import Learner
 from nmt.training.memory import peak_memory_bytes

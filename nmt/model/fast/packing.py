@@ -1,7 +1,7 @@
 """Sentences laid one after the other, without padding between them, and attention over them.
 
-What happens at every position by itself needs no more than the flat stream (N, ...); attention
-alone knows where sentences begin. It knows neither weights nor ids.
+Whatever is computed for each position by itself needs only the flat stream (N, ...). Attention
+alone knows where sentences begin. This module knows neither weights nor ids.
 """
 
 # B sentences, N tokens of all of them, T of the longest, H heads, D d_model
@@ -15,12 +15,14 @@ import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+
+from nmt.model.transformer import causal_mask
 
 log = logging.getLogger(__name__)
 _FLASH_HEAD = 256  # most dimensions of a head, which must be a multiple of 8
@@ -49,7 +51,7 @@ class Packing:
 
     @property
     def is_full(self) -> bool:
-        """Whether to go without padding; a compiled graph is the same for all lengths."""
+        """Whether padding can be skipped; a compiled graph is the same for all lengths."""
         return not torch.compiler.is_compiling() and self.has_one_length
 
     def pad(self, x: Tensor) -> Tensor:
@@ -75,7 +77,7 @@ class Packing:
         return replace(moved, flash=find_flash(device))
 
     def pin(self) -> Packing:
-        """Copy the tensors to memory that a GPU reads by itself."""
+        """Copy the tensors to pinned memory, which a GPU reads by itself."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Packing:
@@ -84,10 +86,23 @@ class Packing:
         return replace(self, **changed)
 
 
+class PackedMask(NamedTuple):
+    """What may be attended to among packed sentences: each one sees its counterpart."""
+
+    queries: Packing  # the sentences that attend
+    keys: Packing  # the sentences that are attended to, as many
+    is_causal: bool = False  # no query sees a later key; both sides are the same sentences
+
+    def visible(self) -> Tensor:
+        """Return the boolean mask of the padded sentences, (B, 1, 1 or T, S)."""
+        longest, device = self.keys.longest, self.keys.mask.device
+        return self.keys.mask & causal_mask(longest, device) if self.is_causal else self.keys.mask
+
+
 def pack(lengths: Sequence[int]) -> Packing:
     """Describe sentences of so many tokens.
 
-    Who attends to a sentence without any gets some number, which means nothing.
+    Attention to an empty sentence gives some finite number, which means nothing.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # (B,)
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
@@ -107,27 +122,19 @@ def pack(lengths: Sequence[int]) -> Packing:
     )
 
 
-def attend(
-    queries: Tensor,
-    keys: Tensor,
-    values: Tensor,
-    targets: Packing,
-    sources: Packing,
-    *,
-    causal: bool,
-    dropout: float = 0.0,
+def attend_packed(
+    queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask, dropout: float = 0.0
 ) -> Tensor:
     """Compute softmax(Q K^T / sqrt(D/H)) V within each sentence, (N, H, D/H) (paper, equation 1).
 
     Args:
-        queries: (N, H, D/H), packed as `targets` says.
-        keys: (S, H, D/H), packed as `sources` says.
+        queries: (N, H, D/H), packed as `mask` says.
+        keys: (S, H, D/H), packed as `mask` says.
         values: like `keys`.
-        targets: the sentences that attend.
-        sources: the sentences that are attended to, as many.
-        causal: no query sees a later key; both sides are the same sentences.
+        mask: which sentences attend to which.
         dropout: share of the weights that are dropped.
     """
+    targets, sources, is_causal = mask
     if dropout == 0 and targets.flash is not None and _suits_flash(queries):
         return targets.flash(  # type: ignore[no-any-return]
             queries,
@@ -137,76 +144,69 @@ def attend(
             sources.offsets,
             targets.longest,
             sources.longest,
-            window_size=(-1, 0) if causal else (-1, -1),  # keys before and after; -1 is all
+            window_size=(-1, 0) if is_causal else (-1, -1),  # keys before and after; -1 is all
         )
     if dropout == 0 and _takes_cpu_kernel(queries):
-        return _CpuAttention.apply(queries, keys, values, targets, sources, causal)  # type: ignore[no-untyped-call, no-any-return]
+        return _CpuAttention.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call, no-any-return]
     heads = F.scaled_dot_product_attention(
-        _heads(targets.pad(queries)),
-        _heads(sources.pad(keys)),
-        _heads(sources.pad(values)),
-        attn_mask=None if causal or sources.is_full else sources.mask,
+        *_pad_all(queries, keys, values, mask),
+        attn_mask=None if is_causal or sources.is_full else sources.mask,
         dropout_p=dropout,
-        is_causal=causal,
+        is_causal=is_causal,
     )  # (B, H, T, D/H)
     return targets.unpad(heads.transpose(1, 2))  # (N, H, D/H)
 
 
 class _CpuAttention(torch.autograd.Function):
-    """torch's fused attention on padded tensors; kept for the way back are packed ones alone.
+    """torch's fused attention on padded tensors; only packed ones are kept for the backward pass.
 
-    Gradients at padding are zero: no real query sees a padded key, and no padded query is asked.
+    Gradients at padding are zero: no real query sees a padded key, and padded queries get none.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor,
-        targets: Packing, sources: Packing, causal: bool,
-    ) -> Tensor:  # fmt: skip
-        padded = _pad_all(queries, keys, values, targets, sources)
-        bias = None if causal else _bias(sources, queries.dtype)
+        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask
+    ) -> Tensor:
+        padded = _pad_all(queries, keys, values, mask)
         heads, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *padded, 0.0, causal, attn_mask=bias
+            *padded, 0.0, mask.is_causal, attn_mask=_bias(mask, queries.dtype)
         )  # (B, H, T, D/H), (B, H, T)
-        out = targets.unpad(heads.transpose(1, 2))  # (N, H, D/H)
+        out = mask.queries.unpad(heads.transpose(1, 2))  # (N, H, D/H)
         ctx.save_for_backward(queries, keys, values, out, log_sums)
-        ctx.targets, ctx.sources, ctx.causal = targets, sources, causal
+        ctx.mask = mask
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         queries, keys, values, out, log_sums = ctx.saved_tensors
-        targets, sources = ctx.targets, ctx.sources
-        bias = None if ctx.causal else _bias(sources, queries.dtype)
+        mask: PackedMask = ctx.mask
         found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            _heads(targets.scatter(grads[0])),
-            *_pad_all(queries, keys, values, targets, sources),
-            _heads(targets.pad(out)),
+            mask.queries.scatter(grads[0]).transpose(1, 2),
+            *_pad_all(queries, keys, values, mask),
+            mask.queries.pad(out).transpose(1, 2),
             log_sums,
             0.0,
-            ctx.causal,
-            attn_mask=bias,
+            mask.is_causal,
+            attn_mask=_bias(mask, queries.dtype),
         )  # 3 x (B, H, T, D/H)
-        packed = zip((targets, sources, sources), found, strict=True)
-        return *(packing.unpad(grad.transpose(1, 2)) for packing, grad in packed), None, None, None
+        packed = zip((mask.queries, mask.keys, mask.keys), found, strict=True)
+        return *(packing.unpad(grad.transpose(1, 2)) for packing, grad in packed), None
 
 
 def _pad_all(
-    queries: Tensor, keys: Tensor, values: Tensor, targets: Packing, sources: Packing
+    queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return _heads(targets.pad(queries)), _heads(sources.pad(keys)), _heads(sources.pad(values))
+    """Lay all out as (B, H, T or S, D/H)."""
+    padded = mask.queries.pad(queries), mask.keys.pad(keys), mask.keys.pad(values)
+    return padded[0].transpose(1, 2), padded[1].transpose(1, 2), padded[2].transpose(1, 2)
 
 
-def _heads(x: Tensor) -> Tensor:
-    return x.transpose(1, 2)  # (B, T, H, D/H) to (B, H, T, D/H)
-
-
-def _bias(sources: Packing, dtype: torch.dtype) -> Tensor | None:
-    """Return what is added to logits: 0, and minus infinity at padding (B, 1, 1, U)."""
-    if sources.is_full:
+def _bias(mask: PackedMask, dtype: torch.dtype) -> Tensor | None:
+    """Return what is added to logits: 0, and minus infinity at padding, (B, 1, 1, S)."""
+    if mask.is_causal or mask.keys.is_full:  # padding comes after all that a causal query sees
         return None
-    bias = torch.zeros(sources.mask.shape, dtype=dtype)
-    return bias.masked_fill_(~sources.mask, float("-inf"))
+    bias = torch.zeros(mask.keys.mask.shape, dtype=dtype)
+    return bias.masked_fill_(~mask.keys.mask, float("-inf"))
 
 
 def _takes_cpu_kernel(queries: Tensor) -> bool:
@@ -223,7 +223,7 @@ def find_flash(device: torch.device) -> Any:
     """Return torch's attention over variable lengths, which it has since 2.11 for recent GPUs, or
     None.
 
-    It takes half precision alone, and drops no weights. It is tried out once, against padding.
+    It takes half precision alone, and has no dropout. It is tried once, against padding.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return None
@@ -247,13 +247,13 @@ def find_flash(device: torch.device) -> Any:
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _agrees(flash: Any, device: torch.device) -> bool:
-    """Say whether `flash` gives what padded attention gives, forward and backward."""
+    """Return whether `flash` gives what padded attention gives, forward and backward."""
     found = []
     for choice in (flash, None):
         sentences = replace(pack([5, 2, 9])._map(lambda index: index.to(device)), flash=choice)
         x = torch.linspace(0, 999, 16 * 2 * 64, device=device).sin().view(16, 2, 64)  # (N, H, D/H)
         x = x.bfloat16().requires_grad_()
-        heads = attend(x, x.flip(0), x, sentences, sentences, causal=True)
+        heads = attend_packed(x, x.flip(0), x, PackedMask(sentences, sentences, is_causal=True))
         (gradient,) = torch.autograd.grad(heads.float().square().sum(), x)
         found.append((heads, gradient))
     return all(torch.allclose(a, b, atol=0.05, rtol=0.05) for a, b in zip(*found, strict=True))

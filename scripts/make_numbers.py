@@ -1,53 +1,35 @@
-"""The numbers corpus: English and German names of numbers, clock times, dates and amounts.
+"""Make the numbers corpus that nmt brings along: English and German names of numbers, clock times,
+dates and amounts, each with exactly one right answer.
 
-Generated, so it costs nothing and each source has exactly one right answer, yet it holds real
-translation: "twenty-one" turns round into "einundzwanzig", "half past three" is "halb vier", verbs
-move to the end and "one" takes gender and case. Knows nothing of files and tokenizers.
+    python scripts/make_numbers.py     writes nmt/data/numbers.tsv.bz2, the same bytes every time
+
+The names of numbers are num2words's, those of months and weekdays babel's (the extra "dev").
 """
 
 from __future__ import annotations
 
+import bz2
 import random
 from collections.abc import Callable
 from dataclasses import dataclass
-from itertools import islice, pairwise
+from functools import lru_cache
+from itertools import pairwise
+from pathlib import Path
+
+from babel.dates import get_day_names, get_month_names
+from num2words import num2words
 
 Pair = tuple[str, str]
 
-SIZES = {"train": 10_000, "valid": 300, "test": 500}
+OUTPUT = Path(__file__).parents[1] / "nmt/data/numbers.tsv.bz2"
+NUM_PAIRS = 10_800  # nmt takes 10,000 for training, 300 for validation and 500 as a test set
 MAX_CARDINAL = 9_999
 MAX_ORDINAL = 999
 FIRST_YEAR, LAST_YEAR = 1900, 2099
 
-
-def _words(text: str) -> list[str]:
-    return text.split()
-
-
-_EN_SMALL = _words(
-    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
-    "sixteen seventeen eighteen nineteen"
-)
-_EN_TENS = _words("- - twenty thirty forty fifty sixty seventy eighty ninety")
-_EN_ORDINALS = {"one": "first", "two": "second", "three": "third"}
-_EN_ORDINALS |= {"five": "fifth", "eight": "eighth", "nine": "ninth", "twelve": "twelfth"}
-_DE_SMALL = _words(
-    "null eins zwei drei vier fünf sechs sieben acht neun zehn elf zwölf dreizehn vierzehn "
-    "fünfzehn sechzehn siebzehn achtzehn neunzehn"
-)
-_DE_TENS = _words("- - zwanzig dreißig vierzig fünfzig sechzig siebzig achtzig neunzig")
-_DE_ORDINALS = {1: "erste", 3: "dritte", 7: "siebte", 8: "achte"}
-
 _DAYS_OF_MONTH = (31, 29, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31)
-_EN_MONTHS = _words(
-    "January February March April May June July August September October November December"
-)
-_DE_MONTHS = _words(
-    "Januar Februar März April Mai Juni Juli August September Oktober November Dezember"
-)
-_EN_WEEKDAYS = _words("Monday Tuesday Wednesday Thursday Friday Saturday Sunday")
-_DE_WEEKDAYS = _words("Montag Dienstag Mittwoch Donnerstag Freitag Samstag Sonntag")
-_WEEKDAYS = list(zip(_EN_WEEKDAYS, _DE_WEEKDAYS, strict=True))
+_EN_MONTHS, _DE_MONTHS = (get_month_names(locale=lang) for lang in ("en", "de"))  # from 1
+_WEEKDAYS = [(get_day_names(locale="en")[i], get_day_names(locale="de")[i]) for i in range(7)]
 
 _TIME_FRAMES: list[Pair] = [
     ("{}", "{}"),
@@ -131,12 +113,17 @@ _MEASURE_FRAMES: list[Pair] = [
 ]
 
 
-def generate(seed: int = 0) -> dict[str, list[Pair]]:
-    """Return train, valid and test pairs; no sentence stands twice, on either side."""
+def main() -> None:
+    """Write the corpus, one pair a line with a tab between the sides."""
+    OUTPUT.write_bytes(bz2.compress("".join(f"{en}\t{de}\n" for en, de in generate()).encode()))
+
+
+def generate(seed: int = 0) -> list[Pair]:
+    """Draw pairs; no sentence stands twice, on either side."""
     rng = random.Random(seed)
     pairs: list[Pair] = []
     seen: set[str] = set()
-    while len(pairs) < sum(SIZES.values()):
+    while len(pairs) < NUM_PAIRS:
         (draw,) = rng.choices(list(_KINDS), weights=list(_KINDS.values()))
         src, tgt = draw(rng)
         if seen.isdisjoint((src, tgt)):
@@ -144,93 +131,43 @@ def generate(seed: int = 0) -> dict[str, list[Pair]]:
             seen |= {src, tgt}
     # Small numbers use themselves up first: without this the test set would hold most of them.
     rng.shuffle(pairs)
-    rest = iter(pairs)
-    return {name: list(islice(rest, size)) for name, size in SIZES.items()}
+    return pairs
 
 
-def english_cardinal(n: int) -> str:
-    """Name 0 <= n <= 9,999, the British way: "one hundred and one", without commas."""
-    if n < 20:
-        return _EN_SMALL[n]
-    if n < 100:
-        tens, ones = divmod(n, 10)
-        return _EN_TENS[tens] + (f"-{_EN_SMALL[ones]}" if ones else "")
-    size, name = (1000, "thousand") if n >= 1000 else (100, "hundred")
-    count, rest = divmod(n, size)
-    head = f"{_EN_SMALL[count]} {name}"
-    if not rest:
-        return head
-    return f"{head} {'and ' if rest < 100 else ''}{english_cardinal(rest)}"
+@lru_cache(None)
+def cardinal(n: int) -> Pair:
+    """Name a number, in English the British way: "one hundred and one", without commas."""
+    return num2words(n).replace(",", ""), num2words(n, lang="de")
 
 
-def german_cardinal(n: int) -> str:
-    """Name 0 <= n <= 9,999 in one word, ones before tens: 21 is "einundzwanzig"."""
-    if n < 20:
-        return _DE_SMALL[n]
-    if n < 100:
-        tens, ones = divmod(n, 10)
-        return (f"{_german_prefix(ones)}und" if ones else "") + _DE_TENS[tens]
-    size, name = (1000, "tausend") if n >= 1000 else (100, "hundert")
-    count, rest = divmod(n, size)
-    return f"{_german_prefix(count)}{name}" + (german_cardinal(rest) if rest else "")
+@lru_cache(None)
+def ordinal(n: int) -> Pair:
+    """Name a rank, in German in the weak nominative: "der dritte", "die dritte"."""
+    # For 100 alone num2words says "hundertste", against its own "einhundert".
+    german = "einhundertste" if n == 100 else num2words(n, lang="de", to="ordinal")
+    return num2words(n, to="ordinal"), german
 
 
-def _german_prefix(digit: int) -> str:
-    return "ein" if digit == 1 else _DE_SMALL[digit]
-
-
-def english_ordinal(n: int) -> str:
-    """Name the rank of 1 <= n <= 9,999: only the last word changes."""
-    cardinal = english_cardinal(n)
-    cut = max(cardinal.rfind(" "), cardinal.rfind("-")) + 1
-    last = cardinal[cut:]
-    regular = f"{last[:-1]}ieth" if last.endswith("y") else f"{last}th"
-    return cardinal[:cut] + _EN_ORDINALS.get(last, regular)
-
-
-def german_ordinal(n: int) -> str:
-    """Name the rank of 1 <= n <= 9,999 in the weak nominative: "der dritte", "die dritte"."""
-    rest = n % 100
-    if rest in _DE_ORDINALS:
-        return (german_cardinal(n - rest) if n > rest else "") + _DE_ORDINALS[rest]
-    return german_cardinal(n) + ("te" if 0 < rest < 20 else "ste")
-
-
-def english_year(year: int) -> str:
-    """Name a year from 1900 to 2099 as it is read aloud: "nineteen oh-five", "twenty ten"."""
-    century, rest = divmod(year, 100)
-    if century == 20 and rest < 10:
-        return english_cardinal(year)
-    if rest == 0:
-        return f"{english_cardinal(century)} hundred"
-    tail = f"oh-{_EN_SMALL[rest]}" if rest < 10 else english_cardinal(rest)
-    return f"{english_cardinal(century)} {tail}"
-
-
-def german_year(year: int) -> str:
-    """Name a year from 1900 to 2099: counted in hundreds before 2000 only."""
-    century, rest = divmod(year, 100)
-    if century == 20:
-        return german_cardinal(year)
-    return f"{german_cardinal(century)}hundert" + (german_cardinal(rest) if rest else "")
+@lru_cache(None)
+def year(n: int) -> Pair:
+    """Name a year as it is read aloud: "nineteen oh-five", "twenty ten"."""
+    return num2words(n, to="year"), num2words(n, lang="de", to="year")
 
 
 def clock_time(hour: int, minute: int) -> Pair:
     """Name a time on the twelve-hour dial, 1 <= hour <= 12, in both languages."""
-    after = hour % 12 + 1
+    (en_hour, de_hour), (en_next, de_next) = cardinal(hour), cardinal(hour % 12 + 1)
     if minute == 0:
-        return f"{_EN_SMALL[hour]} o'clock", f"{_german_prefix(hour)} Uhr"
+        return f"{en_hour} o'clock", f"{'ein' if hour == 1 else de_hour} Uhr"
     if minute == 30:
-        return f"half past {_EN_SMALL[hour]}", f"halb {_DE_SMALL[after]}"
+        return f"half past {en_hour}", f"halb {de_next}"
     past = minute < 30
-    named = hour if past else after
     en, de = _minutes(minute if past else 60 - minute)
+    english = f"{en} past {en_hour}" if past else f"{en} to {en_next}"
     # Five minutes round the half, German reckons from the half: 3:25 is "fünf vor halb vier".
     if minute in (25, 35):
-        german = f"fünf {'vor' if past else 'nach'} halb {_DE_SMALL[after]}"
-    else:
-        german = f"{de} {'nach' if past else 'vor'} {_DE_SMALL[named]}"
-    return f"{en} {'past' if past else 'to'} {_EN_SMALL[named]}", german
+        return english, f"fünf {'vor' if past else 'nach'} halb {de_next}"
+    return english, f"{de} nach {de_hour}" if past else f"{de} vor {de_next}"
 
 
 def _minutes(minutes: int) -> Pair:
@@ -239,7 +176,7 @@ def _minutes(minutes: int) -> Pair:
         return "a quarter", "Viertel"
     if minutes == 1:
         return "one minute", "eine Minute"
-    en, de = english_cardinal(minutes), german_cardinal(minutes)
+    en, de = cardinal(minutes)
     return (en, de) if minutes % 5 == 0 else (f"{en} minutes", f"{de} Minuten")
 
 
@@ -250,11 +187,9 @@ def amount(n: int, unit: Unit, case: str) -> Pair:
     """
     if n == 1:
         return f"one {unit.en}", f"{_EIN[case][unit.gender]} {unit.de}"
+    en, de = cardinal(n)
     german_unit = unit.de_dative_plural if case == "dative" else unit.de_plural
-    return (
-        f"{english_cardinal(n)} {unit.en_plural}",
-        f"{german_cardinal(n)} {german_unit}",
-    )
+    return f"{en} {unit.en_plural}", f"{de} {german_unit}"
 
 
 def _draw_number(rng: random.Random, limit: int) -> int:
@@ -270,21 +205,19 @@ def _draw_count(rng: random.Random, limit: int) -> int:
 
 
 def _draw_cardinal(rng: random.Random) -> Pair:
-    n = _draw_number(rng, MAX_CARDINAL)
-    return english_cardinal(n), german_cardinal(n)
+    return cardinal(_draw_number(rng, MAX_CARDINAL))
 
 
 def _draw_decimal(rng: random.Random) -> Pair:
     """Draw a number with one decimal, such as 3.5."""
-    whole, tenths = rng.randrange(100), rng.randrange(10)
-    en = f"{english_cardinal(whole)} point {_EN_SMALL[tenths]}"
-    return en, f"{german_cardinal(whole)} Komma {_DE_SMALL[tenths]}"
+    (en, de), (en_tenths, de_tenths) = cardinal(rng.randrange(100)), cardinal(rng.randrange(10))
+    return f"{en} point {en_tenths}", f"{de} Komma {de_tenths}"
 
 
 def _draw_ordinal(rng: random.Random) -> Pair:
-    n = _draw_number(rng, MAX_ORDINAL)
+    en, de = ordinal(_draw_number(rng, MAX_ORDINAL))
     en_frame, de_frame = rng.choice(_COUNTED)
-    return en_frame.format(english_ordinal(n)), de_frame.format(german_ordinal(n))
+    return en_frame.format(en), de_frame.format(de)
 
 
 def _draw_time(rng: random.Random) -> Pair:
@@ -298,13 +231,12 @@ def _draw_time(rng: random.Random) -> Pair:
 def _draw_date(rng: random.Random) -> Pair:
     """Draw a day of a month, in half of the cases with a year."""
     month = rng.randrange(12)
-    day = rng.randint(1, _DAYS_OF_MONTH[month])
+    en_day, de_day = ordinal(rng.randint(1, _DAYS_OF_MONTH[month]))
     en_frame, ending, de_frame = rng.choice(_DATE_FRAMES)
-    en = f"{english_ordinal(day)} of {_EN_MONTHS[month]}"
-    de = f"{german_ordinal(day)}{ending} {_DE_MONTHS[month]}"
+    en, de = f"{en_day} of {_EN_MONTHS[month + 1]}", f"{de_day}{ending} {_DE_MONTHS[month + 1]}"
     if rng.random() < 0.5:
-        year = rng.randint(FIRST_YEAR, LAST_YEAR)
-        en, de = f"{en} {english_year(year)}", f"{de} {german_year(year)}"
+        en_year, de_year = year(rng.randint(FIRST_YEAR, LAST_YEAR))
+        en, de = f"{en} {en_year}", f"{de} {de_year}"
     return en_frame.format(en), de_frame.format(de)
 
 
@@ -331,8 +263,8 @@ def _draw_amount(
 
 def _draw_measure(rng: random.Random) -> Pair:
     en_frame, de_frame = rng.choice(_MEASURE_FRAMES)
-    n = max(2, _draw_count(rng, 999))
-    return en_frame.format(english_cardinal(n)), de_frame.format(german_cardinal(n))
+    en, de = cardinal(max(2, _draw_count(rng, 999)))
+    return en_frame.format(en), de_frame.format(de)
 
 
 _KINDS: dict[Callable[[random.Random], Pair], float] = {
@@ -346,3 +278,7 @@ _KINDS: dict[Callable[[random.Random], Pair], float] = {
     _draw_measure: 0.06,
 }
 """How to draw each kind of pair, and its share of the draws."""
+
+
+if __name__ == "__main__":
+    main()

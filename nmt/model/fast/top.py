@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.model.cache import Grid
+from nmt.model.fast.cache import Grid
 
 Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
 """Takes values (B, N) and a count C; returns the C highest of each row, best first, and where."""

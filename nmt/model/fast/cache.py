@@ -10,15 +10,16 @@ to. Columns and sentences that no hypothesis needs are dropped now and then, man
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import defaultdict
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt.model.products import rounded
+from nmt.model.fast.linear import rounded
+from nmt.model.fast.packing import Packing
 
-MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a processor
+MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
 KeyValues = tuple[Tensor, Tensor]
 _MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
 
@@ -38,7 +39,7 @@ class Grid:
         beams = torch.arange(self.shape[1], device=device)  # (W,)
         self.is_empty = beams >= self.counts.unsqueeze(1)  # (B, W)
         self.rows = (firsts.unsqueeze(1) + beams).clamp(max=num_rows - 1)  # (B, W)
-        self.num_collected = rounded(num_rows)  # with rows that say nothing at the end
+        self.num_collected = rounded(num_rows)  # with rows that mean nothing at the end
         cells = sentences * self.shape[1] + self.beams  # (R,)
         self._cells = F.pad(cells, (0, self.num_collected - num_rows))
         self.is_full = num_rows == self.num_collected == num_sentences * self.shape[1]
@@ -89,26 +90,31 @@ class KeyValueCache:
 class DecoderCache:
     """The state of decoding: which hypotheses are alive, and what each may attend to. It begins
     with one hypothesis a sentence.
+
+    Keys and values are kept for each attention module, which is the key to its own.
     """
 
-    def __init__(self, memory: Sequence[KeyValues], mask: Tensor | None) -> None:
-        """Begin with keys and values of the source for each layer, (B, H, S, D/H), and the mask
-        (B, 1, 1, S), True where they may be attended to; None where they may everywhere.
-        """
-        num_sentences, _, length, _ = memory[0][0].shape
-        device = memory[0][0].device
-        width = max(length, MIN_WIDTH)
-        if mask is None:
-            mask = torch.ones(num_sentences, 1, 1, length, dtype=torch.bool, device=device)
-        self.memory = [(_widened(k, width), _widened(v, width)) for k, v in memory]
-        self.memory_bias = _bias(mask, width)  # (B, 1, 1, S), added to logits
-        self.layers = [KeyValueCache() for _ in memory]
+    def __init__(self, memory: Tensor, sources: Packing) -> None:
+        """Begin with the encoder's output `memory` (N, D), packed as `sources` says."""
+        num_sentences, device = sources.num_sentences, memory.device
+        self.memory = memory
+        self.packing = sources
+        self.sources: dict[nn.Module, KeyValues] = {}  # (B, H, S, D/H) each
+        self.source_bias = _bias(sources.mask, max(sources.longest, MIN_WIDTH))  # (B, 1, 1, S)
+        self.targets: defaultdict[nn.Module, KeyValueCache] = defaultdict(KeyValueCache)
         self.num_positions = 0  # target positions so far
         self.sentences = torch.arange(num_sentences, device=device)  # (R,), ascending
         self.grid = Grid(self.sentences, num_sentences)
         self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool, device=device)  # (R, C)
-        self.bias = self.memory_bias  # (B, 1, W, C), added to logits of self-attention
+        self.bias = self.source_bias  # (B, 1, W, C), added to logits of self-attention
         self._num_kept = 0  # columns after those without use were dropped last
+
+    def add_source(self, module: nn.Module, keys: Tensor, values: Tensor) -> None:
+        """Keep keys and values of the source (N, H, D/H), as (B, H, S, D/H)."""
+        width = self.source_bias.size(3)
+        padded = (self.packing.pad(x).transpose(1, 2) for x in (keys, values))
+        keys, values = (F.pad(x, (0, 0, 0, width - x.size(2))).contiguous() for x in padded)
+        self.sources[module] = keys, values
 
     def add_position(self) -> None:
         """Make a column for every beam, which the hypothesis in it may attend to."""
@@ -118,12 +124,12 @@ class DecoderCache:
         width = max(self.visible.size(1), MIN_WIDTH)
         self.bias = _bias(self.grid.spread(self.visible).unsqueeze(1), width)  # (B, 1, W, C)
 
-    def append(self, layer: int, keys: Tensor, values: Tensor) -> KeyValues:
-        """Put keys and values (B, H, W, D/H) of `layer` into the newest columns; return all, as
+    def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeyValues:
+        """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all, as
         many as `bias` has.
         """
         start = self.visible.size(1) - keys.size(2)
-        return self.layers[layer].append(keys, values, start, self.bias.size(3))
+        return self.targets[module].append(keys, values, start, self.bias.size(3))
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with the rows given (R',), sorted by sentence; one may stand there repeatedly."""
@@ -141,16 +147,16 @@ class DecoderCache:
         is_alive = self.grid.counts > 0  # (B,)
         alive = is_alive.nonzero().squeeze(1)  # (B',)
         self.sentences = (is_alive.cumsum(0) - 1)[self.sentences]
-        self.memory = [(k.index_select(0, alive), v.index_select(0, alive)) for k, v in self.memory]
-        self.memory_bias = self.memory_bias.index_select(0, alive)
+        for module, (keys, values) in self.sources.items():
+            self.sources[module] = keys.index_select(0, alive), values.index_select(0, alive)
+        self.source_bias = self.source_bias.index_select(0, alive)
         seen = self.grid.spread(self.visible).any(dim=1)[alive]  # (B', C)
         self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
         with_room = F.pad(columns, (0, MIN_WIDTH))  # (B', C' + room), to be overwritten
-        for layer in self.layers:
-            if layer.keys is not None:
-                layer.select(alive, with_room)
+        for layer in self.targets.values():
+            layer.select(alive, with_room)
         self.grid = Grid(self.sentences, len(alive))
 
 
@@ -165,11 +171,6 @@ def _with_room(old: Tensor | None, new: Tensor, num_columns: int) -> Tensor:
     else:
         larger[:, :, :room] = old
     return larger
-
-
-def _widened(x: Tensor, width: int) -> Tensor:
-    """Return `x` (B, H, S, D/H) with so many positions, side by side in memory."""
-    return F.pad(x, (0, 0, 0, width - x.size(2))).contiguous()
 
 
 def _bias(mask: Tensor, width: int) -> Tensor:

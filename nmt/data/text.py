@@ -1,0 +1,202 @@
+"""Text, line by line: of files (plain, .gz, .xz, .zst), of stdin, and of corpora that come along.
+
+Lines end at the byte \\n and nowhere else, so that both sides of a pair always have the same
+number. Preprocessing opens files here too, but reads them in chunks.
+"""
+
+from __future__ import annotations
+
+import bz2
+import contextlib
+import gzip
+import io
+import itertools
+import lzma
+import os
+import random
+import re
+import select
+import sys
+import zlib
+from collections import deque
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import IO, cast
+
+from nmt.config import Corpus, resolve
+from nmt.errors import DataError
+
+Pair = tuple[str, str]
+_KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
+_FOREIGN = re.compile(r"\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")  # nobody unpacks these
+# What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
+_LINE_BREAK = re.compile("[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
+_PATIENCE_SECONDS = 0.05  # between two lines of one writer
+
+
+def open_bytes(path: Path) -> IO[bytes]:
+    """Open a file, through the decompressor that its suffix names; read it within `unpacking`.
+
+    Raises `DataError` for a missing file, a folder and a file that may not be read.
+    """
+    check_file(path)
+    with unpacking(str(path)):
+        return unpacked(path, path.suffix)
+
+
+def unpacked(file: Path | IO[bytes], suffix: str) -> IO[bytes]:
+    """Open `file`, or read an open one, through what `suffix` names: .gz, .xz, .zst, else plain."""
+    if suffix == ".gz":
+        return cast(IO[bytes], gzip.open(file, "rb"))
+    if suffix == ".xz":
+        return lzma.open(file, "rb")
+    if suffix == ".zst":
+        import pyarrow as pa  # which other files need not wait for
+
+        raw = pa.input_stream(str(file) if isinstance(file, Path) else file, compression="zstd")
+        return cast(IO[bytes], io.BufferedReader(raw))  # which finds lines, as pyarrow cannot
+    return file.open("rb") if isinstance(file, Path) else file
+
+
+def check_file(path: Path) -> None:
+    """Raise a `DataError` unless `path` is a file, and no archive of a kind that nobody unpacks."""
+    if not path.is_file():
+        what = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {what}; give the path of a text file")
+    if found := _FOREIGN.search(path.name):
+        raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {found[0]} first")
+
+
+@contextlib.contextmanager
+def unpacking(name: str) -> Iterator[None]:
+    """Turn what decompressors raise for a damaged or cut file into a `DataError` that names it."""
+    try:
+        yield
+    # a ValueError is Arrow's
+    except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the disk
+            raise DataError(f"{name} cannot be read: {error.strerror}") from None
+        kind = _KINDS.get(Path(name).suffix, "compressed")
+        reason = " ".join(str(error).split())
+        raise DataError(f"{name}: not a whole {kind} file ({reason}); fetch it again") from None
+
+
+def clean_line(raw: bytes, place: str) -> str:
+    """Decode one line without its \\n: UTF-8, no BOM, no trailing \\r, other line breaks inside
+    become a space.
+    """
+    try:
+        text = raw.decode("utf-8")
+    except UnicodeDecodeError as error:
+        byte = raw[error.start]
+        raise DataError(
+            f"{place}: byte {error.start + 1} (0x{byte:02x}) is not UTF-8; convert the file, "
+            "for example with iconv -f latin1 -t utf-8"
+        ) from None
+    return on_one_line(text.removeprefix("\ufeff").removesuffix("\r"))
+
+
+def on_one_line(text: str) -> str:
+    """Return `text` with spaces for line breaks and NUL."""
+    return _LINE_BREAK.sub(" ", text)
+
+
+def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
+    """Yield the lines of a byte stream; `name` stands in error messages."""
+    with unpacking(name):
+        for number, raw in enumerate(stream, start=1):
+            yield clean_line(raw.removesuffix(b"\n"), f"{name}:{number}")
+
+
+def read_lines(path: str | Path) -> Iterator[str]:
+    """Yield the lines of a file, plain, .gz, .xz or .zst."""
+    path = resolve(path)
+    with open_bytes(path) as stream:
+        yield from read_stream(stream, str(path))
+
+
+def read_input(path: str) -> Iterator[str]:
+    """Yield the lines of a file, or of stdin for "-"."""
+    if path != "-":
+        return read_lines(path)
+    if sys.stdin is None:
+        raise DataError("stdin is closed; give the path of a file")
+    return read_stream(sys.stdin.buffer, "stdin")
+
+
+def count_lines(path: str) -> int:
+    """Count the lines of a file without decoding them."""
+    with open_bytes(resolve(path)) as stream, unpacking(path):
+        return sum(1 for _ in stream)
+
+
+def pair_lines(
+    src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
+) -> Iterator[Pair]:
+    """Yield the pairs of two aligned streams; raise a `DataError` with both counts when they are
+    not equally long.
+    """
+    both = itertools.zip_longest(src_lines, tgt_lines)
+    for num_pairs, (source, target) in enumerate(both):
+        if source is None or target is None:
+            num_src = num_pairs + (source is not None) + sum(1 for _ in src_lines)
+            num_tgt = num_pairs + (target is not None) + sum(1 for _ in tgt_lines)
+            raise DataError(
+                f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+                "extract the pair again, line by line"
+            )
+        yield source, target
+
+
+class WaitingLines:
+    """The lines of a pipe or terminal as they come, so that an answer need not wait for more of
+    them: bytes that end with \\n but for the last. One reader alone.
+    """
+
+    def __init__(self, descriptor: int) -> None:
+        self._descriptor = descriptor
+        self._lines: deque[bytes] = deque()
+        self._start = bytearray()  # of the line that has no end yet
+        self._is_over = False
+
+    def __iter__(self) -> Iterator[bytes]:
+        while True:
+            while not self._lines and not self._is_over:
+                self._read()
+            if not self._lines:
+                return
+            yield self._lines.popleft()
+
+    def has_more(self) -> bool:
+        """Say whether a line, or the end, is there or comes within an instant."""
+        if self._lines or self._is_over:
+            return True
+        return bool(select.select([self._descriptor], [], [], _PATIENCE_SECONDS)[0])
+
+    def _read(self) -> None:
+        select.select([self._descriptor], [], [])  # some pass on pipes that do not block
+        data = os.read(self._descriptor, 1 << 16)
+        self._start += data
+        if b"\n" in data:
+            *lines, self._start = self._start.split(b"\n")
+            self._lines.extend(bytes(line) + b"\n" for line in lines)
+        if not data:
+            self._is_over = True
+            self._lines.extend([bytes(self._start)] if self._start else [])
+
+
+def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
+    """Return train, valid and test pairs of a corpus that comes along; `seed` is that of `copy`."""
+    if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
+        packed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()
+        rows = bz2.decompress(packed).decode("utf-8").split("\n")
+        pairs = [(src, tgt) for src, tgt in (row.split("\t") for row in rows if row)]
+        ends = (10_000, 10_300, 10_800)
+    else:  # the first example of "The Annotated Transformer" (Rush 2018): the target is the source
+        draw, ends = random.Random(seed), (5000, 5200, 5700)
+        distinct: dict[str, None] = {}  # in the order of drawing
+        while len(distinct) < ends[-1]:
+            distinct[" ".join(draw.choices("abcdefghij", k=draw.randint(8, 12)))] = None
+        pairs = [(row, row) for row in distinct]
+    train, valid, test = ends
+    return {"train": pairs[:train], "valid": pairs[train:valid], "test": pairs[valid:test]}

@@ -1,0 +1,123 @@
+"""Fast kernels in the places of the plain ones of `nmt.model.transformer`, and what they need:
+packed sentences without padding, a cache for decoding, and the choice of the best continuations.
+
+`accelerate` is the one way in. What is computed stays the same, to rounding. Private operators of
+torch are used in this package alone, each where torch has it, with a public one to fall back on.
+"""
+
+# N source tokens of all sentences, one sentence after the other; R rows, the live hypotheses
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.model.fast.attention import FastAttention
+from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast.linear import (
+    FastDropout,
+    FastFeedForward,
+    FastLinear,
+    Reordered,
+    linear,
+    reorder,
+)
+from nmt.model.fast.packing import PackedMask, Packing, pack
+from nmt.model.transformer import (
+    AttentionRecord,
+    FeedForward,
+    Mask,
+    MultiHeadAttention,
+    Transformer,
+)
+
+
+class FastTransformer(Transformer):
+    """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
+
+    reordered: Reordered | None = None  # of the output matrix, as in `FastLinear`
+
+    def forward(
+        self,
+        src: Tensor,
+        sources: Mask,
+        tgt: Tensor,
+        targets: Mask,
+        record: AttentionRecord | None = None,
+    ) -> Tensor:
+        """Return hidden states (M, D) that predict what follows each of the target ids.
+
+        With a `Packing` each for `sources` and `targets`, source ids are (N,) and target ids (M,),
+        and a token sees those before it in its own sentence, and its source. With boolean masks see
+        `Transformer.forward`.
+        """
+        across = sources
+        if isinstance(sources, Packing):
+            across = PackedMask(targets, sources)
+            sources = PackedMask(sources, sources)
+            targets = PackedMask(targets, targets, is_causal=True)
+        memory = self.encode(src, sources, record)  # (N, D)
+        return self.decode(tgt, targets, memory, across, record)
+
+    def start(self, src: Tensor, src_lengths: Tensor) -> DecoderCache:
+        """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each; return
+        the state of decoding, with one hypothesis a sentence.
+        """
+        sources = pack(src_lengths.tolist()).to(src.device)
+        ids = sources.unpad(src[:, : sources.longest])  # (N,)
+        return DecoderCache(self.encode(ids, PackedMask(sources, sources)), sources)
+
+    def step(
+        self, tokens: Tensor, cache: DecoderCache, record: AttentionRecord | None = None
+    ) -> Tensor:
+        """Decode the newest token of each live hypothesis, ids (R,), to hidden states (R, D), and
+        add it to `cache`; `record` is given weights (R, H, 1, S or more, with zeros at the end).
+        """
+        num_rows = len(tokens)
+        tokens = F.pad(tokens, (0, cache.grid.num_collected - num_rows))  # (R, and some for speed)
+        cache.add_position()
+        return self.decode(tokens, cache, cache.memory, cache, record)[:num_rows]
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
+        return linear(hidden, reorder(self.reordered, self.embedding.weight, hidden))
+
+    def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
+        """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding."""
+        if isinstance(mask, PackedMask):
+            packing = mask.queries
+            return self.position_table(packing.longest).index_select(0, packing.positions)
+        if isinstance(mask, DecoderCache):
+            return self.position_table(mask.num_positions)[mask.num_positions - 1]
+        return super().positions_of(ids, mask)
+
+
+FAST: dict[type[nn.Module], type[nn.Module]] = {
+    Transformer: FastTransformer,
+    MultiHeadAttention: FastAttention,
+    FeedForward: FastFeedForward,
+    nn.Linear: FastLinear,
+    nn.Dropout: FastDropout,
+}
+
+
+def accelerate(model: Transformer) -> FastTransformer:
+    """Give `model` and its modules their fast classes, in place; return it.
+
+    Parameters, buffers, hooks and the names in the state dict stay. The fast classes have no state
+    of their own, so that several threads may use one model.
+    """
+    for module in model.modules():
+        module.__class__ = FAST.get(type(module), type(module))
+    return cast(FastTransformer, model)
+
+
+def freeze(model: nn.Module) -> None:
+    """Let linear layers use copies of the weights in the library's own order, made when they are
+    first needed; the weights must not change any more.
+    """
+    for module in model.modules():
+        if isinstance(module, FastLinear | FastTransformer):
+            module.reordered = {}

@@ -1,0 +1,112 @@
+"""Multi-head attention over packed sentences and over the cache of decoding; with a boolean mask it
+is that of the plain page.
+"""
+
+# B sentences, T queries, S keys, H heads, D d_model
+# N and M tokens of all sentences of a side, one sentence after the other
+# decoding: R rows, the live hypotheses; W beams of the widest sentence, C columns of the cache
+
+from __future__ import annotations
+
+from typing import cast
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast.linear import FastLinear
+from nmt.model.fast.packing import PackedMask, attend_packed
+from nmt.model.transformer import AttentionRecord, Mask, MultiHeadAttention, attend
+
+
+class FastAttention(MultiHeadAttention):
+    """`MultiHeadAttention` that also takes packed sentences and a `DecoderCache`, each with a mask
+    of its own kind.
+    """
+
+    def forward(
+        self, x: Tensor, memory: Tensor, mask: Mask, record: AttentionRecord | None = None
+    ) -> Tensor:
+        """Let `x` attend to `memory`, which is `x` in self-attention.
+
+        With a `PackedMask` these are (N, D) and (M, D), packed as it says. With a `DecoderCache`
+        `x` is the newest token of each hypothesis (R, D), which attends to all its tokens so far,
+        or to the source, whose keys and values are computed once.
+        """
+        if isinstance(mask, PackedMask):
+            queries, keys, values = self._project(x, memory)  # (N, H, D/H), 2 x (M, H, D/H)
+            dropout = self.dropout.p if self.training else 0.0
+            heads = attend_packed(queries, keys, values, mask, dropout)  # (N, H, D/H)
+            if record is not None and self in record:
+                padded = mask.queries.pad(queries).transpose(1, 2), mask.keys.pad(keys)
+                record[self] = _weights(padded[0], padded[1].transpose(1, 2), mask.visible())
+            joined = heads.flatten(1)  # (N, D)
+        elif isinstance(mask, DecoderCache):
+            queries, keys, values = self._project_step(x, memory, mask)  # (B, H, W or C, D/H)
+            bias = mask.bias if memory is x else mask.source_bias
+            heads = attend_from_few(queries, keys, values, bias)  # (B, H, W, D/H)
+            if record is not None and self in record:
+                weights = _weights(queries, keys, bias == 0).transpose(1, 2)  # (B, W, H, C)
+                record[self] = mask.grid.collect(weights)[: len(mask.sentences), :, None]
+            joined = mask.grid.collect(heads.transpose(1, 2).flatten(2))  # (R, D)
+        else:
+            return super().forward(x, memory, mask, record)
+        return self.out_projection(joined)  # type: ignore[no-any-return]
+
+    def _project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute queries of `x` (N, D), keys and values of `memory` (M, D), each (..., H, D/H)."""
+        in_projection, d_model = cast(FastLinear, self.in_projection), x.size(-1)
+        if memory is x:
+            parts = in_projection(x).view(len(x), 3, self.num_heads, -1)  # (N, 3, H, D/H)
+            queries, keys, values = parts.unbind(1)  # 3 x (N, H, D/H)
+            return queries, keys, values
+        queries = in_projection.block(x, 0, d_model).view(len(x), self.num_heads, -1)
+        return queries, *self._project_memory(memory)
+
+    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute keys and values of `memory` (M, D), each (M, H, D/H)."""
+        in_projection, d_model = cast(FastLinear, self.in_projection), memory.size(-1)
+        parts = in_projection.block(memory, d_model, 3 * d_model)  # (M, 2D)
+        keys, values = parts.view(len(memory), 2, self.num_heads, -1).unbind(1)  # (M, H, D/H)
+        return keys, values
+
+    def _project_step(
+        self, x: Tensor, memory: Tensor, cache: DecoderCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values
+        (B, H, C, D/H) that are to be attended to.
+        """
+        in_projection, d_model = cast(FastLinear, self.in_projection), x.size(-1)
+        if memory is x:
+            queries, keys, values = (
+                self._split_heads(cache.grid.spread(part))
+                for part in in_projection(x).chunk(3, dim=-1)
+            )  # 3 x (B, H, W, D/H)
+            return queries, *cache.append(self, keys, values)
+        if self not in cache.sources:
+            cache.add_source(self, *self._project_memory(memory))
+        queries = self._split_heads(cache.grid.spread(in_projection.block(x, 0, d_model)))
+        return queries, *cache.sources[self]
+
+
+def attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+    """Attend from the few queries (B, H, W, D/H) of a step to keys and values (B, H, C, D/H);
+    `bias` (B, 1, 1 or W, C) is added to the logits.
+
+    On a CPU these three operations take less time than torch's fused kernel.
+    """
+    if queries.device.type != "cpu":
+        bias = bias.to(queries.dtype)
+        return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
+    scaled = (queries * queries.size(-1) ** -0.5).flatten(0, 1)  # (B*H, W, D/H)
+    logits = torch.bmm(scaled, keys.flatten(0, 1).transpose(1, 2))  # (B*H, W, C)
+    logits = logits.view(*queries.shape[:3], -1)  # (B, H, W, C)
+    weights = torch.softmax(logits + bias, dim=-1)
+    attended = torch.bmm(weights.flatten(0, 1).to(values.dtype), values.flatten(0, 1))
+    return attended.view_as(queries)  # (B, H, W, D/H)
+
+
+def _weights(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
+    """Compute the weights (B, H, T, S), which the fast kernels never form."""
+    return attend(queries, keys, keys, mask)[1]

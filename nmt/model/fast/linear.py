@@ -1,0 +1,213 @@
+"""Linear layers and dropout as fast as the CPU allows.
+
+On CPUs with AVX-512 that are not Intel's, MKL, which torch uses for float32, uses half of their
+width; oneDNN uses all of it and is twice as fast there. Elsewhere linear layers are torch's own.
+torch's dropout draws a float for every element on a CPU and keeps it for the backward pass; here an
+element takes 16 random bits and one byte of memory.
+"""
+
+# N rows, I inner and O outer dimension
+
+from __future__ import annotations
+
+import functools
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from nmt.model.transformer import FeedForward
+
+ROWS_STEP = 64
+"""More than 512 rows are padded to a multiple of this for oneDNN; such a number saves the copy."""
+_ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # up to so many rows, to multiples of this
+_LEVELS = 1 << 16  # of a dropout probability: 16 bits an element
+_DRAWS = 4  # elements for which one 64-bit number suffices
+
+Reordered = dict[tuple[int, int], Tensor]
+"""Copies of blocks of a weight matrix in the library's own order, by first row and size."""
+
+
+class FastLinear(nn.Linear):
+    """x W^T + b, by `linear`; also by a block of the rows of W alone."""
+
+    reordered: Reordered | None = None  # a dictionary where the weights no longer change
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map (..., I) to (..., O)."""
+        return self.block(input, 0, self.out_features)
+
+    def block(self, x: Tensor, start: int, end: int, *, activation: str = "none") -> Tensor:
+        """Compute the outputs from `start` to `end` alone, (..., end - start)."""
+        weight: Tensor = self.weight
+        bias: Tensor = self.bias
+        if end - start < self.out_features:  # the gradient of a part is copied into one of 0
+            weight, bias = weight[start:end], bias[start:end]
+        weight = reorder(self.reordered, weight, x, start)
+        return linear(x, weight, bias, activation=activation)
+
+
+class FastFeedForward(FeedForward):
+    """`FeedForward` with the max in the first linear layer."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        inner: Any = self.inner
+        hidden = inner.block(x, 0, inner.out_features, activation="relu")  # (..., F)
+        return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none"
+) -> Tensor:
+    """Compute x W^T + b, (..., O), of `x` (..., I), `weight` (O, I) and `bias` (O,), and with
+    `activation` relu the larger of that and 0.
+    """
+    if not _takes_onednn(x):
+        y = F.linear(x, weight, bias)
+        return torch.relu(y) if activation == "relu" else y
+    if torch.is_grad_enabled():
+        return _OneDnnLinear.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call, no-any-return]
+    return _onednn(x, weight, bias, activation)
+
+
+def matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Compute a b, (N, O), of `a` (N, I) and `b` (I, O), without a gradient."""
+    return _onednn(a, b.T) if _takes_onednn(a) else a @ b
+
+
+def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
+    """Compute a^T b, (O, I), the sum over rows of `a` (N, O) and `b` (N, I), without a gradient."""
+    if not _takes_onednn(a):
+        return a.T @ b
+    return _call(_pad_rows(a).T, _pad_rows(b).T)
+
+
+def reorder(reordered: Reordered | None, weight: Tensor, x: Tensor, start: int = 0) -> Tensor:
+    """Return `weight`, the rows from `start` on of a matrix, in the order that is the fastest to
+    multiply `x` with, if there is a dictionary to keep it in.
+    """
+    if reordered is None or torch.is_grad_enabled() or not _takes_onednn(x):
+        return weight
+    key = start, len(weight)
+    if key not in reordered:
+        reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight)
+    return reordered[key]
+
+
+class _OneDnnLinear(torch.autograd.Function):
+    """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
+    ) -> Tensor:
+        rows = _pad_rows(x.reshape(-1, x.size(-1)))  # (N, I)
+        y = _call(rows, weight, bias, activation)[: x.shape[:-1].numel()]
+        ctx.is_relu = activation == "relu"
+        ctx.save_for_backward(rows, weight, *((y,) if ctx.is_relu else ()))
+        return y.view(*x.shape[:-1], -1)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        rows, weight, *others = ctx.saved_tensors
+        shape = grads[0].shape
+        grad = grads[0].reshape(-1, shape[-1])  # (N, O)
+        for y in others:
+            grad = torch.ops.aten.threshold_backward(grad, y, 0)
+        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
+        grad_bias = grad.sum(0) if needs_bias else None
+        num_rows, grad = len(grad), _pad_rows(grad)
+        grad_x = None
+        if needs_x:
+            grad_x = _call(grad, weight.T)[:num_rows].view(*shape[:-1], -1)
+        return grad_x, transposed_matmul(grad, rows) if needs_weight else None, grad_bias, None
+
+
+def _onednn(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    rows = _pad_rows(x.reshape(-1, x.size(-1)))  # (N, I)
+    y = _call(rows, weight, bias, activation)  # (N or more, O)
+    return y[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)
+
+
+def _call(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
+) -> Tensor:
+    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+
+
+def rounded(num_rows: int) -> int:
+    """Return a number of rows that is common, and at least `num_rows`.
+
+    For every number of rows oneDNN generates another kernel, which takes milliseconds and a
+    megabyte, and it keeps a thousand of them.
+    """
+    step = next((step for most, step in _ROUNDING if num_rows <= most), ROWS_STEP)
+    return num_rows + -num_rows % step
+
+
+def _pad_rows(rows: Tensor) -> Tensor:
+    """Return `rows` (N, D) with rows of 0 after them, up to a number that is common."""
+    missing = rounded(len(rows)) - len(rows)
+    return F.pad(rows, (0, 0, 0, missing)) if missing else rows
+
+
+def _takes_onednn(x: Tensor) -> bool:
+    return (
+        not torch.compiler.is_compiling()  # first, since what follows breaks a graph
+        and x.device.type == "cpu"
+        and x.dtype is torch.float32
+        and x.numel() > 0  # oneDNN takes no empty matrices
+        and is_onednn_faster()
+        and not torch.is_autocast_enabled("cpu")
+    )
+
+
+@functools.cache
+def is_onednn_faster() -> bool:
+    """Return whether oneDNN uses wider instructions than MKL on this CPU."""
+    if torch.backends.cpu.get_cpu_capability() != "AVX512":
+        return False
+    operators = ("_linear_pointwise", "_reorder_linear_weight")  # private, so look first
+    if not all(hasattr(torch.ops.mkldnn, name) for name in operators):
+        return False
+    info = Path("/proc/cpuinfo")
+    return info.is_file() and "GenuineIntel" not in info.read_text(encoding="utf-8")
+
+
+class FastDropout(nn.Dropout):
+    """Dropout (Srivastava et al., 2014), with cheap random bits on a CPU."""
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Map a tensor of any shape to one like it."""
+        if not self.training or self.p == 0:
+            return input
+        if input.device.type == "cpu" and self.p < 1 and not torch.compiler.is_compiling():
+            return _CpuDropout.apply(input, self.p)  # type: ignore[no-untyped-call, no-any-return]
+        return F.dropout(input, self.p)
+
+
+class _CpuDropout(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, p: float) -> Tensor:
+        dropped = round(p * _LEVELS)  # of _LEVELS
+        draws = torch.empty(-(-x.numel() // _DRAWS), dtype=torch.int64).random_(-(1 << 63), None)
+        bits = draws.view(torch.int16)[: x.numel()]  # evenly from -2^15 to 2^15 - 1
+        keep = bits.ge(dropped - _LEVELS // 2).view(x.shape)
+        ctx.save_for_backward(keep)
+        ctx.scale = _LEVELS / (_LEVELS - dropped)
+        return _scale_kept(x, keep, ctx.scale)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+        (keep,) = ctx.saved_tensors
+        return _scale_kept(grads[0], keep, ctx.scale), None
+
+
+def _scale_kept(x: Tensor, keep: Tensor, scale: float) -> Tensor:
+    """Scale what is kept; `where` is faster with a tensor for 0 than with a number."""
+    return torch.where(keep, x, x.new_zeros(())).mul_(scale)
