@@ -13,9 +13,9 @@ from torch import Tensor, nn
 from nmt.config import ModelConfig, Norm, Positions, TokenizerConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.packing import pack
-from nmt.model.transformer import Memory, Transformer
+from nmt.model.transformer import Transformer, causal_mask, padding_mask
 from nmt.training import flops
 
 torch.set_num_threads(1)
@@ -46,8 +46,8 @@ def tiny_model(
     vocab_size: int = VOCAB_SIZE,
     src_vocab_size: int | None = None,
     **changes: Any,
-) -> Transformer:
-    """Make a model in eval mode whose weights, biases and norms are all random.
+) -> FastTransformer:
+    """Make an accelerated model in eval mode whose weights, biases and norms are all random.
 
     `sharpness` scales the output matrix, so that an untrained model has clear preferences.
     """
@@ -60,7 +60,19 @@ def tiny_model(
             if isinstance(module, (nn.LayerNorm, nn.Linear)):
                 module.bias.uniform_(-0.5, 0.5)
         model.embedding.weight.mul_(sharpness)
-    return model.eval()
+    return accelerate(model.eval())
+
+
+def plain(model: Transformer) -> Transformer:
+    """Return the plain model, the oracle of all others, with a copy of the weights of `model`."""
+    src_embedding = model.src_embedding
+    twin = Transformer(
+        model.config,
+        len(model.embedding.weight),
+        src_vocab_size=None if src_embedding is None else len(src_embedding.weight),
+    )
+    twin.load_state_dict(model.state_dict())
+    return twin.to(model.embedding.weight.dtype).train(model.training)
 
 
 def random_source(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
@@ -82,7 +94,12 @@ def random_target(batch: int, length: int, seed: int = 1) -> Tensor:
 
 
 def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Tensor) -> Tensor:
-    """Return what the model makes of each position of `tgt` (B, T) after padded sources (B, S)."""
+    """Return what the model makes of each position of `tgt` (B, T) after padded sources (B, S): an
+    accelerated one of packed sentences, the plain one of padded sentences.
+    """
+    if not isinstance(model, FastTransformer):
+        masks = padding_mask(src_lengths, src.size(1)), causal_mask(tgt.size(1))
+        return model(src, masks[0], tgt, masks[1])
     sources, targets = pack(src_lengths.tolist()), pack([tgt.size(1)] * len(tgt))
     ids = sources.unpad(src[:, : sources.longest])
     return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
@@ -123,7 +140,9 @@ def trained_models(
     }
 
 
-def decode_by_steps(model: Transformer, tgt: Tensor, memory: Memory) -> Tensor:
+def decode_by_steps(
+    model: FastTransformer, src: Tensor, src_lengths: Tensor, tgt: Tensor
+) -> Tensor:
     """Decode (B, T) token by token; return hidden states (B, T, D)."""
-    cache = DecoderCache(memory.layers, memory.mask)
+    cache = model.start(src, src_lengths)
     return torch.stack([model.step(column, cache) for column in tgt.T], dim=1)

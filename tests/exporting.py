@@ -19,6 +19,7 @@ from nmt.config import ExportConfig, ExportFormat, Quantization, SearchConfig
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.export.folder import export
+from nmt.model.fast import accelerate
 from nmt.model.transformer import Transformer
 from nmt.search.search import Hypothesis
 from nmt.translate.backend import NativeBackend
@@ -72,7 +73,7 @@ def random_model(folder: Path, tokenizer: Tokenizer, seed: int = 3, **changes: A
 def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
     """Write a model folder that has mostly learned to copy sentences of up to three words."""
     torch.manual_seed(1)
-    model = Transformer(tiny_config(**changes), tokenizer.vocab_size)
+    model = accelerate(Transformer(tiny_config(**changes), tokenizer.vocab_size))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.008, betas=(0.9, 0.98))
     draw, control = random.Random(1), {"pad_id": tokenizer.pad_id}
     for _ in range(200):

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, UNK, hidden_states, random_source, tiny_model
+from conftest import BOS, EOS, PAD, UNK, hidden_states, plain, random_source, tiny_model
 from torch import Tensor, nn
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import Norm, SearchConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.transformer import Transformer
+from nmt.model.fast import FastTransformer
 from nmt.search.hypotheses import ControlIds, Hypothesis
 from nmt.search.search import search
 from nmt.search.stepper import Stepper
@@ -220,7 +220,7 @@ LENGTHS = [9, 2, 6, 1, 4, 12, 3, 7, 2, 5, 10, 8]
 
 
 @torch.no_grad()
-def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> Transformer:
+def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> FastTransformer:
     """Make a model whose layers outweigh its embeddings, so that it does not repeat one word."""
     model = tiny_model(seed, sharpness=2.0, norm=norm, **changes)
     for module in model.modules():
@@ -230,11 +230,13 @@ def decided_model(norm: Norm = Norm.post, seed: int = 1, **changes: Any) -> Tran
 
 
 @torch.no_grad()
-def teacher_forced(model: Transformer, source: Source, row: int, tokens: list[int]) -> list[float]:
-    """Score `tokens` by one forward pass over the sentence alone, without padding or cache."""
+def teacher_forced(
+    model: FastTransformer, source: Source, row: int, tokens: list[int]
+) -> list[float]:
+    """Score `tokens` by one forward pass of the plain model over the sentence alone."""
     length = source[1][row : row + 1]
     tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
-    hidden = hidden_states(model, source[0][row : row + 1, : int(length)], length, tgt_in)
+    hidden = hidden_states(plain(model), source[0][row : row + 1, : int(length)], length, tgt_in)
     log_probs = model.logits(hidden)[0].double().log_softmax(-1)
     chosen: list[float] = log_probs[torch.arange(len(tokens)), tokens].tolist()
     return chosen
