@@ -19,10 +19,10 @@ from conftest import (
     tiny_config,
     tiny_model,
 )
-from nmt.data.batch import padding_share
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler, Update, Updates
 from nmt.model.fast import packing
 from nmt.training import costs

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.bucketing import bucket
+from nmt.data.batch import bucket
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.search import occurrences
 from nmt.translate.backend import Backend
