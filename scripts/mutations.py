@@ -17,7 +17,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("pad-eos", DATA + "batch.py", "table[i, end] = eos", "table[i, end - 1] = eos", "search_text scoring"),
     ("pad-lengths", DATA + "batch.py", "[len(row) + 1 for row in rows]", "[len(row) for row in rows]", "constraints search_text"),
     # --- nmt/data/batching.py
-    ("pool-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, epoch)", "pools"),
+    ("pool-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, epoch)", "batching"),
     ("epoch-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, 0, pool)", "batching"),
     ("batches-unshuffled", DATA + "batching.py", "for i in generator.permutation(len(batches))]", "for i in range(len(batches))]", "batching"),
     ("update-middle", DATA + "batching.py", "ends - tokens / 2", "ends", "batching"),
@@ -27,9 +27,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("longest-refused", DATA + "batching.py", "if self.longest > max_tokens:", "if self.longest > max_tokens + 1:", "batching"),
     ("smaller-batches", DATA + "batching.py", "max(self.longest, tokens_per_update))", "max_tokens)", "batching"),
     ("source-tokens", DATA + "batching.py", "num_src_tokens=int(tokens[start:end, 0]", "num_src_tokens=int(tokens[start:end, 1]", "batching"),
-    ("pool-kept", DATA + "batching.py", "lru_cache(maxsize=2)", "lru_cache(maxsize=1)", "pools"),
-    ("pool-starts", DATA + "batching.py", "num_updates * pool // num_pools for", "num_updates * pool // num_pools + (pool > 0) for", "pools"),
-    ("tried-rows", DATA + "batching.py", "np.concatenate([rows, self._longest_rows])", "rows", "pools"),
+    ("pool-kept", DATA + "batching.py", "lru_cache(maxsize=2)", "lru_cache(maxsize=1)", "batching"),
+    ("pool-starts", DATA + "batching.py", "num_updates * pool // num_pools for", "num_updates * pool // num_pools + (pool > 0) for", "batching"),
+    ("tried-rows", DATA + "batching.py", "np.concatenate([rows, self._longest_rows])", "rows", "batching"),
     # --- nmt/data/mixing.py
     ("share-cut", DATA + "mixing.py", "round((epoch + 1) * self.drawn)", "round((epoch + 1) * self.drawn + 0.4)", "mixing"),
     ("temperature", DATA + "mixing.py", "w * size ** (1 / temperature)", "w * size ** (1 / (temperature + 0.1))", "mixing"),
