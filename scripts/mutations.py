@@ -14,8 +14,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("bucket-width", DATA + "batch.py", "longest[start : start + most]", "longest[start]", "batching"),
     ("batch-cost-side", DATA + "batch.py", "len(lengths) * int(lengths.max())", "len(lengths) * int(lengths[:, 0].max())", "batching"),
     ("padding-share", DATA + "batch.py", "return 1 - real / padded", "return real / padded", "batching"),
-    ("pad-eos", DATA + "batch.py", "table[i, end] = eos", "table[i, end - 1] = eos", "search_text scoring"),
-    ("pad-lengths", DATA + "batch.py", "[len(row) + 1 for row in rows]", "[len(row) for row in rows]", "constraints search_text"),
+    ("pad-eos", DATA + "batch.py", "table[i, end] = eos", "table[i, end - 1] = eos", "scoring"),
+    ("pad-lengths", DATA + "batch.py", "[len(row) + 1 for row in rows]", "[len(row) for row in rows]", "constraints"),
     # --- nmt/data/batching.py
     ("pool-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, epoch)", "batching"),
     ("epoch-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, 0, pool)", "batching"),
