@@ -22,8 +22,8 @@ from conftest import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
+from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler, Update, Updates
-from nmt.data.bucketing import padding_share
 from nmt.model.fast import packing
 from nmt.training import costs
 from nmt.training.costs import (
@@ -36,7 +36,7 @@ from nmt.training.costs import (
 )
 from nmt.training.loss import smoothed_cross_entropy
 
-LINEAR = importlib.import_module("nmt.model.fast.linear")
+LINEAR = importlib.import_module("nmt.model.fast.layers")
 
 # --- operations
 

@@ -29,7 +29,7 @@ from nmt.errors import (
     RankError,
     StoppedError,
 )
-from nmt.export.support import announce
+from nmt.export.folder import announce
 from nmt.training.train import dry_run, train
 
 log = logging.getLogger(__name__)

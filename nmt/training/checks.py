@@ -16,7 +16,8 @@ from types import FrameType
 import numpy as np
 import torch
 
-from nmt.data.bucketing import Lengths, Rows, bucket
+from nmt.data import Lengths, Rows
+from nmt.data.batch import bucket
 from nmt.errors import ConfigError
 from nmt.training.costs import peak_memory_bytes
 

@@ -22,10 +22,11 @@ import torch
 from torch.utils.benchmark import Timer
 
 from nmt.config import ModelConfig
+from nmt.data import Lengths
+from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
-from nmt.data.bucketing import Lengths, padding_share
 from nmt.distributed import from_main
-from nmt.model.fast.linear import linear, matmul, transposed_matmul
+from nmt.model.fast.layers import linear, matmul, transposed_matmul
 
 Shape = tuple[int, int]  # inner and outer dimension of a multiplication (N, inner) x (inner, outer)
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
-from nmt.model.fast.linear import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.model.fast.layers import is_onednn_faster, linear, matmul, transposed_matmul
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 

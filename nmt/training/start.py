@@ -7,10 +7,9 @@ import logging
 import torch
 
 from nmt.config import TrainConfig, resolve
+from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
-from nmt.data.binary import open_split
-from nmt.data.bucketing import batch_cost, padding_share
-from nmt.data.folder import read_meta
+from nmt.data.binary import open_split, read_meta
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
