@@ -44,6 +44,7 @@ RULES: dict[str, dict[str, Any]] = {
     "fine for words": {"alpha": -0.5, "word_reward": -0.7},
     "coverage": {"alpha": 0.6, "coverage_penalty": 0.4, "alignment": True},
     "least": {"alpha": 1.0, "min_length": 2},
+    "least short": {"alpha": -0.5, "min_length": 2},
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 
