@@ -13,8 +13,8 @@ from torch import Tensor
 from toy import train
 
 from nmt import files
+from nmt.data import Rows
 from nmt.data.batching import Update
-from nmt.data.bucketing import Rows
 from nmt.training import saver
 from nmt.training.batch import Batch
 from nmt.training.learner import Learner

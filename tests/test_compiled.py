@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
     for _ in range(2):
         assert torch.equal(forward(*inputs), model(*inputs))
     assert [record.getMessage() for record in caplog.records] == [
-        "Transformer.forward runs uncompiled: no such kernel"
+        "FastTransformer.forward runs uncompiled: no such kernel"
     ]
     with pytest.raises(RuntimeError, match="no such kernel"):
         compiled.Compiler().compile(model.forward)(*inputs)

@@ -18,7 +18,7 @@ from conftest import (
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
-from nmt.model.fast import packing, products
+from nmt.model.fast import layers, packing
 from nmt.training import flops
 from nmt.training.flops import matmul_rate, training_flops
 from nmt.training.loss import smoothed_cross_entropy
@@ -34,7 +34,7 @@ def lengths_of(*pairs: tuple[int, int]) -> np.ndarray:
 def test_operations_equal_those_that_torch_counts_without_padding(
     batch: int, source: int, target: int, d_ff: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(products, "is_onednn_faster", lambda: False)  # the counter knows it not
+    monkeypatch.setattr(layers, "is_onednn_faster", lambda: False)  # the counter knows it not
     monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda *_: False)
     shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": d_ff}
     model = tiny_model(**shape)

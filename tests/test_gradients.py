@@ -1,19 +1,18 @@
 """One update is one update, however its sentences are cut into batches.
 
 The oracle is the mean over all target tokens of the sentences' own losses, each sentence alone and
-unpadded, by torch's cross-entropy over whole logits in float64.
+unpadded, by the plain model and torch's cross-entropy over whole logits in float64.
 """
 
 from __future__ import annotations
 
-import copy
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import hidden_states
+from conftest import hidden_states, plain
 from torch import Tensor
 from toy import make_trainer, write_data
 
@@ -55,18 +54,19 @@ def make_update(batches: list[Any]) -> Update:
 
 def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the pairs by the oracle."""
-    model, tokenizer = copy.deepcopy(learner.model).double().eval(), learner.tokenizer
+    model, tokenizer = plain(learner.model).double().eval(), learner.tokenizer
     total: Any = 0.0
     num_tokens = 0
     for src, tgt in (learner.data[row] for row in rows):
         source = torch.tensor([[*src.tolist(), tokenizer.eos_id]])
         tgt_in = torch.tensor([[tokenizer.bos_id, *tgt.tolist()]])
         tgt_out = torch.tensor([*tgt.tolist(), tokenizer.eos_id])
-        logits = model.logits(hidden_states(model, source, torch.tensor([source.size(1)]), tgt_in))[
-            0
-        ]
+        hidden = hidden_states(model, source, torch.tensor([source.size(1)]), tgt_in)
         total = total + torch.nn.functional.cross_entropy(
-            logits, tgt_out, label_smoothing=learner.config.label_smoothing, reduction="sum"
+            model.logits(hidden)[0],
+            tgt_out,
+            label_smoothing=learner.config.label_smoothing,
+            reduction="sum",
         )
         num_tokens += len(tgt_out)
     (total / num_tokens).backward()

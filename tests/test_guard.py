@@ -16,9 +16,9 @@ from ranks import child
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.config import OptimizerConfig, TrainConfig
+from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
-from nmt.data.bucketing import padding_share
 from nmt.training import guard
 from nmt.training.guard import BatchLoss, SpikeDetector, describe_batches
 from nmt.training.learner import Learner

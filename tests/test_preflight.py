@@ -12,8 +12,10 @@ import pytest
 import torch
 from conftest import hidden_states, tiny_model
 
-from nmt.data.bucketing import Lengths, Rows, bucket
+from nmt.data import Lengths, Rows
+from nmt.data.batch import bucket
 from nmt.errors import ConfigError
+from nmt.model.fast import layers
 from nmt.model.transformer import Transformer
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.memory import peak_memory_bytes
@@ -48,7 +50,7 @@ def plan_under_limit(lengths: Lengths, max_tokens: int) -> tuple[str, int, bool]
     advised instead. Return the message, the updates done, and whether three times the advice fails.
     """
     torch.set_num_threads(1)
-    products.is_onednn_faster = lambda: False  # oneDNN keeps memory of what has failed
+    layers.is_onednn_faster = lambda: False  # oneDNN keeps memory of what has failed
     model = tiny_model(d_model=64, d_ff=256, vocab_size=500).train()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     size_kib = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())

@@ -9,7 +9,7 @@ import logging
 from collections.abc import Mapping
 from typing import Any
 
-from nmt.data.folder import CorpusIndex, write_index
+from nmt.data.binary import CorpusIndex, write_index
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import write_json

@@ -16,7 +16,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from nmt.data.shards import Shard, ShardWriter
+from nmt.data.arrow import ShardFile, ShardWriter
 from nmt.data.tokenizer import Tokenizers
 from nmt.files import sync
 from nmt.preprocess.counts import Counts
@@ -40,7 +40,7 @@ class Result:
 
     counts: Counts = field(default_factory=Counts)
     statistics: Statistics = field(default_factory=Statistics)
-    shard: Shard | None = None
+    shard: ShardFile | None = None
 
     def add(self, part: Encoded) -> None:
         """Count pairs that come after these."""
@@ -62,7 +62,7 @@ class Result:
         return cls(
             Counts.from_json(content["counts"]),
             Statistics.from_json(content["statistics"]),
-            None if shard is None else Shard(**shard),
+            None if shard is None else ShardFile(**shard),
         )
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 
 from nmt.config import TrainConfig
+from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
-from nmt.data.bucketing import padding_share
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World
 from nmt.model.transformer import num_parameters

@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import cycle, islice
 
+from nmt.data import Lengths
+from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
-from nmt.data.bucketing import Lengths, padding_share
 from nmt.distributed import from_main
 
 _SECONDS, _MOST_UPDATES = 10.0, 20  # of measuring, whichever ends first; at least one update

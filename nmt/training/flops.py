@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from nmt.config import ModelConfig
-from nmt.data.bucketing import Lengths
-from nmt.model.fast.linear import linear, matmul, transposed_matmul
+from nmt.data import Lengths
+from nmt.model.fast.layers import linear, matmul, transposed_matmul
 
 Shape = tuple[int, int]  # inner and outer dimension of a product (N, inner) x (inner, outer)
 

@@ -11,7 +11,7 @@ from statistics import fmean, stdev
 
 import numpy as np
 
-from nmt.data.bucketing import Rows
+from nmt.data import Rows
 from nmt.errors import NmtError
 
 _WINDOW = 100  # updates that a loss is compared with

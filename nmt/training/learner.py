@@ -17,13 +17,14 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
+from nmt.data import Lengths, Rows
+from nmt.data.batch import CPU_PIECE_TOKENS, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
-from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
 from nmt.model.fast import accelerate
-from nmt.model.fast.linear import ROWS_STEP
+from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.transformer import Transformer
 from nmt.training.batch import Batch, make_batch
 from nmt.training.compiled import make_compiler

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from nmt.model.fast.linear import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.model.fast.layers import is_onednn_faster, linear, matmul, transposed_matmul
 
 _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
 _CUDA_LOGITS = 1 << 27  # and on a GPU, which wants large products, so many numbers

@@ -11,7 +11,8 @@ from collections.abc import Callable
 import numpy as np
 import torch
 
-from nmt.data.bucketing import Lengths, Rows, bucket
+from nmt.data import Lengths, Rows
+from nmt.data.batch import bucket
 from nmt.errors import ConfigError
 from nmt.training.memory import peak_memory_bytes
 

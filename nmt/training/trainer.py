@@ -18,10 +18,9 @@ import torch
 
 from nmt import checkpoint
 from nmt.config import BestMetric, TrainConfig, resolve
+from nmt.data.batch import batch_cost
 from nmt.data.batching import TokenBatchSampler, Update
-from nmt.data.binary import open_split
-from nmt.data.bucketing import batch_cost
-from nmt.data.folder import read_meta
+from nmt.data.binary import open_split, read_meta
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, gather, set_num_threads

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 
 from nmt.config import TrainConfig
+from nmt.data.batch import bucket
 from nmt.data.binary import open_split
-from nmt.data.bucketing import bucket
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.bucketing import bucket
+from nmt.data.batch import bucket
 from nmt.search.sampling import occurrences
 from nmt.search.search import Hypothesis
 from nmt.translate.backend import Backend

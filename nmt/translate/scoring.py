@@ -11,8 +11,7 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.batch import pad
-from nmt.data.bucketing import bucket
+from nmt.data.batch import bucket, pad
 from nmt.search.hypotheses import ControlIds, Hypothesis, Live, Task
 from nmt.search.stepper import Scorer
 

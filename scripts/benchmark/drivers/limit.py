@@ -16,7 +16,7 @@ import torch
 from ours import model_config
 from turns import Turns
 
-from nmt.model.fast.linear import linear, matmul, transposed_matmul
+from nmt.model.fast.layers import linear, matmul, transposed_matmul
 from nmt.training.flops import Shape, source_products, synchronize, target_products
 
 
