@@ -8,7 +8,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from nmt.preprocess.pieces import Chunk, Format, Source
+import numpy as np
+
+from nmt.config import PreprocessConfig
+from nmt.preprocess.chunks import Chunk, Format, Source
+from nmt.preprocess.clean import Cleaned, clean
+from nmt.preprocess.filters import drop_by_text
 
 PIECES = [
     *(text.encode() for text in ("a", "Wort", "größer", "猫", "😀", " ", "\u00a0", "‘", "\u200b")),
@@ -49,26 +54,8 @@ def hostile_line(draw: random.Random, number: int) -> bytes:
 
 def hostile_record(draw: random.Random, number: int) -> bytes:
     """Draw a line of JSON, more or less."""
-    texts = [
-        "".join(
-            draw.choices(
-                [
-                    "a",
-                    *"bcdefghijkl",
-                    "\n",
-                    "\r",
-                    "\0",
-                    "\u2028",
-                    "\ud83d",
-                    "\udc00",
-                    "é",
-                    "\ufeff",
-                ],
-                k=3,
-            )
-        )
-        for _ in range(2)
-    ]
+    odd = [*"abcdefghijklé\n\r\0\u2028\ufeff", "\ud83d", "\udc00"]
+    texts = ["".join(draw.choices(odd, k=3)) for _ in range(2)]
     good = {"src": f"{texts[0]}#{number}#", "tgt": f"#{number}#{texts[1]}", "id": number}
     kind = draw.random()
     if kind < 0.1:
@@ -89,6 +76,20 @@ def make_chunk(
     raw = tuple(b"".join(line + b"\n" for line in side) for side in lines)
     num_pairs = len(lines[0])
     return Chunk(source, first_line - 1, first_line, num_pairs, raw, (), 0)
+
+
+def clean_and_filter(
+    chunk: Chunk,
+    config: PreprocessConfig,
+    *,
+    held_out: bool = False,
+    repeated: np.ndarray | None = None,  # type: ignore[type-arg]
+) -> Cleaned:
+    """Do what is done to text before it is encoded."""
+    cleaned = clean(chunk, config, held_out=held_out)
+    if not held_out:
+        drop_by_text(cleaned, config, repeated)
+    return cleaned
 
 
 @dataclass

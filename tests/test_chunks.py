@@ -15,8 +15,7 @@ from packing import SUFFIXES, write
 
 from nmt.errors import DataError
 from nmt.preprocess import chunks
-from nmt.preprocess.chunks import ChunkReader, read_chunks
-from nmt.preprocess.pieces import Chunk, Format, Source
+from nmt.preprocess.chunks import Chunk, ChunkReader, Format, Source, read_chunks
 
 Row = tuple[bytes, ...]
 
@@ -177,8 +176,7 @@ def test_bytes_read_on_disk_end_at_the_sizes_of_the_files(tmp_path: Path) -> Non
 _READ = """
 import resource, sys
 from pathlib import Path
-from nmt.preprocess.chunks import read_chunks
-from nmt.preprocess.pieces import Chunk, Format, Source
+from nmt.preprocess.chunks import Format, Source, read_chunks
 paths = tuple(map(Path, sys.argv[1:]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 num_pairs, overlong, start = 0, [], None

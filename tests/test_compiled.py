@@ -16,9 +16,9 @@ from torch import nn
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import pack
 from nmt.training import compiled
-from nmt.training.batch import make_batch
 from nmt.training.compiled import Compiler
-from nmt.training.objective import Objective
+from nmt.training.loss import Objective
+from nmt.training.microbatches import make_batch
 
 CPU = torch.device("cpu")
 Pairs = list[tuple[list[int], list[int]]]

@@ -17,7 +17,7 @@ from test_sources import read, settings
 from nmt.config import SplitConfig
 from nmt.errors import DataError
 from nmt.preprocess.chunks import read_chunks
-from nmt.preprocess.cleaning import clean
+from nmt.preprocess.clean import clean
 from nmt.preprocess.sources import find_sources
 
 SIZES = {"train": 5, "validation": 3, "test": 2}

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from nmt.config import Duplicates
-from nmt.preprocess import duplicates, repeats
+from nmt.preprocess import duplicates
 from nmt.preprocess.duplicates import (
-    UnitHashes,
+    HashWriter,
+    count_repeats,
     find_duplicates,
-    hash_pairs,
-    join_hashes,
+    hash_duplicates,
+    hash_sides,
     read_seen,
 )
-from nmt.preprocess.repeats import UnitRepeats, count_repeats, hash_sides
 
 Pair = tuple[str, str]
 KEYS = {
@@ -27,33 +27,33 @@ KEYS = {
 }
 
 
-def draw_units(seed: int) -> dict[int, list[Pair]]:
-    """Draw units, whose numbers do not sort as text; some are empty."""
+def draw_tasks(seed: int) -> dict[int, list[Pair]]:
+    """Draw tasks, whose numbers do not sort as text; some are empty."""
     draw = random.Random(seed)
     words = [f"wört {number}" for number in range(20)]
-    sizes = {unit: draw.choice([0, 1, 12, 60]) for unit in (0, 1, 2, 9, 10, 11, 100, 1_000_000_000)}
+    sizes = {task: draw.choice([0, 1, 12, 60]) for task in (0, 1, 2, 9, 10, 11, 100, 1_000_000_000)}
     return {
-        unit: [(draw.choice(words), draw.choice(words)) for _ in range(size)]
-        for unit, size in sizes.items()
+        task: [(draw.choice(words), draw.choice(words)) for _ in range(size)]
+        for task, size in sizes.items()
     }
 
 
-def write_units(folder: Path, units: dict[int, list[Pair]], kind: Duplicates, seed: int) -> None:
+def write_tasks(folder: Path, tasks: dict[int, list[Pair]], kind: Duplicates, seed: int) -> None:
     draw = random.Random(seed)
-    for name, pairs in units.items():
-        with UnitHashes(folder, name) as writer:
+    for name, pairs in tasks.items():
+        with HashWriter(folder, name) as writer:
             start = 0
             while start < len(pairs):
                 part = pairs[start : start + draw.randint(0, 9)]
                 rows = np.arange(start, start + len(part)) * 3  # what lies between was dropped
-                writer.add(rows, hash_pairs([p[0] for p in part], [p[1] for p in part], kind))
+                sides = [p[0] for p in part], [p[1] for p in part]
+                writer.add(hash_duplicates(*sides, kind), rows)
                 start += len(part)
 
 
 @pytest.fixture(params=[(3, 5), (1 << 20, 1 << 20)], ids=["many parts", "one part"])
 def _sizes(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (duplicates, repeats):
-        monkeypatch.setattr(module, "PAIRS_A_FILE", request.param[0])
+    monkeypatch.setattr(duplicates, "PAIRS_A_FILE", request.param[0])
     monkeypatch.setattr(duplicates, "PAIRS_A_PART", request.param[1])
 
 
@@ -65,11 +65,12 @@ def test_all_but_the_first_in_the_order_of_reading_are_found(
     for seed in range(5):
         folder = tmp_path / str(seed)
         folder.mkdir()
-        units = draw_units(seed)
-        write_units(folder, units, kind, seed)
+        tasks = draw_tasks(seed)
+        write_tasks(folder, tasks, kind, seed)
         number = find_duplicates(folder)
+        assert find_duplicates(folder) == number  # as after an interruption
         known, total = set(), 0
-        for name, pairs in units.items():
+        for name, pairs in tasks.items():
             seen = read_seen(folder, name, 3 * len(pairs) + 11)
             expected = np.zeros(len(seen), bool)
             for row, pair in enumerate(pairs):
@@ -82,14 +83,14 @@ def test_all_but_the_first_in_the_order_of_reading_are_found(
 
 @pytest.mark.usefixtures("_sizes")
 def test_counts_are_those_of_sets(tmp_path: Path) -> None:
-    units = draw_units(9)
-    for name, pairs in units.items():
-        with UnitRepeats(tmp_path, name) as writer:
+    tasks = draw_tasks(9)
+    for name, pairs in tasks.items():
+        with HashWriter(tmp_path, name) as writer:
             for start in range(0, len(pairs), 4):
                 src, tgt = zip(*pairs[start : start + 4], strict=True)
                 writer.add(hash_sides(src, tgt))
             writer.add(hash_sides([], []))
-    pairs = [pair for unit in units.values() for pair in unit]
+    pairs = [pair for task in tasks.values() for pair in task]
     assert count_repeats(tmp_path) == {
         "pairs": len(pairs) - len(set(pairs)),
         "sources": len(pairs) - len({src for src, _ in pairs}),
@@ -103,36 +104,39 @@ def test_nothing_read_has_no_duplicates(tmp_path: Path) -> None:
 
 
 def _write_and_fail(folder: Path, hashes: duplicates.Hashes) -> None:
-    with UnitHashes(folder, 1) as writer:
-        writer.add(np.arange(2), hashes)
+    with HashWriter(folder, 1) as writer:
+        writer.add(hashes, np.arange(2))
         raise ZeroDivisionError
 
 
-def test_a_unit_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Path) -> None:
-    hashes = hash_pairs(["a", "a"], ["b", "b"], Duplicates.pair)
+def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Path) -> None:
+    hashes = hash_duplicates(["a", "a"], ["b", "b"], Duplicates.pair)
     with pytest.raises(ZeroDivisionError):
         _write_and_fail(tmp_path, hashes)
     assert not list(tmp_path.iterdir())
     for _ in range(2):
-        with UnitHashes(tmp_path, 1) as writer:
-            writer.add(np.arange(2), hashes)
+        with HashWriter(tmp_path, 1) as writer:
+            writer.add(hashes, np.arange(2))
     assert find_duplicates(tmp_path) == 1
 
 
-def test_the_whole_hash_counts() -> None:
-    """Both halves depend on every text; swapped sides are another pair."""
+def test_the_hash_of_a_pair_depends_on_both_texts_and_their_sides() -> None:
     src, tgt = ["a", "b", "a", "b", ""], ["b", "a", "a", "b", ""]
-    hashes = hash_pairs(src, tgt, Duplicates.pair)
-    assert len(np.unique(hashes)) == 10
-    one = hash_pairs(src, tgt, Duplicates.src)
-    np.testing.assert_array_equal(join_hashes(one, hash_pairs(src, tgt, Duplicates.tgt)), hashes)
-    np.testing.assert_array_equal(hash_sides(src, tgt)[:, 0], hashes[:, 0])
+    hashes = hash_duplicates(src, tgt, Duplicates.pair)
+    assert len(np.unique(hashes)) == 5
+    np.testing.assert_array_equal(hash_sides(src, tgt)[:, :1], hashes)
+    for side, kind in ((1, Duplicates.src), (2, Duplicates.tgt)):
+        found = hash_duplicates(src, tgt, kind)[:, 0]
+        np.testing.assert_array_equal(hash_sides(src, tgt)[:, side], found)
 
 
-def test_equal_halves_are_no_equal_hashes(tmp_path: Path) -> None:
-    most = 2**64 - 1  # the end of the last part belongs to it
-    rows = [[7, 1], [7, 2], [7, 1], [7, 3], [7, 2], [8, 1], [most, 0], [most, 0]]
-    with UnitHashes(tmp_path, 1) as writer:
-        writer.add(np.arange(8), np.array(rows, np.uint64))
-    assert find_duplicates(tmp_path) == 3
-    assert np.flatnonzero(read_seen(tmp_path, 1, 8)).tolist() == [2, 4, 7]
+def test_the_ends_of_the_range_of_hashes_are_searched_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(duplicates, "PAIRS_A_PART", 2)
+    most, middle = 2**64 - 1, 2**63
+    hashes = np.array([[7, most, 0, middle, 7, middle - 1, most, 0, middle, 8]], np.uint64).T
+    with HashWriter(tmp_path, 1) as writer:
+        writer.add(hashes, np.arange(10))
+    assert find_duplicates(tmp_path) == 4
+    assert np.flatnonzero(read_seen(tmp_path, 1, 10)).tolist() == [4, 6, 7, 8]

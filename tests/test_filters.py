@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import importlib.util
 import random
-import unicodedata
 from typing import Any
 
 import numpy as np
 import pytest
 import regex  # sacreBLEU brings it along
-from dirt import make_chunk
+from dirt import clean_and_filter, make_chunk
 
 from nmt.config import DataConfig, FilterConfig, PreprocessConfig
 from nmt.errors import ConfigError
-from nmt.preprocess import language, scripts
-from nmt.preprocess.cleaned import Cleaned, Where
-from nmt.preprocess.cleaning import clean
+from nmt.preprocess import filters
+from nmt.preprocess.characters import SCRIPTS, foreign_shares, script_table, scripts_of
+from nmt.preprocess.chunks import Format
+from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.filters import check_filters, drop_by_tokens
-from nmt.preprocess.pieces import Format
-from nmt.preprocess.scripts import foreign_shares, script_table, scripts_of
 
 
 def settings(src_lang: str = "en", tgt_lang: str = "de", **filters: Any) -> PreprocessConfig:
@@ -32,7 +30,7 @@ def run(
     pairs: list[tuple[str, str]], config: PreprocessConfig, *, held_out: bool = False
 ) -> Cleaned:
     lines = [[text.encode() for text in side] for side in zip(*pairs, strict=True)]
-    return clean(make_chunk(lines, Format.pair), config, held_out=held_out)
+    return clean_and_filter(make_chunk(lines, Format.pair), config, held_out=held_out)
 
 
 PAIRS = [
@@ -108,8 +106,8 @@ def test_token_filters_agree_with_one_pair_at_a_time(filters: dict[str, Any]) ->
         rows.append((src, tgt, draw.randint(0, src) // 2, draw.randint(0, tgt) // 2))
     expected = [slow_reason(row, config) for row in rows]
     texts = [str(number) for number in range(500)]
-    cleaned = Cleaned(texts, texts, np.arange(500), (Where("a", 1), Where("b", 1)))
-    cleaned.counts.read = cleaned.counts.kept = 500
+    chunk = make_chunk([[text.encode() for text in texts]] * 2, Format.pair)
+    cleaned = Cleaned(chunk, texts, texts, np.arange(500), PairCounts(500, 500))
     src, tgt, src_unknown, tgt_unknown = np.array(rows).T
     keep = drop_by_tokens(cleaned, (src, tgt), (src_unknown, tgt_unknown), config)
     assert keep.tolist() == [reason is None for reason in expected]
@@ -122,23 +120,24 @@ def test_token_filters_agree_with_one_pair_at_a_time(filters: dict[str, Any]) ->
 
 
 def test_letters_have_the_script_of_the_unicode_standard() -> None:
-    """All but modifier letters and signs, which stand in words of any script."""
+    """All but letters that all scripts share, and raised ones."""
     table = script_table()
-    named = [name for name in scripts.NAMES if name != "Other"]
-    patterns = {name: regex.compile(rf"\p{{Script={name}}}") for name in named}
-    differences = 0
-    for code in [*range(0xD800), *range(0xE000, 0x20000, 3), 0x20000, 0x323AF]:
+    shared = regex.compile(r"[\p{Script=Common}\p{Script=Inherited}\p{Decomposition_Type=Super}]")
+    patterns = {name: regex.compile(rf"\p{{Script={name}}}") for name in SCRIPTS[:-1]}
+    for code in [*range(0xD800), *range(0xE000, 0x20000, 3), 0x20000, 0x323AF, 0x10FFFF]:
         letter = chr(code)
-        is_letter = unicodedata.category(letter) in ("Lu", "Ll", "Lt", "Lo")
-        if not is_letter or unicodedata.decomposition(letter).startswith("<"):
-            continue
-        name = scripts.NAMES[table[code] - 1] if table[code] else None
-        if name in patterns:
-            differences += not patterns[name].match(letter)
+        name = SCRIPTS[table[code] - 1] if table[code] else None
+        if not regex.match(r"\p{L}", letter) or shared.match(letter):
+            assert name is None, hex(code)
+        elif name in patterns:
+            assert patterns[name].match(letter), hex(code)
         else:
-            differences += any(pattern.match(letter) for pattern in patterns.values())
-    assert differences <= 4  # of more than 60,000, such as the turned F
-    assert not any(table[ord(sign)] for sign in "0 .,-'’ʼ\u0301🙂№µª\n")
+            assert name == "Other", hex(code)
+            assert not any(pattern.match(letter) for pattern in patterns.values()), hex(code)
+    assert not any(table[ord(sign)] for sign in "0 .,-'’ʼ\u0301🙂№µªº\n")
+    named = {"Latin": "aßＡﬁI", "Greek": "Ωά", "Cyrillic": "ё", "Han": "漢々", "Katakana": "ｶ"}
+    for name, letters in named.items():
+        assert {SCRIPTS[table[ord(letter)] - 1] for letter in letters} == {name}
 
 
 @pytest.mark.parametrize("names", [("Latin",), ("Han", "Hiragana", "Katakana"), ("Cyrillic",)])
@@ -148,7 +147,7 @@ def test_shares_agree_with_one_letter_at_a_time(names: tuple[str, ...]) -> None:
     texts = ["".join(draw.choices(alphabet, k=draw.randint(0, 9))) for _ in range(300)] + ["", " "]
     table = script_table()
     for text, share in zip(texts, foreign_shares(texts, names), strict=True):
-        letters = [scripts.NAMES[table[ord(c)] - 1] for c in text if table[ord(c)]]
+        letters = [SCRIPTS[table[ord(c)] - 1] for c in text if table[ord(c)]]
         foreign = sum(letter not in names for letter in letters)
         assert share == (foreign / len(letters) if letters else 0)
     assert foreign_shares([], names).tolist() == []
@@ -195,7 +194,7 @@ def test_given_scripts_go_before_those_of_the_language() -> None:
 
 
 def test_a_missing_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    language._detector.cache_clear()
+    filters._detector.cache_clear()
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install it with: pip install nmt\[langid\]"):
         check_filters(settings(language=True))

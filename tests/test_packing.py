@@ -12,8 +12,8 @@ from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import pack
-from nmt.training.batch import Batch, make_batch
-from nmt.training.objective import Objective
+from nmt.training.loss import Objective
+from nmt.training.microbatches import Batch, make_batch
 
 Pairs = list[tuple[list[int], list[int]]]
 

@@ -185,7 +185,7 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
     ("modules", "unwanted"),
     [
         ("nmt.cli.tasks, nmt.preprocess.prepare", "torch"),
-        ("nmt.preprocess.pool, nmt.preprocess.encoding", "pyarrow"),  # there are many workers
+        ("nmt.preprocess.pool, nmt.preprocess.encode", "pyarrow"),  # there are many workers
     ],
 )
 def test_nothing_heavy_is_imported(modules: str, unwanted: str) -> None:

@@ -113,7 +113,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(place: Path, tmp_p
     every = arguments(place, tmp_path / "data")
     status, error = run(*every, preexec_fn=_small_files)  # python ignores SIGXFSZ: write fails
     assert status == 2
-    assert "cannot be written: File too large; mend that" in error.split("\n")[-2]
+    assert "cannot be written: File too large; fix that" in error.split("\n")[-2]
     assert "Traceback" not in error
     assert not (tmp_path / "data").exists()
 

@@ -16,7 +16,8 @@ from test_statistics import measure
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.preprocess.counts import Counts, Place
+from nmt.preprocess.chunks import Place
+from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.rendering import report_page, report_table
 from nmt.preprocess.report import CorpusResult, Report, build_report
 from nmt.preprocess.statistics import HeldOut
@@ -38,7 +39,7 @@ def part(
     """Measure one corpus of which all was kept, but for what `counts` says."""
     statistics = measure(tokenizer, list(src), list(tgt), held_out)
     kept = len(src)
-    return CorpusResult(name, Counts(**{"read": kept, "kept": kept, **counts}), statistics)
+    return CorpusResult(name, PairCounts(**{"read": kept, "kept": kept, **counts}), statistics)
 
 
 def report(

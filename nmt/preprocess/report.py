@@ -16,7 +16,7 @@ from nmt.config import PreprocessConfig
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import describe_characters
-from nmt.preprocess.counts import Counts
+from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.statistics import (
     KINDS,
     NUM_BINS,
@@ -51,7 +51,7 @@ class CorpusResult:
     """What became of one corpus of a split."""
 
     corpus: str  # "" for the only one
-    counts: Counts
+    counts: PairCounts
     statistics: Statistics
 
 
@@ -83,8 +83,8 @@ def build_report(
     return report
 
 
-def _total(corpora: Sequence[CorpusResult]) -> tuple[Counts, Statistics]:
-    counts, statistics = Counts(), Statistics()
+def _total(corpora: Sequence[CorpusResult]) -> tuple[PairCounts, Statistics]:
+    counts, statistics = PairCounts(), Statistics()
     for corpus in corpora:
         counts.merge(corpus.counts)
         statistics.merge(corpus.statistics)
@@ -102,7 +102,7 @@ def _split(corpora: Sequence[CorpusResult], tokenizers: Tokenizers) -> Report:
     return summary
 
 
-def _summary(counts: Counts, statistics: Statistics) -> Report:
+def _summary(counts: PairCounts, statistics: Statistics) -> Report:
     """Describe what was read and kept of a corpus or split."""
     examples = {
         name: [{k: v for k, v in place._asdict().items() if v is not None} for place in places]

@@ -1,15 +1,19 @@
 """Where the pairs of a split come from: settings become a list of plain files to read.
 
-What is no such file (stdin, pipes, datasets, corpora that nmt brings along) is written to one
-first, in the spool folder. Knows nothing of what stands in a line.
+What is no such file (stdin, pipes, datasets, generated corpora) is first written to one, in the
+spool folder. Nothing here looks into a line.
 """
 
 from __future__ import annotations
 
+import glob
 import itertools
 import logging
+import os
+import re
+import shutil
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,18 +28,18 @@ from nmt.config import (
 )
 from nmt.data.text import bundled_corpus, check_file
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.patterns import STDIN, expand, pair_up
-from nmt.preprocess.pieces import Format, Source
-from nmt.preprocess.spool import Spool
-from nmt.preprocess.tables import describe, read_dataset
+from nmt.preprocess.chunks import Format, Source
+from nmt.preprocess.spool import describe, read_dataset, spool
 
 log = logging.getLogger(__name__)
+STDIN = "-"
 SPLITS = ("train", "valid", "test")
 _SPLITS_OF_DATASETS = {"train": "train", "valid": "validation", "test": "test"}
+_Parts = tuple[str, ...]  # what the wildcards of a pattern stand for in one name
 
 
 def has_split(config: DataConfig, split: str) -> bool:
-    """Say whether the settings name a corpus for `split` (train, valid or test)."""
+    """Return whether the settings name a corpus for `split` (train, valid or test)."""
     return config.corpus is not Corpus.files or any(part.given for _, part in _parts(config, split))
 
 
@@ -90,11 +94,11 @@ def _file_names(part: SplitConfig, key: str) -> list[tuple[str, ...]]:
     """Return the names of the files of each source, patterns resolved."""
     if part.src is not None and part.tgt is not None:
         return [*pair_up(part.src, part.tgt, key)]
-    return [(name,) for name in expand(part.tsv or part.jsonl or [])]
+    return [(file,) for name in part.tsv or part.jsonl or [] for file in _match(name).values()]
 
 
 def _is_pipe(path: Path) -> bool:
-    """Say whether a file can be read only once, as what a shell makes of <(command)."""
+    """Return whether a file can be read only once, like what a shell makes of <(command)."""
     return path.exists() and not path.is_file() and not path.is_dir()
 
 
@@ -110,21 +114,11 @@ class _Finder:
     split: str
     spool: Path
 
-    @property
-    def _is_spooled(self) -> bool:
-        """Whether the files in the spool are to be taken as they are."""
-        return self.config.shard is not None or self.config.step in (Step.shard, Step.merge)
-
     def bundled(self) -> Source:
-        """Write a corpus that nmt brings along."""
+        """Write a corpus that comes with nmt."""
         corpus = self.config.data.corpus
-        places = self._places("")
-        if not self._is_spooled:
-            pairs = bundled_corpus(corpus, self.config.seed)[self.split]
-            with Spool(places[0]) as src, Spool(places[1]) as tgt:
-                src.write("".join(f"{pair[0]}\n" for pair in pairs).encode())
-                tgt.write("".join(f"{pair[1]}\n" for pair in pairs).encode())
-        return Source("", Format.pair, self._checked(places), (corpus.value, corpus.value))
+        blocks = _bundled_lines(self.split, corpus, self.config.seed)
+        return Source("", Format.pair, self._spool_lines("", blocks), (corpus.value, corpus.value))
 
     def find(self, corpus: str, part: SplitConfig) -> Iterator[Source]:
         """Yield the sources of one corpus."""
@@ -133,57 +127,118 @@ class _Finder:
         fields = (part.fields[0], part.fields[1]) if part.fields else (data.src_lang, data.tgt_lang)
         columns = (part.columns[0], part.columns[1])
         if part.dataset is not None:
-            name, paths = describe(part), self._dataset(corpus, part, fields)
+            name = describe(part)
+            blocks = _dataset_lines(part, fields, _SPLITS_OF_DATASETS[self.split])
+            paths = self._spool_lines(corpus, blocks)
             yield Source(corpus, Format.pair, paths, (name, name), columns, fields, *tags)
             return
         kind = Format.pair if part.src else Format.tsv if part.tsv else Format.jsonl
         for number, names in enumerate(_file_names(part, _key(self.split, corpus))):
-            paths = self._regular(corpus, number, names)
+            paths = tuple(
+                self._regular(name, [corpus, str(number), str(side)])
+                for side, name in enumerate(names)
+            )
             shown = tuple("stdin" if name == STDIN else name for name in names)
             yield Source(corpus, kind, paths, shown, columns, fields, *tags)
 
-    def _dataset(self, corpus: str, part: SplitConfig, fields: tuple[str, str]) -> tuple[Path, ...]:
-        places = self._places(corpus)
+    def _spool_lines(self, corpus: str, blocks: Iterable[tuple[bytes, bytes]]) -> tuple[Path, ...]:
+        """Write blocks of source and target lines to two files."""
+        paths = self._place([corpus], ".src"), self._place([corpus], ".tgt")
         if not self._is_spooled:
-            log.info("reading the dataset %s", describe(part))
-            default_split = _SPLITS_OF_DATASETS[self.split]
-            with Spool(places[0]) as src, Spool(places[1]) as tgt:
-                for src_lines, tgt_lines in read_dataset(part, fields, default_split):
+            with spool(paths[0]) as src, spool(paths[1]) as tgt:
+                for src_lines, tgt_lines in blocks:
                     src.write(src_lines)
                     tgt.write(tgt_lines)
-        return self._checked(places)
+        return self._check(paths[0]), self._check(paths[1])
 
-    def _regular(self, corpus: str, number: int, names: Sequence[str]) -> tuple[Path, ...]:
-        """Return files that can be read twice; a stream is spooled, its name keeps its suffix."""
-        paths = []
-        for side, name in enumerate(names):
-            path = resolve(name)
-            if name == STDIN or _is_pipe(path):
-                stem = "-".join(filter(None, [self.split, corpus, str(number), str(side)]))
-                place = self.spool / (stem + path.suffix)
-                if not self._is_spooled:
-                    _spool_stream(name, place)
-                path = self._checked((place,))[0]
-            paths.append(path)
-        return tuple(paths)
+    def _regular(self, name: str, parts: list[str]) -> Path:
+        """Return a file that can be read twice; a stream is spooled and keeps its suffix."""
+        path = resolve(name)
+        if name != STDIN and not _is_pipe(path):
+            return path
+        place = self._place(parts, path.suffix)
+        if not self._is_spooled:
+            with spool(place) as output:
+                if name != STDIN:
+                    with path.open("rb") as stream:
+                        shutil.copyfileobj(stream, output)
+                elif sys.stdin is None:
+                    raise DataError("stdin is closed; give the path of a file")
+                else:
+                    shutil.copyfileobj(sys.stdin.buffer, output)
+        return self._check(place)
 
-    def _places(self, corpus: str) -> tuple[Path, Path]:
-        stem = "-".join(filter(None, [self.split, corpus]))
-        return self.spool / f"{stem}.src", self.spool / f"{stem}.tgt"
+    @property
+    def _is_spooled(self) -> bool:
+        """Whether the files in the spool are to be taken as they are."""
+        return self.config.shard is not None or self.config.step in (Step.shard, Step.merge)
 
-    def _checked(self, places: tuple[Path, ...]) -> tuple[Path, ...]:
-        for place in places:
-            if not place.is_file():
-                raise DataError(f"{place} is not there; run the same command with step=plan first")
-        return places
+    def _place(self, parts: list[str], suffix: str) -> Path:
+        return self.spool / ("-".join(filter(None, [self.split, *parts])) + suffix)
+
+    def _check(self, path: Path) -> Path:
+        if not path.is_file():
+            raise DataError(f"{path} is not there; run the same command with step=plan first")
+        return path
 
 
-def _spool_stream(name: str, place: Path) -> None:
-    with Spool(place) as spool:
-        if name != STDIN:
-            with resolve(name).open("rb") as stream:
-                spool.copy(stream)
-        elif sys.stdin is None:
-            raise DataError("stdin is closed; give the path of a file")
+def _dataset_lines(
+    part: SplitConfig, fields: tuple[str, str], default_split: str
+) -> Iterator[tuple[bytes, bytes]]:
+    log.info("reading the dataset %s", describe(part))
+    yield from read_dataset(part, fields, default_split)
+
+
+def _bundled_lines(split: str, corpus: Corpus, seed: int) -> Iterator[tuple[bytes, bytes]]:
+    pairs = bundled_corpus(corpus, seed)[split]
+    src, tgt = ("".join(f"{pair[side]}\n" for pair in pairs).encode() for side in (0, 1))
+    yield src, tgt
+
+
+def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str, str]]:
+    """Pair the files of two sides, one after the other; names with * and ? are patterns.
+
+    Of two patterns, files belong together where the wildcards stand for the same text, as in
+    `news-*.en` and `news-*.de`. Raises `DataError` for files without a counterpart; `key` names the
+    setting.
+    """
+    if len(src) != len(tgt):
+        src, tgt = (
+            [file for name in side for file in _match(name).values()] for side in (src, tgt)
+        )
+        return _pair_in_order(src, tgt, key)
+    pairs = []
+    for ones, others in ((_match(one), _match(other)) for one, other in zip(src, tgt, strict=True)):
+        if ones.keys() == others.keys():
+            pairs += [(name, others[parts]) for parts, name in ones.items()]
+        elif ones.keys() & others.keys():
+            both = [*(ones.items() - others.items()), *(others.items() - ones.items())]
+            alone = min(name for parts, name in both if (parts in ones) != (parts in others))
+            raise DataError(
+                f"{alone} has no counterpart on the other side; add it or name the files"
+            )
         else:
-            spool.copy(sys.stdin.buffer)
+            pairs += _pair_in_order([*ones.values()], [*others.values()], "src and tgt")
+    return pairs
+
+
+def _pair_in_order(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str, str]]:
+    if len(src) != len(tgt):
+        raise DataError(
+            f"{key}: {len(src)} source files ({src[0]} ...), {len(tgt)} target files "
+            f"({tgt[0]} ...); name as many on both sides"
+        )
+    return list(zip(src, tgt, strict=True))
+
+
+def _match(name: str) -> dict[_Parts, str]:
+    """Return the files that a name or pattern stands for, in the order of their names."""
+    path = os.path.expanduser(name)
+    if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):
+        return {(): name}
+    files = sorted(p for p in glob.glob(path.replace("[", "[[]")) if not os.path.isdir(p))
+    if not files:
+        raise DataError(f"{name} matches no file; check the pattern")
+    wild = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
+    matches = [(wild.fullmatch(file), file) for file in files]
+    return {match.groups(): file for match, file in matches if match is not None}

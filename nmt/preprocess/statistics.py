@@ -16,8 +16,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.codepoints import CodePoints, Signatures, normal_form
-from nmt.preprocess.tally import Ints, Tally
+from nmt.preprocess.characters import CodePoints, Ints, Signatures, Tally, normal_form
 
 EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
 _BINS_AN_OCTAVE = 16

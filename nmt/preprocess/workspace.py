@@ -1,30 +1,81 @@
-"""The work folder of a data folder that is being made: what is done, and for which job.
+"""A run of preprocessing and the work folder of the data folder that it makes.
 
 It stands beside the data folder, as `.NAME.work`, and becomes it at the end. What is in it was
-written whole or carries a name that ends in .tmp. It knows nothing of what the files mean.
+written whole or carries a name that ends in .tmp. Nothing here knows what the files mean.
 """
 
 from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
+import hashlib
 import json
 import logging
 import os
 import shutil
-import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
+from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import is_foreign, share_files, sync, sync_tree, write_json
+from nmt.files import is_foreign, replace_file, share_files, sync, sync_tree, write_json
+from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
+_FORMAT = 1  # of the work folder
+_MOST_TASKS = 1_000_000  # of a corpus
+# settings that change no byte of a shard; weights and temperature stand in the index alone
+_WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a run is about."""
+
+    config: PreprocessConfig
+    work: Workspace
+    sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
+    held_out: Mapping[str, list[Source]]  # of valid and test
+
+    def task(self, corpus: str, number: int) -> ShardTask:
+        """Return a task of a corpus."""
+        order = list(self.sources).index(corpus) * _MOST_TASKS + number
+        return ShardTask(corpus, number, number * self.config.shard_pairs, order)
+
+    def tasks(self, num_pairs: Mapping[str, int]) -> list[ShardTask]:
+        """Return the tasks of corpora that have so many pairs."""
+        return [
+            self.task(corpus, number)
+            for corpus, size in num_pairs.items()
+            for number in range(-(-size // self.config.shard_pairs))
+        ]
+
+    def fingerprint(self) -> dict[str, Any]:
+        """Return what decides the bytes of the data folder: settings, inputs and given models."""
+        settings = asdict(self.config)
+        for name in _WITHOUT_EFFECT:
+            del settings[name]
+        del settings["data"]["made_by"], settings["data"]["temperature"]
+        for corpus in settings["data"]["corpora"].values():
+            del corpus["weight"]
+        given = [self.config.tokenizer.model, self.config.tokenizer.tgt_model]
+        models = [path for name in given if name and (path := resolve(name)).is_file()]
+        sources = chain(*self.sources.values(), *self.held_out.values())
+        status = {str(path): path.stat() for source in sources for path in source.paths}
+        return {
+            "format": _FORMAT,
+            **settings,
+            "inputs": {path: [s.st_size, s.st_mtime_ns] for path, s in status.items()},
+            "models": [hashlib.sha256(path.read_bytes()).hexdigest() for path in models],
+        }
 
 
 class Workspace:
@@ -42,14 +93,16 @@ class Workspace:
         self._old = folder / "old"  # the data folder that is about to go
 
     def start(self, job: dict[str, Any]) -> None:
-        """Make the folders for `job`; what another job left there goes first."""
+        """Make the folders for the job with this fingerprint; what another job left goes first."""
         known = self._read_job()
-        if known is None or known != job or not self.data.exists():
+        if known is not None and known == job and self.data.exists():
+            log.info("go on with what an earlier run has done in %s", self.folder)
+        else:
             if known is not None:
                 log.info("%sbegin anew", _difference(known, job))
-            self._clear()
-        else:
-            log.info("go on with what an earlier run has done in %s", self.folder)
+            for path in self.folder.iterdir():
+                if path.name not in (_LOCK, self.spool.name):
+                    shutil.rmtree(path) if path.is_dir() else path.unlink()
         for folder in (self.data, self.units, self.hashes, self.plan):
             folder.mkdir(exist_ok=True)
         for path in self.folder.rglob("*.tmp"):
@@ -57,7 +110,7 @@ class Workspace:
         self.write(self.folder / _JOB, job)
 
     def join(self, job: dict[str, Any]) -> None:
-        """Check that the plan in the folder is that of `job`."""
+        """Check that the plan in the folder is that of the job with this fingerprint."""
         known = self._read_job()
         if known is None:
             raise _no_plan(self.place)
@@ -69,14 +122,8 @@ class Workspace:
 
     def write(self, path: Path, content: Any) -> None:
         """Write JSON that is either whole or not there."""
-        temporary = path.with_name(path.name + ".tmp")
-        write_json(temporary, content)
-        sync(temporary)
-        os.replace(temporary, path)
-
-    def has_results(self) -> bool:
-        """Say whether there is something that the next run need not do again."""
-        return any(any(folder.glob("*")) for folder in (self.units, self.plan, self.spool))
+        with replace_file(path) as temporary:
+            write_json(temporary, content)
 
     def finish(self) -> None:
         """Put the data folder in its place; the old one goes, and the work folder."""
@@ -93,14 +140,11 @@ class Workspace:
         if self._old.exists() and not self.place.exists():
             os.rename(self._old, self.place)
 
-    def remove(self) -> None:
-        """Remove the work folder."""
-        shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _clear(self) -> None:
-        for path in self.folder.iterdir():
-            if path.name not in (_LOCK, self.spool.name):
-                shutil.rmtree(path) if path.is_dir() else path.unlink()
+    def remove(self, *, unless_useful: bool = False) -> None:
+        """Remove the work folder, or only one without results that the next run can go on with."""
+        results = (any(folder.glob("*")) for folder in (self.units, self.plan, self.spool))
+        if not (unless_useful and any(results)):
+            shutil.rmtree(self.folder, ignore_errors=True)
 
     def _read_job(self) -> dict[str, Any] | None:
         try:
@@ -111,14 +155,7 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def open_scratch() -> Iterator[Workspace]:
-    """Give a work folder among the temporary files, for a run that leaves nothing."""
-    with tempfile.TemporaryDirectory(prefix="nmt-") as folder:
-        yield Workspace(Path(folder), Path(folder))
-
-
-@contextlib.contextmanager
-def open_workspace(place: Path, *, part: str | None) -> Iterator[Workspace]:
+def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspace]:
     """Give the work folder of the data folder `place`, locked.
 
     With `part`, the name of a part of a job, others may have the folder too, for other parts; it
@@ -134,21 +171,24 @@ def open_workspace(place: Path, *, part: str | None) -> Iterator[Workspace]:
         _make(folder, place)
     elif not folder.is_dir():
         raise _no_plan(place)
-    with contextlib.ExitStack() as stack:
-        stack.callback(_remove_empty, new_parents)
-        stack.enter_context(_locked(folder, _LOCK, shared=part is not None))
-        if part is not None:
-            stack.enter_context(_locked(folder, f"{_LOCK}-{part}", shared=False))
-        work = Workspace(folder, place)
-        if part is None:
-            work.put_back()
-        stack.enter_context(_tidy(work, is_shared=part is not None))
-        yield work
+    try:
+        with _locked(folder, part):
+            work = Workspace(folder, place)
+            if part is None:
+                work.put_back()
+            with _tidy(work, is_shared=part is not None):
+                yield work
+    finally:
+        for parent in new_parents:  # those that stayed empty go again
+            with contextlib.suppress(OSError):
+                parent.rmdir()
 
 
 @contextlib.contextmanager
 def _tidy(work: Workspace, *, is_shared: bool) -> Iterator[None]:
-    """Keep after an error what the next run can go on with; say in one line what the disk said."""
+    """Keep after an error what the next run can go on with; report an error of the disk in one
+    line.
+    """
     try:
         yield
     except (ConfigError, DataError):
@@ -160,27 +200,12 @@ def _tidy(work: Workspace, *, is_shared: bool) -> Iterator[None]:
             raise  # a file of the user
         reason = os.strerror(error.errno) if error.errno else str(error)
         raise NmtError(
-            f"{work.place} cannot be written: {reason}; mend that and give the same command "
+            f"{work.place} cannot be written: {reason}; fix that and give the same command "
             "again, which goes on with what is done"
         ) from None
     finally:
-        if not is_shared and work.folder.is_dir() and not work.has_results():
-            work.remove()
-
-
-def _remove_empty(folders: list[Path]) -> None:
-    for folder in folders:
-        with contextlib.suppress(OSError):
-            folder.rmdir()
-
-
-def _no_plan(place: Path) -> ConfigError:
-    return ConfigError(f"{place} has no plan; run this command with step=plan first, without shard")
-
-
-def _difference(known: dict[str, Any], job: dict[str, Any]) -> str:
-    names = sorted(k for k in {*known, *job} if known.get(k) != job.get(k))
-    return f"{', '.join(names)} changed since the last run: " if names else ""
+        if not is_shared:
+            work.remove(unless_useful=True)
 
 
 def _make(folder: Path, place: Path) -> None:
@@ -194,26 +219,34 @@ def _make(folder: Path, place: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, name: str, *, shared: bool) -> Iterator[None]:
-    path = folder / name
+def _locked(folder: Path, part: str | None) -> Iterator[None]:
+    """Lock the folder for this process alone, or for this and other parts of a job."""
+    whole = FileLock(folder / _LOCK)
+    if part is None:  # wait for nobody
+        locks = [FileLock(path) for path in folder.glob(f"{_LOCK}-*")]
+    else:
+        locks = [FileLock(folder / f"{_LOCK}-{part}")]
     with contextlib.ExitStack() as stack:
         try:
-            stream = stack.enter_context(path.open("ab"))
-            _lock(stream.fileno(), fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
-            is_ours = os.path.samestat(os.fstat(stream.fileno()), path.stat())
-        except (BlockingIOError, FileNotFoundError):  # the latter when it has just finished
-            is_ours = False
-        if not is_ours:
+            # another part has the first lock for a moment
+            stack.enter_context(whole.acquire(timeout=0 if part is None else 1))
+            for lock in locks:
+                stack.enter_context(lock.acquire(timeout=0))
+        except (Timeout, FileNotFoundError):  # the latter when another has just finished
             raise ConfigError(
                 f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
-            )
+            ) from None
+        except OSError as error:  # some file systems of clusters have no locks
+            log.warning("no lock can be had (%s): start no second run of this folder", error)
+        if part is not None:
+            whole.release()
         yield
 
 
-def _lock(descriptor: int, kind: int) -> None:
-    try:
-        fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise
-    except OSError as error:  # some file systems of clusters have no locks
-        log.warning("no lock can be had (%s): start no second run of this folder", error.strerror)
+def _no_plan(place: Path) -> ConfigError:
+    return ConfigError(f"{place} has no plan; run this command with step=plan first, without shard")
+
+
+def _difference(known: dict[str, Any], job: dict[str, Any]) -> str:
+    names = sorted(k for k in {*known, *job} if known.get(k) != job.get(k))
+    return f"{', '.join(names)} changed since the last run: " if names else ""

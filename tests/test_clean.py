@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import functools
+import itertools
 import json
 import random
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from dirt import (
     Row,
     Story,
+    clean_and_filter,
     hostile_line,
     hostile_record,
     make_chunk,
@@ -24,12 +27,9 @@ from dirt import (
 
 from nmt.config import DataConfig, FilterConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
-from nmt.preprocess.chunks import ChunkReader
-from nmt.preprocess.cleaned import Cleaned
-from nmt.preprocess.cleaning import MALFORMED, NOT_UTF8, OVERLONG, clean
-from nmt.preprocess.counts import NUM_EXAMPLES, Counts
+from nmt.preprocess.chunks import ChunkReader, Format, Source
+from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, Cleaned, PairCounts
 from nmt.preprocess.filters import EMPTY, NUL
-from nmt.preprocess.pieces import Format, Source
 
 SEEDS = range(30)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]
@@ -92,7 +92,7 @@ def assert_same(cleaned: Cleaned, story: Story, num_read: int) -> None:
     assert_same_counts(cleaned.counts, story, num_read)
 
 
-def assert_same_counts(counts: Counts, story: Story, num_read: int) -> None:
+def assert_same_counts(counts: PairCounts, story: Story, num_read: int) -> None:
     assert (counts.read, counts.kept) == (num_read, len(story.kept))
     assert counts.dropped == dict(story.dropped)
     assert counts.replaced == dict(story.replaced)
@@ -121,54 +121,39 @@ def hostile_json(seed: int) -> list[list[bytes]]:
     return [[hostile_record(draw, n) for n in range(1, 61)]]
 
 
-@pytest.mark.parametrize(("invalid", "nul", "held_out"), POLICIES)
-def test_pairs_are_cleaned_as_line_by_line(invalid: Invalid, nul: bool, held_out: bool) -> None:
-    config = settings(invalid, nul=nul)
-    for seed in SEEDS:
-        lines = hostile_pairs(seed)
-        cleaned = clean(make_chunk(lines, Format.pair), config, held_out=held_out)
-        assert_same(cleaned, slow_clean(lines, read_pair, config, held_out=held_out), 60)
-
-
-@pytest.mark.parametrize(("nul", "held_out"), [p[1:] for p in POLICIES[1:]])
-@pytest.mark.parametrize("columns", [(2, 3), (3, 1)])
-def test_columns_are_cleaned_as_line_by_line(
-    nul: bool, held_out: bool, columns: tuple[int, int]
+def check(
+    format: Format,
+    draw: Callable[[int], list[list[bytes]]],
+    read: Reader,
+    policies: list[tuple[Invalid, bool, bool]],
+    **source: Any,
 ) -> None:
-    config = settings(Invalid.drop, nul=nul)
-    for seed in SEEDS:
-        lines = hostile_tsv(seed)
-        cleaned = clean(make_chunk(lines, Format.tsv, columns=columns), config, held_out=held_out)
-        read = functools.partial(read_tsv, columns=columns)
+    """Compare with cleaning one pair after the other, under each policy; mix up and lose none."""
+    for (invalid, nul, held_out), seed in itertools.product(policies, SEEDS):
+        config, lines = settings(invalid, nul=nul), draw(seed)
+        cleaned = clean_and_filter(make_chunk(lines, format, **source), config, held_out=held_out)
         assert_same(cleaned, slow_clean(lines, read, config, held_out=held_out), 60)
-
-
-@pytest.mark.parametrize(("nul", "held_out"), [p[1:] for p in POLICIES[1:]])
-def test_fields_are_cleaned_as_line_by_line(nul: bool, held_out: bool) -> None:
-    config = settings(Invalid.drop, nul=nul)
-    for seed in SEEDS:
-        lines = hostile_json(seed)
-        cleaned = clean(make_chunk(lines, Format.jsonl), config, held_out=held_out)
-        assert_same(cleaned, slow_clean(lines, read_json, config, held_out=held_out), 60)
-
-
-@pytest.mark.parametrize("format", list(Format))
-@pytest.mark.parametrize("held_out", [False, True])
-def test_no_line_is_mixed_up_and_none_that_is_held_out_is_lost(
-    format: Format, held_out: bool
-) -> None:
-    draw = {Format.pair: hostile_pairs, Format.tsv: hostile_tsv, Format.jsonl: hostile_json}[format]
-    for seed in SEEDS:
-        lines = draw(seed)
-        chunk = make_chunk(lines, format, **({"columns": (2, 3)} if format is Format.tsv else {}))
-        cleaned = clean(chunk, settings(Invalid.drop), held_out=held_out)
         if held_out:
-            assert cleaned.lines.tolist() == list(range(1, len(lines[0]) + 1))
+            assert cleaned.lines.tolist() == list(range(1, 61))
         for line, *texts in zip(cleaned.lines, cleaned.src, cleaned.tgt, strict=True):
             for text in texts:
                 assert {int(n) for n in re.findall(r"#(\d+)#", text)} <= {line}
                 assert len((text + "x").splitlines()) == 1
                 text.encode("utf-8")
+
+
+def test_pairs_are_cleaned_as_line_by_line() -> None:
+    check(Format.pair, hostile_pairs, read_pair, POLICIES)
+
+
+@pytest.mark.parametrize("columns", [(2, 3), (3, 1)])
+def test_columns_are_cleaned_as_line_by_line(columns: tuple[int, int]) -> None:
+    read = functools.partial(read_tsv, columns=columns)
+    check(Format.tsv, hostile_tsv, read, POLICIES[1:], columns=columns)
+
+
+def test_fields_are_cleaned_as_line_by_line() -> None:
+    check(Format.jsonl, hostile_json, read_json, POLICIES[1:])
 
 
 def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
@@ -181,10 +166,10 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
     story = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):
         with ChunkReader([source], pairs_a_chunk=size) as reader:
-            parts = [clean(chunk, config, held_out=False) for chunk in reader.read()]
-        total = Counts()
+            parts = [clean_and_filter(chunk, config) for chunk in reader.read()]
+        total = PairCounts()
         for part in parts:
-            total.merge(Counts.from_json(json.loads(json.dumps(part.counts.to_json()))))
+            total.merge(PairCounts.from_json(json.loads(json.dumps(part.counts.to_json()))))
         kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
         assert kept == story.kept
         assert_same_counts(total, story, 200)
@@ -199,34 +184,32 @@ def test_broken_bytes_are_an_error_that_names_the_first_with_file_line_and_byte(
         with pytest.raises(
             DataError, match=r"^b\.tgt:2: byte 12 \(0xff\) is not UTF-8; .*invalid="
         ):
-            clean(make_chunk(lines, Format.pair), settings(), held_out=held_out)
+            clean_and_filter(make_chunk(lines, Format.pair), settings(), held_out=held_out)
 
 
-@pytest.mark.parametrize(
-    ("format", "line", "what"),
-    [
-        (Format.tsv, b"one", r"1 of 2 columns"),
-        (Format.jsonl, b"{", "no JSON"),
-        (Format.jsonl, b"[" * 100_000, "no JSON"),
-        (Format.jsonl, b"", "no JSON"),
-        (Format.jsonl, b"[1]", "no JSON object"),
-        (Format.jsonl, b'{"src": "x"}', 'no text in the field "tgt"'),
-        (Format.jsonl, b'{"src": null, "tgt": "x"}', 'no text in the field "src"'),
-        (
-            Format.jsonl,
-            b'{"src": "x", "tgt": "\\ud83d"}',
-            'half a surrogate pair in the field "tgt"',
-        ),
-    ],
-)
-def test_a_malformed_line_is_an_error_or_is_dropped(format: Format, line: bytes, what: str) -> None:
-    good = b"a\tb" if format is Format.tsv else b'{"src": "a", "tgt": "b"}'
-    chunk = make_chunk([[good, line, good]], format, first_line=11)
-    with pytest.raises(DataError, match=rf"^both:12: {what}; .*data\.invalid="):
-        clean(chunk, settings(Invalid.error), held_out=False)
-    cleaned = clean(chunk, settings(Invalid.drop), held_out=False)
-    assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"])
-    assert clean(chunk, settings(Invalid.drop), held_out=True).tgt[::2] == ["b", "b"]
+MALFORMED_LINES = [
+    (Format.tsv, b"one", r"1 of 2 columns"),
+    (Format.jsonl, b"{", "no JSON"),
+    (Format.jsonl, b"[" * 100_000, "no JSON"),
+    (Format.jsonl, b"", "no JSON"),
+    (Format.jsonl, b"[1]", "no JSON object"),
+    (Format.jsonl, b'{"src": "x"}', 'no text in the field "tgt"'),
+    (Format.jsonl, b'{"src": null, "tgt": "x"}', 'no text in the field "src"'),
+    (Format.jsonl, b'{"src": "x", "tgt": "\\ud83d"}', 'half a surrogate pair in the field "tgt"'),
+]
+
+
+def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
+    for format, line, what in MALFORMED_LINES:
+        good = b"a\tb" if format is Format.tsv else b'{"src": "a", "tgt": "b"}'
+        chunk = make_chunk([[good, line, good]], format, first_line=11)
+        expected = rf"^both:12: {what}; fix the line, .*data\.invalid="
+        with pytest.raises(DataError, match=expected):
+            clean_and_filter(chunk, settings(Invalid.error))
+        cleaned = clean_and_filter(chunk, settings(Invalid.drop))
+        assert (cleaned.lines.tolist(), cleaned.tgt) == ([11, 13], ["b", "b"]), what
+        held_out = clean_and_filter(chunk, settings(Invalid.drop), held_out=True)
+        assert held_out.tgt[::2] == ["b", "b"], what
 
 
 def test_rules_keep_text_that_no_rule_is_against() -> None:
@@ -234,14 +217,14 @@ def test_rules_keep_text_that_no_rule_is_against() -> None:
     text = (
         "a\u200b\u200d\u00a0\u3000\u0301\u2060\ufeffb 😀\x01\x1f\u00ad" + "\ufffd\uffff\U0010ffff"
     )
-    cleaned = clean(make_chunk([[text.encode()]] * 2, Format.pair), settings(), held_out=False)
+    cleaned = clean_and_filter(make_chunk([[text.encode()]] * 2, Format.pair), settings())
     assert cleaned.src == cleaned.tgt == [text]
     assert not cleaned.counts.replaced
 
 
 def test_control_characters_inside_strings_of_json_are_text() -> None:
     line = b'{"src": "a\tb\x01", "tgt": "c\x00d\x0be"}'
-    cleaned = clean(make_chunk([[line]], Format.jsonl), settings(nul=False), held_out=False)
+    cleaned = clean_and_filter(make_chunk([[line]], Format.jsonl), settings(nul=False))
     assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c d e"])
 
 
@@ -249,7 +232,7 @@ def test_an_overlong_line_is_dropped_or_empty() -> None:
     chunk = make_chunk([[b"a", b"", b"c"], [b"x", b"y", b"z"]], Format.pair, first_line=5)
     chunk = type(chunk)(**{**vars(chunk), "overlong": (6,)})
     for held_out, src in ((False, ["a", "c"]), (True, ["a", "", "c"])):
-        cleaned = clean(chunk, settings(), held_out=held_out)
+        cleaned = clean_and_filter(chunk, settings(), held_out=held_out)
         assert cleaned.src == src
         counts = cleaned.counts.replaced if held_out else cleaned.counts.dropped
         assert counts == {OVERLONG: 1}
@@ -259,6 +242,6 @@ def test_an_overlong_line_is_dropped_or_empty() -> None:
 def test_rows_that_came_before_are_dropped_as_duplicates() -> None:
     chunk = make_chunk([[b"a", b"", b"c", b"d"]] * 2, Format.pair)
     repeated = np.array([False, True, False, True])
-    counts = clean(chunk, settings(), held_out=False, repeated=repeated).counts
+    counts = clean_and_filter(chunk, settings(), repeated=repeated).counts
     assert counts.dropped == {EMPTY: 1, "duplicate": 1}
     assert counts.examples["duplicate"] == [("a.src", 4, None)]

@@ -13,8 +13,8 @@ from conftest import sentences, tokenizer_config
 from nmt.config import TokenizerType
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.preprocess import words
-from nmt.preprocess.words import Ids, LineEncoder, cuts_at_spaces
+from nmt.preprocess import encode
+from nmt.preprocess.encode import Ids, LineEncoder, cuts_at_spaces
 
 # whatever a normaliser may drop, join, split, or take for a space; and spaces themselves
 ODD = "\u00a0\u3000\u2009\u200b\u200d\u00ad\u0301\u0308\u00a8\uffe3\u0385\u1fc1\t\x01\x1a\x00"
@@ -72,13 +72,18 @@ def test_a_line_with_the_sign_of_a_space_is_encoded_whole() -> None:
 def test_rare_words_are_forgotten_and_cut_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(words, "_MOST_WORDS", 40)
+    monkeypatch.setattr(encode, "_MOST_WORDS", 40)
     encoder = LineEncoder(tokenizer)
     for seed in range(6):
         lines = ["the house", *hostile_lines(50, seed), "the house"]
         assert_same(encoder, tokenizer, lines)
-        assert len(encoder._words.numbers) <= 41
-        assert {"the", "house"} <= set(encoder._words.numbers)
+        of_these = len({word for line in lines for word in line.split(" ")}) + 1
+        assert len(encoder._words) <= 20 + of_these
+        assert {"the", "house"} <= encoder._words.keys()
+    cut = []
+    monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, _: cut.extend(texts) or [])
+    encoder.encode(["the house", "house the"])  # used last: not cut again
+    assert cut == []
 
 
 def test_no_lines_have_no_ids(tokenizer: Tokenizer) -> None:

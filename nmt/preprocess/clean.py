@@ -1,0 +1,332 @@
+r"""Turns the bytes of a chunk into pairs of text, and counts everything that it changes or drops.
+
+- A line ends at the byte \n and nowhere else.
+- Bytes that are not UTF-8 are found by line and byte; each broken part becomes U+FFFD, as section
+  3.9 of the Unicode standard recommends (substitution of maximal subparts).
+- One U+FEFF (BOM) at the start of a line is stripped (files that were joined have it in the middle
+  too), and one \r at its end.
+- What other tools take for the end of a line, inside of one, becomes a space.
+- TSV: columns stand between tabs; there is no quoting, and a quotation mark is text. JSONL: an
+  object a line, the fields at its top or in its "translation", as in datasets of the hub. A line
+  that lacks a side is malformed: too few columns, no JSON, no object, no text in a field.
+
+Held-out pairs are repaired, and none is ever dropped. Filters and tokens are not known here.
+"""
+
+# N pairs of a chunk that are kept
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from nmt.config import Invalid, PreprocessConfig
+from nmt.errors import DataError
+from nmt.preprocess.chunks import Chunk, Format, Place
+
+Mask = np.ndarray[Any, np.dtype[np.bool_]]
+Rows = np.ndarray[Any, np.dtype[np.int64]]
+
+NUM_EXAMPLES = 5
+NOT_UTF8 = "not UTF-8"
+MALFORMED = "malformed line"
+OVERLONG = "line too large"
+_BREAKS = {
+    "\r": "CR",
+    "\v": "VT",
+    "\f": "FF",
+    "\x1c": "FS",
+    "\x1d": "GS",
+    "\x1e": "RS",
+    "\x85": "NEL",
+    "\u2028": "U+2028",
+    "\u2029": "U+2029",
+}
+_RULES = (  # kind, the character it is about, what is replaced, by what
+    ("BOM", "\ufeff", re.compile(r"\A\ufeff"), ""),
+    ("CRLF", "\r", re.compile(r"\r\Z"), ""),
+    *((kind, character, re.compile(character), " ") for character, kind in _BREAKS.items()),
+)
+_SURROGATES = re.compile("[\ud800-\udfff]+")
+# control characters inside strings are no reason to lose a line; NUL has its own filter
+_JSON = json.JSONDecoder(strict=False)
+
+
+@dataclass
+class PairCounts:
+    """What became of some pairs; sums over chunks with `merge`, in the order of reading."""
+
+    read: int = 0
+    kept: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)  # pairs, by reason
+    replaced: dict[str, int] = field(default_factory=dict)  # characters or bytes, by kind
+    examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
+
+    def drop(self, reason: str, number: int, places: list[Place]) -> None:
+        """Count dropped pairs of one chunk; `places` are the first of them."""
+        self.kept -= number
+        self.dropped[reason] = self.dropped.get(reason, 0) + number
+        self._remember(reason, places)
+
+    def replace(self, kind: str, number: int, places: list[Place]) -> None:
+        """Count what was stripped or replaced in one chunk, if anything; `places` are the first."""
+        if number == 0:
+            return
+        self.replaced[kind] = self.replaced.get(kind, 0) + number
+        self._remember(kind, places)
+
+    def _remember(self, name: str, places: list[Place]) -> None:
+        """Add places of the same chunk; one that is later may have been found before."""
+        known = dict.fromkeys(self.examples.get(name, []) + places)
+        self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
+
+    def merge(self, other: PairCounts) -> None:
+        """Add the counts of pairs that come after these."""
+        self.read += other.read
+        self.kept += other.kept
+        for mine, theirs in ((self.dropped, other.dropped), (self.replaced, other.replaced)):
+            for name, number in theirs.items():
+                mine[name] = mine.get(name, 0) + number
+        for name, places in other.examples.items():
+            self.examples[name] = (self.examples.get(name, []) + places)[:NUM_EXAMPLES]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain values for a JSON file, names sorted; places as [file, line, byte]."""
+        plain = asdict(self)
+        return {k: dict(sorted(v.items())) if isinstance(v, dict) else v for k, v in plain.items()}
+
+    @classmethod
+    def from_json(cls, plain: dict[str, Any]) -> PairCounts:
+        """Read what `to_json` gave."""
+        examples = {
+            name: [Place(*place) for place in places] for name, places in plain["examples"].items()
+        }
+        return cls(**{**plain, "examples": examples})
+
+
+@dataclass
+class Cleaned:
+    """The pairs of a chunk that are kept so far."""
+
+    chunk: Chunk
+    src: list[str]
+    tgt: list[str]
+    rows: Rows  # (N,) where in the chunk each pair was, from 0
+    counts: PairCounts
+
+    @property
+    def lines(self) -> Rows:
+        """The line of each pair in its file (N,), from 1."""
+        return self.rows + self.chunk.first_line
+
+    def drop(
+        self, reason: str, *at_sides: Mask, at_bytes: Mapping[_Spot, int | None] | None = None
+    ) -> Mask:
+        """Drop pairs for something in the source or target, and return which of them stay (N,).
+
+        Args:
+            reason: what the report calls it.
+            at_sides: where it is in the source (N,), and in the target (N,) if it can be there.
+            at_bytes: the first byte to blame, for rows and sides where it is known.
+        """
+        keep = ~np.logical_or.reduce(at_sides)
+        dropped = np.flatnonzero(~keep)
+        if len(dropped) == 0:
+            return keep  # type: ignore[no-any-return]
+        places = []
+        for i in dropped[:NUM_EXAMPLES].tolist():
+            row, side = int(self.rows[i]), int(not at_sides[0][i])
+            places.append(self.chunk.place(row, side, (at_bytes or {}).get((row, side))))
+        self.counts.drop(reason, len(dropped), places)
+        stay = np.flatnonzero(keep).tolist()
+        self.src, self.tgt = [self.src[i] for i in stay], [self.tgt[i] for i in stay]
+        self.rows = self.rows[keep]
+        return keep  # type: ignore[no-any-return]
+
+
+_Spot = tuple[int, int]  # row of a chunk, from 0, and side: 0 for the source, 1 for the target
+
+
+class _Fault(NamedTuple):
+    """What is wrong with a line."""
+
+    byte: int | None  # the first to blame, from 1
+    message: str
+
+
+def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> Cleaned:
+    """Read the pairs of a chunk and drop those that cannot be read; held-out pairs all stay.
+
+    Raises `DataError`, with file and line, where `data.invalid` asks for it.
+    """
+    reader = _Reader(chunk)
+    src, tgt = reader.read()
+    cleaned = Cleaned(chunk, src, tgt, np.arange(chunk.num_pairs), reader.counts)
+    overlong = {(line - chunk.first_line, 0): _Fault(None, OVERLONG) for line in chunk.overlong}
+    _settle(cleaned, OVERLONG, overlong, repair=held_out)
+    invalid = config.data.invalid
+    if reader.broken and invalid is Invalid.error:
+        (row, side), fault = min(reader.broken.items())
+        how = "convert the file, for example with iconv -f latin1 -t utf-8"
+        raise DataError(
+            f"{chunk.place(row, side)}: {fault.message}; {how if fault.byte else 'fix the line'}, "
+            "or set data.invalid=replace or drop"
+        )
+    repair = held_out or invalid is Invalid.replace
+    _settle(cleaned, NOT_UTF8, reader.broken, repair=repair, number=reader.num_broken)
+    if reader.malformed and invalid is not Invalid.drop:
+        (row, _), fault = min(reader.malformed.items())
+        raise DataError(
+            f"{chunk.place(row)}: {fault.message}; fix the line, or leave such lines out with "
+            "data.invalid=drop"
+        )
+    _settle(cleaned, MALFORMED, reader.malformed, repair=held_out)
+    if held_out or not config.filter.nul:
+        for side, lines in enumerate((cleaned.src, cleaned.tgt)):
+            number, found = _substitute(lines, re.compile("\0"), " ")
+            places = [chunk.place(row, side) for row in cleaned.rows[found].tolist()]
+            reader.counts.replace("NUL", number, places)
+    return cleaned
+
+
+def _settle(
+    cleaned: Cleaned,
+    reason: str,
+    faults: dict[_Spot, _Fault],
+    *,
+    repair: bool,
+    number: int | None = None,
+) -> None:
+    """Drop rows of the chunk with a fault, or count `number` (or the faults) as replaced."""
+    if repair:
+        places = [cleaned.chunk.place(*spot, faults[spot].byte) for spot in sorted(faults)]
+        cleaned.counts.replace(reason, len(faults) if number is None else number, places)
+    elif faults:
+        rows = [[row for row, at in faults if at == side] for side in (0, 1)]
+        at_bytes = {spot: fault.byte for spot, fault in faults.items()}
+        cleaned.drop(reason, *(np.isin(cleaned.rows, some) for some in rows), at_bytes=at_bytes)
+
+
+def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
+    """Replace `pattern` in lines; return how often, and the first rows that had it."""
+    rows = [row for row, line in enumerate(lines) if pattern.search(line)]
+    number = 0
+    for row in rows:
+        lines[row], times = pattern.subn(by, lines[row])
+        number += times
+    return number, rows[:NUM_EXAMPLES]
+
+
+class _Reader:
+    """Reads the text of one chunk, and notes what is wrong with it."""
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+        self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
+        self.broken: dict[_Spot, _Fault] = {}  # not UTF-8; of a file with both sides all at side 0
+        self.num_broken = 0  # bytes, or halves of surrogate pairs
+        self.malformed: dict[_Spot, _Fault] = {}
+
+    def read(self) -> tuple[list[str], list[str]]:
+        """Return sources and targets; what is broken is repaired, what is lacking is empty."""
+        lines = [self._clean(self._decode(side), side) for side in range(len(self._chunk.raw))]
+        if self._chunk.source.format is Format.pair:
+            return lines[0], lines[1]
+        is_tsv = self._chunk.source.format is Format.tsv
+        sides = self._take_columns(lines[0]) if is_tsv else self._take_fields(lines[0])
+        for line in self._chunk.overlong:
+            self.malformed.pop((line - self._chunk.first_line, 0), None)
+        return sides
+
+    def _decode(self, side: int) -> str:
+        r"""Decode the lines of one file, still in one piece, the last \n left out."""
+        raw = self._chunk.raw[side].removesuffix(b"\n")
+        try:
+            return raw.decode("utf-8")
+        except UnicodeDecodeError:
+            lines = raw.split(b"\n")
+        texts = []
+        for row, line in enumerate(lines):
+            try:
+                texts.append(line.decode("utf-8"))
+            except UnicodeDecodeError as error:
+                byte = error.start + 1
+                message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
+                self.broken[row, side] = _Fault(byte, message)
+                escaped = line.decode("utf-8", "surrogateescape")
+                self.num_broken += sum(map(len, _SURROGATES.findall(escaped)))
+                texts.append(line.decode("utf-8", "replace"))
+        return "\n".join(texts)
+
+    def _clean(self, text: str, side: int) -> list[str]:
+        r"""Cut text at \n and apply the rules on the other characters that end or begin lines."""
+        lines = text.split("\n")
+        for kind, character, pattern, by in _RULES:
+            if character in text:
+                self._replace(lines, kind, pattern, by, side)
+        return lines
+
+    def _take_columns(self, lines: list[str]) -> tuple[list[str], list[str]]:
+        """Take two columns, numbered from 1, of lines with tabs."""
+        first, second = (column - 1 for column in self._chunk.source.columns)
+        last = max(first, second)
+        rows = [line.split("\t", last + 1) for line in lines]
+        for row, cells in enumerate(rows):
+            if len(cells) <= last:
+                message = f"{len(cells)} of {last + 1} columns"
+                self.malformed[row, 0] = _Fault(None, message)
+                cells += [""] * (last + 1 - len(cells))
+        return [cells[first] for cells in rows], [cells[second] for cells in rows]
+
+    def _take_fields(self, lines: list[str]) -> tuple[list[str], list[str]]:
+        """Take two fields of lines of JSON."""
+        sides: tuple[list[str], list[str]] = ([], [])
+        for row, line in enumerate(lines):
+            record, wrong = _parse(line)
+            for texts, name in zip(sides, self._chunk.source.fields, strict=True):
+                value = record.get(name)
+                if not isinstance(value, str):
+                    wrong, value = wrong or f'no text in the field "{name}"', ""
+                texts.append(value)
+            if wrong:
+                self.malformed[row, 0] = _Fault(None, wrong)
+        fields = zip(sides, self._chunk.source.fields, strict=True)
+        src, tgt = (self._clean_field(texts, name) for texts, name in fields)
+        return src, tgt
+
+    def _clean_field(self, texts: list[str], name: str) -> list[str]:
+        """Replace what JSON can spell and a line of UTF-8 cannot hold; apply the rules again."""
+        joined = "".join(texts)
+        if "\n" in joined:
+            self._replace(texts, "LF", re.compile("\n"), " ", 0)
+        if _SURROGATES.search(joined):
+            for row, text in enumerate(texts):
+                if found := _SURROGATES.findall(text):
+                    self.num_broken += sum(map(len, found))
+                    message = f'half a surrogate pair in the field "{name}"'
+                    self.broken.setdefault((row, 0), _Fault(None, message))
+                    texts[row] = _SURROGATES.sub(lambda part: "\ufffd" * len(part[0]), text)
+        return self._clean("\n".join(texts), 0)
+
+    def _replace(
+        self, lines: list[str], kind: str, pattern: re.Pattern[str], by: str, side: int
+    ) -> None:
+        number, rows = _substitute(lines, pattern, by)
+        self.counts.replace(kind, number, [self._chunk.place(row, side) for row in rows])
+
+
+def _parse(line: str) -> tuple[dict[str, Any], str | None]:
+    """Return the fields of a record, and what is wrong with it."""
+    try:
+        record = _JSON.decode(line)
+    except (ValueError, RecursionError):
+        return {}, "no JSON"
+    if not isinstance(record, dict):
+        return {}, "no JSON object"
+    inner = record.get("translation")
+    return (inner if isinstance(inner, dict) else record), None

@@ -1,0 +1,229 @@
+"""What a worker process does: bytes of a chunk become clean pairs, token ids and counts.
+
+A line is encoded by its words, of which few are new: each is cut once and then looked up. The ids
+are those that SentencePiece gives for the whole line. That holds for BPE models whose pieces do not
+reach over a space and whose normalization treats spaces as SentencePiece's own rules do;
+`cuts_at_spaces` recognizes them.
+"""
+
+# N lines or pairs of a chunk, V vocabulary
+
+from __future__ import annotations
+
+from array import array
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from nmt.config import NORMALIZATIONS, PreprocessConfig
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.preprocess.chunks import Source, TaskChunk
+from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
+from nmt.preprocess.duplicates import Hashes, hash_sides
+from nmt.preprocess.filters import drop_by_text, drop_by_tokens
+from nmt.preprocess.statistics import HeldOut, Measurer, Statistics
+
+Array = np.ndarray[Any, np.dtype[Any]]
+_SPACE = "▁"  # stands for a space in pieces; text that holds one is not cut at spaces alone
+_MOST_WORDS = 1 << 17  # kept, some 25 MB
+_END_OF_LINE = "\n"
+
+
+@dataclass(frozen=True)
+class EncodeItem:
+    """Pairs to encode."""
+
+    part: TaskChunk
+    seen: Mask | None = None  # which of its pairs came before, where such are dropped
+
+
+@dataclass(frozen=True)
+class EncodedChunk:
+    """What became of a chunk."""
+
+    src: Ids
+    tgt: Ids
+    src_text: list[str] | None  # where the text is stored too
+    tgt_text: list[str] | None
+    counts: PairCounts
+    statistics: Statistics
+    hashes: Hashes | None  # of the kept pairs, where they are counted
+
+
+class ChunkEncoder:
+    """Encodes chunks of training pairs, or of held-out pairs, of which all stay."""
+
+    def __init__(
+        self,
+        config: PreprocessConfig,
+        models: Path,
+        *,
+        held_out: HeldOut | None,
+        has_hashes: bool,
+    ) -> None:
+        tokenizers = load_tokenizers(models)
+        self._config, self._has_hashes = config, has_hashes
+        self._src, self._tgt = LineEncoder(tokenizers.src), LineEncoder(tokenizers.tgt)
+        self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
+
+    def __call__(self, item: EncodeItem) -> EncodedChunk:
+        """Clean, filter and encode a chunk of training pairs."""
+        chunk, config = item.part.chunk, self._config
+        cleaned = clean(chunk, config, held_out=False)
+        drop_by_text(cleaned, config, item.seen)
+        src, tgt = self._encode(cleaned, chunk.source)
+        unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
+        keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), unknown, config)
+        return self._result(cleaned, src.select(keep), tgt.select(keep))
+
+    def encode_held_out(self, cleaned: Cleaned) -> EncodedChunk:
+        """Encode clean held-out pairs."""
+        return self._result(cleaned, *self._encode(cleaned, cleaned.chunk.source))
+
+    def _encode(self, cleaned: Cleaned, source: Source) -> tuple[Ids, Ids]:
+        src, tgt = _tagged(cleaned.src, source.src_tag), _tagged(cleaned.tgt, source.tgt_tag)
+        return self._src.encode(src), self._tgt.encode(tgt)
+
+    def _result(self, cleaned: Cleaned, src: Ids, tgt: Ids) -> EncodedChunk:
+        source, texts = cleaned.chunk.source, (cleaned.src, cleaned.tgt)
+        flat_ids = ((src.flat, src.offsets), (tgt.flat, tgt.offsets))
+        name = source.names[0]
+        has_text = self._config.keep_text
+        return EncodedChunk(
+            src,
+            tgt,
+            _tagged(cleaned.src, source.src_tag) if has_text else None,
+            _tagged(cleaned.tgt, source.tgt_tag) if has_text else None,
+            cleaned.counts,
+            self._measurer.measure(texts, flat_ids, file=name, lines=cleaned.lines),
+            hash_sides(*texts) if self._has_hashes else None,
+        )
+
+
+def _tagged(lines: list[str], tag: str | None) -> list[str]:
+    return lines if tag is None else [f"{tag} {line}" for line in lines]
+
+
+@dataclass(frozen=True)
+class Ids:
+    """The ids of N lines, without BOS and EOS: those of line i are `flat[offsets[i] :
+    offsets[i + 1]]`.
+    """
+
+    flat: Array
+    offsets: Array  # (N + 1,)
+
+    @property
+    def lengths(self) -> Array:
+        """Number of ids of each line, (N,)."""
+        return np.diff(self.offsets)
+
+    def select(self, keep: Array) -> Ids:
+        """Return the ids of the lines that `keep` (N,) marks."""
+        if keep.all():
+            return self
+        return Ids(self.flat[np.repeat(keep, self.lengths)], _cumulate(self.lengths[keep]))
+
+
+def _cumulate(lengths: Array) -> Array:
+    """Return where each of N parts of a row begins, and the end, (N + 1,)."""
+    return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+class LineEncoder:
+    """Encodes lines of one language with one tokenizer."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
+        self._is_unknown = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # (V,)
+        self._is_unknown[[tokenizer.unk_id, *tokenizer.byte_ids]] = 1
+        self._has_words = cuts_at_spaces(tokenizer)
+        # the ids of words; no text becomes EOS, which ends the lines here
+        self._words = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
+        self._older_words: dict[str, bytes] = {}
+
+    def encode(self, lines: list[str]) -> Ids:
+        """Return the ids of N lines, none of which holds a line break."""
+        text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
+        if not self._has_words or _SPACE in text:
+            ids = self._tokenizer.encode_batch(lines, 1)
+            flat = np.array(array(self._typecode, chain.from_iterable(ids)))
+            return Ids(flat, _cumulate(np.fromiter(map(len, ids), np.int64, len(ids))))
+        words = text.removesuffix(" ").split(" ")
+        self._learn(set(words))
+        flat = np.frombuffer(b"".join(map(self._words.__getitem__, words)), self._typecode)
+        is_end = flat == self._tokenizer.eos_id
+        ends = np.flatnonzero(is_end)
+        return Ids(flat[~is_end], np.concatenate([[0], ends - np.arange(len(ends))]))
+
+    def _learn(self, words: set[str]) -> None:
+        """Find the ids of words that are new; forget those that did not come again for long."""
+        if len(self._words) > _MOST_WORDS // 2:
+            self._words, self._older_words = {}, self._words
+        new = words.difference(self._words)
+        again = new & self._older_words.keys()
+        self._words.update((word, self._older_words[word]) for word in again)
+        cut = list(new - again)
+        ids = self._tokenizer.encode_batch(cut, 1)
+        self._words.update(
+            (w, array(self._typecode, i).tobytes()) for w, i in zip(cut, ids, strict=True)
+        )
+
+    def count_unknown(self, ids: Ids) -> Array:
+        """Return the number of unknown tokens and bytes of each line, (N,)."""
+        return np.diff(_cumulate(self._is_unknown[ids.flat])[ids.offsets])
+
+
+def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
+    """Return whether the words of a line can be encoded one by one.
+
+    So it is for BPE, where merges of one word do not look at the next. Not for unigram models,
+    whose sums of scores may round another way.
+    """
+    model = _fields(tokenizer.model)
+    trainer, normalizer = (_fields(b"".join(model.get(number, []))) for number in (2, 3))
+    bpe, yes, no = 2, 1, 0
+    name = normalizer.get(1, [b""])[-1].decode("utf-8")
+    pieces = tokenizer.all_pieces()
+    return (
+        trainer.get(3, [yes])[-1] == bpe
+        and trainer.get(24, [no])[-1] == no  # treat_whitespace_as_suffix
+        and name in NORMALIZATIONS
+        and all(normalizer.get(number, [yes])[-1] == yes for number in (3, 4, 5))  # of spaces
+        and _SPACE in pieces
+        and not any(_SPACE in piece[1:] for piece in pieces)
+    )
+
+
+def _fields(message: bytes) -> dict[int, list[Any]]:
+    """Return the values of each field of a message of protocol buffers, by number.
+
+    A model is a `ModelProto` (sentencepiece_model.proto), whose classes need the package protobuf.
+    """
+    fields: dict[int, list[Any]] = {}
+    place = 0
+
+    def varint() -> int:
+        nonlocal place
+        value = shift = 0
+        while True:
+            byte = message[place]
+            place += 1
+            value |= (byte & 127) << shift
+            shift += 7
+            if byte < 128:
+                return value
+
+    while place < len(message):
+        number, kind = divmod(varint(), 8)
+        if kind == 0:
+            fields.setdefault(number, []).append(varint())
+        else:
+            size = {1: 8, 5: 4}[kind] if kind in (1, 5) else varint()
+            fields.setdefault(number, []).append(message[place : place + size])
+            place += size
+    return fields
