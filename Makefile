@@ -37,6 +37,7 @@ check-style: $(INSTALLED)
 format: $(INSTALLED)
 	$(BIN)/ruff format nmt configs scripts tests
 	$(BIN)/ruff check --fix nmt configs scripts tests
+	$(BIN)/python scripts/wrap.py *.md docs/*.md docs/benchmarks/README.md
 
 wheel: $(INSTALLED)
 	rm -rf build dist

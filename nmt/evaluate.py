@@ -1,7 +1,7 @@
 """Scores of translations: BLEU, chrF and TER with signatures, and paired tests against a baseline.
 
-Knows lists of detokenised lines; nothing of files, models or command lines. Every number is
-sacreBLEU's own, but for the interval of a difference and the lower bound on a p-value.
+Works on lists of detokenized lines. Every number is sacreBLEU's own, except the interval of a
+difference and the lower bound on a p-value.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -20,14 +20,15 @@ from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER, TERScore
 from sacrebleu.significance import PairedTest
+from tabulate import tabulate
 
 from nmt.config import Method, Metric
 from nmt.errors import ConfigError, DataError, nearest
 
-MAX_TOKENISED_LINES = 100
-"""Lines that may end in " ." before the text counts as tokenised; sacreBLEU warns there too."""
+MAX_TOKENIZED_LINES = 100
+"""Lines that may end in " ." before the text counts as tokenized; sacreBLEU warns there too."""
 NUM_INTERVAL_SAMPLES = 1000
-"""Resamples behind an interval that the paired bootstrap does not yield by the way."""
+"""Resamples behind an interval that the paired bootstrap does not compute."""
 
 Lines = Sequence[str]
 _Counts = npt.NDArray[np.float64]
@@ -49,7 +50,7 @@ class Score:
     """Points: 0 to 100, for TER 0 and up."""
     signature: str
     detail: dict[str, float]
-    """What the value is made of: for BLEU and TER lengths in tokens, empty for chrF."""
+    """The components of the value: for BLEU and TER lengths in tokens, empty for chrF."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -119,20 +120,20 @@ def evaluate(
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
 ) -> list[Score]:
-    """Score detokenised hypotheses against one or more sets of references, a line each.
+    """Score detokenized hypotheses against one or more sets of references, a line each.
 
-    `tokenize` concerns BLEU alone. `force` accepts text that looks tokenised, which otherwise, like
-    counts that differ and empty input, raises a DataError.
+    `tokenize` only affects BLEU. `force` accepts text that looks tokenized, which otherwise, like
+    unequal counts and empty input, raises a DataError.
     """
     check_aligned(hypotheses, references)
     if not force:
-        _check_detokenised("hypotheses", hypotheses)
-        _check_detokenised("references", *references)
+        _check_detokenized("hypotheses", hypotheses)
+        _check_detokenized("references", *references)
     return [_score(_build(metric, tokenize), hypotheses, references) for metric in metrics]
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
-    """Score with BLEU alone, tokenised-looking or not: a young model may end every line in " ."."""
+    """Score with BLEU alone, even text that looks tokenized, which a model may write at first."""
     check_aligned(hypotheses, references)
     return _score(_bleu_metric(tokenize), hypotheses, references).value
 
@@ -150,17 +151,17 @@ def compare(
     """Test whether a system differs from a baseline, by sacreBLEU's PairedTest.
 
     Intervals come from bootstrap resampling with either method. sacreBLEU 2.6 gives (almost)
-    identical systems the smallest p-value there is, as it counts trials that beat the observed
-    difference and not those that equal it. So the p-value is raised to 2^(1-k) for k lines whose
-    counts differ: of the 2^k ways to swap these lines, at least two give just the observed
-    difference. From k = 11 on (at 1000 samples) sacreBLEU's value stands.
+    identical systems the smallest possible p-value, since it counts trials that exceed the observed
+    difference and not those that equal it. The p-value is therefore raised to 2^(1-k) for k lines
+    whose counts differ: of the 2^k ways to swap these lines, at least two give exactly the observed
+    difference. From k = 11 on (at 1000 samples) sacreBLEU's value is larger.
     """
     check_aligned(hypotheses, references)
     check_aligned(baseline, references, name="baseline")
     if not force:
-        _check_detokenised("hypotheses", hypotheses)
-        _check_detokenised("baseline", baseline)
-        _check_detokenised("references", *references)
+        _check_detokenized("hypotheses", hypotheses)
+        _check_detokenized("baseline", baseline)
+        _check_detokenized("references", *references)
     built = {metric.value: _build(metric, tokenize) for metric in metrics}
     systems = [("baseline", baseline), ("system", hypotheses)]
     kind, extra = _PAIRED_TEST[test.method]
@@ -169,21 +170,55 @@ def compare(
     signatures, results = paired()
     rows = []
     for name, metric in paired.metrics.items():
-        counts = [_line_counts(metric, lines, references) for lines in (baseline, hypotheses)]
-        interval = _difference_interval(metric, counts[0], counts[1], seed=test.seed)
-        floor, signature = _smallest_p_value(counts[0], counts[1]), str(signatures[name])
-        rows.append(_comparison(name, results[name], interval, floor=floor, signature=signature))
+        before, after = (
+            _line_counts(metric, lines, references) for lines in (baseline, hypotheses)
+        )
+        low, high = _difference_interval(metric, before, after, seed=test.seed)
+        num_changed = int((before != after).any(axis=1).sum())
+        first, second = cast(list[Any], results[name])
+        comparison = Comparison(
+            name=name,
+            baseline=float(first.score),
+            baseline_mean=float(first.mean),
+            baseline_ci=float(first.ci),
+            system=float(second.score),
+            system_mean=float(second.mean),
+            system_ci=float(second.ci),
+            difference=float(second.score - first.score),
+            difference_low=low,
+            difference_high=high,
+            p_value=max(float(second.p_value), min(1.0, 2.0 ** (1 - num_changed))),
+            signature=str(signatures[name]),
+        )
+        rows.append(comparison)
     return rows
 
 
 def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> str:
-    """Lay out for reading: a line a score, two a comparison, each with its signature."""
-    lines = [f"{s.name:<8}{s.value:7.2f}  {s.signature}" for s in scores]
-    return "\n".join([*lines, *map(_comparison_lines, comparisons)])
+    """Format for reading: a line per score, and a table of comparisons with their signatures."""
+    table = [[s.name, f"{s.value:.2f}", s.signature] for s in scores]
+    options = {"tablefmt": "plain", "disable_numparse": True}
+    parts = [tabulate(table, colalign=("left", "right", "left"), **options)]
+    if comparisons:
+        rows = [
+            [
+                c.name,
+                f"{c.baseline:.2f} ({c.baseline_mean:.2f} ± {c.baseline_ci:.2f})",
+                f"{c.system:.2f} ({c.system_mean:.2f} ± {c.system_ci:.2f})",
+                f"{c.difference:+.2f} [{c.difference_low:+.2f}, {c.difference_high:+.2f}]",
+                f"{c.p_value:.4f}",
+                c.signature,
+            ]
+            for c in comparisons
+        ]
+        score, difference = "(mean ± 95 % CI)", "difference [95 % CI]"
+        headers = ["", f"baseline {score}", f"system {score}", difference, "p", "signature"]
+        parts.append(tabulate(rows, headers=headers, **options))
+    return "\n\n".join(parts)
 
 
 def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> dict[str, Any]:
-    """Turn into plain values for `json.dumps`: the fields of `Score` and `Comparison` as keys."""
+    """Convert to plain values for `json.dumps`: the fields of `Score` and `Comparison` as keys."""
     return {
         "unit": "points",
         "confidence": 0.95,
@@ -207,14 +242,14 @@ def check_aligned(lines: Lines, references: Sequence[Lines], *, name: str = "hyp
             )
 
 
-def _check_detokenised(name: str, *texts: Lines) -> None:
-    """Raise a DataError for text that looks tokenised: its scores would compare with none."""
+def _check_detokenized(name: str, *texts: Lines) -> None:
+    """Raise a DataError for text that looks tokenized, whose scores are not comparable."""
     for lines in texts:
-        num_tokenised = sum(line.rstrip().endswith(" .") for line in lines)
-        if num_tokenised > MAX_TOKENISED_LINES:
+        num_tokenized = sum(line.rstrip().endswith(" .") for line in lines)
+        if num_tokenized > MAX_TOKENIZED_LINES:
             raise DataError(
-                f'{name}: {num_tokenised} of {len(lines)} lines end in " .", so the text looks '
-                "tokenised; detokenise it, or set force=true to score it as it is"
+                f'{name}: {num_tokenized} of {len(lines)} lines end in " .", so the text looks '
+                "tokenized; detokenise it, or set force=true to score it as it is"
             )
 
 
@@ -231,7 +266,7 @@ def _bleu_metric(tokenize: str) -> BLEU:
         hint = nearest(tokenize, BLEU.TOKENIZERS)
         raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {hint}")
     try:
-        return BLEU(tokenize=tokenize, force=True)  # force: `_check_detokenised` speaks instead
+        return BLEU(tokenize=tokenize, force=True)  # force: `_check_detokenized` raises instead
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
         extra = _EXTRA_OF_TOKENIZER.get(tokenize)
         reason = f"run: pip install '{extra}'" if extra else " ".join(str(error).split())
@@ -273,8 +308,8 @@ def _sacrebleu_seed(seed: int) -> Iterator[None]:
 def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines]) -> _Counts:
     """Count what the metric needs of each line: (lines, counts); their sum gives the score.
 
-    Nothing public yields this, so here and in `_difference_interval` we call methods that sacreBLEU
-    has each metric implement. The interval of a difference cannot be had from the two scores'.
+    sacreBLEU has no public function for it; every metric implements the two methods used here and
+    in `_difference_interval`. The interval of a difference does not follow from the scores' own.
     """
     return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
 
@@ -293,37 +328,3 @@ def _difference_interval(
     differences = [value(system[drawn]) - value(baseline[drawn]) for drawn in draws]
     low, high = np.percentile(differences, [2.5, 97.5])
     return float(low), float(high)
-
-
-def _smallest_p_value(baseline: _Counts, system: _Counts) -> float:
-    """Bound the p-value from below: 2^(1-k) for k lines that differ, 1 for none."""
-    return min(1.0, 2.0 ** (1 - int((baseline != system).any(axis=1).sum())))
-
-
-def _comparison(
-    name: str, results: list[Any], interval: tuple[float, float], *, floor: float, signature: str
-) -> Comparison:
-    baseline, system = results
-    return Comparison(
-        name=name,
-        baseline=float(baseline.score),
-        baseline_mean=float(baseline.mean),
-        baseline_ci=float(baseline.ci),
-        system=float(system.score),
-        system_mean=float(system.mean),
-        system_ci=float(system.ci),
-        difference=float(system.score - baseline.score),
-        difference_low=interval[0],
-        difference_high=interval[1],
-        p_value=max(float(system.p_value), floor),
-        signature=signature,
-    )
-
-
-def _comparison_lines(c: Comparison) -> str:
-    return (
-        f"{c.name:<8}baseline {c.baseline:.2f} ({c.baseline_mean:.2f} ± {c.baseline_ci:.2f})"
-        f"  system {c.system:.2f} ({c.system_mean:.2f} ± {c.system_ci:.2f})"
-        f"  difference {c.difference:+.2f} [{c.difference_low:+.2f}, {c.difference_high:+.2f}]"
-        f"  p = {c.p_value:.4f}\n{'':8}{c.signature}"
-    )

@@ -32,7 +32,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     folder = folder.resolve()  # a link stays, and what it points to is replaced
     if folder.is_file() or is_foreign(folder, marker):
         raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = _beside(folder, "tmp")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     _remove(temporary)  # left by a process of this number that was killed
     try:
@@ -43,7 +43,13 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         yield temporary
         share_files(temporary)
         sync_tree(temporary)
-        _swap(temporary, folder)
+        if folder.exists():
+            old = _beside(folder, "old")
+            _remove(old)
+            os.rename(folder, old)
+        os.rename(temporary, folder)
+        _remove(_beside(folder, "old"))
+        sync(folder.parent)
     finally:
         _remove(temporary)
         for parent in new_parents:  # those that stayed empty go again
@@ -56,7 +62,7 @@ def replace_file(path: Path) -> Iterator[Path]:
     """Give a path to write to, which takes the place of `path` when the block ends without an
     exception.
     """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    temporary = _beside(path, "tmp")
     try:
         yield temporary
         sync(temporary)
@@ -67,7 +73,7 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 def replace_link(link: Path, target: str) -> None:
     """Point the symbolic link `link` at the relative path `target` in one step."""
-    temporary = link.with_name(f".{link.name}.{os.getpid()}.tmp")
+    temporary = _beside(link, "tmp")
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)
@@ -75,7 +81,7 @@ def replace_link(link: Path, target: str) -> None:
 
 def remove_folder(folder: Path) -> None:
     """Remove `folder`, which a kill in between leaves whole or as a leftover."""
-    temporary = folder.with_name(f".{folder.name}.{os.getpid()}.tmp")
+    temporary = _beside(folder, "tmp")
     os.rename(folder, temporary)
     shutil.rmtree(temporary)
 
@@ -95,18 +101,6 @@ def remove_leftovers(folder: Path) -> None:
             path.unlink()
 
 
-def _swap(new: Path, place: Path) -> None:
-    if place.exists():
-        old = place.with_name(f".{place.name}.{os.getpid()}.old")
-        _remove(old)
-        os.rename(place, old)
-        os.rename(new, place)
-        _remove(old)
-    else:
-        os.rename(new, place)
-    sync(place.parent)
-
-
 def is_foreign(folder: Path, marker: str) -> bool:
     """Say whether `folder` holds something, but no such JSON file with `format_version`."""
     if not folder.is_dir() or not any(folder.iterdir()):
@@ -116,6 +110,11 @@ def is_foreign(folder: Path, marker: str) -> bool:
     except (OSError, ValueError):
         return True
     return not isinstance(content, dict) or "format_version" not in content
+
+
+def _beside(path: Path, suffix: str) -> Path:
+    """Return the temporary name that this process uses for `path`."""
+    return path.with_name(f".{path.name}.{os.getpid()}.{suffix}")
 
 
 def _remove(folder: Path) -> None:

@@ -21,9 +21,8 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.export.folder import export
 from nmt.model.fast import accelerate
 from nmt.model.transformer import Transformer
-from nmt.search.search import Hypothesis
-from nmt.translate.backend import NativeBackend
-from nmt.translate.loading import load_models
+from nmt.search.hypotheses import Hypothesis
+from nmt.translate.backend import load_models
 
 LIMIT = 30  # tokens of a translation
 
@@ -96,7 +95,7 @@ def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
 
 def fond_of_padding(folder: Path, trained: Path, tokenizer: Tokenizer) -> Path:
     """Write the model `trained` changed so that it likes PAD and BOS better than a word."""
-    model = load_models([trained], device="cpu").stepper.model
+    model = load_models([trained], device="cpu").backend.stepper.model
     with torch.no_grad():
         liked = model.embedding.weight[tokenizer.encode("the")[0]]
         model.embedding.weight[[tokenizer.pad_id, tokenizer.bos_id]] = 1.2 * liked
@@ -116,7 +115,7 @@ def native(folder: Path, lines: list[str], config: SearchConfig) -> list[list[Hy
     loaded = load_models([folder], device="cpu")
     rows = loaded.tokenizer.src.encode_batch(lines)
     limited = replace(config, max_length_a=0, max_length_b=LIMIT)
-    return NativeBackend(loaded.stepper, loaded.tokenizer).search(rows, limited)
+    return loaded.backend.search(rows, limited)
 
 
 def without_nmt(script: str, job: Any) -> Any:

@@ -13,11 +13,11 @@ from torch import Tensor
 from toy import train
 
 from nmt import files
+from nmt.data import Rows
 from nmt.data.batching import Update
-from nmt.data.bucketing import Rows
-from nmt.training import saver
-from nmt.training.batch import Batch
+from nmt.training import checkpoints
 from nmt.training.learner import Learner
+from nmt.training.microbatches import Batch
 from nmt.training.validation import Validation
 
 # where a process can die: between updates, in the write of a checkpoint, in validation
@@ -25,8 +25,8 @@ PLACES: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
     "save": (files, "sync_tree"),
     "rename": (files, "_swap"),
-    "link": (saver, "replace_link"),
-    "remove": (saver.Saver, "_remove_old"),
+    "link": (checkpoints, "replace_link"),
+    "remove": (checkpoints.Saver, "_remove_old"),
     "validation": (Validation, "loss"),
 }
 

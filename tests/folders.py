@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.folder import CorpusIndex, write_index
-from nmt.data.shards import Shard, ShardWriter
+from nmt.data.arrow import ShardFile, ShardWriter
+from nmt.data.binary import CorpusIndex, write_index
 from nmt.files import write_json
 
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
@@ -22,7 +22,7 @@ def flat(rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     return ids, np.cumsum([0, *map(len, rows)])
 
 
-def write_shard(path: Path, pairs: Pairs, vocab_size: int) -> Shard:
+def write_shard(path: Path, pairs: Pairs, vocab_size: int) -> ShardFile:
     """Write one file."""
     with ShardWriter(path, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size) as writer:
         sides = zip(*pairs, strict=True) if pairs else ((), ())

@@ -4,14 +4,15 @@ the oracles of the tests of search.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 import torch
 from conftest import BOS, EOS, PAD, UNK, hidden_states, plain, random_source, tiny_model
 from torch import Tensor, nn
@@ -64,6 +65,7 @@ TASTES = [
 ]
 
 
+@functools.cache
 def toy_log_probs(source: Sentence, prefix: Sentence, taste: Taste = NO_TASTE) -> Any:
     """Draw log-probabilities of the next symbol (6,), PAD and BOS likely too."""
     draw = np.random.default_rng([*source, 99, *prefix])
@@ -74,6 +76,7 @@ def toy_log_probs(source: Sentence, prefix: Sentence, taste: Taste = NO_TASTE) -
     return logits - np.log(np.exp(logits).sum())
 
 
+@functools.cache
 def toy_attention(source: Sentence, prefix: Sentence) -> Any:
     """Draw what the step after `prefix` attends to in the source (S,)."""
     weights = np.random.default_rng([7, *source, 99, *prefix]).exponential(size=len(source))
@@ -97,10 +100,10 @@ class ToyStepper:
         self.sources: list[set[Sentence]] = []  # that each step works on
         self.width = 0
 
-    def start(self, src: Tensor, src_lengths: Tensor) -> ToyState:
+    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ToyState:
         pairs = zip(src.tolist(), src_lengths.tolist(), strict=True)
         self.width = src.size(1)
-        return ToyState([(tuple(row[:length]), ()) for row, length in pairs])
+        return ToyState([(tuple(row[:length]), ()) for row, length in pairs], attention)
 
     def step(self, tokens: Tensor, state: ToyState) -> Tensor:
         pairs = zip(state.rows, tokens.tolist(), strict=True)
@@ -112,9 +115,6 @@ class ToyStepper:
 
     def reorder(self, state: ToyState, rows: Tensor) -> ToyState:
         return ToyState([state.rows[row] for row in rows.tolist()], state.is_watched)
-
-    def watch(self, state: ToyState) -> None:
-        state.is_watched = True
 
     def attention(self, state: ToyState) -> Tensor:
         assert state.is_watched
@@ -202,16 +202,21 @@ def beam_by_lists(
 
 
 def assert_same(
-    found: list[Hypothesis], expected: list[Hypothesis], *, tolerance: float = 1e-5
+    found: Sequence[Hypothesis],
+    expected: Sequence[Hypothesis],
+    *,
+    tolerance: float = 1e-5,
+    case: object = "",
 ) -> None:
-    """Compare all that a hypothesis says; numbers to a tolerance."""
+    """Compare all that a hypothesis holds, numbers to a tolerance; `case` is named on failure."""
     for name in ("tokens", "finished", "alignment"):
-        assert [getattr(h, name) for h in found] == [getattr(h, name) for h in expected]
-    for name in ("score", "log_prob"):
-        values = [getattr(h, name) for h in expected]
-        assert [getattr(h, name) for h in found] == pytest.approx(values, abs=tolerance)
-    for h, e in zip(found, expected, strict=True):
-        assert h.token_log_probs == pytest.approx(e.token_log_probs, abs=tolerance)
+        assert [getattr(h, name) for h in found] == [getattr(h, name) for h in expected], case
+    values, wanted = (
+        np.array([x for h in some for x in (h.score, h.log_prob, *h.token_log_probs)])
+        for some in (found, expected)
+    )
+    assert len(values) == len(wanted), case
+    assert (np.abs(values - wanted) <= tolerance).all(), case
 
 
 # --- a Transformer, untrained but with clear preferences

@@ -2,57 +2,38 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
-from conftest import BOS, random_source
+from conftest import BOS, plain, random_source
 from searching import LENGTHS, Source, config, decided_model, find
 from torch import Tensor
 
 from nmt.config import Norm
-from nmt.model import attention as attention_module
-from nmt.model.fast.packing import pack
-from nmt.model.transformer import Transformer
+from nmt.model.fast import FastTransformer
+from nmt.model.fast import attention as attention_module
+from nmt.model.transformer import causal_mask
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper, alignment_layer
 
 
 @torch.no_grad()
-def attention_by_hand(
-    model: Transformer, source: Source, row: int, tokens: list[int], layer: int
+def plain_attention(
+    model: FastTransformer, source: Source, row: int, tokens: list[int], layer: int
 ) -> Tensor:
-    """Compute a layer's attention to the source (T, S), mean of the heads, one head at a time."""
-    length = source[1][row : row + 1]
-    inputs: list[Tensor] = []
-    module = model.decoder_layers[layer].cross_attention
-    usual: Callable[..., Tensor] = module.cross_attention
-    module.cross_attention = lambda x, memory, *args: (
-        inputs.extend((x, memory)),
-        usual(x, memory, *args),
-    )[1]
-    try:
-        src, tgt_in = source[0][row, : int(length)], torch.tensor([BOS, *tokens[:-1]])
-        model(src, pack([len(src)]), tgt_in, pack([len(tgt_in)]))
-    finally:
-        del module.cross_attention
-    d_model, heads = model.config.d_model, model.config.num_heads
-    width = d_model // heads
-    weight, bias = module.in_projection.weight, module.in_projection.bias
-    queries = inputs[0] @ weight[:d_model].T + bias[:d_model]  # (T, D)
-    block = slice(d_model, 2 * d_model)
-    keys = inputs[1] @ weight[block].T + bias[block]  # (S, D)
-    total = torch.zeros(len(tokens), int(length))
-    for head in range(heads):
-        part = slice(head * width, (head + 1) * width)
-        total += torch.softmax(queries[:, part] @ keys[:, part].T / math.sqrt(width), dim=-1)
-    return total / heads
+    """Return a layer's attention to the source (T, S) in the plain model, mean of the heads."""
+    twin, length = plain(model), int(source[1][row])
+    module: Any = twin.decoder_layers[layer]
+    record: dict[Any, Any] = {module.cross_attention: None}
+    tgt_in = torch.tensor([[BOS, *tokens[:-1]]])
+    masks = torch.ones(1, length, dtype=torch.bool), causal_mask(len(tokens))
+    twin(source[0][row : row + 1, :length], masks[0], tgt_in, masks[1], record)
+    return record[module.cross_attention][0].mean(dim=0)
 
 
-def search_with(model: Transformer, source: Source, **changes: Any) -> list[list[Hypothesis]]:
+def search_with(model: FastTransformer, source: Source, **changes: Any) -> list[list[Hypothesis]]:
     settings = config(a=1.0, b=8, **{"beam_size": 4, "alignment": True, **changes})
     return find(ModelStepper(model), source, settings)
 
@@ -64,7 +45,7 @@ def test_alignment_is_the_strongest_attention_of_each_step(norm: Norm, beam_size
     positions = set()
     for row, hypotheses in enumerate(search_with(model, source, beam_size=beam_size)):
         for h in hypotheses:
-            weights = attention_by_hand(model, source, row, h.tokens, layer=1)
+            weights = plain_attention(model, source, row, h.tokens, layer=1)
             assert h.alignment is not None
             assert len(h.alignment) == len(h.tokens)
             taken = weights[torch.arange(len(h.tokens)), h.alignment]
@@ -81,7 +62,7 @@ def test_coverage_lowers_the_score_by_what_the_words_were_left_without() -> None
     for row, hypotheses in enumerate(covered):
         changed += [h.tokens for h in hypotheses] != [h.tokens for h in plain[row]]
         for h in hypotheses:
-            weights = attention_by_hand(model, source, row, h.tokens, layer=1)
+            weights = plain_attention(model, source, row, h.tokens, layer=1)
             sums = weights.sum(dim=0)[:-1]  # without EOS
             penalty = float(sums.clamp(max=1.0).log().sum())
             normal = h.log_prob / ((5 + len(h.tokens)) / 6) ** 0.6
@@ -99,13 +80,13 @@ def test_asking_for_alignment_changes_nothing_else() -> None:
 
 def test_attention_is_computed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    usual = attention_module.attention_weights
+    usual = attention_module.attend
 
-    def counting(queries: Tensor, keys: Tensor, mask: Tensor | None) -> Tensor:
+    def counting(queries: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         calls.append(queries.size(2))
-        return usual(queries, keys, mask)
+        return usual(queries, *rest)
 
-    monkeypatch.setattr(attention_module, "attention_weights", counting)
+    monkeypatch.setattr(attention_module, "attend", counting)
     model, source = decided_model(), random_source([4, 3])
     search_with(model, source, alignment=False)
     assert not calls
@@ -118,5 +99,5 @@ def test_the_layer_is_the_last_of_few_and_the_last_but_one_of_many() -> None:
     model = decided_model(num_decoder_layers=6)
     source = random_source([6])
     ((h,),) = search_with(model, source, beam_size=1)
-    weights = attention_by_hand(model, source, 0, h.tokens, layer=4)
+    weights = plain_attention(model, source, 0, h.tokens, layer=4)
     assert h.alignment == weights.argmax(dim=1).tolist()

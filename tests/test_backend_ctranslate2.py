@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import json
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -13,17 +14,18 @@ import pytest
 import torch
 from conftest import EOS, sentences, tiny_model
 from exporting import HOSTILE, exported, fond_of_padding, random_model, save, short_sentences
+from searching import assert_same as assert_same_hypotheses
+from toy import command
 
 from nmt import Translator
 from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.search.hypotheses import Hypothesis
 from nmt.search.penalties import score
-from nmt.search.search import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import Backend, NativeBackend
-from nmt.translate.exported import load_ctranslate2
-from nmt.translate.loading import load_models
+from nmt.translate.backend import Backend, NativeBackend, load_models
+from nmt.translate.ctranslate2 import load_ctranslate2
 
 LINES = short_sentences(20)
 SMALL = replace(SearchConfig(), max_length_b=10)
@@ -35,8 +37,7 @@ def load(folder: Path, **changes: Any) -> tuple[Backend, Backend, Tokenizer]:
     models = load_models([folder], device="cpu")
     output = exported(folder, ExportFormat.ctranslate2, **changes)
     theirs = load_ctranslate2(output, device="cpu", dtype=DType.float32, num_threads=1)
-    native = NativeBackend(models.stepper, models.tokenizer)
-    return native, theirs.backend, models.tokenizer
+    return models.backend, theirs.backend, models.tokenizer
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -46,14 +47,14 @@ def engines(
     return load(trained_models[request.param])
 
 
+def log_probs(
+    engine: Backend, rows: list[list[int]], targets: list[list[int]]
+) -> list[list[float]]:
+    return [h.token_log_probs for h in engine.score(rows, targets, SMALL, 4096)]
+
+
 def assert_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
-    assert [h.tokens for h in ours] == [h.tokens for h in theirs]
-    assert [h.finished for h in ours] == [h.finished for h in theirs]
-    assert [h.alignment for h in ours] == [h.alignment for h in theirs]
-    for one, other in zip(ours, theirs, strict=True):
-        assert other.score == pytest.approx(one.score, abs=1e-3)
-        assert other.log_prob == pytest.approx(one.log_prob, abs=1e-3)
-        assert other.token_log_probs == pytest.approx(one.token_log_probs, abs=1e-3)
+    assert_same_hypotheses(theirs, ours, tolerance=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -120,10 +121,10 @@ def test_scores_are_those_of_the_model_and_the_order_that_of_our_rule(
     for row, found in zip(rows, other.search(rows, config), strict=True):
         assert len({tuple(h.tokens) for h in found}) == len(found) == config.beam_size
         bare = [h.tokens[:-1] if h.finished else h.tokens for h in found]
-        for h, log_probs in zip(found, native.score([row] * len(found), bare), strict=True):
+        for h, expected in zip(found, log_probs(native, [row] * len(found), bare), strict=True):
             assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
             assert len(h.tokens) > config.min_length or not h.finished
-            assert h.token_log_probs == pytest.approx(log_probs[: len(h.tokens)], abs=1e-3)
+            assert h.token_log_probs == pytest.approx(expected[: len(h.tokens)], abs=1e-3)
             assert h.log_prob == pytest.approx(sum(h.token_log_probs))
             assert h.score == pytest.approx(score(h.log_prob, len(h.tokens), config))
         if not config.min_length:  # with it, the end symbol's share counts for the others
@@ -260,7 +261,7 @@ def test_scores_of_given_targets_are_the_native_ones(
     native, other, _ = load(random_model(tmp_path / "model", tokenizer, norm=norm, **shape))
     rows = tokenizer.encode_batch([*sentences(8), *HOSTILE, "a"])
     targets = [*rows[1:], []]
-    ours, theirs = native.score(rows, targets), other.score(rows, targets)
+    ours, theirs = log_probs(native, rows, targets), log_probs(other, rows, targets)
     for one, another, target in zip(ours, theirs, targets, strict=True):
         assert len(another) == len(target) + 1
         assert another == pytest.approx(one, abs=1e-3)
@@ -291,8 +292,8 @@ def test_sampling_draws_what_has_probability(
     assert not any(h.tokens[-1] == tokenizer.pad_id for draws in found for h in draws)
     for row, draws in zip(rows, found, strict=True):
         bare = [h.tokens[:-1] if h.finished else h.tokens for h in draws]
-        for h, log_probs in zip(draws, native.score([row] * 5, bare), strict=True):
-            assert h.token_log_probs == pytest.approx(log_probs[: len(h.tokens)], abs=1e-3)
+        for h, expected in zip(draws, log_probs(native, [row] * 5, bare), strict=True):
+            assert h.token_log_probs == pytest.approx(expected[: len(h.tokens)], abs=1e-3)
     greedy = [h.tokens for [h] in other.search(rows, replace(SMALL, beam_size=1))]
     for changes in ({"top_k": 1}, {"top_p": 0.01}, {"temperature": 0.001}):
         settings = replace(SMALL, sampling=True, beam_size=2, **changes)
@@ -301,19 +302,20 @@ def test_sampling_draws_what_has_probability(
         ]
 
 
-@pytest.mark.parametrize(
-    ("changes", "message"),
-    [
-        ({"coverage_penalty": 0.2}, "coverage_penalty=0.2: backend=ctranslate2 has no"),
-        ({"word_reward": 1.0}, "word_reward=1.0: backend=ctranslate2 has no"),
-    ],
-)
 def test_what_it_cannot_do_is_refused_before_the_first_line(
-    changes: dict[str, Any], message: str, trained_models: dict[str, Path]
+    trained_models: dict[str, Path],
 ) -> None:
     _, other, _ = load(trained_models[NAMES[0]])
-    with pytest.raises(ConfigError, match=rf"^{message}.*use .*backend=native$"):
-        other.check(replace(SMALL, **changes))
+    for changes, scoring, message in (
+        ({"coverage_penalty": 0.2}, False, "coverage_penalty=0.2: backend=ctranslate2 has no"),
+        ({"word_reward": 1.0}, False, "word_reward=1.0: backend=ctranslate2 has no"),
+        ({"alignment": True}, True, "alignment=true: .* has no alignment in scoring"),
+        ({"coverage_penalty": 0.2}, True, "coverage_penalty=0.2: .* in scoring"),
+    ):
+        with pytest.raises(ConfigError, match=rf"^{message}.*use backend=native$"):
+            other.check(replace(SMALL, **changes), scoring=scoring)
+    other.check(replace(SMALL, alignment=True))
+    other.check(replace(SMALL, word_reward=1.0), scoring=True)
 
 
 def test_more_tokens_than_positions_are_an_error_and_never_cut(
@@ -325,10 +327,12 @@ def test_more_tokens_than_positions_are_an_error_and_never_cut(
     [[best, *_]] = other.search([row], config)
     assert len(best.tokens) == 11
     assert not best.finished
-    assert other.score([row], [row])[0] == pytest.approx(native.score([row], [row])[0], abs=1e-3)
+    assert log_probs(other, [row], [row])[0] == pytest.approx(
+        log_probs(native, [row], [row])[0], abs=1e-3
+    )
     for call in (
         lambda: other.search([[*row, row[0]]], config),
-        lambda: other.score([row], [[*row, row[0]]]),
+        lambda: log_probs(other, [row], [[*row, row[0]]]),
     ):
         with pytest.raises(DataError, match="12 tokens and the exported model takes 11; .*max_pos"):
             call()
@@ -345,8 +349,8 @@ def test_a_long_source_is_read_whole(trained_models: dict[str, Path], tokenizer:
     assert max(ours[0].alignment or []) > 1024
     assert_same(ours, theirs)
     target = tokenizer.encode("small")
-    scored = other.score([row, row[:1024]], [target, target])
-    assert scored[0] == pytest.approx(native.score([row], [target])[0], abs=1e-3)
+    scored = log_probs(other, [row, row[:1024]], [target, target])
+    assert scored[0] == pytest.approx(log_probs(native, [row], [target])[0], abs=1e-3)
     assert scored[1] != pytest.approx(scored[0], abs=1e-6)
 
 
@@ -379,3 +383,26 @@ def test_other_folders_and_devices_are_refused_in_one_line(
     (output / "model.bin").write_bytes((output / "model.bin").read_bytes()[:5000])
     with pytest.raises(ModelError, match="cannot be loaded by CTranslate2"):
         load_ctranslate2(output, **settings)
+
+
+def test_nmt_score_gives_the_native_scores(trained_models: dict[str, Path], tmp_path: Path) -> None:
+    folder = trained_models[NAMES[0]]
+    for name, lines in (("src", ["", *LINES, ""]), ("tgt", ["a", *reversed(LINES), ""])):
+        (tmp_path / name).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    records = []
+    models = {"native": folder, "ctranslate2": exported(folder, ExportFormat.ctranslate2)}
+    for backend, model in models.items():
+        places = [f"{name}={tmp_path / name}" for name in ("src", "tgt")]
+        options = [f"model_dir={model}", f"backend={backend}", "num_threads=1", "device=cpu"]
+        options += ["format=json", "word_reward=0.3", f"output={tmp_path / backend}"]
+        assert command("score", *places, *options) == 0
+        lines = (tmp_path / backend).read_text(encoding="utf-8").splitlines()
+        records.append([json.loads(line) for line in lines])
+    for ours, theirs in zip(*records, strict=True):
+        for name in ("index", "tokens"):
+            assert theirs[name] == ours[name]
+        for name in ("log_prob", "per_token", "score", "token_log_probs"):
+            assert theirs[name] == pytest.approx(ours[name], abs=1e-3)
+    one = Translator.load(models["ctranslate2"], backend="ctranslate2", device="cpu")
+    found = one.score(LINES, list(reversed(LINES)), word_reward=0.3)
+    assert [t.score for t in found] == [record["score"] for record in records[1][1:-1]]

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from nmt.data.batch import batch_cost, bucket, padding_share
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.bucketing import batch_cost, bucket, padding_share
 from nmt.errors import ConfigError
 
 CASES = range(12)

@@ -138,7 +138,7 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(
     assert train(root / "data", run, *PLAIN) == 2
     err = capfd.readouterr().err
     assert "No space left on device" in err.splitlines()[-1]
-    assert "update 12/12" in err
+    assert "12 of 12 updates" in err
     assert steps(run) == [4]
     monkeypatch.undo()
     (small_disk / "ballast").unlink()

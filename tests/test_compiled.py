@@ -16,9 +16,9 @@ from torch import nn
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import pack
 from nmt.training import compiled
-from nmt.training.batch import make_batch
 from nmt.training.compiled import Compiler
-from nmt.training.objective import Objective
+from nmt.training.loss import Objective
+from nmt.training.microbatches import make_batch
 
 CPU = torch.device("cpu")
 Pairs = list[tuple[list[int], list[int]]]
@@ -167,7 +167,7 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
     for _ in range(2):
         assert torch.equal(forward(*inputs), model(*inputs))
     assert [record.getMessage() for record in caplog.records] == [
-        "Transformer.forward runs uncompiled: no such kernel"
+        "FastTransformer.forward runs uncompiled: no such kernel"
     ]
     with pytest.raises(RuntimeError, match="no such kernel"):
         compiled.Compiler().compile(model.forward)(*inputs)

@@ -27,8 +27,8 @@ from torch import Tensor
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import Live
-from nmt.search.search import ControlIds, search
+from nmt.search.hypotheses import ControlIds, Live
+from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 
 CONTROL_TEXT = "the </s> a <pad> <s> <unk> house</s>"

@@ -7,6 +7,8 @@ reader takes for the end of a line, or of the file.
 from __future__ import annotations
 
 import io
+import itertools
+import os
 import random
 import re
 from pathlib import Path
@@ -14,7 +16,7 @@ from pathlib import Path
 import pytest
 from packing import SUFFIXES, pack, write
 
-from nmt.data.text import count_lines, pair_lines, read_lines, read_stream
+from nmt.data.text import WaitingLines, count_lines, pair_lines, read_lines, read_stream
 from nmt.errors import DataError
 
 ODD = {
@@ -62,36 +64,31 @@ FORMS = {
 }
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-@pytest.mark.parametrize("form", FORMS)
-def test_lines_are_as_many_as_newlines_and_keep_their_numbers(
-    tmp_path: Path, form: str, suffix: str
-) -> None:
-    lines = list(read_lines(write(tmp_path / f"text.{suffix}", FORMS[form])))
-    assert len(lines) == len(LINES)
-    for i, line in enumerate(lines):
-        raw = LINES[i].decode()
-        assert number(line) == number(raw) == (i if raw.strip() else None)
-        assert len(line.splitlines()) <= 1
-        assert "\0" not in line
+def test_lines_are_as_many_as_newlines_and_keep_their_numbers(tmp_path: Path) -> None:
+    for form, suffix in itertools.product(FORMS, SUFFIXES):
+        lines = list(read_lines(write(tmp_path / f"text.{suffix}", FORMS[form])))
+        assert len(lines) == len(LINES), (form, suffix)
+        for i, line in enumerate(lines):
+            raw = LINES[i].decode()
+            assert number(line) == number(raw) == (i if raw.strip() else None), (form, suffix)
+            assert len(line.splitlines()) <= 1, (form, suffix)
+            assert "\0" not in line, (form, suffix)
 
 
-@pytest.mark.parametrize("src_form", FORMS)
-@pytest.mark.parametrize("tgt_form", FORMS)
-def test_numbers_match_pairwise_whatever_the_form_of_the_files(
-    tmp_path: Path, src_form: str, tgt_form: str
-) -> None:
-    src = write(tmp_path / "src.gz", FORMS[src_form])
-    tgt = write(tmp_path / "tgt.txt", FORMS[tgt_form])
-    pairs = list(pair_lines(read_lines(src), read_lines(tgt), names=("src", "tgt")))
-    assert len(pairs) == len(LINES)
-    assert all(number(source) == number(target) for source, target in pairs)
+def test_numbers_match_pairwise_whatever_the_form_of_the_files(tmp_path: Path) -> None:
+    for src_form, tgt_form in itertools.product(FORMS, FORMS):
+        src = write(tmp_path / "src.gz", FORMS[src_form])
+        tgt = write(tmp_path / "tgt.txt", FORMS[tgt_form])
+        pairs = list(pair_lines(read_lines(src), read_lines(tgt), names=("src", "tgt")))
+        found = [(number(source), number(target)) for source, target in pairs]
+        assert len(found) == len(LINES), (src_form, tgt_form)
+        assert all(a == b for a, b in found), (src_form, tgt_form)
 
 
-@pytest.mark.parametrize("odd", ODD.values(), ids=ODD)
-def test_odd_characters_inside_a_line_stay_or_become_spaces(odd: str) -> None:
-    (line,) = read_stream(io.BytesIO(f"a{odd}b\n".encode()), "stdin")
-    assert line == (f"a{odd}b" if odd in KEPT else f"a{' ' * len(odd)}b")
+def test_odd_characters_inside_a_line_stay_or_become_spaces() -> None:
+    for name, odd in ODD.items():
+        (line,) = read_stream(io.BytesIO(f"a{odd}b\n".encode()), "stdin")
+        assert line == (f"a{odd}b" if odd in KEPT else f"a{' ' * len(odd)}b"), name
 
 
 def test_byte_order_mark_and_carriage_return_around_a_line_go(tmp_path: Path) -> None:
@@ -99,43 +96,57 @@ def test_byte_order_mark_and_carriage_return_around_a_line_go(tmp_path: Path) ->
     assert list(read_lines(path)) == ["a b", "c", ""]
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [(b"", []), (b"\n", [""]), (b"a", ["a"]), (b"a\n\n", ["a", ""]), (b"\n\nb", ["", "", "b"])],
-)
-def test_a_line_is_what_a_newline_ends_or_the_rest(content: bytes, expected: list[str]) -> None:
-    assert list(read_stream(io.BytesIO(content), "stdin")) == expected
+CUTS = [(b"", []), (b"\n", [""]), (b"a", ["a"]), (b"a\n\n", ["a", ""]), (b"\n\nb", ["", "", "b"])]
 
 
-@pytest.mark.parametrize(("num_src", "num_tgt"), [(10, 9), (9, 10), (0, 3), (3, 0), (1, 5)])
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_unequal_files_are_refused_with_both_counts(
-    tmp_path: Path, num_src: int, num_tgt: int, suffix: str
-) -> None:
-    src = write(tmp_path / f"src.{suffix}", b"x\n" * num_src)
-    tgt = write(tmp_path / f"tgt.{suffix}", b"y\n" * num_tgt)
-    with pytest.raises(DataError) as caught:
-        list(pair_lines(read_lines(src), read_lines(tgt), names=(str(src), str(tgt))))
-    message = str(caught.value)
-    assert f"{src} has {num_src} lines, {tgt} {num_tgt};" in message
-    assert "\n" not in message
+def test_a_line_is_what_a_newline_ends_or_the_rest() -> None:
+    for content, expected in CUTS:
+        assert list(read_stream(io.BytesIO(content), "stdin")) == expected
+        reader, writer = os.pipe()
+        for byte in content:
+            os.write(writer, bytes([byte]))
+        os.close(writer)
+        assert list(read_stream(WaitingLines(reader), "stdin")) == expected
+        os.close(reader)
 
 
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_text_that_is_not_utf8_is_refused_with_file_line_and_byte(
-    tmp_path: Path, suffix: str
-) -> None:
-    path = write(tmp_path / f"latin.{suffix}", b"ok\nGr\xc3\xbcn und Gr\xfc\xdfe\nok\n")
-    reader = read_lines(path)
-    assert next(reader) == "ok"
-    with pytest.raises(DataError, match=rf"{re.escape(str(path))}:2: byte 13 \(0xfc\)"):
-        next(reader)
+def test_lines_of_a_pipe_come_as_they_are_written() -> None:
+    reader, writer = os.pipe()
+    lines = WaitingLines(reader)
+    assert not lines.has_more()
+    os.write(writer, b"one\ntwo\nthr")
+    assert lines.has_more()
+    assert [next(iter(lines)), next(iter(lines))] == [b"one\n", b"two\n"]
+    os.write(writer, b"ee\n" + b"x" * 1000)
+    assert next(iter(lines)) == b"three\n"
+    assert not lines.has_more()
+    os.close(writer)
+    assert lines.has_more()
+    assert list(lines) == [b"x" * 1000]
+    os.close(reader)
 
 
-@pytest.mark.parametrize("content", [b"a\xed\xa0\x80", b"\xc0\x80", b"a\xff", b"\xe2\x82"])
-def test_almost_utf8_is_refused(content: bytes) -> None:
-    with pytest.raises(DataError, match="stdin:1: byte"):
-        list(read_stream(io.BytesIO(content), "stdin"))
+def test_unequal_files_are_refused_with_both_counts(tmp_path: Path) -> None:
+    counts = [(10, 9), (9, 10), (0, 3), (3, 0), (1, 5)]
+    for (num_src, num_tgt), suffix in itertools.product(counts, SUFFIXES):
+        src = write(tmp_path / f"src.{suffix}", b"x\n" * num_src)
+        tgt = write(tmp_path / f"tgt.{suffix}", b"y\n" * num_tgt)
+        with pytest.raises(DataError) as caught:
+            list(pair_lines(read_lines(src), read_lines(tgt), names=(str(src), str(tgt))))
+        assert f"{src} has {num_src} lines, {tgt} {num_tgt};" in str(caught.value)
+        assert "\n" not in str(caught.value)
+
+
+def test_text_that_is_not_utf8_is_refused_with_file_line_and_byte(tmp_path: Path) -> None:
+    for suffix in SUFFIXES:
+        path = write(tmp_path / f"latin.{suffix}", b"ok\nGr\xc3\xbcn und Gr\xfc\xdfe\nok\n")
+        reader = read_lines(path)
+        assert next(reader) == "ok"
+        with pytest.raises(DataError, match=rf"{re.escape(str(path))}:2: byte 13 \(0xfc\)"):
+            next(reader)
+    for content in (b"a\xed\xa0\x80", b"\xc0\x80", b"a\xff", b"\xe2\x82"):
+        with pytest.raises(DataError, match="stdin:1: byte"):
+            list(read_stream(io.BytesIO(content), "stdin"))
 
 
 # --- files that are no good
@@ -149,52 +160,45 @@ def archive(suffix: str) -> bytes:
 KINDS = {"gz": "gzip", "xz": "xz", "zst": "Zstandard"}
 
 
-@pytest.mark.parametrize("num_bytes", [1, 5, 100, 5000, -8, -1])
-@pytest.mark.parametrize("suffix", KINDS)
-def test_a_truncated_archive_is_refused(tmp_path: Path, num_bytes: int, suffix: str) -> None:
-    path = tmp_path / f"text.{suffix}"
-    path.write_bytes(archive(suffix)[:num_bytes])
-    expected = f"{re.escape(str(path))}: not a whole {KINDS[suffix]} file"
-    for read in (lambda: list(read_lines(path)), lambda: count_lines(str(path))):
-        with pytest.raises(DataError, match=expected) as caught:
-            read()
+def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
+    for suffix, num_bytes in itertools.product(KINDS, [1, 5, 100, 5000, -8, -1]):
+        path = tmp_path / f"text.{suffix}"
+        path.write_bytes(archive(suffix)[:num_bytes])
+        expected = f"{re.escape(str(path))}: not a whole {KINDS[suffix]} file"
+        for read in (lambda p: list(read_lines(p)), count_lines):
+            with pytest.raises(DataError, match=expected) as caught:
+                read(str(path))
+            assert "\n" not in str(caught.value)
+
+
+def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
+    # .zst files need not have a sum to check
+    for suffix, place in itertools.product(["gz", "xz"], [0, 2, 30, 3000, -6, -2]):
+        content = bytearray(archive(suffix))
+        for i in range(4 if place > 2 else 1):
+            content[place + i] ^= 0xFF
+        path = tmp_path / f"text.{suffix}"
+        path.write_bytes(content)
+        with pytest.raises(DataError, match=re.escape(str(path))) as caught:
+            list(read_lines(path))
         assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("place", [0, 2, 30, 3000, -6, -2])
-@pytest.mark.parametrize("suffix", ["gz", "xz"])  # .zst files need not have a sum to check
-def test_a_damaged_archive_is_refused(tmp_path: Path, place: int, suffix: str) -> None:
-    content = bytearray(archive(suffix))
-    for i in range(4 if place > 2 else 1):
-        content[place + i] ^= 0xFF
-    path = tmp_path / f"text.{suffix}"
-    path.write_bytes(content)
-    with pytest.raises(DataError, match=re.escape(str(path))) as caught:
-        list(read_lines(path))
-    assert "\n" not in str(caught.value)
+def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:
+    for suffix in KINDS:
+        path = tmp_path / f"text.{suffix}"
+        path.write_bytes(pack(b"a\nb", suffix) + pack(b"c\n", suffix))
+        assert list(read_lines(path)) == ["a", "bc"], suffix
 
 
-@pytest.mark.parametrize("suffix", KINDS)
-def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path, suffix: str) -> None:
-    path = tmp_path / f"text.{suffix}"
-    path.write_bytes(pack(b"a\nb", suffix) + pack(b"c\n", suffix))
-    assert list(read_lines(path)) == ["a", "bc"]
-
-
-def test_a_missing_file_and_a_folder_are_refused_by_name(tmp_path: Path) -> None:
+def test_what_is_no_text_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{re.escape(str(tmp_path / 'none'))} does not exist"):
         list(read_lines(tmp_path / "none"))
     with pytest.raises(DataError, match="is a folder"):
         list(read_lines(tmp_path))
-
-
-@pytest.mark.parametrize("name", ["a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar"])
-def test_an_archive_of_another_kind_is_refused_by_name(tmp_path: Path, name: str) -> None:
-    (tmp_path / name).write_bytes(b"x\n")
-    with pytest.raises(DataError, match=rf"{name}: nmt reads \.gz, \.xz and \.zst; unpack"):
-        list(read_lines(tmp_path / name))
-
-
-def test_a_name_that_only_looks_like_an_archive_is_read(tmp_path: Path) -> None:
-    for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):
+    for name in ("a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar"):
+        (tmp_path / name).write_bytes(b"x\n")
+        with pytest.raises(DataError, match=rf"{name}: nmt reads \.gz, \.xz and \.zst; unpack"):
+            list(read_lines(tmp_path / name))
+    for name in ("a.zip.txt", "tar", "a.tar.b.gz", "bz2"):  # which only look like archives
         assert list(read_lines(write(tmp_path / name, b"x\n"))) == ["x"]

@@ -1,6 +1,6 @@
 """Several ranks do what one does: gradients, figures of an update, validation, skipped updates.
 
-The ranks are real processes that speak through gloo.
+The ranks are real processes that communicate through gloo.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ranks import ranks, run_ranks
 from test_gradients import assert_close, exact_gradient, gradient
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from toy import command, make_trainer, read_weights, train, write_corpus, write_data
+from toy import command, make_setup, read_weights, train, write_corpus, write_data
 
 from nmt.checkpoint import load_info
 from nmt.data.batching import Update
@@ -36,7 +36,7 @@ from nmt.distributed import (
 )
 from nmt.training import validation
 from nmt.training.learner import Learner, Outcome
-from nmt.training.trainer import Trainer
+from nmt.training.start import Setup
 
 CPU = torch.device("cpu")
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
@@ -66,14 +66,13 @@ def make_update(batches: list[list[int]]) -> Update:
 
 
 @contextmanager
-def connected(data_dir: Path, **changes: Any) -> Iterator[Trainer]:
-    """Make a trainer of this rank, or of the only one."""
+def connected(data_dir: Path, **changes: Any) -> Iterator[Setup]:
+    """Set up a run on this rank, or on the only one."""
     world = find_world()
     with process_group(world, CPU, 60):
-        trainer = make_trainer(data_dir, data_dir / "run", world, **changes)
-        trainer.learner.connect()
-        yield trainer
-        trainer.learner.disconnect()
+        setup = make_setup(data_dir, data_dir / "run", world, **changes)
+        with setup.learner.connected():
+            yield setup
 
 
 # --- gradients
@@ -87,8 +86,8 @@ def accumulate(folder: Path, data_dir: Path) -> None:
         exchanges.append(bucket.buffer().numel())
         return allreduce_hook(group, bucket)
 
-    with connected(data_dir) as trainer:
-        learner, world = trainer.learner, trainer.world
+    with connected(data_dir) as setup:
+        learner, world = setup.learner, setup.world
         if world.size > 1:
             learner.objective.register_comm_hook(None, counting)  # type: ignore[operator]
         found = []
@@ -112,7 +111,7 @@ def accumulated(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="module")
 def exact(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """The gradient of all pairs by the oracle of single sentences in float64."""
-    learner = make_trainer(data_dir, tmp_path_factory.mktemp("run")).learner
+    learner = make_setup(data_dir, tmp_path_factory.mktemp("run")).learner
     return exact_gradient(learner, list(range(len(LENGTHS))))
 
 
@@ -138,8 +137,8 @@ def test_gradients_are_the_same_however_ranks_share_the_batches(
 
 def update_with_faults(folder: Path, data_dir: Path) -> None:
     """Make updates of which some are not finite on rank 1 alone; save what each left behind."""
-    with connected(data_dir, ema_decay=0.5) as trainer:
-        learner, rank = trainer.learner, trainer.world.rank
+    with connected(data_dir, ema_decay=0.5) as setup:
+        learner, rank = setup.learner, setup.world.rank
         layout = LAYOUTS[2][0][rank]
         stops = [False, rank == 1, False, False]
         found = []
@@ -156,7 +155,7 @@ def update_with_faults(folder: Path, data_dir: Path) -> None:
 def snapshot(learner: Learner) -> dict[str, Tensor]:
     """Copy the weights, their average and Adam's moments."""
     state = {f"weight.{k}": v.clone() for k, v in learner.model.state_dict().items()}
-    state |= {f"average.{k}": v.clone() for k, v in learner.weights().items()}
+    state |= {f"average.{k}": v.clone() for k, v in learner.best_model.state_dict().items()}
     for i, moments in learner.optimizer.state_dict()["state"].items():
         state |= {f"{name}.{i}": value.clone() for name, value in moments.items()}
     return state
@@ -205,7 +204,7 @@ def test_ranks_agree_on_every_figure_of_an_update(outcomes: list[list[Any]]) -> 
 def test_the_figures_of_an_update_are_sums_over_ranks(
     outcomes: list[list[Any]], data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
 ) -> None:
-    alone = make_trainer(data_dir, tmp_path).learner
+    alone = make_setup(data_dir, tmp_path).learner
     whole: Outcome = alone.update(make_update(BATCHES), 0.01, is_stop_asked=False)
     shared: Outcome = outcomes[0][0][0]
     assert shared.loss_sum == pytest.approx(whole.loss_sum, rel=1e-6)
@@ -235,13 +234,13 @@ def test_what_is_not_finite_on_one_rank_changes_nothing_on_any(
 
 def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
     """Save the validation figures of this rank as JSON."""
-    validation._LINES_A_PIECE = 3
+    validation._LINES_A_BATCH = 3
     model = load_info(run_dir / "checkpoints/latest").model
     options = {"valid_bleu": True, "valid_beam_size": 2, "max_tokens": 60, "model": model}
-    with connected(data_dir, **options) as trainer:
-        trainer.learner.model.load_state_dict(read_weights(run_dir))
-        record = trainer.validation(trainer.learner.model)
-        world = trainer.world
+    with connected(data_dir, **options) as setup:
+        setup.learner.model.load_state_dict(read_weights(run_dir))
+        record = setup.validation(setup.learner.model)
+        world = setup.world
         (folder / f"{world.size}-{world.rank}.json").write_text(json.dumps(record))
 
 

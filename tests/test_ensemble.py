@@ -23,10 +23,9 @@ from nmt.config import Combine, Norm
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
-from nmt.search.ensemble import EnsembleStepper
-from nmt.search.stepper import ModelStepper
-from nmt.translate.loading import load_models
-from nmt.translate.scoring import score_hypotheses
+from nmt.search.stepper import EnsembleStepper, ModelStepper
+from nmt.translate.backend import load_models
+from nmt.translate.scoring import score_pairs
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 both_means = pytest.mark.parametrize("combine", list(Combine))
@@ -87,7 +86,7 @@ def test_an_ensemble_scores_what_it_finds_the_same(combine: Combine) -> None:
         finished = [h for h in hypotheses if h.finished]
         rows = [source[0][row, : source[1][row] - 1].tolist()] * len(finished)
         targets = [h.tokens[:-1] for h in finished]
-        again = score_hypotheses(stepper, rows, targets, settings, IDS)
+        again = score_pairs(stepper, rows, targets, settings, IDS)
         assert_same(again, finished, tolerance=1e-4)
         count += len(finished)
     assert count > 3
@@ -98,11 +97,11 @@ def test_folders_load_as_an_ensemble_with_the_settings_of_the_first(
 ) -> None:
     folders = [save_tiny(tmp_path / str(i), tokenizer, i, beam_size=i + 2) for i in range(2)]
     loaded = load_models(folders, device="cpu", combine="log_probabilities")
-    assert isinstance(loaded.stepper, EnsembleStepper)
-    assert loaded.stepper.combine is Combine.log_probabilities
-    assert len(loaded.stepper.members) == 2
+    assert isinstance(loaded.backend.stepper, EnsembleStepper)
+    assert loaded.backend.stepper.combine is Combine.log_probabilities
+    assert len(loaded.backend.stepper.members) == 2
     assert loaded.defaults.beam_size == 2
-    assert isinstance(load_models(folders[:1], device="cpu").stepper, ModelStepper)
+    assert isinstance(load_models(folders[:1], device="cpu").backend.stepper, ModelStepper)
 
 
 def test_models_with_different_tokenizers_are_refused_in_one_line(

@@ -1,7 +1,8 @@
-"""The installed console scripts: there, quick, quiet in a closed pipe."""
+"""The installed console scripts: there, quick, quiet in a closed pipe; Hydra's own flags work."""
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -10,20 +11,37 @@ from pathlib import Path
 
 import pytest
 
+from nmt.cli import main as entry
 from nmt.cli.commands import COMMANDS
+from nmt.cli.compose import with_config
+from nmt.config import AverageConfig
+from nmt.errors import ConfigError
 
 SCRIPTS = Path(sys.executable).parent
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [SCRIPTS / arguments[0], *arguments[1:]], capture_output=True, text=True, check=False
+        [SCRIPTS / arguments[0], *arguments[1:]],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
-def test_every_command_has_its_script() -> None:
-    names = {point.name for point in entry_points(group="console_scripts") if point.name != "nmt"}
-    assert {f"nmt-{name}" for name in COMMANDS} <= names
+def python(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
+    return done.stdout.split()
+
+
+def test_every_command_has_its_script_and_its_function() -> None:
+    points = {point.name: point for point in entry_points(group="console_scripts")}
+    for name in COMMANDS:
+        assert points[f"nmt-{name}"].value == f"nmt.cli.main:{name}"
+        assert callable(getattr(entry, name))
+    with pytest.raises(AttributeError):
+        _ = entry.nonsense
 
 
 def test_nmt_alone_lists_the_commands() -> None:
@@ -32,19 +50,14 @@ def test_nmt_alone_lists_the_commands() -> None:
     assert all(f"  {name}" in result.stdout for name in COMMANDS)
 
 
-@pytest.mark.parametrize("name", COMMANDS)
-def test_help_needs_less_than_a_second_and_is_the_same_by_both_names(name: str) -> None:
-    start_seconds = time.perf_counter()
-    one = run(f"nmt-{name}", "--help")
-    assert time.perf_counter() - start_seconds < 1
-    assert one.returncode == 0
-    assert one.stdout == run("nmt", name, "--help").stdout
-
-
-def test_hydra_shows_the_composed_config() -> None:
-    result = run("nmt-train", "+model=big", "--cfg", "job")
-    assert result.returncode == 0
-    assert "d_model: 1024" in result.stdout
+def test_help_needs_less_than_a_second_and_is_the_same_by_both_names() -> None:
+    for name in COMMANDS:
+        start_seconds = time.perf_counter()
+        one = run(f"nmt-{name}", "--help")
+        assert time.perf_counter() - start_seconds < 1
+        assert one.returncode == 0
+        assert "75 training stopped by a\nsignal and saved" in one.stdout
+        assert one.stdout == run("nmt", name, "--help").stdout
 
 
 def test_an_unknown_command_names_the_nearest() -> None:
@@ -53,9 +66,36 @@ def test_an_unknown_command_names_the_nearest() -> None:
     assert result.stderr == "nmt: no command trian; did you mean train or translate?\n"
 
 
+def test_hydra_shows_the_composed_config_and_completes_words() -> None:
+    result = run("nmt-train", "+model=big", "--cfg", "job")
+    assert result.returncode == 0
+    assert "d_model: 1024" in result.stdout
+    result = run("nmt-train", "-sc", "query=bash", COMP_LINE="nmt-train optimizer.na")
+    assert (result.returncode, result.stdout.strip()) == (0, "optimizer.name=")
+    result = run("nmt-train", "-sc", "query=bash", COMP_LINE="nmt-train model=b")
+    assert result.stdout.split() == ["model=base", "model=big"]
+
+
+def test_a_sweep_runs_every_choice_until_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    seen: list[int] = []
+
+    def note(config: AverageConfig, text: str) -> None:
+        seen.append(config.last)
+        if config.last == 3:
+            raise ConfigError("enough")
+
+    arguments = ["run_dir=a,b c", "hydra.sweep.dir=sweep"]
+    with pytest.raises(ConfigError, match="enough"):
+        with_config(COMMANDS["average"], ["-m", "last=1,2,3,4", *arguments], note)
+    assert seen == [1, 2, 3]
+
+
 def test_importing_nmt_loads_no_torch() -> None:
-    code = "import sys, nmt, nmt.cli.main; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    code = "import sys, nmt, nmt.cli.main; print('torch' in sys.modules, 'hydra' in sys.modules)"
+    assert python(code) == ["False", "False"]
 
 
 def test_garbage_collection_goes_over_nothing_that_a_command_imports() -> None:
@@ -64,17 +104,15 @@ def test_garbage_collection_goes_over_nothing_that_a_command_imports() -> None:
         "status = main(COMMANDS['translate'], ['model_dir=nowhere']);"
         "print(status, gc.isenabled(), len(gc.get_objects()) < 50_000, 'torch' in sys.modules)"
     )
-    result = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
-    assert result.stdout.split() == [b"2", b"True", b"True", b"True"]
+    assert python(code) == ["2", "True", "True", "True"]
 
 
-@pytest.mark.parametrize("arguments", [["nmt"], ["nmt-train", "--help"]])
-def test_a_closed_pipe_is_no_error(arguments: list[str]) -> None:
-    with subprocess.Popen(
-        [SCRIPTS / arguments[0], *arguments[1:]], stdout=subprocess.PIPE, stderr=subprocess.PIPE
-    ) as process:
-        assert process.stdout is not None
-        assert process.stderr is not None
-        process.stdout.close()
-        assert process.stderr.read() == b""
-    assert process.returncode == 0
+def test_a_closed_pipe_is_no_error() -> None:
+    for name, *arguments in (["nmt"], ["nmt-train", "--help"]):
+        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+        with subprocess.Popen([SCRIPTS / name, *arguments], **pipes) as process:
+            assert process.stdout is not None
+            assert process.stderr is not None
+            process.stdout.close()
+            assert process.stderr.read() == b""
+        assert process.returncode == 0

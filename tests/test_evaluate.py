@@ -128,19 +128,19 @@ def test_empty_lines_are_scored_not_skipped() -> None:
     assert bleu([""] * 200, [REFERENCE]) == 0
 
 
-def test_tokenised_text_is_refused_unless_forced() -> None:
-    tokenised = [line[:-1] + " ." for line in GOOD[:101]] + GOOD[101:]
+def test_tokenized_text_is_refused_unless_forced() -> None:
+    tokenized = [line[:-1] + " ." for line in GOOD[:101]] + GOOD[101:]
     with pytest.raises(DataError, match=r"hypotheses: 101 of 200 .*force=true"):
-        evaluate(tokenised, [REFERENCE])
+        evaluate(tokenized, [REFERENCE])
     with pytest.raises(DataError, match="references: 101"):
-        evaluate(GOOD, [REFERENCE, tokenised])
+        evaluate(GOOD, [REFERENCE, tokenized])
     with pytest.raises(DataError, match="baseline: 101"):
-        compare(GOOD, [REFERENCE], baseline=tokenised)
-    assert evaluate(tokenised, [REFERENCE], force=True)
-    assert bleu(tokenised, [REFERENCE]) > 0
+        compare(GOOD, [REFERENCE], baseline=tokenized)
+    assert evaluate(tokenized, [REFERENCE], force=True)
+    assert bleu(tokenized, [REFERENCE]) > 0
 
 
-def test_a_hundred_tokenised_lines_are_still_accepted() -> None:
+def test_a_hundred_tokenized_lines_are_still_accepted() -> None:
     lines = [line[:-1] + " ." for line in GOOD[:100]] + GOOD[100:]
     assert evaluate(lines, [REFERENCE], metrics=[Metric.bleu])
 
@@ -258,11 +258,13 @@ def test_table_and_json_show_every_score_with_its_signature() -> None:
     comparison = bleu_comparison(GOOD, BAD, Method.bootstrap)
     table, data = as_table(scores, [comparison]), as_json(scores, [comparison])
 
-    assert len(table.splitlines()) == 5
+    assert len(table.splitlines()) == 6
     for signature in (*(s.signature for s in scores), comparison.signature):
         assert signature in table
     assert f"{scores[0].value:.2f}" in table
-    assert f"p = {comparison.p_value:.4f}" in table
+    assert f"  {comparison.p_value:.4f}  " in table
+    assert f"{comparison.difference:+.2f} [{comparison.difference_low:+.2f}, " in table
+    assert f"{comparison.system:.2f} ({comparison.system_mean:.2f} ± " in table
     assert json.loads(json.dumps(data)) == data
     assert list(data) == ["unit", "confidence", "scores", "comparisons"]
     assert data["scores"][2]["value"] == scores[2].value

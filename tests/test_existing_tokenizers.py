@@ -48,33 +48,33 @@ def adopt(folder: Path, model: bytes, *symbols: str) -> Tokenizer:
     return adopt_tokenizer(folder / "foreign.model", symbols)
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_ids_stay_and_what_is_missing_is_added_at_the_end(kind: str, tmp_path: Path) -> None:
-    model = foreign(**KINDS[kind])
-    before = sentencepiece.SentencePieceProcessor(model_proto=model)
-    tokenizer = adopt(tmp_path, model, "<2de>")
-    old = [before.id_to_piece(i) for i in range(before.vocab_size())]
-    assert tokenizer.all_pieces()[: len(old)] == old
-    ids = [before.pad_id(), before.unk_id(), before.bos_id(), before.eos_id()]
-    for was, now in zip(ids, tokenizer.control_ids, strict=True):
-        assert now == was if was >= 0 else now > len(old)
-    assert len(set(tokenizer.control_ids)) == 4
-    assert tokenizer.vocab_size == len(old) + 1 + sum(was < 0 for was in ids)
-    for text in sentences(30, seed=2):
-        assert tokenizer.encode(text) == before.encode(text)
-        assert tokenizer.decode(tokenizer.encode(text)) == text
+def test_ids_stay_and_what_is_missing_is_added_at_the_end(tmp_path: Path) -> None:
+    for kind, options in KINDS.items():
+        model = foreign(**options)
+        before = sentencepiece.SentencePieceProcessor(model_proto=model)
+        tokenizer = adopt(tmp_path, model, "<2de>")
+        old = [before.id_to_piece(i) for i in range(before.vocab_size())]
+        assert tokenizer.all_pieces()[: len(old)] == old, kind
+        ids = [before.pad_id(), before.unk_id(), before.bos_id(), before.eos_id()]
+        for was, now in zip(ids, tokenizer.control_ids, strict=True):
+            assert now == was if was >= 0 else now > len(old), kind
+        assert len(set(tokenizer.control_ids)) == 4, kind
+        assert tokenizer.vocab_size == len(old) + 1 + sum(was < 0 for was in ids), kind
+        for text in sentences(30, seed=2):
+            assert tokenizer.encode(text) == before.encode(text), kind
+            assert tokenizer.decode(tokenizer.encode(text)) == text, kind
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_typed_control_symbols_stay_text(kind: str, tmp_path: Path) -> None:
-    tokenizer = adopt(tmp_path, foreign(**KINDS[kind]))
-    pad, unk, bos, eos = tokenizer.control_ids
-    names = tokenizer.pieces([pad, bos, eos])
-    for name in ["<pad>", "<s>", "</s>", *names]:
-        assert not {pad, bos, eos} & set(tokenizer.encode(f"the {name} tree {name}"))
-    framed = [bos, *tokenizer.encode("the tree"), eos, pad, pad]
-    assert tokenizer.decode(framed) == "the tree"
-    assert unk not in framed
+def test_typed_control_symbols_stay_text(tmp_path: Path) -> None:
+    for kind, options in KINDS.items():
+        tokenizer = adopt(tmp_path, foreign(**options))
+        pad, unk, bos, eos = tokenizer.control_ids
+        for name in ["<pad>", "<s>", "</s>", *tokenizer.pieces([pad, bos, eos])]:
+            ids = tokenizer.encode(f"the {name} tree {name}")
+            assert not {pad, bos, eos} & set(ids), (kind, name)
+        framed = [bos, *tokenizer.encode("the tree"), eos, pad, pad]
+        assert tokenizer.decode(framed) == "the tree", kind
+        assert unk not in framed, kind
 
 
 def test_the_result_is_a_model_for_every_reader_of_such_files(tmp_path: Path) -> None:

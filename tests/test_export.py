@@ -28,8 +28,13 @@ from nmt.config import (
 )
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, ModelError, NmtError
-from nmt.export.folder import export
-from nmt.export.support import SUPPORTED, announce, check_exportable, require_exportable
+from nmt.export.folder import (
+    SUPPORTED,
+    announce,
+    check_exportable,
+    export,
+    require_exportable,
+)
 
 
 @pytest.fixture
@@ -54,7 +59,7 @@ def test_what_check_exportable_says_is_what_export_does(
     for name in ExportFormat:
         config = ExportConfig(format=name)
         if reasons[name]:
-            with pytest.raises(ConfigError, match=f"^format={name.value} does not hold "):
+            with pytest.raises(ConfigError, match=f"^format={name.value} does not support "):
                 export(folder, tmp_path / name.value, config)
             assert not (tmp_path / name.value).exists()
         else:
@@ -73,7 +78,7 @@ def test_pre_norm_is_refused_for_huggingface_with_the_way_out() -> None:
     with pytest.raises(ConfigError) as caught:
         require_exportable(tiny_config(norm=Norm.pre), ExportFormat.huggingface)
     assert str(caught.value) == (
-        "format=huggingface does not hold model.norm=pre (only post); use format=ctranslate2"
+        "format=huggingface does not support model.norm=pre (only post); use format=ctranslate2"
     )
 
 

@@ -24,7 +24,7 @@ from safetensors.torch import load_file
 from nmt.config import ExportFormat, Normalization, Positions, Quantization, SearchConfig
 from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import Tokenizer
-from nmt.translate.loading import load_models
+from nmt.translate.backend import load_models
 
 TRAINED = [f"post-{layout.value}" for layout in Positions]
 RANDOM = {
@@ -82,7 +82,7 @@ def decoder_input(tokenizer: Tokenizer) -> torch.Tensor:
 def test_logits_are_those_of_our_model(
     name: str, folders: dict[str, Path], outputs: Any, tokenizer: Tokenizer
 ) -> None:
-    model = load_models([folders[name]], device="cpu").stepper.model
+    model = load_models([folders[name]], device="cpu").backend.stepper.model
     src, src_lengths = pad_source(tokenizer.encode_batch(LINES), tokenizer)
     with torch.inference_mode():
         hidden = hidden_states(model, src, src_lengths, decoder_input(tokenizer))

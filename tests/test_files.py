@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import safetensors.torch
 import torch
 
 from nmt.errors import NmtError
-from nmt.files import replace_file, replace_folder, replace_link, write_json
+from nmt.files import remove_leftovers, replace_file, replace_folder, replace_link, write_json
 
 MARKER = "meta.json"
 
@@ -44,17 +45,14 @@ def interrupt(folder: Path, error: type[BaseException] = RuntimeError) -> None:
 WRITTEN = {"deep": "", "deep/file": "text", MARKER: '{"format_version": 1}'}
 
 
-def test_a_folder_appears_whole_with_its_parents(tmp_path: Path) -> None:
-    fill(tmp_path / "a/b/new", "text")
-    assert tree(tmp_path / "a/b/new") == WRITTEN
-    assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["new"]
-
-
-def test_a_folder_is_not_there_before_its_block_ends(tmp_path: Path) -> None:
+def test_a_folder_appears_whole_with_its_parents_when_its_block_ends(tmp_path: Path) -> None:
     with replace_folder(tmp_path / "new", marker=MARKER) as place:
         assert place.parent == tmp_path  # the same file system, so that a rename is enough
         assert list(place.iterdir()) == []
         assert not (tmp_path / "new").exists()
+    fill(tmp_path / "a/b/new", "text")
+    assert tree(tmp_path / "a/b/new") == WRITTEN
+    assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["new"]
 
 
 def test_an_old_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
@@ -64,45 +62,33 @@ def test_an_old_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
     assert tree(tmp_path) == {"data": ""} | {f"data/{k}": v for k, v in WRITTEN.items()}
 
 
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt, SystemExit])
-def test_an_exception_leaves_no_trace(tmp_path: Path, error: type[BaseException]) -> None:
-    interrupt(tmp_path / "new", error)
-    interrupt(tmp_path / "a/b/new", error)
-    assert tree(tmp_path) == {}
-
-
-@pytest.mark.parametrize("error", [RuntimeError, KeyboardInterrupt])
-def test_an_exception_leaves_the_old_folder_as_it_was(
-    tmp_path: Path, error: type[BaseException]
-) -> None:
+def test_an_exception_leaves_everything_as_it_was(tmp_path: Path) -> None:
+    for error in (RuntimeError, KeyboardInterrupt, SystemExit):
+        interrupt(tmp_path / "new", error)
+        interrupt(tmp_path / "a/b/new", error)
+        assert tree(tmp_path) == {}
     fill(tmp_path / "data", "text")
     before = tree(tmp_path)
-    interrupt(tmp_path / "data", error)
-    assert tree(tmp_path) == before
+    for error in (RuntimeError, KeyboardInterrupt):
+        interrupt(tmp_path / "data", error)
+        assert tree(tmp_path) == before
 
 
-def test_a_folder_of_somebody_else_is_refused_and_kept(tmp_path: Path) -> None:
+def test_what_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis").write_text("text")
-    with (
-        pytest.raises(NmtError, match=rf"home exists and holds no {MARKER}"),
-        replace_folder(tmp_path / "home", marker=MARKER),
-    ):
-        pytest.fail("the block must not be entered")
-    assert tree(tmp_path) == {"home": "", "home/thesis": "text"}
-
-
-def test_an_empty_folder_may_be_replaced(tmp_path: Path) -> None:
-    (tmp_path / "data").mkdir()
-    fill(tmp_path / "data", "text")
-    assert tree(tmp_path / "data") == WRITTEN
-
-
-def test_a_file_in_the_way_is_refused_and_kept(tmp_path: Path) -> None:
-    (tmp_path / "data").write_text("text")
-    with pytest.raises(NmtError, match="data"), replace_folder(tmp_path / "data", marker=MARKER):
-        pytest.fail("the block must not be entered")
-    assert tree(tmp_path) == {"data": "text"}
+    (tmp_path / "file").write_text("text")
+    before = tree(tmp_path)
+    for name in ("home", "file"):
+        with (
+            pytest.raises(NmtError, match=rf"{name} exists and holds no {MARKER}"),
+            replace_folder(tmp_path / name, marker=MARKER),
+        ):
+            pytest.fail("the block must not be entered")
+    assert tree(tmp_path) == before
+    (tmp_path / "empty").mkdir()
+    fill(tmp_path / "empty", "text")
+    assert tree(tmp_path / "empty") == WRITTEN
 
 
 def test_what_a_killed_process_left_behind_is_in_nobodys_way(tmp_path: Path) -> None:
@@ -124,7 +110,7 @@ def test_a_folder_behind_a_link_is_replaced(tmp_path: Path) -> None:
     assert tree(tmp_path / "data") == WRITTEN
 
 
-def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
+def test_a_file_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for text in ("old", "new"):
         with replace_file(path) as place:
@@ -132,36 +118,20 @@ def test_a_file_is_replaced_as_a_whole(tmp_path: Path) -> None:
             assert place.parent == tmp_path
             assert not path.exists() or path.read_text() == "old"
         assert tree(tmp_path) == {"file": text}
+    with contextlib.suppress(RuntimeError), replace_file(path) as place:
+        place.write_text("half")
+        raise RuntimeError("interrupted")
+    assert tree(tmp_path) == {"file": "new"}
 
 
-def test_an_exception_leaves_the_old_file_as_it_was(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_text("old")
-
-    def write() -> None:
-        with replace_file(path) as place:
-            place.write_text("half")
-            raise RuntimeError("interrupted")
-
-    with pytest.raises(RuntimeError, match="interrupted"):
-        write()
-    assert tree(tmp_path) == {"file": "old"}
-
-
-def test_a_link_is_made_and_then_pointed_elsewhere(tmp_path: Path) -> None:
+def test_a_link_is_made_and_then_pointed_elsewhere_also_at_what_is_gone(tmp_path: Path) -> None:
     link = tmp_path / "latest"
-    for name in ("step-1", "step-2"):
-        (tmp_path / name).mkdir()
+    (tmp_path / "step-1").mkdir()
+    for name in ("gone", "step-1", "also-gone"):
         replace_link(link, name)
         assert os.readlink(link) == name
-        assert link.resolve() == tmp_path / name
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1", "step-2"]
-
-
-def test_a_link_may_point_at_what_is_gone(tmp_path: Path) -> None:
-    replace_link(tmp_path / "best", "gone")
-    replace_link(tmp_path / "best", "also-gone")
-    assert os.readlink(tmp_path / "best") == "also-gone"
+        assert link.exists() == (name == "step-1")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["latest", "step-1"]
 
 
 def test_equal_json_is_equal_bytes(tmp_path: Path) -> None:
@@ -179,3 +149,12 @@ def test_files_of_a_folder_are_read_by_those_who_may_read_the_folder(tmp_path: P
         (temporary / MARKER).write_text("{}", encoding="utf-8")
     modes = {path.stat().st_mode & 0o666 for path in (tmp_path / "model").iterdir()}
     assert modes == {(tmp_path / "model").stat().st_mode & 0o666}
+
+
+def test_leftovers_go_and_what_was_about_to_be_replaced_comes_back(tmp_path: Path) -> None:
+    for name, text in ((".a.7.old", "a"), (".b.7.old", "stale"), (".c.7.tmp", "c"), ("b", "b")):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").write_text(text)
+    (tmp_path / ".d.7.tmp").write_text("half")
+    remove_leftovers(tmp_path)
+    assert tree(tmp_path) == {"a": "", "a/file": "a", "b": "", "b/file": "b"}

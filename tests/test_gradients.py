@@ -1,27 +1,30 @@
 """One update is one update, however its sentences are cut into batches.
 
 The oracle is the mean over all target tokens of the sentences' own losses, each sentence alone and
-unpadded, by torch's cross-entropy over whole logits in float64.
+unpadded, by the plain model and torch's cross-entropy over whole logits in float64.
 """
 
 from __future__ import annotations
 
-import copy
+import threading
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import hidden_states
+from conftest import hidden_states, plain
 from torch import Tensor
-from toy import make_trainer, write_data
+from toy import make_setup, write_data
 
-from nmt.config import OptimizerConfig
+from nmt.config import DType, OptimizerConfig
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
+from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner
-from nmt.training.trainer import Trainer
+from nmt.training.microbatches import Prefetcher
+from nmt.training.train import TrainingRun
 
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
 CUTS = {
@@ -41,9 +44,9 @@ def data_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def trainer(data_dir: Path, tmp_path: Path) -> Trainer:
-    """A trainer of that folder."""
-    return make_trainer(data_dir, tmp_path)
+def learner(data_dir: Path, tmp_path: Path) -> Learner:
+    """A learner of that folder."""
+    return make_setup(data_dir, tmp_path).learner
 
 
 def make_update(batches: list[Any]) -> Update:
@@ -55,18 +58,19 @@ def make_update(batches: list[Any]) -> Update:
 
 def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the pairs by the oracle."""
-    model, tokenizer = copy.deepcopy(learner.model).double().eval(), learner.tokenizer
+    model, tokenizer = plain(learner.model).double().eval(), learner.tokenizer
     total: Any = 0.0
     num_tokens = 0
     for src, tgt in (learner.data[row] for row in rows):
         source = torch.tensor([[*src.tolist(), tokenizer.eos_id]])
         tgt_in = torch.tensor([[tokenizer.bos_id, *tgt.tolist()]])
         tgt_out = torch.tensor([*tgt.tolist(), tokenizer.eos_id])
-        logits = model.logits(hidden_states(model, source, torch.tensor([source.size(1)]), tgt_in))[
-            0
-        ]
+        hidden = hidden_states(model, source, torch.tensor([source.size(1)]), tgt_in)
         total = total + torch.nn.functional.cross_entropy(
-            logits, tgt_out, label_smoothing=learner.config.label_smoothing, reduction="sum"
+            model.logits(hidden)[0],
+            tgt_out,
+            label_smoothing=learner.config.label_smoothing,
+            reduction="sum",
         )
         num_tokens += len(tgt_out)
     (total / num_tokens).backward()
@@ -89,43 +93,106 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
     assert max(float((found[name] - exact[name]).abs().max()) for name in exact) < 1e-6
 
 
-@pytest.mark.parametrize("cut", CUTS)
-def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
-    trainer: Trainer, cut: str
-) -> None:
-    sums = trainer.learner.accumulate_gradient(make_update(CUTS[cut]))
-    assert len(sums) == len(CUTS[cut])
-    assert_close(gradient(trainer.learner), exact_gradient(trainer.learner, list(range(10))))
+def test_gradients_are_the_mean_over_all_target_tokens_however_cut(learner: Learner) -> None:
+    exact = exact_gradient(learner, list(range(10)))
+    for name, cut in CUTS.items():
+        assert len(learner.accumulate_gradient(make_update(cut))) == len(cut), name
+        assert_close(gradient(learner), exact)
+        learner.optimizer.zero_grad()
 
 
 def test_an_update_reports_the_norm_that_its_gradient_had_before_clipping(
     data_dir: Path, tmp_path: Path
 ) -> None:
     clipped = OptimizerConfig(max_grad_norm=1e-3)
-    learner = make_trainer(data_dir, tmp_path, optimizer=clipped).learner
+    learner = make_setup(data_dir, tmp_path, optimizer=clipped).learner
     exact = exact_gradient(learner, list(range(10)))
     outcome = learner.update(make_update(CUTS["two"]), 1e-4, is_stop_asked=False)
     norm = torch.stack([g.norm() for g in exact.values()]).norm()
     assert outcome.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
 
 
-def test_updates_leave_no_gradient_behind(trainer: Trainer) -> None:
-    learner = trainer.learner
+def test_updates_leave_no_gradient_behind(learner: Learner) -> None:
     updates = [learner.update(make_update(CUTS["two"]), 0.0, is_stop_asked=False) for _ in range(2)]
     assert gradient(learner) == {}
     assert updates[0].gradient_norm == updates[1].gradient_norm > 0
     assert updates[0].loss_sum == updates[1].loss_sum
 
 
-def test_an_update_steps_with_the_rate_of_its_number(
-    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_update_steps_with_the_rate_of_its_number(data_dir: Path, tmp_path: Path) -> None:
     optimizer = OptimizerConfig(warmup_steps=4)
-    trainer = make_trainer(data_dir, tmp_path, optimizer=optimizer)
-    rates: list[float] = []
-    monkeypatch.setattr(trainer.learner.precision, "step", lambda optimizer, lr: rates.append(lr))
+    setup = make_setup(data_dir, tmp_path, optimizer=optimizer)
+    rates = []
     for update in range(3):
-        trainer.state.update = update
-        trainer._update(make_update([range(10)]), None)
+        run = TrainingRun(setup, TrainerState(update=update), stop=[])
+        run.update(make_update([range(10)]), None)
+        rates.append(setup.learner.optimizer.param_groups[0]["lr"])
+        run.log.close()
     peak = (16 * 4) ** -0.5
     assert rates == pytest.approx([peak / 4, peak / 2, peak * 3 / 4])
+
+
+# --- half precision
+
+
+def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path: Path) -> None:
+    for dtype, rounding in ((DType.bfloat16, 2.0**-8), (DType.float16, 2.0**-11)):
+        learner = make_setup(data_dir, tmp_path, dtype=dtype).learner
+        for parameter in learner.model.parameters():
+            assert parameter.dtype is torch.float32
+        # one token of a million: without a scale most gradients would be 0 in float16
+        update = replace(make_update(CUTS["unequal"]), num_tokens=10**6)
+        learner.accumulate_gradient(update)
+        learner.scaler.unscale_(learner.optimizer)
+        num_tokens = sum(tgt for _, tgt in LENGTHS)
+        for name, exact in exact_gradient(learner, list(range(10))).items():
+            wanted = exact * (num_tokens / 10**6)
+            found = gradient(learner)[name]
+            # the bias of keys has no gradient, softmax takes it out: only rounding is left there
+            limit = 60 * rounding * (wanted.norm() + 1e-2 * num_tokens / 10**6)
+            assert (found - wanted).norm() < limit, (dtype, name)
+        assert learner.scaler.is_enabled() == (dtype is DType.float16)
+
+
+def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> None:
+    halves = make_setup(data_dir, tmp_path, dtype=DType.float16).learner
+    full = make_setup(data_dir, tmp_path).learner
+    update = make_update(CUTS["two"])
+    halves.update(update, 0.01, is_stop_asked=False)
+    for learner, other in ((halves, full), (full, halves), (halves, halves)):
+        learner.load_state_dict(other.state_dict(), other.best_model.state_dict())
+        assert learner.update(update, 0.01, is_stop_asked=False).is_finite
+
+
+# --- batches that are made ahead of their update
+
+UPDATES = [Update([], num_tokens=i, num_src_tokens=i) for i in range(5)]
+
+
+def test_every_update_gets_its_own_batches_whatever_was_expected() -> None:
+    prefetcher: Any = Prefetcher(lambda update: update.num_tokens)
+    order = [(0, 1), (1, 2), (4, 3), (2, None), (3, 3), (3, 0)]
+    for now, then in order:
+        following = None if then is None else UPDATES[then]
+        assert prefetcher.take(UPDATES[now], following) == now
+
+
+def test_the_following_batches_are_made_while_the_caller_works() -> None:
+    made = {update.num_tokens: threading.Event() for update in UPDATES}
+    prefetcher: Any = Prefetcher(lambda update: made[update.num_tokens].set())
+    prefetcher.take(UPDATES[0], UPDATES[1])
+    assert made[1].wait(10)
+    assert not made[2].is_set()
+
+
+def test_an_error_reaches_who_takes_the_batches() -> None:
+    def make(update: Update) -> Any:
+        if update.num_tokens == 2:
+            raise MemoryError("no room")
+        return update.num_tokens
+
+    prefetcher = Prefetcher(make)
+    assert prefetcher.take(UPDATES[1], UPDATES[2]) == 1
+    with pytest.raises(MemoryError, match="no room"):
+        prefetcher.take(UPDATES[2], None)
+    assert prefetcher.take(UPDATES[3], None) == 3

@@ -16,14 +16,13 @@ from ranks import child
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.config import OptimizerConfig, TrainConfig
+from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
-from nmt.data.bucketing import padding_share
-from nmt.training import guard
-from nmt.training.guard import BatchLoss, SpikeDetector, describe_batches
+from nmt.training import checks
+from nmt.training.checks import SpikeDetector, describe_batches
 from nmt.training.learner import Learner
-from nmt.training.precision import Precision
-from nmt.training.schedule import learning_rate
+from nmt.training.optimizer import learning_rate
 
 PAIR = 17  # of the training set, as good as any
 PLAIN = ["valid_bleu=false", "validate_every_updates=100", "max_updates=20", "log_every_updates=1"]
@@ -116,7 +115,9 @@ def test_a_left_out_update_changes_nothing(
         outcome = original(learner, *arguments, **named)
         if not outcome.is_finite:
             moments = learner.optimizer.state_dict()["state"][0]
-            weights = {name: value.clone() for name, value in learner.weights().items()}
+            weights = {
+                name: value.clone() for name, value in learner.best_model.state_dict().items()
+            }
             states.append((weights, {name: value.clone() for name, value in moments.items()}))
         return outcome
 
@@ -173,13 +174,13 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
 @pytest.fixture
 def high_scale(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let float16 start with a scale at which every gradient overflows."""
-    original = Precision.__init__
+    original = Learner.__init__
 
-    def start(self: Precision, *arguments: Any, **named: Any) -> None:
+    def start(self: Learner, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
-        self._scaler = torch.amp.GradScaler("cpu", init_scale=2.0**34)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**34)
 
-    monkeypatch.setattr(Precision, "__init__", start)
+    monkeypatch.setattr(Learner, "__init__", start)
 
 
 @pytest.mark.usefixtures("high_scale")
@@ -221,7 +222,7 @@ def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
     monkeypatch: pytest.MonkeyPatch,
     poisoned: Callable[[int, float], None],
 ) -> None:
-    monkeypatch.setattr(guard, "_WINDOW", 5)
+    monkeypatch.setattr(checks, "_WINDOW", 5)
     poisoned(PAIR, 30.0)
     assert train(root / "data", tmp_path / "run", *PLAIN) == 0
     late = [(i, rows) for i, update in enumerate(plan(root, 3)) for rows in update if PAIR in rows]
@@ -233,7 +234,7 @@ def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
 
 
 def test_many_pairs_are_cut_short() -> None:
-    text = describe_batches([BatchLoss(np.arange(50), math.nan), BatchLoss(np.arange(90, 92), 3.0)])
+    text = describe_batches([(np.arange(50), math.nan), (np.arange(90, 92), 3.0)])
     assert text.endswith("17, 18, 19 and 30 more of the training set, from 0")
     assert "90" not in text
 

@@ -46,7 +46,7 @@ def rank_pids(folder: Path) -> list[int]:
             arguments = path.read_bytes().split(b"\0")
         except OSError:  # it ended just now
             continue
-        if b"nmt.cli.worker" in arguments and is_of(folder, arguments):
+        if b"nmt.cli.train" in arguments and is_of(folder, arguments):
             found.append(int(path.parent.name))
     return sorted(found)
 

@@ -9,7 +9,7 @@ import pytest
 from conftest import sentences
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.translate.longlines import join_parts, split_line
+from nmt.translate.long_lines import join_parts, split_line
 
 
 def parts(tokenizer: Tokenizer, text: str, max_tokens: int) -> list[str]:

@@ -1,13 +1,19 @@
-"""Label smoothing against its definition, written out in float64."""
+"""The loss against its definition in float64, and what half precision may round."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import pytest
 import torch
-from torch import Tensor
+from conftest import hidden_states, random_source, random_target, tiny_model
+from torch import Tensor, nn
 
+from nmt.config import DType
+from nmt.distributed import find_dtype
+from nmt.errors import DeviceError
+from nmt.model.transformer import Transformer
 from nmt.training import loss
 from nmt.training.loss import smoothed_cross_entropy
 
@@ -32,7 +38,7 @@ def by_definition(
 
 
 def example(count: int = 12, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw hidden states, an output matrix and targets."""
+    """Draw hidden states, an output weight and targets."""
     torch.manual_seed(0)
     hidden = torch.randn(count, WIDTH, dtype=dtype)
     weight = torch.randn(NUM_WORDS, WIDTH, dtype=dtype)
@@ -40,13 +46,16 @@ def example(count: int = 12, dtype: torch.dtype = torch.float32) -> tuple[Tensor
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
 
-@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss.softmax_at_once])
-@pytest.mark.parametrize("chunk", [512, 4, 1])
-@pytest.mark.parametrize("smoothing", EPSILONS)
-def test_value_and_gradients_equal_the_definition(
-    smoothing: float, chunk: int, softmax: loss.Softmax, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
+SOFTMAXES = [loss.softmax_in_place, loss.softmax_at_once]
+
+
+def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
+    for smoothing, chunk, softmax in itertools.product(EPSILONS, (512, 4, 1), SOFTMAXES):
+        monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
+        check_against_definition(smoothing, softmax)
+
+
+def check_against_definition(smoothing: float, softmax: loss.Softmax) -> None:
     hidden, weight, targets = example()
     exact_hidden, exact_weight, _ = example()
     exact_hidden = exact_hidden.detach().double().requires_grad_()
@@ -103,7 +112,7 @@ def test_no_tokens_have_loss_0_and_gradient_0() -> None:
         assert (tensor.grad == 0).all()
 
 
-@pytest.mark.parametrize("softmax", [loss.softmax_in_place, loss.softmax_at_once])
+@pytest.mark.parametrize("softmax", SOFTMAXES)
 def test_sums_are_float32_under_autocast(softmax: loss.Softmax) -> None:
     hidden, weight, targets = example(900)
     exact = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
@@ -123,3 +132,109 @@ def test_sums_are_float32_under_autocast(softmax: loss.Softmax) -> None:
     assert torch.nn.functional.cosine_similarity(
         gradients[1].flatten(), wanted[1].flatten(), dim=0
     ) == pytest.approx(1.0, abs=1e-3)
+
+
+# --- half precision
+
+CPU = torch.device("cpu")
+HALVES = [torch.bfloat16, torch.float16]
+ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one operand
+
+
+def autocast(dtype: torch.dtype) -> torch.autocast:
+    return torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32)
+
+
+def loss_of(model: Transformer) -> Tensor:
+    src, src_lengths = random_source([5, 3, 4, 9])
+    tgt = random_target(4, 6)
+    hidden = hidden_states(model, src, src_lengths, tgt).flatten(0, 1)
+    wanted = tgt.roll(-1, dims=1)
+    weight = model.embedding.weight
+    total, _ = smoothed_cross_entropy(hidden, weight, wanted.flatten(), smoothing=0.1)
+    return total / wanted.numel()
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_loss_and_gradient_are_those_of_float64_but_for_rounding(dtype: torch.dtype) -> None:
+    rough, exact = tiny_model(), tiny_model().double()
+    scale = 2.0**12  # without one, float16 loses small gradients
+    with torch.autocast("cpu", dtype=dtype):
+        found = loss_of(rough)
+    assert found.dtype is torch.float32
+    expected = loss_of(exact)
+    assert abs(found.item() - expected.item()) < 10 * ROUNDING[dtype] * expected.item()
+    (found * scale).backward()
+    expected.backward()
+    for (name, ours), theirs in zip(rough.named_parameters(), exact.parameters(), strict=True):
+        assert ours.dtype is torch.float32, name
+        assert ours.grad is not None
+        assert theirs.grad is not None
+        assert ours.grad.dtype is torch.float32, name
+        difference = (ours.grad.double() / scale - theirs.grad).norm()
+        # the bias of keys has no gradient, softmax takes it out: what is left there is rounding
+        assert difference < 60 * ROUNDING[dtype] * (theirs.grad.norm() + 1e-2), name
+
+
+@pytest.fixture
+def wide_output() -> tuple[Tensor, Tensor, Tensor]:
+    """Hidden states, an output weight of 37,000 rows and targets."""
+    torch.manual_seed(0)
+    hidden = torch.randn(700, 16, requires_grad=True)
+    weight = (torch.randn(37_000, 16) * 16**-0.5).requires_grad_()
+    return hidden, weight, torch.randint(1, 37_000, (700,))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *HALVES])
+def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary(
+    dtype: torch.dtype, wide_output: tuple[Tensor, Tensor, Tensor]
+) -> None:
+    hidden, weight, targets = wide_output
+    with autocast(dtype):
+        total, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+    found = torch.autograd.grad(total, (hidden, weight))
+    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+    logits = exact[0] @ exact[1].T
+    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
+    assert abs(total.item() / expected.item() - 1) < 1e-4
+    wanted = torch.autograd.grad(expected, exact)
+    seldom = torch.ones(len(weight), dtype=torch.bool)
+    seldom[targets] = False  # rows whose gradient is made of tiny probabilities alone
+    step = ROUNDING.get(dtype, 1e-6)
+    for ours, theirs in (
+        (found[0], wanted[0]),
+        (found[1], wanted[1]),
+        (found[1][seldom], wanted[1][seldom]),
+    ):
+        assert ours.dtype is torch.float32
+        assert ((ours.double() - theirs).norm() / theirs.norm()).item() < 4 * step
+
+
+@pytest.mark.parametrize("dtype", HALVES)
+def test_the_gradient_of_the_output_layer_is_summed_in_float32(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A sum in half precision stops growing after a few hundred equal terms."""
+    monkeypatch.setattr(loss, "_ROWS_A_CHUNK", 1)
+    torch.manual_seed(0)
+    hidden, weight = torch.randn(1, 6).expand(3000, 6), torch.randn(11, 6).requires_grad_()
+    targets = torch.full((3000,), 5)
+    with autocast(dtype):
+        total, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
+    (found,) = torch.autograd.grad(total, weight)
+    exact = weight.detach().double().requires_grad_()
+    logits = hidden.double() @ exact.T
+    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
+    (wanted,) = torch.autograd.grad(expected, exact)
+    assert (found.double() - wanted).norm() < 4 * ROUNDING[dtype] * wanted.norm()
+
+
+@pytest.mark.parametrize("choice", list(DType))
+def test_a_cpu_has_every_format_and_float32_by_default(choice: DType) -> None:
+    wanted = "float32" if choice is DType.auto else choice.value
+    assert find_dtype(choice, CPU) is getattr(torch, wanted)
+
+
+def test_a_format_that_the_device_lacks_is_refused() -> None:
+    with pytest.raises(DeviceError, match="dtype=float16: mps here has no float16; use dtype=flo"):
+        find_dtype(DType.float16, torch.device("mps"))

@@ -13,8 +13,8 @@ from toy import assert_same_weights, read_records, train
 
 from nmt.config import TrainConfig
 from nmt.data import mixing
-from nmt.data.binary import Corpus, open_split
-from nmt.data.mixing import make_mix, pairs_an_epoch, whole
+from nmt.data.binary import open_split
+from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch, whole
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.training.learner import Learner
@@ -22,11 +22,11 @@ from nmt.training.learner import Learner
 SIZES = {"a": 30, "b": 7, "c": 100}
 
 
-def corpora(**weights: float) -> list[Corpus]:
+def corpora(**weights: float) -> list[CorpusRange]:
     """Return the corpora of SIZES, one after the other."""
     starts = np.cumsum([0, *SIZES.values()]).tolist()
     return [
-        Corpus(name, start, size, weights.get(name, 1.0))
+        CorpusRange(name, start, size, weights.get(name, 1.0))
         for (name, size), start in zip(SIZES.items(), starts, strict=False)
     ]
 
@@ -89,7 +89,7 @@ def test_a_large_corpus_is_shuffled_in_blocks_and_none_is_lost(
 ) -> None:
     monkeypatch.setattr(mixing, "_MOST_BLOCKS", 16)
     for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
-        mix = make_mix([Corpus("x", 5, size, 0.5)], {})
+        mix = make_mix([CorpusRange("x", 5, size, 0.5)], {})
         for seed in range(5):
             both = np.concatenate([mix.rows(seed, epoch) for epoch in (0, 1)])
             assert sorted(both) == list(range(5, 5 + size))
@@ -153,7 +153,7 @@ def test_a_mix_that_cannot_be_is_one_line_of_error(given: dict[str, Any], text: 
 
 def test_a_folder_without_names_says_so() -> None:
     with pytest.raises(ConfigError, match=r"mix\.news: .* data\.train, without names"):
-        make_mix([Corpus("", 0, 5, 1.0)], {"news": 1})
+        make_mix([CorpusRange("", 0, 5, 1.0)], {"news": 1})
 
 
 @pytest.mark.parametrize(

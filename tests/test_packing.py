@@ -1,11 +1,8 @@
-"""Packed sentences against padded ones, and against each sentence by itself."""
+"""Packed sentences and batches of them."""
 
 from __future__ import annotations
 
-import itertools
-import math
 import random
-from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -14,132 +11,28 @@ from conftest import tiny_model
 from torch import Tensor
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.fast import packing
-from nmt.model.fast.packing import attend, pack
-from nmt.training.batch import Batch, make_batch
-from nmt.training.objective import Objective
+from nmt.model.fast.packing import pack
+from nmt.training.loss import Objective
+from nmt.training.microbatches import Batch, make_batch
 
 Pairs = list[tuple[list[int], list[int]]]
-LENGTHS = [[3, 7, 1, 5], [4, 4, 4], [6], [1, 1], [2, 0, 5, 0]]
 
 
-@pytest.mark.parametrize("lengths", LENGTHS)
-def test_padding_and_back_is_the_same(lengths: list[int]) -> None:
-    packed, x = pack(lengths), torch.randn(sum(lengths), 2, 3)
-    padded = packed.pad(x)
-    assert padded.shape == (len(lengths), max(lengths), 2, 3)
-    assert torch.equal(packed.unpad(padded), x)
-    assert torch.equal(packed.unpad(packed.scatter(x)), x)
-    for row, part, zeros in zip(padded, x.split(lengths), packed.scatter(x), strict=True):
-        assert torch.equal(row[: len(part)], part)
-        assert (zeros[len(part) :] == 0).all()
-    places = [place for length in lengths for place in range(length)]
-    assert packed.positions.tolist() == places
-    assert packed.offsets.dtype is torch.int32  # as kernels of a GPU want them
-    assert packed.offsets.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
-    assert packed.is_full == (len(set(lengths)) == 1)
-
-
-def slow_attention(queries: Tensor, keys: Tensor, values: Tensor, *, causal: bool) -> Tensor:
-    """Equation 1 for one sentence, (T, H, D/H) and (S, H, D/H)."""
-    logits = torch.einsum("thd,shd->hts", queries, keys) / math.sqrt(queries.size(-1))
-    if causal:
-        logits = logits + torch.full(logits.shape[1:], -math.inf).triu(1)
-    return torch.einsum("hts,shd->thd", logits.softmax(-1), values)
-
-
-@pytest.mark.parametrize("is_fused", [True, False])
-@pytest.mark.parametrize(
-    ("targets", "sources", "causal"),
-    [
-        ([3, 7, 1, 5], [3, 7, 1, 5], False),
-        ([3, 7, 1, 5], [3, 7, 1, 5], True),
-        ([4, 4, 4], [4, 4, 4], True),
-        ([3, 7, 1, 5], [6, 2, 4, 1], False),
-        ([3, 1, 2], [5, 5, 5], False),
-    ],
-)
-def test_attention_over_packed_sentences_is_that_of_each_sentence(
-    targets: list[int],
-    sources: list[int],
-    causal: bool,
-    is_fused: bool,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda _: is_fused)
-    torch.manual_seed(0)
-    shapes = [(sum(lengths), 2, 8) for lengths in (targets, sources, sources)]
-    inputs = [torch.randn(s, dtype=torch.float64, requires_grad=True) for s in shapes]
-    found = attend(*inputs, pack(targets), pack(sources), causal=causal)
-    parts = zip(inputs[0].split(targets), *(x.split(sources) for x in inputs[1:]), strict=True)
-    expected = torch.cat([slow_attention(*part, causal=causal) for part in parts])
-    torch.testing.assert_close(found, expected)
-    weights = torch.randn_like(found)
-    gradients = [torch.autograd.grad((y * weights).sum(), inputs) for y in (found, expected)]
-    torch.testing.assert_close(*gradients)
-
-
-def test_a_gradient_through_sentences_without_tokens_is_a_number() -> None:
-    x = torch.randn(7, 2, 8, requires_grad=True)
-    keys = torch.randn(9, 2, 8, requires_grad=True)
-    found = attend(x, keys, keys, pack([4, 3]), pack([9, 0]), causal=False)
-    found[:4].sum().backward()  # the second sentence counts nothing
-    alone = attend(x[:4], keys, keys, pack([4]), pack([9]), causal=False)
-    torch.testing.assert_close(found[:4], alone)
-    assert x.grad is not None
-    assert keys.grad is not None
-    assert (x.grad[4:] == 0).all()
-    expected = torch.autograd.grad(alone.sum(), [x, keys])
-    torch.testing.assert_close([x.grad, keys.grad], list(expected))
-
-
-def test_backward_keeps_no_padded_tensor() -> None:
-    lengths, saved = [10, 1, 1, 1], []
-    queries, keys, values = (torch.randn(13, 2, 8, requires_grad=True) for _ in range(3))
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        attend(queries, keys, values, pack(lengths), pack(lengths), causal=True)
-    assert max(x.numel() for x in saved) == 13 * 2 * 8
-
-
-def flash_by_loops(
-    queries: Tensor, keys: Tensor, values: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
-    max_q: int, max_k: int, *, window_size: tuple[int, int],
-) -> Tensor:  # fmt: skip
-    """Do what torch's varlen_attn promises, a sentence at a time."""
-    out = torch.zeros_like(queries)
-    assert cu_seq_q.dtype is cu_seq_k.dtype is torch.int32
-    spans = [itertools.pairwise(ends.tolist()) for ends in (cu_seq_q, cu_seq_k)]
-    for (start, end), (first, last) in zip(*spans, strict=True):
-        assert end - start <= max_q
-        assert last - first <= max_k
-        causal = {(-1, 0): True, (-1, -1): False}[window_size]
-        parts = queries[start:end], keys[first:last], values[first:last]
-        out[start:end] = slow_attention(*(x.float() for x in parts), causal=causal).to(out.dtype)
-    return out
-
-
-@torch.inference_mode()  # a translation may be the first to ask
-def test_an_attention_over_variable_lengths_is_tried_out_against_padding() -> None:
-    def blind(*args: Any, window_size: tuple[int, int]) -> Tensor:
-        return flash_by_loops(*args, window_size=(-1, -1))
-
-    assert packing._agrees(flash_by_loops, torch.device("cpu"))
-    assert not packing._agrees(blind, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("norm", ["post", "pre"])
-def test_a_model_with_attention_over_variable_lengths_is_the_one_that_pads(
-    tokenizer: Tokenizer, norm: str
-) -> None:
-    model = tiny_model(vocab_size=tokenizer.vocab_size, d_model=32, norm=norm)
-    batch = make_batch(draw_pairs(3, 9), tokenizer, round_to=64)
-    hidden = []
-    for flash in (None, flash_by_loops):
-        sources, targets = (replace(p, flash=flash) for p in (batch.sources, batch.targets))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            hidden.append(model(batch.src, sources, batch.tgt_in, targets)[: batch.num_tokens])
-    torch.testing.assert_close(hidden[1], hidden[0], atol=0.1, rtol=0.05)
-    assert not torch.equal(*hidden)  # other kernels round otherwise
+def test_padding_and_back_is_the_same() -> None:
+    for lengths in ([3, 7, 1, 5], [4, 4, 4], [6], [1, 1], [2, 0, 5, 0]):
+        packed, x = pack(lengths), torch.randn(sum(lengths), 2, 3)
+        padded = packed.pad(x)
+        assert padded.shape == (len(lengths), max(lengths), 2, 3)
+        assert torch.equal(packed.unpad(padded), x)
+        assert torch.equal(packed.unpad(packed.scatter(x)), x)
+        for row, part, zeros in zip(padded, x.split(lengths), packed.scatter(x), strict=True):
+            assert torch.equal(row[: len(part)], part)
+            assert (zeros[len(part) :] == 0).all()
+        places = [place for length in lengths for place in range(length)]
+        assert packed.positions.tolist() == places
+        assert packed.offsets.dtype is torch.int32  # as kernels of a GPU want them
+        assert packed.offsets.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        assert packed.is_full == (len(set(lengths)) == 1)
 
 
 # --- batches

@@ -15,7 +15,7 @@ import yaml
 from toy import SIZES, assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt import Translator
-from nmt.data.folder import read_meta
+from nmt.data.binary import read_meta
 
 
 @pytest.fixture(scope="module")

@@ -14,10 +14,9 @@ from test_batching import CASES, flat, plan, random_lengths, rank_plans, sampler
 from toy import assert_same_weights, read_records, train, write_data
 
 from nmt.data import batching
+from nmt.data.batch import batch_cost, bucket
 from nmt.data.batching import Updates
-from nmt.data.binary import Corpus
-from nmt.data.bucketing import batch_cost, bucket
-from nmt.data.mixing import make_mix
+from nmt.data.mixing import CorpusRange, make_mix
 from nmt.data.tokenizer import Tokenizer
 
 RUN = ["valid_bleu=false", "model.dropout=0.1"]
@@ -122,7 +121,7 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
     monkeypatch.setattr(batching, "_POOL_PAIRS", 5000)
     lengths = np.random.default_rng(0).integers(3, 80, (21_000, 2)).astype(np.uint16)
     lengths[:7000] //= 3  # one corpus is shorter than the other
-    mix = make_mix([Corpus("a", 0, 7000, 2.0), Corpus("b", 7000, 14_000, 1.0)], {})
+    mix = make_mix([CorpusRange("a", 0, 7000, 2.0), CorpusRange("b", 7000, 14_000, 1.0)], {})
     updates = sampler(lengths, 400, tokens_per_update=2000, mix=mix).updates(0)
     tokens = [update.num_tokens for update in updates]
     assert updates.num_pairs == 28_000
@@ -134,7 +133,7 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
 
 def test_a_corpus_that_is_left_out_bounds_nothing() -> None:
     lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
-    corpora = [Corpus(name, i, 1, 1.0) for i, name in enumerate("abc")]
+    corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
     one = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))
     assert one.longest == 7
     assert one.rows_to_try().tolist() == [0, 2]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import multiprocessing
 import re
 import resource
@@ -12,12 +13,13 @@ import pytest
 import torch
 from conftest import hidden_states, tiny_model
 
-from nmt.data.bucketing import Lengths, Rows, bucket
+from nmt.data import Lengths, Rows
+from nmt.data.batch import bucket
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
+from nmt.training.checks import is_out_of_memory, largest_batches, preflight
+from nmt.training.costs import peak_memory_bytes
 from nmt.training.loss import smoothed_cross_entropy
-from nmt.training.memory import peak_memory_bytes
-from nmt.training.preflight import is_out_of_memory, largest_batches, preflight
 
 CPU = torch.device("cpu")
 REMEDY = "buy some"
@@ -39,16 +41,13 @@ def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
     smoothed_cross_entropy(hidden, weight, tgt.flatten(), smoothing=0.1)[0].backward()
 
 
-def states_bytes(model: Transformer) -> int:
-    return sum(2 * 4 * weight.numel() for weight in model.parameters())
-
-
 def plan_under_limit(lengths: Lengths, max_tokens: int) -> tuple[str, int, bool]:
     """Limit this process to its size and some more, try `max_tokens`, and train an epoch of what is
     advised instead. Return the message, the updates done, and whether three times the advice fails.
     """
     torch.set_num_threads(1)
-    products.is_onednn_faster = lambda: False  # oneDNN keeps memory of what has failed
+    linear = importlib.import_module("nmt.model.fast.layers")
+    linear.is_onednn_faster = lambda: False  # oneDNN keeps memory of what has failed
     model = tiny_model(d_model=64, d_ff=256, vocab_size=500).train()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     size_kib = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())

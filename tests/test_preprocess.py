@@ -13,7 +13,7 @@ from datasets import Dataset
 from preprocessing import ODD, read_back, read_report, tree, write_corpus, write_text
 from toy import command
 
-from nmt.data.folder import read_meta
+from nmt.data.binary import read_meta
 from nmt.data.tokenizer import Tokenizer
 
 

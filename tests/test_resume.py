@@ -22,7 +22,7 @@ from toy import (
 
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
-from nmt.training.state import TrainerState, seed_update
+from nmt.training.checkpoints import TrainerState, seed_update
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
 # dropout and accumulation are on in any case; several epochs pass

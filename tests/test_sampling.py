@@ -27,7 +27,7 @@ from searching import (
     toy_source,
 )
 
-from nmt.search.sampling import narrow, occurrences
+from nmt.search.search import narrow, occurrences
 from nmt.search.stepper import ModelStepper
 
 CUTS: dict[str, dict[str, Any]] = {

@@ -15,13 +15,14 @@ from exporting import short_sentences, trained_model
 from searching import IDS, decided_model, save_tiny, teacher_forced
 from toy import command
 
+from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search import stepper as stepper_module
-from nmt.search.hypotheses import ControlIds
 from nmt.search.stepper import ModelStepper
-from nmt.translate.loading import load_models
+from nmt.translate.backend import load_models
 from nmt.translate.scoring import score_pairs
 
+Rows = list[list[int]]
 SRC = ["", *sentences(12, seed=3), "the </s> <pad> house", "größer", ""]
 TGT = [*sentences(13, seed=4), "a </s>", "", ""]
 
@@ -34,11 +35,18 @@ def random_rows(count: int, seed: int) -> list[list[int]]:
     ]
 
 
+def log_probs_of(
+    stepper: ModelStepper, rows: Rows, targets: Rows, max_tokens: int = 4096
+) -> list[list[float]]:
+    found = score_pairs(stepper, rows, targets, SearchConfig(), IDS, max_tokens=max_tokens)
+    return [hypothesis.token_log_probs for hypothesis in found]
+
+
 @pytest.mark.parametrize("max_tokens", [1, 40, 4096])
 def test_scores_equal_those_of_each_pair_alone(max_tokens: int) -> None:
     model = decided_model()
     rows, targets = random_rows(25, 1), random_rows(25, 2)
-    found = score_pairs(ModelStepper(model), rows, targets, IDS, max_tokens=max_tokens)
+    found = log_probs_of(ModelStepper(model), rows, targets, max_tokens)
     for row, target, log_probs in zip(rows, targets, found, strict=True):
         source = (torch.tensor([[*row, EOS]]), torch.tensor([len(row) + 1]))
         expected = teacher_forced(model, source, 0, [*target, EOS])
@@ -49,7 +57,7 @@ def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     stepper, pairs = ModelStepper(decided_model()), (random_rows(9, 1), random_rows(9, 2))
-    whole = score_pairs(stepper, *pairs, IDS)
+    whole = log_probs_of(stepper, *pairs)
     sizes: list[int] = []
     usual = stepper.model.logits
 
@@ -59,19 +67,19 @@ def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
 
     monkeypatch.setattr(stepper.model, "logits", watched)
     monkeypatch.setattr(stepper_module, "MAX_LOGITS", 3 * VOCAB_SIZE)
-    for some, all_at_once in zip(score_pairs(stepper, *pairs, IDS), whole, strict=True):
+    for some, all_at_once in zip(log_probs_of(stepper, *pairs), whole, strict=True):
         assert some == pytest.approx(all_at_once, abs=1e-6)
     assert max(sizes) == 3
 
 
 def test_no_pairs_have_no_scores() -> None:
-    assert score_pairs(ModelStepper(decided_model()), [], [], IDS) == []
+    assert log_probs_of(ModelStepper(decided_model()), [], []) == []
 
 
 def test_a_source_is_what_a_score_depends_on() -> None:
     stepper, (src, lengths) = ModelStepper(decided_model()), random_source([5, 6])
     rows = [src[i, : lengths[i] - 1].tolist() for i in range(2)]
-    one, other = score_pairs(stepper, rows, [[7, 8], [7, 8]], IDS)
+    one, other = log_probs_of(stepper, rows, [[7, 8], [7, 8]])
     assert one != pytest.approx(other, abs=1e-2)
 
 
@@ -119,12 +127,10 @@ def test_two_empty_lines_score_0_and_one_is_scored_as_it_is(
     objects = [json.loads(line) for line in run_score(folder, "format=json")]
     assert (SRC[-1], TGT[-1]) == ("", "")
     assert (objects[-1]["log_prob"], objects[-1]["tokens"]) == (0.0, [])
-    loaded = load_models([folder / "model1"], device="cpu")
+    backend = load_models([folder / "model1"], device="cpu").backend
     encoded = [tokenizer.encode_batch(lines) for lines in (SRC, TGT)]
-    ids = ControlIds(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id)
-    expected = score_pairs(loaded.stepper, *encoded, ids)
-    for o, log_probs in zip(objects[:-1], expected, strict=False):
-        assert o["token_log_probs"] == pytest.approx(log_probs, abs=1e-5)
+    for o, h in zip(objects[:-1], backend.score(*encoded, SearchConfig(), 100), strict=False):
+        assert o["token_log_probs"] == pytest.approx(h.token_log_probs, abs=1e-5)
     lengths = [len(o["token_log_probs"]) for o in objects]
     assert lengths[0] > 1  # a target without a source
     assert lengths[-2] == 1  # a source without a target: EOS

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, VOCAB_SIZE, hidden_states, random_source
+from conftest import BOS, EOS, PAD, VOCAB_SIZE, hidden_states, plain, random_source
 from searching import (
     IDS,
     LENGTHS,
@@ -24,7 +24,7 @@ from torch import Tensor
 from nmt.config import Norm, Normalization, SearchConfig
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.scoring import score_hypotheses
+from nmt.translate.scoring import score_pairs
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
@@ -72,11 +72,11 @@ def test_greedy_takes_the_argmax_of_a_full_forward_pass_at_every_step() -> None:
     model, source = decided_model(), random_source(LENGTHS)
     found = find(ModelStepper(model), source, config(1, a=1.0, b=8))
     for row, (hypothesis,) in enumerate(found):
-        length, tokens = source[1][row : row + 1], []
+        oracle, length, tokens = plain(model), source[1][row : row + 1], []
         while len(tokens) < int(length) - 1 + 8 and EOS not in tokens:
             tgt_in = torch.tensor([[BOS, *tokens]])
-            hidden = hidden_states(model, source[0][row : row + 1, : int(length)], length, tgt_in)
-            logits = model.logits(hidden)
+            hidden = hidden_states(oracle, source[0][row : row + 1, : int(length)], length, tgt_in)
+            logits = oracle.logits(hidden)
             best = logits[0, -1].index_fill(0, torch.tensor([PAD, BOS]), -math.inf)
             tokens.append(int(best.argmax()))
         assert hypothesis.tokens == tokens
@@ -110,7 +110,7 @@ def scored_again(
 ) -> list[Hypothesis]:
     src = source[0][row, : source[1][row] - 1].tolist()
     targets = [h.tokens[:-1] for h in found]
-    return score_hypotheses(stepper, [src] * len(found), targets, config, IDS, max_tokens=60)
+    return score_pairs(stepper, [src] * len(found), targets, config, IDS, max_tokens=60)
 
 
 @every_mode
@@ -132,10 +132,9 @@ def test_scoring_a_finished_hypothesis_gives_all_that_search_says_of_it(
 def test_scores_are_float32_when_products_are_bfloat16() -> None:
     model, source = decided_model(), random_source(LENGTHS)
     stepper = ModelStepper(model, torch.bfloat16)
-    state = stepper.start(*source)
-    stepper.watch(state)
+    state = stepper.start(*source, attention=True)
     log_probs = stepper.step(torch.full((len(LENGTHS),), BOS), state)
-    assert state.cache.memory[0][0].dtype is torch.bfloat16
+    assert next(iter(state.cache.sources.values()))[0].dtype is torch.bfloat16
     assert stepper.attention(state).dtype is torch.float32
     assert log_probs.dtype is torch.float32
     totals = log_probs.double().exp().sum(-1)
@@ -162,7 +161,7 @@ def test_a_stepper_goes_on_with_the_rows_and_sentences_that_are_kept() -> None:
     plan += [torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 0])] * 12
     for rows in plan:
         found = stepper.step(history[:, -1], state)
-        full = hidden_states(model, src[sources], lengths[sources], history)
+        full = hidden_states(plain(model), src[sources], lengths[sources], history)
         expected = model.logits(full)[:, -1].log_softmax(-1)
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
         state = stepper.reorder(state, rows)

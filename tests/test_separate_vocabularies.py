@@ -29,7 +29,7 @@ from nmt.config import ExportFormat, Normalization, PreprocessConfig, SearchConf
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
-from nmt.training.batch import make_batch
+from nmt.training.microbatches import make_batch
 
 SIZES = {"train": 400, "valid": 30}
 SHAPE = [

@@ -12,7 +12,7 @@ from ranks import child, ranks, run_ranks
 from toy import assert_same_weights, command, read_records, train, write_corpus
 
 from nmt.errors import EXIT_STOPPED
-from nmt.training.signals import listen
+from nmt.training.checks import listen
 
 # dropout, accumulation and several epochs
 PLAIN = ["valid_bleu=false", "max_updates=20", "ema_decay=0.9"]
@@ -88,12 +88,11 @@ def test_ctrl_c_ends_a_run_at_once_with_130(root: Path, tmp_path: Path) -> None:
     assert_same_weights(root / "run", tmp_path / "run")
 
 
-def test_handlers_are_put_back() -> None:
+def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with listen() as request:
-        assert not request
+    with listen() as received:
+        assert not received
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
-        assert request
-        assert request.signal is signal.SIGUSR1
+        assert received == [signal.SIGUSR1, signal.SIGTERM]
     assert signal.getsignal(signal.SIGTERM) is before

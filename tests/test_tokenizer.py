@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import os
 import random
@@ -10,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import sentences, tokenizer_config
+from conftest import BOS, EOS, PAD, UNK, sentences, tokenizer_config
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.tokenizer import Tokenizer
@@ -25,45 +26,34 @@ def train(size: int, *, count: int = 200) -> Tokenizer:
     return train_tokenizer(sentences(count), tokenizer_config(vocab_size=size))
 
 
-def control_ids(tokenizer: Tokenizer) -> set[int]:
-    return {tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id}
-
-
 def test_control_symbols_have_four_ids_of_their_own(tokenizer: Tokenizer) -> None:
-    ids = [tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id]
-    assert ids == [0, 1, 2, 3]
+    assert tokenizer.control_ids == [PAD, UNK, BOS, EOS]
     assert tokenizer.vocab_size == 330
 
 
-@pytest.mark.parametrize("text", TYPED)
-def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer, text: str) -> None:
-    (in_batch,) = tokenizer.encode_batch([text], num_threads=1)
-    for ids in (tokenizer.encode(text), in_batch, tokenizer.encode(f"the {text} tree")):
-        assert ids
-        assert not set(ids) & control_ids(tokenizer)
-    shown = text.replace("▁", " ").strip()
-    assert tokenizer.decode(tokenizer.encode(text)) == shown
+def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer) -> None:
+    for text in TYPED:
+        (in_batch,) = tokenizer.encode_batch([text], num_threads=1)
+        for ids in (tokenizer.encode(text), in_batch, tokenizer.encode(f"the {text} tree")):
+            assert ids, text
+            assert not set(ids) & set(tokenizer.control_ids), text
+        assert tokenizer.decode(tokenizer.encode(text)) == text.replace("▁", " ").strip()
 
 
 def test_control_symbols_in_the_training_text_stay_text() -> None:
     text = ["<s> the </s> tree <pad> <unk>"] * 50 + sentences(100)
     tokenizer = train_tokenizer(text, tokenizer_config())
     ids = tokenizer.encode("<s> the </s> tree <pad> <unk>")
-    assert not set(ids) & control_ids(tokenizer)
+    assert not set(ids) & set(tokenizer.control_ids)
     assert tokenizer.decode(ids) == "<s> the </s> tree <pad> <unk>"
 
 
-@pytest.mark.parametrize("text", [*RARE, *sentences(5, seed=9), "ünïcödé GROß"])
-def test_text_comes_back_byte_for_byte_without_an_unknown(text: str) -> None:
-    config = tokenizer_config(normalization="identity")
-    tokenizer = train_tokenizer(sentences(200), config)
-    ids = tokenizer.encode(text)
-    assert tokenizer.unk_id not in ids
-    assert tokenizer.decode(ids) == text
-
-
-def test_emoji_survive_the_default_normalisation(tokenizer: Tokenizer) -> None:
-    ids = tokenizer.encode("tree 😀 ᚠ")
+def test_text_comes_back_byte_for_byte_without_an_unknown(tokenizer: Tokenizer) -> None:
+    exact = train_tokenizer(sentences(200), tokenizer_config(normalization="identity"))
+    for text in [*RARE, *sentences(5, seed=9), "ünïcödé GROß"]:
+        assert exact.unk_id not in exact.encode(text), text
+        assert exact.decode(exact.encode(text)) == text
+    ids = tokenizer.encode("tree 😀 ᚠ")  # emoji survive the default normalization
     assert tokenizer.unk_id not in ids
     assert tokenizer.decode(ids) == "tree 😀 ᚠ"
 
@@ -125,15 +115,15 @@ def test_a_corpus_without_text_is_a_data_error() -> None:
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("kind", TokenizerType)
-def test_training_is_a_function_of_the_corpus_alone(kind: TokenizerType) -> None:
-    config = tokenizer_config(type=kind, vocab_size=320)
+def test_training_is_a_function_of_the_corpus_alone() -> None:
     text = corpus()
-    alone = train_tokenizer(text, config).model
-    with ThreadPoolExecutor(3) as pool:  # which fight for processors
-        others = pool.map(lambda _: train_tokenizer(iter(text), config).model, range(3))
-        assert set(others) == {alone}
-    assert train_tokenizer(text[500:], config).model != alone
+    for kind in TokenizerType:
+        config = tokenizer_config(type=kind, vocab_size=320)
+        alone = train_tokenizer(text, config).model
+        with ThreadPoolExecutor(3) as pool:  # which fight for processors
+            others = pool.map(lambda c: train_tokenizer(iter(text), c).model, [config] * 3)
+            assert set(others) == {alone}, kind
+        assert train_tokenizer(text[500:], config).model != alone, kind
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no choice of processors here")
@@ -168,18 +158,15 @@ def corpus() -> list[str]:
     return [" ".join(words[rank] for rank in ranks[i : i + 6]) for i in range(0, 6000, 6)]
 
 
-@pytest.mark.parametrize("kind", TokenizerType)
-@pytest.mark.parametrize("byte_fallback", [True, False])
-def test_every_kind_of_model_gives_its_own_text_back(
-    kind: TokenizerType, byte_fallback: bool
-) -> None:
-    config = tokenizer_config(type=kind, byte_fallback=byte_fallback, vocab_size=300)
-    tokenizer = train_tokenizer(corpus(), config)
-    assert tokenizer.vocab_size == 300
-    for text in corpus()[:20]:
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-    assert len(tokenizer.byte_ids) == 256 * byte_fallback
-    assert (tokenizer.unk_id in tokenizer.encode("abc ω")) is not byte_fallback
+def test_every_kind_of_model_gives_its_own_text_back() -> None:
+    for kind, byte_fallback in itertools.product(TokenizerType, (True, False)):
+        config = tokenizer_config(type=kind, byte_fallback=byte_fallback, vocab_size=300)
+        tokenizer = train_tokenizer(corpus(), config)
+        assert tokenizer.vocab_size == 300
+        for text in corpus()[:20]:
+            assert tokenizer.decode(tokenizer.encode(text)) == text, (kind, byte_fallback)
+        assert len(tokenizer.byte_ids) == 256 * byte_fallback
+        assert (tokenizer.unk_id in tokenizer.encode("abc ω")) is not byte_fallback
 
 
 def test_bpe_and_unigram_cut_text_differently() -> None:
@@ -199,14 +186,11 @@ def test_a_vocabulary_too_large_for_unigram_names_the_largest_which_then_works()
     assert make(largest).vocab_size == largest
 
 
-@pytest.mark.parametrize(
-    ("rule", "text"),
-    [("identity", "ﬁn Ａ"), ("nmt_nfkc", "fin A"), ("nfkc", "fin A"), ("nfkc_cf", "fin a")],
-)
-def test_normalisation_is_what_the_rule_says(rule: str, text: str) -> None:
-    config = tokenizer_config(normalization=rule)
-    tokenizer = train_tokenizer(sentences(200), config)
-    assert tokenizer.decode(tokenizer.encode("ﬁn Ａ")) == text
+def test_normalization_is_what_the_rule_says() -> None:
+    rules = {"identity": "ﬁn Ａ", "nmt_nfkc": "fin A", "nfkc": "fin A", "nfkc_cf": "fin a"}
+    for rule, text in rules.items():
+        tokenizer = train_tokenizer(sentences(200), tokenizer_config(normalization=rule))
+        assert tokenizer.decode(tokenizer.encode("ﬁn Ａ")) == text, rule
 
 
 # --- symbols
@@ -215,19 +199,20 @@ def test_normalisation_is_what_the_rule_says(rule: str, text: str) -> None:
 SYMBOLS = ["{url}", "<2de>", "a,b", 'q"u', "ﬁx", "'", "日本", "|||", "NUMBER", "\\n"]
 
 
-@pytest.mark.parametrize("kind", TokenizerType)
-def test_symbols_are_never_cut_nor_rewritten(kind: TokenizerType) -> None:
-    config = tokenizer_config(type=kind, vocab_size=320, normalization="nfkc_cf")
+def test_symbols_are_never_cut_nor_rewritten() -> None:
     text = [*corpus(), *(f"abc{symbol} {symbol}def" for symbol in SYMBOLS)]
-    tokenizer = train_tokenizer(text, config, SYMBOLS)
-    for symbol in SYMBOLS:
-        for around in ("{}", "ab{}cd", "{0}{0}", "see {}.", "{} <s> {}"):
+    for kind in TokenizerType:
+        config = tokenizer_config(type=kind, vocab_size=320, normalization="nfkc_cf")
+        tokenizer = train_tokenizer(text, config, SYMBOLS)
+        for symbol, around in itertools.product(
+            SYMBOLS, ("{}", "ab{}cd", "{0}{0}", "see {}.", "{} <s> {}")
+        ):
             shown = around.format(symbol, symbol)
             pieces = tokenizer.pieces(tokenizer.encode(shown))
             assert pieces.count(symbol) == shown.count(symbol), shown
             assert tokenizer.decode(tokenizer.encode(shown)) == shown
-    mixed = tokenizer.pieces(tokenizer.encode("FIX NUMBER number"))
-    assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]  # others are other text
+        mixed = tokenizer.pieces(tokenizer.encode("FIX NUMBER number"))
+        assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]  # others are other text
 
 
 def test_too_many_symbols_for_the_vocabulary_are_explained() -> None:
@@ -236,12 +221,12 @@ def test_too_many_symbols_for_the_vocabulary_are_explained() -> None:
         train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
 
 
-@pytest.mark.parametrize("symbol", ["", "a b", "a\u00a0b", "▁x", "<s>", "<0x0A>", "<unk>", "\0"])
-def test_what_cannot_be_a_symbol_is_refused(symbol: str) -> None:
-    with pytest.raises(ConfigError, match=r"tokenizer\.symbols"):
-        TokenizerConfig(symbols=["{url}", symbol])
-    with pytest.raises(ConfigError, match="src_tag"):
-        CorpusConfig(src_tag=symbol)
+def test_what_cannot_be_a_symbol_is_refused() -> None:
+    for symbol in ("", "a b", "a\u00a0b", "▁x", "<s>", "<0x0A>", "<unk>", "\0"):
+        with pytest.raises(ConfigError, match=r"tokenizer\.symbols"):
+            TokenizerConfig(symbols=["{url}", symbol])
+        with pytest.raises(ConfigError, match="src_tag"):
+            CorpusConfig(src_tag=symbol)
     assert TokenizerConfig(symbols=["{url}", "<s", "<0x0a>"])
 
 
@@ -285,15 +270,13 @@ def test_a_saved_tokenizer_is_the_same(tokenizer: Tokenizer, tmp_path: Path) -> 
     assert loaded.encode("the tree") == tokenizer.encode("the tree")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"text", b"\xff" * 99])
-def test_a_file_that_is_no_tokenizer_is_a_model_error(
-    tmp_path: Path, content: bytes | None
-) -> None:
+def test_a_file_that_is_no_tokenizer_is_a_model_error(tmp_path: Path) -> None:
     path = tmp_path / "tokenizer.model"
-    if content is not None:
-        path.write_bytes(content)
-    with pytest.raises(ModelError, match=re.escape(str(path))):
-        Tokenizer.load(path)
+    for content in (None, b"", b"text", b"\xff" * 99):
+        if content is not None:
+            path.write_bytes(content)
+        with pytest.raises(ModelError, match=re.escape(str(path))):
+            Tokenizer.load(path)
 
 
 def test_half_a_surrogate_pair_is_named_by_text_and_character(tokenizer: Tokenizer) -> None:

@@ -12,7 +12,7 @@ import pytest
 from conftest import sentences
 from translating import fork, kill, start, status, translate, write_lines, write_model
 
-from nmt.translate import job
+from nmt.translate import resume
 
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1000, seed=5))]
 OPTIONS = ["window_lines=40", "format=json", "n_best=2"]
@@ -35,7 +35,7 @@ def places(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _save_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(job, "_SAVE_SECONDS", 0.1)
+    monkeypatch.setattr(resume, "_SAVE_SECONDS", 0.1)
 
 
 def state_of(part: Path) -> dict[str, object]:
@@ -130,7 +130,7 @@ def test_batch_size_and_threads_may_change_when_a_job_goes_on(
 def test_a_second_process_with_the_same_output_is_refused(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with job.PartFile(tmp_path / "out.partial", {}):
+    with resume.PartFile(tmp_path / "out.partial", {}):
         assert translate(*places(folder), f"output={tmp_path / 'out'}") == 2
         assert "is being written by another process" in capfd.readouterr().err
 

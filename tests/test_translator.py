@@ -1,4 +1,4 @@
-"""The translator in Python: windows, long lines, failures, prefixes, threads, scores."""
+"""The translator in Python: windows, batches, long lines, failures, options, threads, scores."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ import itertools
 import random
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,13 +19,12 @@ from searching import Copier
 from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
-from nmt.search.search import Hypothesis
+from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import NativeBackend
-from nmt.translate.decoding import MAX_FAILURES, Decoder, Failure, Part
-from nmt.translate.lines import LengthRule
-from nmt.translate.translator import LineOptions, TranslationError, Translator
-from nmt.translate.windows import cut_windows, prefetch
+from nmt.translate.batches import MAX_FAILURES, BatchSearch, Failure
+from nmt.translate.translator import TranslationError, Translator
+from nmt.translate.windows import LineOptions, Segment, cut_windows, prefetch
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
 LINES = ["", *sentences(30, seed=8), " ", "the " * 60]
@@ -44,37 +44,30 @@ def copier(tokenizer: Tokenizer) -> Translator:
 # --- windows
 
 
-@pytest.mark.parametrize("window_lines", [1, 40, 100, 1000])
-def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
-    window_lines: int,
-) -> None:
+def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends() -> None:
     lines = [str(i) * (i % 7) for i in range(700)]
-    lines[333] = "x" * (1 << 22)
-    windows = list(cut_windows(lines, window_lines=window_lines))
-    assert [line for window in windows for line in window.lines] == lines
-    assert all(len(window.lines) <= window_lines for window in windows)
-    assert all(w.first_line // window_lines == (w.next_line - 1) // window_lines for w in windows)
-    assert [w.first_line for w in windows[1:]] == [w.next_line for w in windows[:-1]]
-    for k in range(1, len(windows), 1 + len(windows) // 9):
-        start = windows[k].first_line
-        rest = cut_windows(lines[start:], window_lines=window_lines, first_line=start)
-        assert list(rest) == windows[k:]
+    lines[333] = "x" * (1 << 22)  # ends its window
+    for size in (1, 40, 100, 1000):
+        windows = list(cut_windows(lines, window_lines=size))
+        assert [line for window in windows for line in window.lines] == lines
+        assert all(len(window.lines) <= size for window in windows)
+        assert all(w.first_line // size == (w.next_line - 1) // size for w in windows)
+        assert [w.first_line for w in windows[1:]] == [w.next_line for w in windows[:-1]]
+        assert 334 in [w.first_line for w in windows]
+        for k in range(1, len(windows), 1 + len(windows) // 9):
+            start = windows[k].first_line
+            rest = cut_windows(lines[start:], window_lines=size, first_line=start)
+            assert list(rest) == windows[k:], (size, k)
 
 
 def test_a_list_is_cut_into_full_windows_from_its_start() -> None:
-    lines = ["a"] * 250
-    sizes = [len(w.lines) for w in cut_windows(lines, window_lines=100, small_first=False)]
-    assert sizes == [100, 100, 50]
-    assert len(next(cut_windows(lines, window_lines=100)).lines) == 64
+    for small_first, expected in ((False, [100, 100, 50]), (True, [64, 36, 100, 50])):
+        windows = cut_windows(["a"] * 250, window_lines=100, small_first=small_first)
+        assert [len(window.lines) for window in windows] == expected
 
 
-@pytest.mark.parametrize(("own", "given", "sizes"), [(8, None, [4, 2]), (8, 4, [2, 2, 2])])
 def test_batches_are_as_large_as_the_engine_wants_them_unless_a_size_is_given(
-    own: int,
-    given: int | None,
-    sizes: list[int],
-    copier: Translator,
-    monkeypatch: pytest.MonkeyPatch,
+    copier: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     search, found = copier.backend.search, []
 
@@ -82,16 +75,12 @@ def test_batches_are_as_large_as_the_engine_wants_them_unless_a_size_is_given(
         found.append(len(rows))
         return search(rows, *rest, **named)
 
-    monkeypatch.setattr(copier.backend, "max_tokens", own)
+    monkeypatch.setattr(copier.backend, "max_tokens", 8)
     monkeypatch.setattr(copier.backend, "search", recorded)
     assert len(copier.tokenizer.src.encode("the")) + 1 == 2
-    copier.translate(["the"] * 6, max_tokens=given)
-    assert found == sizes
-
-
-def test_a_window_ends_with_a_very_long_line() -> None:
-    windows = list(cut_windows(["a", "b" * (1 << 22), "c", "d"]))
-    assert [window.first_line for window in windows] == [0, 2]
+    copier.translate(["the"] * 6)
+    copier.translate(["the"] * 6, max_tokens=4)
+    assert found == [4, 2, 2, 2, 2]
 
 
 def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translator) -> None:
@@ -126,17 +115,39 @@ def test_what_reading_raises_comes_up_after_the_windows_before_it() -> None:
         next(items)
 
 
-@pytest.mark.parametrize("order", ["as is", "shuffled"])
-def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbour(
-    translator: Translator, order: str
+@pytest.mark.parametrize("beam_size", [1, 2])
+def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(
+    translator: Translator, beam_size: int
 ) -> None:
-    alone = {line: translator.translate([line])[0] for line in LINES}
-    lines = LINES * 2
-    if order == "shuffled":
-        random.Random(1).shuffle(lines)
+    expected = {line: translator.translate([line], beam_size=beam_size)[0] for line in LINES}
+    assert expected[""] == expected[" "] == ""
+    assert len(set(expected.values())) > 10
+    lines = random.Random(1).sample(LINES * 2, 2 * len(LINES))
     for window_lines, max_tokens in ((1, 1), (7, 64), (5000, 100_000)):
-        found = translator.translate(lines, window_lines=window_lines, max_tokens=max_tokens)
-        assert found == [alone[line] for line in lines]
+        options = {"window_lines": window_lines, "max_tokens": max_tokens, "beam_size": beam_size}
+        found = translator.translate(lines, **options)
+        assert found == [expected[line] for line in lines], options
+        n_best = list(translator.n_best_stream(iter(lines), **options))
+        assert [best[0].text for best in n_best] == found, options
+    for line, translations in zip(lines, n_best, strict=True):
+        assert len(translations) == (beam_size if line.strip() else 1)
+        scores = [t.score for t in translations if t.finished]
+        assert scores == sorted(scores, reverse=True)
+
+
+@pytest.mark.parametrize(("beam_size", "max_length_a"), [(1, 1.0), (3, 1.0), (1, 0.5)])
+def test_a_model_that_copies_gives_back_the_text_or_what_the_limit_left_of_it(
+    copier: Translator, beam_size: int, max_length_a: float
+) -> None:
+    lines, tokenizer = [line for line in LINES if line.strip()], copier.tokenizer
+    settings = {"beam_size": beam_size, "max_length_a": max_length_a, "max_length_b": 1}
+    for line, (best, *_) in zip(lines, copier.n_best(lines, **settings), strict=True):
+        ids = tokenizer.src.encode(line)
+        limit = int(max_length_a * len(ids)) + 1
+        assert best.finished == (limit > len(ids))
+        assert best.text == (line.strip() if best.finished else tokenizer.tgt.decode(ids[:limit]))
+        assert best.tokens == tokenizer.tgt.pieces(ids[:limit])
+        assert best.log_prob == pytest.approx(-0.01 * min(len(ids) + 1, limit), abs=1e-4)
 
 
 # --- long lines
@@ -151,7 +162,7 @@ def test_a_line_is_cut_and_joined_to_what_it_was(copier: Translator) -> None:
 
 def test_a_cut_line_reports_all_its_parts(copier: Translator, tokenizer: Tokenizer) -> None:
     first, second = "The small tree.", "A house sees."
-    options = LineOptions(rule=LengthRule(max_source_length=10))
+    options = LineOptions(max_source_length=10)
     windows = cut_windows([f"{first} {second}", first, second])
     (_, (whole, *single)), *_ = copier.translate_windows(windows, CONFIG, options)
     best = whole.translations[0]
@@ -167,7 +178,7 @@ def test_a_cut_line_reports_all_its_parts(copier: Translator, tokenizer: Tokeniz
 def test_alignment_of_a_cut_line_points_into_all_its_source_tokens(translator: Translator) -> None:
     config = translator.search_config(alignment=True)
     lines = ["The small tree. A house sees.", "The small tree.", "A house sees."]
-    options = LineOptions(rule=LengthRule(max_source_length=10))
+    options = LineOptions(max_source_length=10)
     _, results = next(translator.translate_windows(cut_windows(lines), config, options))
     whole, first, second = (result.translations[0].alignment for result in results)
     assert whole is not None
@@ -186,8 +197,8 @@ def test_truncated_lines_say_what_was_left_out(copier: Translator, tokenizer: To
     ids = tokenizer.encode(line)
     found = copier.translate([line], too_long="truncate", max_source_length=8)
     assert found == [tokenizer.decode(ids[:7])]
-    rule = LengthRule(8, TooLong.truncate)
-    windows = copier.translate_windows(cut_windows([line]), CONFIG, LineOptions(rule=rule))
+    options = LineOptions(max_source_length=8, too_long=TooLong.truncate)
+    windows = copier.translate_windows(cut_windows([line]), CONFIG, options)
     assert next(windows)[1][0].num_left_out == len(ids) - 7
 
 
@@ -227,8 +238,8 @@ def test_only_the_sentence_that_fails_is_lost(num_workers: int, tokenizer: Token
     backend = Fragile(tokenizer, "tree", num_workers=num_workers)
     lines = [line.replace("tree", "house") for line in sentences(40, seed=1)]
     lines[3] = lines[17] = "a tree"
-    decoder = Decoder(backend, SearchConfig(beam_size=1), 1, 4096 if num_workers == 1 else 30)
-    outcomes = decoder.decode([Part(tokenizer.encode(line), []) for line in lines])
+    decoder = BatchSearch(backend, SearchConfig(beam_size=1), 1, 4096 if num_workers == 1 else 30)
+    outcomes = decoder.translate([Segment(tokenizer.encode(line), []) for line in lines])
     failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
     assert failed == [3, 17]
     assert outcomes[3] == Failure("OutOfMemoryError: no memory for this")
@@ -245,10 +256,10 @@ def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenize
 
 def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokenizer) -> None:
     """Those that are too long for the memory stand side by side once they are sorted."""
-    house, tree = ([Part(tokenizer.encode(word), [])] for word in ("house", "tree"))
+    house, tree = ([Segment(tokenizer.encode(word), [])] for word in ("house", "tree"))
     parts = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
-    decoder = Decoder(Fragile(tokenizer, "tree"), SearchConfig(beam_size=1), 1, max_tokens=6)
-    failed = [isinstance(outcome, Failure) for outcome in decoder.decode(parts)]
+    decoder = BatchSearch(Fragile(tokenizer, "tree"), SearchConfig(beam_size=1), 1, max_tokens=6)
+    failed = [isinstance(outcome, Failure) for outcome in decoder.translate(parts)]
     assert failed == [part in tree for part in parts]
 
 
@@ -278,10 +289,10 @@ def test_a_translation_starts_with_its_prefix(translator: Translator) -> None:
         assert text.startswith(prefix) if prefix else text == free
 
 
-@pytest.mark.parametrize("num_prefixes", [0, 4, 6, 7])
-def test_prefixes_must_be_as_many_as_the_lines(translator: Translator, num_prefixes: int) -> None:
-    with pytest.raises(DataError, match="prefixes than lines"):
-        translator.translate(LINES[1:6], prefixes=["a"] * num_prefixes, window_lines=5)
+def test_prefixes_must_be_as_many_as_the_lines(translator: Translator) -> None:
+    for num_prefixes in (0, 4, 6, 7):
+        with pytest.raises(DataError, match="prefixes than lines"):
+            translator.translate(LINES[1:6], prefixes=["a"] * num_prefixes, window_lines=5)
 
 
 def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) -> None:
@@ -312,9 +323,79 @@ def test_scoring_needs_as_many_targets_as_sources(translator: Translator) -> Non
     assert translator.score([], []) == []
 
 
-def test_a_setting_that_search_does_not_have_names_the_nearest(translator: Translator) -> None:
-    with pytest.raises(ConfigError, match="did you mean beam_size"):
-        translator.translate(["a"], beamsize=3)
+CALLS: list[Callable[..., Any]] = [
+    Translator.translate,
+    lambda *args, **options: list(Translator.translate_stream(*args, **options)),
+    Translator.n_best,
+    lambda *args, **options: list(Translator.n_best_stream(*args, **options)),
+]
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"beamsize": 3}, ConfigError, "beamsize: no such option here; did you mean beam_size"),
+        ({"max_token": 3}, ConfigError, "max_token: .*; did you mean max_tokens"),
+        ({"too_long": "spli"}, ConfigError, "too_long=spli: no such choice; did you mean split"),
+        ({"normalization": "mean"}, ConfigError, "normalization=mean: no such .*; valid: average"),
+        ({"window_lines": 0}, ConfigError, "window_lines=0: must be at least 1"),
+        ({"max_tokens": 0}, ConfigError, "max_tokens=0: must be at least 1"),
+        ({"max_source_length": 7}, ConfigError, "max_source_length=7: must be at least 8"),
+        ({"prefixes": "x"}, ConfigError, "prefixes is one text; give a list"),
+        ({"beam_size": "4"}, TypeError, "beam_size='4': must be of type int"),
+        ({"max_tokens": 4.5}, TypeError, "max_tokens=4.5: must be of type int"),
+        ({"length_penalty": True}, TypeError, "length_penalty=True: must be of type float"),
+        ({"sampling": 1}, TypeError, "sampling=1: must be of type bool"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(
+    translator: Translator, options: dict[str, Any], error: type[Exception], message: str
+) -> None:
+    for call in CALLS:
+        with pytest.raises(error, match=message):
+            call(translator, ["a"], **options)
+    if not {"too_long", "window_lines", "max_source_length", "prefixes"} & set(options):
+        with pytest.raises(error, match=message):
+            translator.score(["a"], ["a"], **options)
+
+
+def test_lines_that_are_none_are_refused(translator: Translator) -> None:
+    for call in CALLS:
+        with pytest.raises(ConfigError, match="lines is one text; give a list"):
+            call(translator, "the house")
+    with pytest.raises(ConfigError, match="targets is one text; give a list"):
+        translator.score(["a", "b"], "ab")
+    with pytest.raises(ConfigError, match="prefixes: no such option here"):
+        translator.score(["a"], ["a"], prefixes=["a"])
+    with pytest.raises(TypeError, match="config=4: give a SearchConfig"):
+        translator.n_best(["a"], 4)  # type: ignore[arg-type]
+
+
+def test_all_methods_take_the_same_options(translator: Translator) -> None:
+    lines, prefixes = [*LINES[1:6], "The tree. A house."], ["the", "", "a", "", "", "a"]
+    options = {"beam_size": 3, "prefixes": prefixes, "max_source_length": 10, "max_tokens": 64}
+    options |= {"too_long": "truncate", "length_penalty": 1, "window_lines": 4}
+    texts, stream, n_best, n_best_stream = (call(translator, lines, **options) for call in CALLS)
+    assert texts == stream == [best.text for best, *_ in n_best]
+    assert n_best == n_best_stream
+    assert {len(translations) for translations in n_best} == {3}
+    config = translator.search_config(beam_size=3, length_penalty=1.0)
+    rest = {key: options[key] for key in ("prefixes", "max_source_length", "too_long")}
+    again = translator.n_best(lines, config, **rest)
+    assert [[t.text for t in ts] for ts in again] == [[t.text for t in ts] for ts in n_best]
+
+
+def test_what_the_caller_sets_wins_over_the_models_defaults(translator: Translator) -> None:
+    assert translator.search_config() == translator.defaults
+    changed = translator.search_config(beam_size=1, length_penalty=0.0, max_length_b=None)
+    assert (changed.beam_size, changed.length_penalty, changed.max_length_b) == (1, 0.0, 8)
+
+
+def test_loading_refuses_a_choice_that_is_none_by_name(trained_models: dict[str, Path]) -> None:
+    folder = trained_models["post-sinusoidal"]
+    for key in ("backend", "dtype", "combine"):
+        with pytest.raises(ConfigError, match=f"{key}=xyz: no such choice; valid: "):
+            Translator.load([folder, folder], device="cpu", **{key: "xyz"})
 
 
 def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> None:

@@ -19,7 +19,7 @@ from nmt.cli.main import main
 from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
-from nmt.training.trainer import Trainer
+from nmt.training.start import Setup
 
 WORDS = {
     "red": "rot",
@@ -105,10 +105,8 @@ def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]
     write_folder(folder, {"": pairs}, tokenizer.vocab_size, **meta)
 
 
-def make_trainer(
-    data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any
-) -> Trainer:
-    """Make a trainer on the CPU with all weights, biases too, away from 0."""
+def make_setup(data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any) -> Setup:
+    """Set up a run on the CPU with all weights, biases too, away from 0."""
     settings: dict[str, Any] = {
         "model": tiny_config(),
         "device": "cpu",
@@ -117,8 +115,8 @@ def make_trainer(
         "valid_bleu": False,
     }
     config = TrainConfig(data_dir=str(data_dir), run_dir=str(run_dir), **settings | changes)
-    trainer = Trainer(config, world or World(), torch.device("cpu"))
+    setup = Setup(config, world or World(), torch.device("cpu"))
     with torch.no_grad():
-        for parameter in trainer.learner.model.parameters():
+        for parameter in setup.learner.model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    return trainer
+    return setup

@@ -38,10 +38,12 @@ _HINTS = {
 def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:
     """Train in `num_processes` processes of this machine until all are done or one fails.
 
-    What the first failing rank said is raised here, and so is the last thing on the screen.
+    The error of the rank that failed first is raised here, so that it is the last line printed.
     """
-    _silence_torch()
-    # so long the launcher waits for ranks that were told to end before it kills them
+    for name in list(logging.root.manager.loggerDict):  # this module reports what happened
+        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
+            logging.getLogger(name).setLevel(logging.CRITICAL)
+    # how long the launcher waits for ranks that it has asked to end, before it kills them
     os.environ.setdefault("TORCH_ELASTIC_SHUTDOWN_TIMEOUT", str(timeout_seconds))
     with tempfile.TemporaryDirectory(prefix="nmt-train-") as folder:
         path = Path(folder) / "config.yaml"
@@ -60,32 +62,20 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
         )
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup, which torch would undo
             config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
-        number = _run(config, path)
+        before = signal.signal(signal.SIGUSR1, _pass_on)  # the launcher handles SIGTERM itself
+        number = None
+        try:
+            elastic_launch(config, sys.executable)("-m", "nmt.cli.train", str(path))
+        except ChildFailedError as error:
+            _report(error.failures.values())
+        except SignalException as error:
+            number = error.sigval
+        finally:
+            signal.signal(signal.SIGUSR1, before)
+        # raised here: as long as a SignalException lives, so does a thread of torch, at which
+        # Python may abort when it ends
         if number is not None:
             _report_signal(number, Path(folder))
-
-
-def _run(config: LaunchConfig, path: Path) -> signal.Signals | None:
-    """Start the ranks and wait for them; return the signal that ended them, if one did."""
-    before = signal.signal(signal.SIGUSR1, _pass_on)  # the launcher knows of SIGTERM itself
-    try:
-        elastic_launch(config, sys.executable)("-m", "nmt.cli.worker", str(path))
-    except ChildFailedError as error:
-        _report(error.failures.values())
-    except SignalException as error:
-        # returned, not raised: as long as this exception lives, so does a thread of torch, at which
-        # python may abort when it ends
-        return error.sigval
-    finally:
-        signal.signal(signal.SIGUSR1, before)
-    return None
-
-
-def _silence_torch() -> None:
-    """Leave it to this module to say what happened."""
-    for name in list(logging.root.manager.loggerDict):
-        if name.startswith("torch.distributed.elastic"):  # each has a level of its own
-            logging.getLogger(name).setLevel(logging.CRITICAL)
 
 
 def _pass_on(number: int, frame: FrameType | None) -> NoReturn:
@@ -106,7 +96,7 @@ def _report_signal(number: signal.Signals, folder: Path) -> NoReturn:
 
 
 def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
-    """Raise what the rank said that is to blame."""
+    """Raise the error of the rank that caused the others to fail."""
     first = min(failures, key=_order)
     kind, text = _kind_and_text(first)
     if first.exitcode == EXIT_STOPPED:
@@ -139,6 +129,7 @@ def _kind_and_text(failure: ProcessFailure) -> tuple[str, str]:
         number = signal.Signals(-failure.exitcode)
         hint = _HINTS.get(number, "")
         return number.name, f"process {failure.pid} was killed by {number.name}{hint}"
-    said: Any = failure.message  # a text, or what `record` wrote
-    kind, _, text = (said["message"] if isinstance(said, dict) else said).partition(": ")
+    message: Any = failure.message  # a text, or what `record` wrote
+    message = message["message"] if isinstance(message, dict) else message
+    kind, _, text = message.partition(": ")
     return kind, text

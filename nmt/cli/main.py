@@ -4,7 +4,6 @@ instead of a traceback for the user's mistakes.
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import functools
 import gc
@@ -12,7 +11,8 @@ import importlib
 import logging
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from nmt import __version__
 from nmt.cli.commands import COMMANDS, Command
@@ -63,12 +63,9 @@ def main(command: Command, argv: Sequence[str] | None = None) -> int:
         elif "--version" in arguments:
             print(f"nmt {__version__}")
         else:
-            with _uncollected():
-                from nmt.cli.compose import with_config  # imports Hydra
+            from nmt.cli.compose import with_config  # imports Hydra
 
-                module, function = command.run.split(":")
-                run = getattr(importlib.import_module(module), function)
-            with_config(command, arguments, run)
+            with_config(command, arguments, functools.partial(_import_and_run, command))
         sys.stdout.flush()
     except _QUIET as error:
         return exit_status(error, f"nmt-{command.name}")
@@ -96,19 +93,20 @@ def exit_status(error: BaseException, program: str) -> int:
     return status
 
 
-@contextlib.contextmanager
-def _uncollected() -> Iterator[None]:
-    """Keep imported modules out of garbage collection, which would traverse all of torch while it
-    is imported, at times later, and at the end of the process: 0.35 of 1.2 s.
+def _import_and_run(command: Command, *configs: Any) -> None:
+    """Run a command, and keep what it imports out of garbage collection, which would traverse all
+    of torch while it is imported, at times later, and at the end of the process: 0.35 of 1.2 s.
     """
     is_first = gc.get_freeze_count() == 0
+    module, function = command.run.split(":")
     gc.disable()
     try:
-        yield
+        run = getattr(importlib.import_module(module), function)
     finally:
         gc.enable()
     if is_first:  # later, in a process of several commands, garbage would be kept as well
         gc.freeze()
+    run(*configs)
 
 
 def log_to_stderr() -> None:

@@ -8,138 +8,141 @@ import sys
 from collections.abc import Iterator
 from dataclasses import asdict, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
 from nmt import __version__
 from nmt.checkpoint import find_model
-from nmt.cli.lines import check_output
-from nmt.cli.streams import always, is_typed, num_bytes, open_output, open_stream
+from nmt.cli.streams import find_output, is_typed, num_bytes, open_input, open_output
 from nmt.config import Engine, OutputFormat, SearchConfig, TooLong, TranslateConfig, resolve
 from nmt.data.text import count_lines, open_bytes, read_input
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.translate.job import Counts, Digest, PartFile, fingerprint
-from nmt.translate.lines import LengthRule
-from nmt.translate.pipeline import Pipeline
+from nmt.translate.output import LineCounts, render
 from nmt.translate.progress import Progress
-from nmt.translate.shards import Shard, finish
-from nmt.translate.translator import LineOptions, Translator
+from nmt.translate.resume import HashedInput, PartFile, RankShare, fingerprint, finish
+from nmt.translate.translator import Translator
+from nmt.translate.windows import LineOptions
 
 log = logging.getLogger(__name__)
 
 
+class _Job(NamedTuple):
+    """What to translate with, and how."""
+
+    config: TranslateConfig
+    translator: Translator
+    search: SearchConfig
+    options: LineOptions
+    share: RankShare
+
+
 def run(config: TranslateConfig, config_yaml: str) -> None:
     """Translate `input` to `output`; a file is written beside its place, renamed into it when
-    whole, and gone on with after a kill.
+    whole, and resumed after a kill.
     """
-    shard = Shard.from_environment(os.environ)
-    output = _find_output(config, shard)
+    share = RankShare.from_environment(os.environ)
+    output = _find_output(config, share)
     _check_inputs(config)
     set_num_threads(config.num_threads)
-    if shard.rank:
+    if share.rank:
         logging.getLogger("nmt").setLevel(logging.WARNING)
-    pipeline = _load(config, shard)
-    counts = _to_stream(config, pipeline) if output is None else _to_file(config, pipeline, output)
-    if not shard.rank:
+    job = _load(config, share)
+    counts = _to_stream(job) if output is None else _to_file(job, output)
+    if not share.rank:
         _report(counts, config)
 
 
-def _load(config: TranslateConfig, shard: Shard) -> Pipeline:
+def _load(config: TranslateConfig, share: RankShare) -> _Job:
+    device = config.device
+    if share.world_size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
+        local_rank = int(os.environ.get("LOCAL_RANK", share.rank))
+        device = f"cuda:{local_rank % torch.cuda.device_count()}"  # each process has its own
     translator = Translator.load(
         config.model_dir,
-        device=_device(config.device, shard),
+        device=device,
         dtype=config.dtype,
         backend=config.backend,
         combine=config.combine,
         num_threads=config.num_threads,
     )
-    names = {field.name for field in fields(SearchConfig)}
-    search = translator.search_config(**{k: v for k, v in vars(config).items() if k in names})
+    names = [field.name for field in fields(SearchConfig)]
+    search = translator.search_config(**{name: getattr(config, name) for name in names})
     if config.n_best > search.beam_size and not search.sampling:
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
-    translator.backend.check(search, with_prefixes=config.prefixes is not None)
-    rule = LengthRule(config.max_source_length, config.too_long)
-    return Pipeline(
-        translator=translator,
-        search=search,
-        options=LineOptions(
-            n_best=config.n_best,
-            with_scores=config.format is OutputFormat.json,
-            max_tokens=config.max_tokens,
-            rule=rule,
-        ),
-        output_format=config.format,
-        window_lines=config.window_lines,
-        shard=shard,
+    translator.backend.check(search)
+    options = LineOptions(
+        n_best=config.n_best,
+        with_scores=config.format is OutputFormat.json,
+        max_tokens=config.max_tokens,
+        too_long=config.too_long,
+        max_source_length=config.max_source_length,
     )
+    return _Job(config, translator, search, options, share)
 
 
-def _device(name: str, shard: Shard) -> str:
-    """Give each process of a machine a GPU of its own."""
-    if shard.world_size == 1 or name not in ("auto", "cuda") or not torch.cuda.is_available():
-        return name
-    local_rank = int(os.environ.get("LOCAL_RANK", shard.rank))
-    return f"cuda:{local_rank % torch.cuda.device_count()}"
-
-
-def _to_stream(config: TranslateConfig, pipeline: Pipeline) -> Counts:
+def _to_stream(job: _Job) -> LineCounts:
     """Write to stdout, or to a pipe or device; each window as soon as it is translated."""
-    lines, has_more = open_stream(config.input)
-    source = Digest(lines, _read_prefixes(config))
-    counts = Counts()
+    config, total = job.config, LineCounts()
+    lines, has_more = open_input(config.input)
+    source = HashedInput(lines, _read_prefixes(config))
+    windows = source.windows(job.share, config.window_lines, has_more=has_more)
     with open_output(config.output) as stream, _progress(config, 0) as progress:
-        for chunk in pipeline.chunks(source, small_first=True, has_more=has_more):
-            stream.write(chunk.data)
+        for window, results in job.translator.translate_windows(windows, job.search, job.options):
+            data, counts = render(window, results, config.format)
+            stream.write(data)
             stream.flush()
-            counts.add(chunk.counts)
-            progress.update(chunk.lines, chunk.read_bytes)
+            total.add(counts)
+            progress.update(window.next_line, window.read_bytes)
         if not is_typed(config.input):
             progress.finish()
-    return counts
+    return total
 
 
-def _to_file(config: TranslateConfig, pipeline: Pipeline, output: Path) -> Counts:
-    """Write to a file by way of a part file, which a later process goes on with."""
-    job = _describe_job(config, pipeline)
-    with PartFile(pipeline.shard.part_path(output), job) as part:
+def _to_file(job: _Job, output: Path) -> LineCounts:
+    """Write to a file by way of a part file, from which a later process resumes."""
+    config, share = job.config, job.share
+    with PartFile(share.part_path(output), _describe(job)) as part:
         source = _open_source(config, part)
+        windows = source.windows(share, config.window_lines)
         with _progress(config, part.state.lines) as progress:
-            for chunk in pipeline.chunks(source, first_line=part.state.lines, has_more=always):
-                part.append(chunk.data, lines=chunk.lines, sha256=chunk.sha256, counts=chunk.counts)
-                progress.update(chunk.lines, chunk.read_bytes)
+            for window, results in job.translator.translate_windows(
+                windows, job.search, job.options
+            ):
+                part.append(*render(window, results, config.format), window)
+                progress.update(window.next_line, window.read_bytes)
             progress.update(source.num_lines, source.num_bytes)
             part.complete(source.num_lines, source.sha256)
             progress.finish()
-        return finish(output, pipeline.shard, part.state, job, config.window_lines)
+        return finish(output, share, part, config.window_lines)
 
 
-def _describe_job(config: TranslateConfig, pipeline: Pipeline) -> dict[str, Any]:
+def _describe(job: _Job) -> dict[str, Any]:
     """Return all that decides what is written, but the input.
 
-    `max_tokens`, `device` and `num_threads` are left out: they may change when a job goes on.
+    `max_tokens`, `device` and `num_threads` are left out: they may change when a job is resumed.
     """
+    config = job.config
     is_native = config.backend is Engine.native
     folders = [resolve(folder) for folder in config.model_dir]
     names = ("n_best", "format", "too_long", "max_source_length", "window_lines", "backend")
-    settings = {name: getattr(config, name) for name in (*names, "dtype", "combine")}
     return {
         "nmt": __version__,
         "model": [fingerprint(find_model(f) if is_native else f) for f in folders],
         "prefixes": config.prefixes is not None,
-        **settings,
-        **asdict(pipeline.search),
+        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
+        **asdict(job.search),
     }
 
 
-def _open_source(config: TranslateConfig, part: PartFile) -> Digest:
+def _open_source(config: TranslateConfig, part: PartFile) -> HashedInput:
     """Open the input where an earlier process stopped, or at its start when that is of no use."""
     if part.difference:
         log.warning("%s is of another job (%s); starting over", part.path, part.difference)
-    source = Digest(read_input(config.input), _read_prefixes(config))
+    source = HashedInput(read_input(config.input), _read_prefixes(config))
     done = part.state
     source.skip(done.lines)
     is_same = not done.lines or (source.num_lines, source.sha256) == (done.lines, done.sha256)
@@ -153,7 +156,7 @@ def _open_source(config: TranslateConfig, part: PartFile) -> Digest:
         )
     else:
         log.warning("%s is of another input; starting over", part.path)
-        source = Digest(read_input(config.input), _read_prefixes(config))
+        source = HashedInput(read_input(config.input), _read_prefixes(config))
     part.start(over=not is_same)
     return source
 
@@ -181,27 +184,23 @@ def _check_inputs(config: TranslateConfig) -> None:
         )
 
 
-def _find_output(config: TranslateConfig, shard: Shard) -> Path | None:
+def _find_output(config: TranslateConfig, share: RankShare) -> Path | None:
     """Return the file to write, None for a stream; refuse what cannot be written to."""
-    check_output(config.output)
-    path = None
-    if config.output != "-":
-        path = resolve(config.output).resolve()  # a link stays, and what it points to is replaced
-        if path.exists() and not path.is_file():
-            path = None  # a pipe or a device cannot be replaced
-        elif config.input != "-" and path == resolve(config.input).resolve():
+    path = find_output(config.output)
+    if path is not None:
+        if config.input != "-" and path == resolve(config.input).resolve():
             raise ConfigError(
                 f"output={config.output}: is the input; give the path of another file"
             )
-        elif not os.access(path.parent, os.W_OK):
+        if not os.access(path.parent, os.W_OK):
             raise ConfigError(
                 f"output={config.output}: {path.parent} cannot be written to; choose another folder"
             )
-    if shard.world_size > 1:
+    if share.world_size > 1:
         for key, is_stream in (("input", config.input == "-"), ("output", path is None)):
             if is_stream:
                 raise ConfigError(
-                    f"{key}={getattr(config, key)}: {shard.world_size} processes "
+                    f"{key}={getattr(config, key)}: {share.world_size} processes "
                     f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
                 )
     return path
@@ -213,7 +212,7 @@ def _progress(config: TranslateConfig, done_lines: int) -> Progress:
     return Progress(num_bytes(config.input), done_lines, has_bar=has_bar)
 
 
-def _report(counts: Counts, config: TranslateConfig) -> None:
+def _report(counts: LineCounts, config: TranslateConfig) -> None:
     if counts.met_limit:
         log.warning(
             "%d translations met the length limit; see max_length_a and max_length_b",

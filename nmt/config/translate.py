@@ -120,6 +120,7 @@ class ScoreConfig:
     )
     max_tokens: int = option(4096, "bound on one batch: rows * longest side", low=1)
     window_lines: int = option(8192, "lines read, sorted by length and scored at a time", low=1)
+    backend: Engine = option(Engine.native, "native, or ctranslate2 for an exported folder")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"

@@ -1,1 +1,8 @@
 """From text to batches of token ids."""
+
+from typing import Any
+
+import numpy as np
+
+Lengths = np.ndarray[Any, np.dtype[Any]]  # (N, 2), EOS included; uint16, or int32 above its range
+Rows = np.ndarray[Any, np.dtype[np.int64]]  # numbers of pairs in a split

@@ -11,14 +11,14 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, overload
 
 import numpy as np
 
-from nmt.data.binary import Corpus
-from nmt.data.bucketing import Lengths, Rows, batch_cost, bucket
-from nmt.data.mixing import Mix, whole
+from nmt.data import Lengths, Rows
+from nmt.data.batch import batch_cost, bucket
+from nmt.data.mixing import CorpusRange, Mix, whole
 from nmt.errors import ConfigError
 
 _POOL_PAIRS = 5_000_000  # most pairs that are sorted together
@@ -115,7 +115,8 @@ class TokenBatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        self._planned: dict[tuple[int, int], list[Update]] = {}  # by epoch and pool
+        # two, since those who prepare the next updates are ahead of those who make them
+        self._plan = lru_cache(maxsize=2)(self._plan_pool)
 
     def updates(self, epoch: int) -> Updates:
         """Return the updates of an epoch, at least one and as many on every rank.
@@ -124,11 +125,16 @@ class TokenBatchSampler:
         """
         sizes = self.mix.sizes(epoch)
         num_pools = -(-sum(sizes) // _POOL_PAIRS)
-        if num_pools == 1:
-            starts = [0, len(self._pool(epoch))]
-            return Updates(lambda _: self._pool(epoch), starts, sum(sizes))
-        starts = self._pool_starts(sizes, num_pools)
-        return Updates(lambda pool: self._pool(epoch, pool, starts), starts, sum(sizes))
+
+        def plan(pool: int) -> list[Update]:
+            num_updates = starts[pool + 1] - starts[pool] if num_pools > 1 else None
+            return self._plan(epoch, pool, num_pools, num_updates)
+
+        if num_pools > 1:
+            starts = self._pool_starts(sizes, num_pools)
+        else:  # as many updates as come out
+            starts = [0, len(self._plan(epoch, 0, 1, None))]
+        return Updates(plan, starts, sum(sizes))
 
     def rows_to_try(self) -> Rows:
         """Return pairs among which are the largest batches: all of a small corpus, else a sample
@@ -138,7 +144,7 @@ class TokenBatchSampler:
         is_whole = len(rows) == sum(share.corpus.num_pairs for share in self.mix.drawn)
         return rows if is_whole else np.concatenate([rows, self._longest_rows])
 
-    def _longest_row(self, corpus: Corpus) -> int:
+    def _longest_row(self, corpus: CorpusRange) -> int:
         lengths = self.lengths[corpus.start : corpus.start + corpus.num_pairs]
         parts = range(0, len(lengths), 1 << 20)  # numpy's argmax copies what is read-only
         start = max(parts, key=lambda start: int(lengths[start : start + parts.step].max()))
@@ -148,12 +154,11 @@ class TokenBatchSampler:
     @cached_property
     def _mean_tokens(self) -> list[float]:
         """Target tokens of the mean pair of each corpus; 0 for those that are left out."""
-        ends = [(s.corpus.start, s.corpus.start + s.corpus.num_pairs) for s in self.mix.shares]
-        drawn = [share.drawn > 0 for share in self.mix.shares]
-        return [
-            float(self.lengths[start:end, 1].mean()) if is_drawn else 0.0
-            for (start, end), is_drawn in zip(ends, drawn, strict=True)
-        ]
+        means = []
+        for share in self.mix.shares:
+            start, end = share.corpus.start, share.corpus.start + share.corpus.num_pairs
+            means.append(float(self.lengths[start:end, 1].mean()) if share.drawn > 0 else 0.0)
+        return means
 
     def _pool_starts(self, sizes: list[int], num_pools: int) -> list[int]:
         """Decide how many updates each pool makes, without planning any; return where they start,
@@ -167,23 +172,15 @@ class TokenBatchSampler:
         num_updates = max(num_pools, min(round(num_tokens / self.tokens_per_update), most))
         return [num_updates * pool // num_pools for pool in range(num_pools + 1)]
 
-    def _pool(self, epoch: int, pool: int = 0, starts: list[int] | None = None) -> list[Update]:
-        """Return the updates of a pool; the newest two stay, since those who prepare the next
-        updates are ahead of those who make them.
-        """
-        planned = self._planned.get((epoch, pool))
-        if planned is None:
-            planned = self._plan(epoch, pool, starts)
-            self._planned = {**dict([*self._planned.items()][-1:]), (epoch, pool): planned}
-        return planned
-
-    def _plan(self, epoch: int, pool: int, starts: list[int] | None) -> list[Update]:
-        """Plan one pool; without `starts` it is alone, and makes as many updates as come out."""
+    def _plan_pool(
+        self, epoch: int, pool: int, num_pools: int, num_updates: int | None
+    ) -> list[Update]:
+        """Plan one of the pools of an epoch, with the number of its updates if that is given."""
         generator = np.random.default_rng((self.seed, epoch, pool))
-        rows = self.mix.rows(self.seed, epoch, pool, len(starts) - 1 if starts else 1)
+        rows = self.mix.rows(self.seed, epoch, pool, num_pools)
         batches = bucket(self.lengths, self.max_tokens, rows[generator.permutation(len(rows))])
-        num_updates = starts[pool + 1] - starts[pool] if starts else None
-        batches = _at_least(num_updates or 0, batches)
+        while len(batches) < (num_updates or 0):  # there are as many pairs
+            batches = [half for b in batches for half in np.array_split(b, 2) if len(half)]
         batches = [batches[i] for i in generator.permutation(len(batches))]
         tokens = np.array([self.lengths[rows].sum(axis=0) for rows in batches])  # (batches, 2)
         cuts = self._group(tokens[:, 1], num_updates)
@@ -200,15 +197,17 @@ class TokenBatchSampler:
         self, tokens: np.ndarray[Any, np.dtype[np.int64]], num_updates: int | None
     ) -> list[int]:
         """Cut batches of `tokens` into updates as equal as can be, `num_updates` if it is given;
-        return where each starts, and the end.
+        return where each starts, and the end. A batch belongs where its middle lies.
         """
-        if num_updates is not None:
-            places = np.arange(1, num_updates)
-            cuts = np.maximum.accumulate(_middles(tokens, num_updates) - places) + places
-            return [0, *np.clip(cuts, places, len(tokens) - places[::-1]).tolist(), len(tokens)]
-        total = int(tokens.sum())
-        num_updates = min(max(1, round(total / self.tokens_per_update)), len(tokens))
-        cuts = _middles(tokens, num_updates)
+        ends, is_fixed = np.cumsum(tokens), num_updates is not None
+        if num_updates is None:
+            wanted = max(1, round(int(ends[-1]) / self.tokens_per_update))
+            num_updates = min(wanted, len(tokens))
+        places = np.arange(1, num_updates)
+        cuts = np.searchsorted(ends - tokens / 2, int(ends[-1]) * places / num_updates)
+        if is_fixed:  # each has a batch
+            cuts = np.maximum.accumulate(cuts - places) + places
+            cuts = np.clip(cuts, places, len(tokens) - places[::-1])
         return [0, *sorted({int(cut) for cut in cuts} - {0, len(tokens)}), len(tokens)]
 
     def _share(self, batches: list[Rows]) -> list[Rows]:
@@ -217,10 +216,8 @@ class TokenBatchSampler:
         """
         if self.world_size == 1:
             return batches
-        costs = [batch_cost(self.lengths[rows]) for rows in batches]
-        ends = np.cumsum(costs)
-        start = self._cut(batches, ends, self.rank)
-        end = self._cut(batches, ends, self.rank + 1)
+        ends = np.cumsum([batch_cost(self.lengths[rows]) for rows in batches])
+        start, end = (self._cut(batches, ends, rank) for rank in (self.rank, self.rank + 1))
         pieces = [
             rows[start[1] if i == start[0] else 0 : end[1] if i == end[0] else len(rows)]
             for i, rows in enumerate(batches)
@@ -247,17 +244,3 @@ class TokenBatchSampler:
         if width - offset < share / 8:
             return batch + 1, 0
         return batch, round(num_rows * float(offset / width))
-
-
-def _middles(tokens: np.ndarray[Any, np.dtype[np.int64]], num_updates: int) -> Rows:
-    """Return before which batches equal updates end; a batch belongs where its middle lies."""
-    ends = np.cumsum(tokens)
-    goals = int(ends[-1]) * np.arange(1, num_updates) / num_updates
-    return np.searchsorted(ends - tokens / 2, goals)
-
-
-def _at_least(count: int, batches: list[Rows]) -> list[Rows]:
-    """Halve batches until there are `count`; there are as many pairs."""
-    while len(batches) < count:
-        batches = [half for rows in batches for half in np.array_split(rows, 2) if len(half)]
-    return batches

@@ -15,18 +15,27 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from nmt.data.binary import Corpus
-from nmt.data.bucketing import Rows
+from nmt.data import Rows
 from nmt.errors import ConfigError, nearest
 
-_MOST_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of neighbouring pairs
+_MOST_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of neighboring pairs
+
+
+@dataclass(frozen=True)
+class CorpusRange:
+    """One corpus: the pairs `start` to `start + num_pairs` of the split."""
+
+    name: str  # "" when the split has one without a name
+    start: int
+    num_pairs: int
+    weight: float
 
 
 @dataclass(frozen=True)
 class Share:
     """The part of one corpus in every epoch."""
 
-    corpus: Corpus
+    corpus: CorpusRange
     drawn: float  # pairs an epoch; one epoch rounds down and another up
 
     def cuts(self, epoch: int) -> tuple[int, int]:
@@ -95,7 +104,7 @@ def pairs_an_epoch(
 
 
 def make_mix(
-    corpora: Sequence[Corpus], weights: Mapping[str, float], temperature: float = 1.0
+    corpora: Sequence[CorpusRange], weights: Mapping[str, float], temperature: float = 1.0
 ) -> Mix:
     """Decide how many pairs of each corpus an epoch draws; `weights`, by name, take the place of
     the corpora's own.
@@ -105,9 +114,10 @@ def make_mix(
     names = [corpus.name for corpus in corpora]
     for name in weights:
         if name not in names:
-            raise ConfigError(
-                f"mix.{name}: no corpus of data_dir has this name; {_names(name, names)}"
-            )
+            named = [name for name in names if name]
+            hint = "the folder was made from data.train, without names"
+            hint = nearest(name, named) if named else hint
+            raise ConfigError(f"mix.{name}: no corpus of data_dir has this name; {hint}")
     sizes = [corpus.num_pairs for corpus in corpora]
     chosen = [weights.get(corpus.name, corpus.weight) for corpus in corpora]
     amounts = pairs_an_epoch(sizes, chosen, temperature)
@@ -118,21 +128,18 @@ def make_mix(
 
 def whole(num_pairs: int) -> Mix:
     """Draw every pair once an epoch."""
-    return make_mix([Corpus("", 0, num_pairs, 1.0)], {})
-
-
-def _names(name: str, names: Sequence[str]) -> str:
-    named = [name for name in names if name]
-    return nearest(name, named) if named else "the folder was made from data.train, without names"
+    return make_mix([CorpusRange("", 0, num_pairs, 1.0)], {})
 
 
 def _take(num_pairs: int, start: int, end: int, key: tuple[int, int]) -> Rows:
     """Return the pairs at places `start` to `end` of the endless stream of passes."""
-    passes = range(start // num_pairs, -(-end // num_pairs)) if end > start else range(0)
-    cuts = [(i, max(start - i * num_pairs, 0), min(end - i * num_pairs, num_pairs)) for i in passes]
-    return np.concatenate(
-        [np.empty(0, dtype=np.int64), *(_part_of_pass(num_pairs, *cut, key) for cut in cuts)]
-    )
+    pieces = [np.empty(0, dtype=np.int64)]
+    while start < end:
+        number, first = divmod(start, num_pairs)
+        last = min(first + end - start, num_pairs)
+        pieces.append(_part_of_pass(num_pairs, number, first, last, key))
+        start += last - first
+    return np.concatenate(pieces)
 
 
 def _part_of_pass(num_pairs: int, number: int, start: int, end: int, key: tuple[int, int]) -> Rows:

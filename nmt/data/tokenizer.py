@@ -1,8 +1,8 @@
 """The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
 They are the only vocabularies there are.
 
-Text goes in and ids come out, never pieces, so no text can become a control symbol. How a model is
-made stands in `nmt/data/vocabulary.py`.
+Text goes in and ids come out, never pieces, so no text can become a control symbol. Models are made
+in `nmt/data/vocabulary.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
-        self._known_pieces: dict[int, str] = {}  # asking SentencePiece takes ten times as long
+        self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
     @classmethod
     def load(cls, path: Path) -> Tokenizer:
@@ -86,8 +86,20 @@ class Tokenizer:
         try:
             ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
         except TypeError:
-            raise _not_unicode(texts) from None
+            self._check_unicode(texts)
+            raise
         return ids
+
+    def _check_unicode(self, texts: Sequence[str]) -> None:
+        """Name the text that SentencePiece cannot take; it says itself only that there is one."""
+        for number, text in enumerate(texts):
+            try:
+                text.encode("utf-8")
+            except UnicodeEncodeError as error:
+                raise DataError(
+                    f"text {number}, from 0, has half a surrogate pair at character {error.start}; "
+                    "decode it with errors='replace'"
+                ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
@@ -98,12 +110,13 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Show ids as pieces, for people to read."""
-        known, name = self._known_pieces, self._processor.id_to_piece
-        return [known.get(i) or known.setdefault(i, name(i)) for i in ids]
+        pieces = self.all_pieces()
+        return [pieces[i] for i in ids]
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary; piece i has the id i."""
-        return self.pieces(range(self.vocab_size))
+        self._pieces = self._pieces or self._processor.id_to_piece(list(range(self.vocab_size)))
+        return self._pieces
 
     @property
     def control_ids(self) -> list[int]:
@@ -168,16 +181,3 @@ def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
     if not model:
         raise RuntimeError("there is no model in an empty file")  # SentencePiece takes it for one
     return sentencepiece.SentencePieceProcessor(model_proto=model)
-
-
-def _not_unicode(texts: Sequence[str]) -> Exception:
-    """Name the text that SentencePiece cannot take; it says itself only that there is one."""
-    for number, text in enumerate(texts):
-        try:
-            text.encode("utf-8")
-        except UnicodeEncodeError as error:
-            return DataError(
-                f"text {number}, from 0, has half a surrogate pair at character {error.start}; "
-                "decode it with errors='replace'"
-            )
-    return TypeError("texts must be str")

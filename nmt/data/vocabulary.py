@@ -1,7 +1,6 @@
 """Makes the tokenizers of a data folder: trains SentencePiece models, or takes over existing ones.
 
-The same text in the same order gives the same bytes, whatever the machine does besides. It reads no
-corpus; what it is trained on is handed to it.
+The same text in the same order gives the same bytes, whatever the machine does besides.
 """
 
 from __future__ import annotations
@@ -20,18 +19,16 @@ from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers, open_m
 from nmt.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
-PAD, UNK, BOS, EOS = range(
-    4
-)  # given to SentencePiece when it trains; read from the model elsewhere
+PAD, UNK, BOS, EOS = range(4)  # for training; elsewhere they are read from the model
 _MAX_SENTENCE_BYTES = 1 << 16
 # the model holds this number, and unigram's sums depend on it: never the number of processors
 _NUM_THREADS = 16
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
-_CONTROL, _USER_DEFINED = 3, 4  # types of pieces in sentencepiece_model.proto
-_TRAINER_SPEC = 2  # field of ModelProto; in it the fields of id and name of each control symbol
-_CONTROL_FIELDS = {"pad": (43, 48), "bos": (41, 46), "eos": (42, 47)}
-_CONTROL_PIECES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+# sentencepiece_model.proto: types of pieces, the field of trainer settings, and in it those of
+# the id and name of each control symbol
+_CONTROL, _USER_DEFINED, _TRAINER_SPEC = 3, 4, 2
+_CONTROLS = {"pad": (43, 48, "<pad>"), "bos": (41, 46, "<s>"), "eos": (42, 47, "</s>")}
 
 
 def train_tokenizers(
@@ -87,11 +84,19 @@ def train_tokenizer(
     Raises a `ConfigError` that names the largest possible vocabulary when the corpus is too small
     for the one asked for, and a `DataError` for a corpus without text.
     """
-    model = io.BytesIO()
-    counted = _Counted(sentences)
+    model, num_read, num_long = io.BytesIO(), 0, 0
+
+    def counted() -> Iterator[str]:
+        nonlocal num_read, num_long
+        for sentence in sentences:
+            num_read += 1
+            if len(sentence) * 4 > _MAX_SENTENCE_BYTES:  # no character has more bytes
+                num_long += len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES
+            yield sentence
+
     try:
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(counted),
+            sentence_iterator=counted(),
             model_writer=model,
             model_type=config.type.value,
             vocab_size=config.vocab_size,
@@ -110,44 +115,26 @@ def train_tokenizer(
         )
     except RuntimeError as error:
         raise _explain(error, config.vocab_size) from None
-    counted.report()
+    if num_long:
+        log.warning(
+            "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
+            num_long,
+            num_read,
+            _MAX_SENTENCE_BYTES,
+        )
     return Tokenizer(model.getvalue())
 
 
-class _Counted:
-    """Counts the sentences that SentencePiece leaves out because they are too long."""
-
-    def __init__(self, sentences: Iterable[str]) -> None:
-        self._sentences = sentences
-        self._num_read = self._num_long = 0
-
-    def __iter__(self) -> Iterator[str]:
-        for sentence in self._sentences:
-            self._num_read += 1
-            if len(sentence) * 4 > _MAX_SENTENCE_BYTES:  # no character has more bytes
-                self._num_long += len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES
-            yield sentence
-
-    def report(self) -> None:
-        if self._num_long:
-            log.warning(
-                "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
-                self._num_long,
-                self._num_read,
-                _MAX_SENTENCE_BYTES,
-            )
-
-
 def _explain(error: RuntimeError, vocab_size: int) -> ConfigError | DataError:
-    message = " ".join(str(error).split())
+    message, key = " ".join(str(error).split()), f"tokenizer.vocab_size={vocab_size}"
     if found := _TOO_LARGE.search(message):
         return ConfigError(
-            f"tokenizer.vocab_size={vocab_size} is too large for this corpus; "
-            f"the largest possible is {found[1]}: set tokenizer.vocab_size={found[1]} or less"
+            f"{key} is too large for this corpus; the largest possible is {found[1]}: "
+            f"set tokenizer.vocab_size={found[1]} or less"
         )
     if found := _TOO_SMALL.search(message):
         return ConfigError(
-            f"tokenizer.vocab_size={vocab_size} is too small for the characters of this corpus; "
+            f"{key} is too small for the characters of this corpus; "
             f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
         )
     return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
@@ -170,68 +157,52 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
             f"tokenizer.model={path} is no SentencePiece model; give the .model file that "
             "SentencePiece wrote"
         ) from None
-    added = _missing_symbols(model, path, symbols)
+    added = [symbol for symbol in dict.fromkeys(symbols) if not _has(processor, symbol)]
+    for symbol in symbols:
+        if symbol not in added and not _is_symbol(model, symbol):
+            raise ConfigError(
+                f"{symbol} cannot be a symbol of tokenizer.model={path}, which has it as an "
+                "ordinary or control piece; name the symbol or tag otherwise"
+            )
     appended = b"".join(_piece(symbol, _USER_DEFINED) for symbol in added)
-    next_id = processor.vocab_size() + len(added)
-    for kind, name in _CONTROL_PIECES.items():
+    for kind, (id_field, name_field, name) in _CONTROLS.items():
         if getattr(processor, f"{kind}_id")() < 0:
             # the name may belong to a piece that text can become
-            name = name if _find(processor, name) is None else f"<nmt:{kind}>"
-            id_field, name_field = _CONTROL_FIELDS[kind]
-            spec = _number(id_field, next_id) + _text(name_field, name)
-            appended += _piece(name, _CONTROL) + _bytes(_TRAINER_SPEC, spec)
+            name = f"<nmt:{kind}>" if _has(processor, name) else name
+            new_id = processor.vocab_size() + len(added)
+            spec = _field(id_field, new_id) + _field(name_field, name)
+            appended += _piece(name, _CONTROL) + _field(_TRAINER_SPEC, spec)
             added.append(name)
-            next_id += 1
     if added:
         log.info("%s: added %s to its pieces", path, " ".join(added))
     return Tokenizer(model + appended)
 
 
-def _missing_symbols(model: bytes, path: Path, symbols: Sequence[str]) -> list[str]:
-    """Return the symbols that `model` lacks; one that it uses otherwise is refused."""
-    processor = open_model(model)
-    missing = []
-    for symbol in dict.fromkeys(symbols):
-        if _find(processor, symbol) is None:
-            missing.append(symbol)
-        elif not _is_symbol(model, symbol):
-            raise ConfigError(
-                f"{symbol} cannot be a symbol of tokenizer.model={path}, which has it as an "
-                "ordinary or control piece; name the symbol or tag otherwise"
-            )
-    return missing
-
-
-def _find(processor: sentencepiece.SentencePieceProcessor, piece: str) -> int | None:
-    found: int = processor.piece_to_id(piece)
-    return None if processor.id_to_piece(found) != piece else found
+def _has(processor: sentencepiece.SentencePieceProcessor, piece: str) -> bool:
+    return bool(processor.id_to_piece(processor.piece_to_id(piece)) == piece)
 
 
 def _is_symbol(model: bytes, piece: str) -> bool:
     """Say whether a piece of the model is one that is never cut."""
-    pattern = re.escape(_text(1, piece)) + rb"\x15.{4}" + re.escape(_number(3, _USER_DEFINED))
+    pattern = re.escape(_field(1, piece)) + rb"\x15.{4}" + re.escape(_field(3, _USER_DEFINED))
     return re.search(pattern, model, re.DOTALL) is not None
 
 
 # A model is a message of protocol buffers: bytes after its end add to its lists and replace its
 # values, as protobuf's encoding guide says of repeated fields and of embedded messages.
+# SentencePiece has classes for it, which need the package protobuf that it does not bring along.
 
 
 def _piece(name: str, kind: int) -> bytes:
     score = b"\x15\x00\x00\x00\x00"  # field 2, a float32 of 0
-    return _bytes(1, _text(1, name) + score + _number(3, kind))
+    return _field(1, _field(1, name) + score + _field(3, kind))
 
 
-def _text(field: int, value: str) -> bytes:
-    return _bytes(field, value.encode("utf-8"))
-
-
-def _bytes(field: int, value: bytes) -> bytes:
-    return _varint(field << 3 | 2) + _varint(len(value)) + value
-
-
-def _number(field: int, value: int) -> bytes:
-    return _varint(field << 3) + _varint(value)
+def _field(number: int, value: int | str | bytes) -> bytes:
+    if isinstance(value, int):
+        return _varint(number << 3) + _varint(value)
+    data = value.encode("utf-8") if isinstance(value, str) else value
+    return _varint(number << 3 | 2) + _varint(len(data)) + data
 
 
 def _varint(value: int) -> bytes:

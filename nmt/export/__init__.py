@@ -1,1 +1,1 @@
-"""From a trained model to folders that other libraries run without nmt."""
+"""Convert a trained model to folders that other libraries run without nmt."""

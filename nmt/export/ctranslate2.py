@@ -1,6 +1,5 @@
-"""A model as CTranslate2's Transformer, written by the classes of that library.
-
-It fills a `TransformerSpec` and leaves file format, aliases and quantization to CTranslate2.
+"""A model as CTranslate2's Transformer: fills a `TransformerSpec` of that library, which then does
+the file format, aliases and quantization.
 """
 
 # D d_model, F d_ff, V vocab, P positions
@@ -14,13 +13,18 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Quantization
+from nmt.config import Norm, Positions, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
-from nmt.export.support import PRE_NORM
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Weights = dict[str, Tensor]
+SUPPORTED: dict[str, list[Any] | None] = {
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")),
+    "norm": [Norm.post, Norm.pre],
+    "positions": [Positions.sinusoidal, Positions.sinusoidal_concat],
+}
+"""The values of each setting of the architecture that CTranslate2 supports; None: any value."""
 
 
 def write_ctranslate2(
@@ -45,7 +49,7 @@ def write_ctranslate2(
     spec = TransformerSpec.from_config(
         (config.num_encoder_layers, config.num_decoder_layers),
         config.num_heads,
-        pre_norm=PRE_NORM[config.norm],
+        pre_norm=config.norm is Norm.pre,
         alignment_layer=alignment_layer(config.num_decoder_layers),
         alignment_heads=config.num_heads,
     )
@@ -54,20 +58,13 @@ def write_ctranslate2(
         stack.position_encodings.encodings = positions.numpy()
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
-        if PRE_NORM[config.norm]:
+        if config.norm is Norm.pre:
             _set_norm(stack.layer_norm, weights, f"{name}_norm")
     embedding = _array(weights, "embedding.weight")  # (V, D)
     source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
     spec.encoder.embeddings[0].weight = _array(weights, source)  # (V, D)
     spec.decoder.embeddings.weight = embedding
     spec.decoder.projection.weight = embedding
-    _set_vocabulary(spec, tokenizer)
-    spec.validate()
-    spec.optimize(quantization=quantization.value)
-    spec.save(str(folder))
-
-
-def _set_vocabulary(spec: Any, tokenizer: Tokenizers) -> None:
     tgt, pieces = tokenizer.tgt, tokenizer.tgt.all_pieces()
     spec.register_source_vocabulary(tokenizer.src.all_pieces())
     spec.register_target_vocabulary(pieces)
@@ -77,6 +74,9 @@ def _set_vocabulary(spec: Any, tokenizer: Tokenizers) -> None:
     spec.config.decoder_start_token = pieces[tgt.bos_id]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
+    spec.validate()
+    spec.optimize(quantization=quantization.value)
+    spec.save(str(folder))
 
 
 def _set_layer(spec: Any, weights: Weights, name: str) -> None:

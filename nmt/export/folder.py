@@ -1,9 +1,14 @@
 """The folder that an export writes: the converted model, its tokenizer, `nmt.json` and a README
-with the few lines of Python that translate with it.
+with the Python that translates with it; and which architectures each format supports, which is
+known before a model is trained.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import logging
+from enum import Enum
 from pathlib import Path
 
 import torch
@@ -11,30 +16,36 @@ import torch
 from nmt.checkpoint import (
     EXPORTED,
     FORMAT_VERSION,
+    ModelInfo,
     build_model,
     load_info,
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat
-from nmt.data.tokenizer import save_tokenizers
-from nmt.export.ctranslate2 import write_ctranslate2
-from nmt.export.huggingface import write_huggingface
-from nmt.export.readme import readme
-from nmt.export.support import require_exportable
+from nmt.config import ExportConfig, ExportFormat, ModelConfig, Positions
+from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
+from nmt.errors import ConfigError
+from nmt.export import ctranslate2, huggingface
 from nmt.files import replace_folder, write_json
 
+log = logging.getLogger(__name__)
+
 _WRITERS = {
-    ExportFormat.ctranslate2: write_ctranslate2,
-    ExportFormat.huggingface: write_huggingface,
+    ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
+    ExportFormat.huggingface: huggingface.write_huggingface,
 }
+SUPPORTED = {
+    ExportFormat.ctranslate2: ctranslate2.SUPPORTED,
+    ExportFormat.huggingface: huggingface.SUPPORTED,
+}
+"""The values of each setting of the architecture that a format supports; None: any value."""
 
 
 def export(folder: Path, output: Path, config: ExportConfig) -> None:
     """Convert the model folder `folder` to `config.format` and write it to `output` in one step.
 
-    Raises a `ConfigError` for an architecture that the format does not hold, a `ModelError` for a
-    folder that is no model, and an `NmtError` for an `output` that is something else or for a
+    Raises a `ConfigError` for an architecture that the format does not support, a `ModelError` for
+    a folder that is no model, and an `NmtError` for an `output` that is something else or for a
     missing package.
     """
     info = load_info(folder)
@@ -56,3 +67,139 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
         write_json(temporary / EXPORTED, {"format_version": FORMAT_VERSION, **marker})
         text = readme(info, tokenizer, config)
         (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")
+
+
+def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
+    """Return for each format why a model of this architecture cannot be exported to it; an empty
+    list means that it can.
+
+    Dropout only affects training and is never a reason. A setting that a format's table does not
+    name is a reason unless it has its default.
+    """
+    reasons: dict[ExportFormat, list[str]] = {}
+    for name, table in SUPPORTED.items():
+        reasons[name] = []
+        for setting in dataclasses.fields(config):
+            value = getattr(config, setting.name)
+            held = table.get(setting.name, [setting.default])
+            if held is not None and value not in held and "dropout" not in setting.name:
+                only = ", ".join(map(_shown, held))
+                reasons[name].append(f"model.{setting.name}={_shown(value)} (only {only})")
+    return reasons
+
+
+def announce(config: ModelConfig, *, required: bool) -> None:
+    """Log, before a model is trained, to which formats it can be exported, and why not to others.
+
+    With `required`, raise a `ConfigError` for one that CTranslate2 cannot run.
+    """
+    reasons = check_exportable(config)
+    if required and reasons[ExportFormat.ctranslate2]:
+        raise ConfigError(
+            f"{' and '.join(reasons[ExportFormat.ctranslate2])} cannot be exported to CTranslate2; "
+            "change it, or set exportable=false to train it anyway"
+        )
+    for name, why in reasons.items():
+        log.info("export to %s: %s", name.value, f"no, {', '.join(why)}" if why else "yes")
+
+
+def require_exportable(config: ModelConfig, name: ExportFormat) -> None:
+    """Raise a `ConfigError` that gives the reasons why `config` cannot be exported to `name`, and
+    the formats that it can be exported to.
+    """
+    reasons = check_exportable(config)
+    if reasons[name]:
+        others = " or ".join(f"format={other.value}" for other in reasons if not reasons[other])
+        advice = f"use {others}" if others else "nor does another format"
+        raise ConfigError(
+            f"format={name.value} does not support {' and '.join(reasons[name])}; {advice}"
+        )
+
+
+def _shown(value: object) -> str:
+    return str(value.value if isinstance(value, Enum) else value)
+
+
+def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
+    """Return the text of README.md for an export of the model of `info` by `config`."""
+    is_marian = config.format is ExportFormat.huggingface
+    body = _HUGGINGFACE if is_marian else _CTRANSLATE2
+    if is_marian and info.model.positions is Positions.sinusoidal_concat:
+        body += _TABLE
+    files = {"tokenizer": JOINT}
+    if info.src_vocab_size is not None:
+        files = {"source": SOURCE, "target": TARGET}
+    source, target = list(files)[0], list(files)[-1]
+    load = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
+    encode = 'encode("A sentence.", out_type=str)'
+    if not tokenizer.src.byte_ids:  # unknown text is one piece, perhaps named as a control symbol
+        encode = f'id_to_piece({source}.encode("A sentence."))'
+    pad, bos = tokenizer.tgt.pieces([tokenizer.tgt.pad_id, tokenizer.tgt.bos_id])
+    return (
+        f"# {info.src_lang} to {info.tgt_lang}, {config.format.value}\n\n"
+        f"Exported by nmt-export, weights as {config.quantization.value}. "
+    ) + body.format(
+        beam_size=info.search.beam_size,
+        exponent=info.search.length_exponent,
+        max_positions=config.max_positions,
+        pad=json.dumps(pad),
+        bos=json.dumps(bos),
+        load_tokenizers="\n".join(load.format(name, file) for name, file in files.items()),
+        encode=encode,
+        source=source,
+        target=target,
+    )
+
+
+_CTRANSLATE2 = """\
+Needs `pip install ctranslate2 sentencepiece`, and no nmt:
+
+```python
+import ctranslate2, sentencepiece
+translator = ctranslate2.Translator(".")  # this folder
+{load_tokenizers}
+pieces = {source}.{encode}
+[result] = translator.translate_batch(
+    [pieces], beam_size={beam_size}, length_penalty={exponent}, patience=4,
+    max_input_length=0, max_decoding_length=len(pieces) + 50, min_decoding_length=0,
+    suppress_sequences=[[{pad}], [{bos}]],
+)
+print({target}.decode(result.hypotheses[0]))
+```
+
+- Without `max_input_length=0` CTranslate2 silently truncates input after 1,024 tokens, and without
+  `max_decoding_length` output after 256. More than {max_positions} tokens do not fit the table of
+  positions.
+- Scores of hypotheses are log P / length^length_penalty, `</s>` counted. With the settings above
+  one to three translations in a hundred differ from nmt's, which divides by
+  ((5 + length) / 6)^alpha.
+- nmt reads NUL, lone carriage returns and Unicode's line breaks as spaces; replace them as well.
+- `</s>` or `<pad>` in a text stays text: this tokenizer never parses control symbols from text.
+  CTranslate2 appends the end of the source itself.
+"""
+
+_HUGGINGFACE = """\
+Needs `pip install transformers torch sentencepiece`, and no nmt:
+
+```python
+from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+tokenizer = AutoTokenizer.from_pretrained(".")  # this folder
+model = AutoModelForSeq2SeqLM.from_pretrained(".")
+batch = tokenizer(["A sentence."], return_tensors="pt", padding=True)
+output = model.generate(**batch, max_length=batch.input_ids.size(1) + 50)
+print(tokenizer.batch_decode(output, skip_special_tokens=True))
+```
+
+- More than {max_positions} tokens do not fit the table of positions.
+- nmt reads NUL, lone carriage returns and Unicode's line breaks as spaces; replace them as well.
+- `generate` ranks hypotheses by log P / length^length_penalty. With the settings of
+  generation_config.json one to three translations in a hundred differ from nmt's, which
+  divides by ((5 + length) / 6)^alpha.
+- `</s>` or `<pad>` in a text stays text (`split_special_tokens` in tokenizer_config.json). A text
+  that starts with a code such as `>>de<<` is special to MarianTokenizer: put a space before it.
+"""
+
+_TABLE = """\
+- The table of positions is part of the weights (Tensor2Tensor's frequencies, which MarianMT does
+  not compute). `save_pretrained` of transformers drops it: copy `model.safetensors` instead.
+"""

@@ -18,20 +18,20 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Quantization
-from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.config import Norm, Positions, Quantization
+from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
-from nmt.export.support import SINES_FIRST
 from nmt.files import write_json
 from nmt.model.transformer import sinusoidal_positions
 
 Weights = dict[str, Tensor]
-_DTYPES = {
-    Quantization.float32: torch.float32,
-    Quantization.float16: torch.float16,
-    Quantization.bfloat16: torch.bfloat16,
+SUPPORTED: dict[str, list[Any] | None] = {
+    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")),
+    "norm": [Norm.post],
+    "positions": [Positions.sinusoidal, Positions.sinusoidal_concat],
 }
-_MAX_LENGTH = 512  # tokens that `generate` writes unless it is told otherwise
+"""The values of each setting of the architecture that MarianMT supports; None: any value."""
+_MAX_LENGTH = 512  # tokens that `generate` writes by default
 _HEADS = ("q_proj", "k_proj", "v_proj")
 
 
@@ -54,25 +54,32 @@ def write_huggingface(
             f"{tokenizer.tgt.control_ids}, and MarianMT needs them at one place; "
             "use format=ctranslate2"
         )
-    dtype = _DTYPES[quantization]
-    tensors = {
-        name: tensor.to(dtype).contiguous()
-        for name, tensor in marian_weights(info, weights, max_positions).items()
-    }
+    dtype = getattr(torch, quantization.value)
+    tensors = marian_weights(info, weights, max_positions)
+    tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     write_json(folder / "config.json", _config(info, tokenizer, quantization, max_positions))
-    write_json(folder / "generation_config.json", _generation(info, tokenizer, max_positions))
+    generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
+        "num_beams": info.search.beam_size,
+        "length_penalty": info.search.length_exponent,
+        "max_length": min(_MAX_LENGTH, max_positions),
+        "bad_words_ids": [[tokenizer.tgt.pad_id], [tokenizer.tgt.bos_id]],
+        **_special_ids(tokenizer),
+    }
+    write_json(folder / "generation_config.json", generation)
     _write_tokenizer(folder, info, tokenizer, max_positions)
 
 
 def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
-    """Rename and, where the layout asks for it, permute `weights` for MarianMT.
+    """Rename and, where the layout requires it, permute `weights` for MarianMT.
 
-    The tables of positions go along: MarianMT would compute those of the paper by itself, but not
+    The tables of positions are included: MarianMT would compute those of the paper itself, but not
     those of Tensor2Tensor.
     """
     config = info.model
-    order = stream_order(config.d_model, sines_first=SINES_FIRST[config.positions])  # (D,)
+    order = torch.arange(config.d_model)  # of the dimensions, all sines before all cosines: (D,)
+    if config.positions is Positions.sinusoidal:
+        order = torch.cat([order[0::2], order[1::2]])
     table = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
     embedding = weights["embedding.weight"][:, order]  # (V, D)
     found = {"final_logits_bias": torch.zeros(1, embedding.size(0))}
@@ -87,12 +94,6 @@ def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Wei
         for i in range(depth):
             found.update(_layer(weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order))
     return found
-
-
-def stream_order(d_model: int, *, sines_first: bool) -> Tensor:
-    """Return the order of the dimensions (D,) in which all sines come before all cosines."""
-    order = torch.arange(d_model)
-    return order if sines_first else torch.cat([order[0::2], order[1::2]])
 
 
 def _layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
@@ -154,22 +155,14 @@ def _config(
         "share_encoder_decoder_embeddings": info.src_vocab_size is None,
         "tie_word_embeddings": True,
         "torch_dtype": quantization.value,
-        "pad_token_id": tokenizer.tgt.pad_id,
-        "bos_token_id": tokenizer.tgt.bos_id,
-        "eos_token_id": tokenizer.tgt.eos_id,
-        "decoder_start_token_id": tokenizer.tgt.bos_id,
+        **_special_ids(tokenizer),
         "forced_eos_token_id": None,
         "use_cache": True,
     }
 
 
-def _generation(info: ModelInfo, tokenizer: Tokenizers, max_positions: int) -> dict[str, Any]:
-    """Return the defaults of `generate`, as near to ours as its rules allow (docs/export.md)."""
+def _special_ids(tokenizer: Tokenizers) -> dict[str, Any]:
     return {
-        "num_beams": info.search.beam_size,
-        "length_penalty": info.search.length_exponent,
-        "max_length": min(_MAX_LENGTH, max_positions),
-        "bad_words_ids": [[tokenizer.tgt.pad_id], [tokenizer.tgt.bos_id]],
         "pad_token_id": tokenizer.tgt.pad_id,
         "bos_token_id": tokenizer.tgt.bos_id,
         "eos_token_id": tokenizer.tgt.eos_id,
@@ -183,9 +176,11 @@ def _write_tokenizer(
     is_separate = info.src_vocab_size is not None
     (folder / "source.spm").write_bytes(tokenizer.src.model)
     (folder / "target.spm").write_bytes(tokenizer.tgt.model)
-    write_json(folder / "vocab.json", _vocabulary(tokenizer.src))
+    vocabularies = {"vocab.json": tokenizer.src}
     if is_separate:
-        write_json(folder / "target_vocab.json", _vocabulary(tokenizer.tgt))
+        vocabularies["target_vocab.json"] = tokenizer.tgt
+    for name, side in vocabularies.items():
+        write_json(folder / name, {piece: i for i, piece in enumerate(side.all_pieces())})
     pad, unk, bos, eos = tokenizer.tgt.pieces(tokenizer.tgt.control_ids)
     settings = {
         "tokenizer_class": "MarianTokenizer",
@@ -201,7 +196,3 @@ def _write_tokenizer(
         "clean_up_tokenization_spaces": False,
     }
     write_json(folder / "tokenizer_config.json", settings)
-
-
-def _vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
-    return {piece: i for i, piece in enumerate(tokenizer.all_pieces())}

@@ -15,19 +15,19 @@ from torch import Tensor
 
 from nmt.model.fast.cache import Grid
 from nmt.model.fast.top import Continuations, best_continuations
-from nmt.search.hypotheses import NEVER, Hypothesis, Live, Task
+from nmt.search.hypotheses import NEVER, Hypothesis, Live, SearchTask
 from nmt.search.penalties import least_log_prob
 from nmt.search.stepper import Stepper
-from nmt.search.stepping import advance, begin
 
 
-def beam_search(stepper: Stepper, task: Task) -> list[list[Hypothesis]]:
+def beam_search(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
     """Return up to `task.n_best` hypotheses a sentence, best first, finished ones before others."""
     pools = [_Pool(task.n_best) for _ in task.limits]
     limits = torch.tensor(task.limits, device=stepper.device)
-    live, state = begin(stepper, task)
+    state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
+    live = task.first(stepper.device)
     while len(live):
-        log_probs, live = advance(stepper, state, live, task)  # (rows, V)
+        log_probs, live = task.step(stepper, state, live)  # (rows, V)
         ended, best = _extend(live, log_probs, task)
         _collect(ended, pools, task)
         sentences = live.sentences[best.rows[:, 0]]  # (B,)
@@ -61,7 +61,7 @@ class _Pool:
         return self.kept[-1].score if len(self.kept) == self.size else NEVER
 
 
-def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: Task) -> Tensor:
+def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: SearchTask) -> Tensor:
     """Return the log-probability above which a hypothesis of `length` tokens can still become one
     of the results, for each of `sentences` (B,).
     """
@@ -77,7 +77,7 @@ def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: Task) -> Ten
     return least_log_prob(scores, first, last, task.config)
 
 
-def _extend(live: Live, log_probs: Tensor, task: Task) -> tuple[Live, Continuations]:
+def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Live, Continuations]:
     """Return the hypotheses that end, and the K best continuations that go on (B, K).
 
     A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
@@ -100,6 +100,6 @@ def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
     return live.select(rows).extend(sums, tokens, log_probs)
 
 
-def _collect(ended: Live, pools: list[_Pool], task: Task) -> None:
+def _collect(ended: Live, pools: list[_Pool], task: SearchTask) -> None:
     for sentence, hypothesis in task.close(ended) if len(ended) else ():
         pools[sentence].add(hypothesis)

@@ -3,7 +3,7 @@
 A further rule is one more function of this kind, given to `search(..., constraints=[...])`.
 """
 
-# rows, the hypotheses alive; V vocab
+# B sentences; rows, the hypotheses alive; V vocab
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from nmt.search.hypotheses import NEVER, Constraint, Live
+from nmt.errors import ConfigError
+from nmt.search.hypotheses import NEVER, Constraint, ControlIds, Live
 
 
 def forbid(*ids: int) -> Constraint:
@@ -56,3 +57,15 @@ def force(prefixes: Sequence[Sequence[int]], device: torch.device) -> Constraint
         return log_probs.scatter_(1, wanted.clamp(min=0), kept)
 
     return constraint
+
+
+def check_prefixes(prefixes: Sequence[Sequence[int]], ids: ControlIds) -> None:
+    """Raise a `ConfigError` for a forced prefix that holds a control symbol."""
+    names = {ids.pad: "padding", ids.bos: "the start symbol", ids.eos: "the end symbol"}
+    for number, prefix in enumerate(prefixes):
+        for token in prefix:
+            if token in names:
+                raise ConfigError(
+                    f"the forced prefix of sentence {number} holds id {token}, {names[token]}; "
+                    "leave control symbols out"
+                )

@@ -1,12 +1,13 @@
 """What search works on, the hypotheses that are alive in all sentences, and what it returns."""
 
-# B sentences, S source; rows, the live hypotheses, sorted by sentence
+# B sentences, S source, V vocab; rows, the live hypotheses, sorted by sentence
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,6 +15,7 @@ from torch import Tensor
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.search.penalties import coverage_of, score
+from nmt.search.stepper import Stepper
 
 NEVER = float("-inf")
 
@@ -30,15 +32,13 @@ class ControlIds:
     @classmethod
     def of(cls, tokenizer: Tokenizers) -> ControlIds:
         """Read them from the model's tokenizer."""
-        src, tgt = (
-            cls(one.pad_id, one.bos_id, one.eos_id) for one in (tokenizer.src, tokenizer.tgt)
-        )
+        src, tgt = (cls(t.pad_id, t.bos_id, t.eos_id) for t in (tokenizer.src, tokenizer.tgt))
         return tgt if src == tgt else replace(tgt, src=src)
 
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """One translation as ids; a forced prefix is part of it, and of its log-probability."""
+    """One token sequence; a forced prefix is part of it, and of its log-probability."""
 
     tokens: list[int]  # EOS last when finished
     log_prob: float  # nats, the sum of token_log_probs
@@ -85,22 +85,19 @@ class Live:
         )
 
     def attend(self, weights: Tensor) -> Live:
-        """Note the attention of the step that chooses the next token: (rows, S), or wider, with
+        """Record the attention of the step that chooses the next token: (rows, S), or wider, with
         zeros at the end.
         """
         assert self.aligned is not None
         assert self.attended is not None
         weights = weights[:, : self.attended.size(1)]  # (rows, S)
         strongest = weights.argmax(dim=1, keepdim=True)  # (rows, 1)
-        return replace(
-            self,
-            aligned=torch.cat([self.aligned, strongest], dim=1),
-            attended=self.attended + weights,
-        )
+        aligned = torch.cat([self.aligned, strongest], dim=1)
+        return replace(self, aligned=aligned, attended=self.attended + weights)
 
 
 Constraint = Callable[[Tensor, Live], Tensor]
-"""Stands between a step and the choice of tokens: takes log-probabilities of the next token
+"""Applied between a step and the choice of tokens: takes log-probabilities of the next token
 (rows, V), which it may change in place, and the hypotheses so far; returns log-probabilities.
 
 Minus infinity forbids a token. It may lower values but not raise them, since search stops when
@@ -109,7 +106,7 @@ nothing better can come; what it lowers is lowered in the results too.
 
 
 @dataclass(frozen=True)
-class Task:
+class SearchTask:
     """A batch of sentences and how to search them."""
 
     src: Tensor  # (B, S), with EOS
@@ -124,10 +121,10 @@ class Task:
 
     @property
     def needs_attention(self) -> bool:
-        """Say whether the settings ask for what the attention to the source tells."""
+        """Whether the settings ask for what the attention to the source gives."""
         return self.config.alignment or self.config.coverage_penalty > 0
 
-    def empty(self, device: torch.device) -> Live:
+    def first(self, device: torch.device) -> Live:
         """Return one hypothesis without a token for each sentence."""
         batch = len(self.limits)
         none = torch.zeros(batch, 0, dtype=torch.long, device=device)
@@ -141,6 +138,21 @@ class Task:
             return live
         attended = torch.zeros(batch, self.src.size(1), device=device)
         return replace(live, aligned=none, attended=attended)
+
+    def step(self, stepper: Stepper, state: Any, live: Live) -> tuple[Tensor, Live]:
+        """Return log-probabilities of the next token (rows, V), and the hypotheses with the
+        attention of this step recorded.
+        """
+        if live.length:
+            newest = live.tokens[:, -1]
+        else:
+            newest = torch.full((len(live),), self.ids.bos, device=live.tokens.device)
+        log_probs = stepper.step(newest, state)  # (rows, V)
+        if self.needs_attention:
+            live = live.attend(stepper.attention(state))
+        for constraint in self.constraints:
+            log_probs = constraint(log_probs, live)
+        return log_probs, live
 
     def close(self, live: Live) -> Iterator[tuple[int, Hypothesis]]:
         """Yield the number of its sentence and the hypothesis of every row."""

@@ -7,27 +7,29 @@ Formulas and their derivation stand in docs/search.md. Nothing here knows models
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from nmt.config import Normalization, SearchConfig
 
 
-def length_penalty(length: int, alpha: float) -> float:
-    """Return ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14); `length` counts EOS."""
-    return float(((5 + length) / 6) ** alpha)
+def normalizer(length: Any, config: SearchConfig) -> Any:
+    """Return what the log-probability of `length` tokens, EOS counted, is divided by; `length` is a
+    number or a tensor. With `wu` it is ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14).
+    """
+    if config.normalization is Normalization.wu:
+        return ((5 + length) / 6) ** config.length_penalty
+    return length if config.normalization is Normalization.average else 1
 
 
 def score(log_prob: float, length: int, config: SearchConfig, coverage: float = 0.0) -> float:
-    """Return (log_prob + reward * length) / normaliser(length) + beta * coverage.
+    """Return (log_prob + reward * length) / normalizer(length) + beta * coverage.
 
     `log_prob` is in nats; `length` counts EOS; `coverage` comes from `coverage_of`.
     """
-    total = log_prob + config.word_reward * length
-    if config.normalization is Normalization.wu:
-        total /= length_penalty(length, config.length_penalty)
-    elif config.normalization is Normalization.average:
-        total /= length
+    total = (log_prob + config.word_reward * length) / float(normalizer(length, config))
     return total + config.coverage_penalty * coverage
 
 
@@ -36,7 +38,7 @@ def least_log_prob(scores: Tensor, first: Tensor, last: Tensor, config: SearchCo
     of `scores` (N,), when it can have `first` to `last` tokens then, both (N,); all in float64.
 
     Its log-probability can only fall and its coverage term is at most 0. So the bound is the least
-    of g(l) = score * normaliser(l) - reward * l, at one of both ends or where g' is 0.
+    of g(l) = score * normalizer(l) - reward * l, at one of both ends or where g' is 0.
     """
     lengths = [first, last]
     alpha, reward = config.length_penalty, config.word_reward
@@ -45,14 +47,8 @@ def least_log_prob(scores: Tensor, first: Tensor, last: Tensor, config: SearchCo
         turn = 6 * (6 * reward / (scores * alpha)) ** (1 / (alpha - 1)) - 5  # NaN where g has none
         turn = turn.nan_to_num(0.0, posinf=0.0).maximum(first).minimum(last)
         lengths += [turn.floor(), turn.ceil()]
-    bounds = [scores * _normaliser(length, config) - reward * length for length in lengths]
+    bounds = [scores * normalizer(length, config) - reward * length for length in lengths]
     return torch.stack(bounds).amin(dim=0)
-
-
-def _normaliser(length: Tensor, config: SearchConfig) -> Tensor:
-    if config.normalization is Normalization.wu:
-        return ((5 + length) / 6) ** config.length_penalty
-    return length if config.normalization is Normalization.average else torch.ones_like(length)
 
 
 def coverage_of(attended: Tensor, num_words: Tensor) -> Tensor:

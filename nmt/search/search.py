@@ -1,35 +1,30 @@
-"""Search over a `Stepper`: greedy, beam and sampling; the contract stands in docs/search.md."""
+"""Search over a `Stepper`: greedy, sampling and beam; the contract stands in docs/search.md.
 
-# B sentences, S source
+Every draw of a sentence has a random generator of its own, seeded with the seed, the source ids,
+the number of the draw and a key that tells equal sentences apart. So it depends on no neighbor,
+batch or device.
+"""
+
+# B sentences, S source, K draws of each (1 when greedy), V vocab
+# rows, the hypotheses alive: when sampling B * K, all draws of a sentence side by side
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from nmt.config import SearchConfig
-from nmt.errors import ConfigError, ModelError
+from nmt.errors import ModelError
+from nmt.model.fast.top import likeliest
 from nmt.search.beam import beam_search
-from nmt.search.constraints import at_least, forbid, force
-from nmt.search.hypotheses import Constraint, ControlIds, Hypothesis, Task
-from nmt.search.sampling import Sampler, occurrences
+from nmt.search.constraints import at_least, check_prefixes, forbid, force
+from nmt.search.hypotheses import NEVER, Constraint, ControlIds, Hypothesis, SearchTask
 from nmt.search.stepper import Stepper
-from nmt.search.walk import greedy, walk
-
-__all__ = ["Constraint", "ControlIds", "Hypothesis", "length_limits", "search"]
-
-
-def length_limits(src_lengths: Tensor, config: SearchConfig) -> list[int]:
-    """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted)
-    + b.
-    """
-    return [
-        int(config.max_length_a * (length - 1)) + config.max_length_b
-        for length in src_lengths.tolist()
-    ]
 
 
 @torch.inference_mode()
@@ -76,33 +71,116 @@ def search(
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
     wanted = min(n_best or config.beam_size, config.beam_size)
-    task = Task(src, src_lengths, config, ids, rules, earliest, limits, wanted, list(keys or ()))
-    if config.sampling:
-        found = walk(stepper, task, Sampler(task), config.beam_size)
-    elif config.beam_size == 1:
-        found = walk(stepper, task, greedy, 1)
-    else:
-        found = beam_search(stepper, task)
-    _check_numbers(found)
+    task = SearchTask(
+        src, src_lengths, config, ids, rules, earliest, limits, wanted, list(keys or ())
+    )
+    uses_beam = config.beam_size > 1 and not config.sampling
+    found = beam_search(stepper, task) if uses_beam else greedy_or_sampling(stepper, task)
+    if not all(row and all(math.isfinite(h.log_prob) for h in row) for row in found):
+        raise ModelError(
+            "the model gives no probabilities (NaN, or none for any token); use another checkpoint"
+        )
     return found
 
 
-def check_prefixes(prefixes: Sequence[Sequence[int]], ids: ControlIds) -> None:
-    """Raise a `ConfigError` for a forced prefix that holds a control symbol."""
-    names = {ids.pad: "padding", ids.bos: "the start symbol", ids.eos: "the end symbol"}
-    for number, prefix in enumerate(prefixes):
-        for token in prefix:
-            if token in names:
-                raise ConfigError(
-                    f"the forced prefix of sentence {number} holds id {token}, {names[token]}; "
-                    "leave control symbols out"
-                )
+def length_limits(src_lengths: Tensor, config: SearchConfig) -> list[int]:
+    """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted)
+    + b.
+    """
+    return [
+        int(config.max_length_a * (length - 1)) + config.max_length_b
+        for length in src_lengths.tolist()
+    ]
 
 
-def _check_numbers(found: list[list[Hypothesis]]) -> None:
-    for hypotheses in found:
-        if not hypotheses or not all(math.isfinite(h.log_prob) for h in hypotheses):
-            raise ModelError(
-                "the model gives no probabilities (NaN, or none for any token); "
-                "use another checkpoint"
-            )
+def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
+    """Extend each hypothesis by its most probable token (the lowest id among equals) until it ends;
+    with sampling, `beam_size` hypotheses a sentence, in the order drawn, by a random token.
+    """
+    sampler, draws = (Sampler(task), task.config.beam_size) if task.config.sampling else (None, 1)
+    found: list[dict[int, Hypothesis]] = [{} for _ in task.limits]
+    limits = torch.tensor(task.limits, device=stepper.device)
+    state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
+    live = task.first(stepper.device)
+    if draws > 1:
+        rows = torch.arange(len(live), device=stepper.device).repeat_interleave(draws)
+        live, state = live.select(rows), stepper.reorder(state, rows)
+    while len(live):
+        log_probs, live = task.step(stepper, state, live)  # (B * K, V)
+        tokens = sampler.draw(log_probs, live.sentences) if sampler else likeliest(log_probs)
+        chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (B * K,)
+        live = live.extend(live.sums + chosen, tokens, chosen)
+        is_over = (tokens == task.ids.eos) | (limits[live.sentences] == live.length)  # (B * K,)
+        over = is_over.nonzero().squeeze(1)
+        if not len(over):
+            continue
+        for row, (sentence, hypothesis) in zip(
+            over.tolist(), task.close(live.select(over)), strict=True
+        ):  # a draw that was over before stays as it was while others go on
+            found[sentence].setdefault(row % draws, hypothesis)
+        numbers = live.sentences.tolist()
+        going = [row for row, number in enumerate(numbers) if len(found[number]) < draws]
+        rows = torch.tensor(going, dtype=torch.long, device=stepper.device)
+        if going and len(going) < len(numbers):
+            state = stepper.reorder(state, rows)
+        live = live.select(rows)
+    return [[row[draw] for draw in range(draws)] for row in found]
+
+
+class Sampler:
+    """Draws the next token of every row."""
+
+    def __init__(self, task: SearchTask) -> None:
+        self.config = task.config
+        columns = zip(task.keys, task.src.tolist(), task.src_lengths.tolist(), strict=True)
+        self.generators = [
+            [
+                np.random.default_rng([self.config.seed, key, draw, *row[:length]])
+                for draw in range(self.config.beam_size)
+            ]
+            for key, row, length in columns
+        ]
+
+    def draw(self, log_probs: Tensor, sentences: Tensor) -> Tensor:
+        """Draw from log-probabilities (rows, V) of `sentences` (rows,); return tokens (rows,)."""
+        noise = np.empty(log_probs.shape, dtype=np.float32)  # (rows, V)
+        for row, sentence in enumerate(sentences.tolist()):
+            generator = self.generators[sentence][row % self.config.beam_size]
+            # in float64, where no token of many thousands gets an exact 0 by chance
+            noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
+        # the maximum of logits plus Gumbel noise is a draw from their softmax (Gumbel, 1954); other
+        # than a sum of probabilities it does not turn over when these differ in the last digit
+        gumbel = torch.from_numpy(noise).to(log_probs.device)
+        return (narrow(log_probs, self.config) + gumbel).argmax(dim=1)
+
+
+def narrow(log_probs: Tensor, config: SearchConfig) -> Tensor:
+    """Return the logits (rows, V) to draw from: divided by the temperature, then minus infinity for
+    all but the `top_k` likeliest, then for all but the likeliest with a share of `top_p` in what is
+    left (Fan et al., 2018; Holtzman et al., 2020). Tokens as likely as the last one kept stay too.
+    """
+    logits = log_probs / config.temperature  # (rows, V)
+    if 0 < config.top_k < logits.size(1):
+        least = logits.topk(config.top_k).values[:, -1:]  # (rows, 1)
+        logits = logits.masked_fill(logits < least, NEVER)
+    if config.top_p < 1:
+        ranked = logits.sort(dim=1, descending=True).values  # (rows, V)
+        shares = ranked.softmax(dim=1)
+        before = shares.cumsum(dim=1) - shares  # share of the likelier ones
+        least = ranked.masked_fill(before >= config.top_p, float("inf")).amin(dim=1, keepdim=True)
+        logits = logits.masked_fill(logits < least, NEVER)
+    return logits
+
+
+def occurrences(rows: Iterable[Sequence[int]]) -> list[int]:
+    """Return for each row of ids how many equal rows precede it.
+
+    As keys they give equal sentences draws of their own, and all others none that depend on their
+    place.
+    """
+    seen: Counter[tuple[int, ...]] = Counter()
+    keys = []
+    for row in map(tuple, rows):
+        keys.append(seen[row])
+        seen[row] += 1
+    return keys

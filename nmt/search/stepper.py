@@ -1,35 +1,47 @@
-"""What search knows of a model: three calls, two more when it asks for attention, and one to score
-given text. `ModelStepper` is the one for a Transformer.
+"""What search and scoring know of a model, and its two implementations: a Transformer, and several
+models with one vocabulary as one.
 """
 
-# B sentences, S source, T target, D d_model, V vocab
+# B sentences, S source, T target, D d_model, V vocab, M members of an ensemble
 # rows, the live hypotheses, sorted by sentence; a sentence has as many as are alive
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.config import Combine, choose
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.cache import DecoderCache
 from nmt.model.fast.packing import pack
 from nmt.model.transformer import AttentionRecord, alignment_layer
 
-MAX_LOGITS = 1 << 24  # of one piece when scoring, 64 MiB in float32
+MAX_LOGITS = 1 << 24  # computed at a time when scoring, 64 MiB in float32
+
+
+class Scored(NamedTuple):
+    """What a model gives for given targets."""
+
+    log_probs: Tensor  # (B, T), nats, of each token
+    attention: Tensor | None  # (B, T, S), when asked for
 
 
 class Stepper(Protocol):
-    """A model that predicts one token at a time; an ensemble is one more of these."""
+    """A model that predicts one token at a time, and scores given text."""
 
     device: torch.device
 
-    def start(self, src: Tensor, src_lengths: Tensor) -> Any:
-        """Encode source ids (B, S) and return the state of B rows, one a sentence."""
+    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
+        """Encode source ids (B, S) and return the state of B rows, one a sentence. With
+        `attention` it is recorded in every step.
+        """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
         """Add the newest `tokens` (rows,) and return log-probabilities of the next (rows, V) in
@@ -37,33 +49,12 @@ class Stepper(Protocol):
         """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Go on with these rows (rows',), sorted by sentence; one may stand there repeatedly."""
-
-
-class AttentiveStepper(Stepper, Protocol):
-    """A stepper that can also say what it attends to."""
-
-    def watch(self, state: Any) -> None:
-        """Record attention in every step from now on."""
+        """Go on with these rows (rows',), sorted by sentence; a row may be given repeatedly."""
 
     def attention(self, state: Any) -> Tensor:
         """Return the attention of the last step to the source (rows, S), each row a sum of 1, in
         float32; it may be wider, with zeros at the end.
         """
-
-
-@dataclass(frozen=True)
-class Scored:
-    """What a model says of given targets."""
-
-    log_probs: Tensor  # (B, T), nats, of each token
-    attention: Tensor | None  # (B, T, S), when asked for
-
-
-class Scorer(Protocol):
-    """A model that judges given text."""
-
-    device: torch.device
 
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
@@ -71,16 +62,12 @@ class Scorer(Protocol):
         """Score `tgt_out` (B, T) after BOS and what stands before each token, `tgt_in` (B, T)."""
 
 
-class Model(AttentiveStepper, Scorer, Protocol):
-    """All that search and scoring may ask of a model, or of an ensemble."""
-
-
 @dataclass
 class ModelState:
     """The encoded sentences and the cached target positions of their hypotheses."""
 
     cache: DecoderCache
-    record: AttentionRecord | None = None  # of the last step, when watched
+    record: AttentionRecord | None  # of the last step, when asked for
 
 
 class ModelStepper:
@@ -93,10 +80,11 @@ class ModelStepper:
         layer: Any = model.decoder_layers[alignment_layer(model.config.num_decoder_layers)]
         self.aligner: nn.Module = layer.cross_attention
 
-    def start(self, src: Tensor, src_lengths: Tensor) -> ModelState:
+    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
         """See `Stepper.start`."""
         with self._autocast():
-            return ModelState(self.model.start(src.to(self.device), src_lengths))
+            cache = self.model.start(src.to(self.device), src_lengths)  # lengths for the host
+        return ModelState(cache, {self.aligner: None} if attention else None)
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
@@ -110,12 +98,8 @@ class ModelStepper:
         state.cache.reorder(rows)
         return state
 
-    def watch(self, state: ModelState) -> None:
-        """See `AttentiveStepper.watch`."""
-        state.record = {self.aligner: None}
-
     def attention(self, state: ModelState) -> Tensor:
-        """See `AttentiveStepper.attention`."""
+        """See `Stepper.attention`."""
         assert state.record is not None
         weights = state.record[self.aligner]  # (rows, H, 1, S)
         assert weights is not None
@@ -125,7 +109,7 @@ class ModelStepper:
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
-        """See `Scorer.score`; logits are formed in pieces, so that memory stays bounded."""
+        """See `Stepper.score`; logits are computed in pieces, so that memory stays bounded."""
         record: AttentionRecord | None = {self.aligner: None} if attention else None
         sources = pack(src_lengths.tolist()).to(self.device)
         targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
@@ -153,3 +137,54 @@ class ModelStepper:
         if self.dtype is torch.float32:
             return nullcontext()
         return torch.autocast(self.device.type, dtype=self.dtype)
+
+
+class EnsembleStepper:
+    """Averages the probabilities of its members, or their log-probabilities.
+
+    The mean of log-probabilities is not normalized again: a sentence scores the mean of its
+    members' scores. Attention is the mean of the members' attention.
+    """
+
+    def __init__(
+        self, members: Sequence[Stepper], combine: Combine | str = Combine.probabilities
+    ) -> None:
+        self.members = list(members)
+        self.combine = choose(Combine, "combine", combine)
+        self.device = self.members[0].device
+
+    def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> list[Any]:
+        """See `Stepper.start`; the state is that of each member."""
+        return [member.start(src, src_lengths, attention=attention) for member in self.members]
+
+    def step(self, tokens: Tensor, state: list[Any]) -> Tensor:
+        """See `Stepper.step`."""
+        pairs = zip(self.members, state, strict=True)
+        return self._mean([member.step(tokens, part) for member, part in pairs])  # (rows, V)
+
+    def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
+        """See `Stepper.reorder`."""
+        pairs = zip(self.members, state, strict=True)
+        return [member.reorder(part, rows) for member, part in pairs]
+
+    def attention(self, state: list[Any]) -> Tensor:
+        """See `Stepper.attention`."""
+        pairs = zip(self.members, state, strict=True)
+        weights = [member.attention(part) for member, part in pairs]
+        return torch.stack(weights).mean(dim=0)  # (rows, S)
+
+    def score(
+        self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
+    ) -> Scored:
+        """See `Stepper.score`."""
+        given = (src, src_lengths, tgt_in, tgt_out)
+        scored = [member.score(*given, attention=attention) for member in self.members]
+        weights = [part.attention for part in scored if part.attention is not None]
+        mean = torch.stack(weights).mean(dim=0) if weights else None  # (B, T, S)
+        return Scored(self._mean([part.log_probs for part in scored]), mean)
+
+    def _mean(self, log_probs: list[Tensor]) -> Tensor:
+        stacked = torch.stack(log_probs)  # (M, ...)
+        if self.combine is Combine.log_probabilities:
+            return stacked.mean(dim=0)
+        return stacked.logsumexp(dim=0) - math.log(len(log_probs))

@@ -14,37 +14,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
-def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
-    """Return a compiler if it is wanted; with None as `choice` on a GPU where a small part of a
-    model can be compiled, which needs Triton and a C compiler.
-    """
-    if choice is None and device.type == "cuda":
-        failure = _try_out(device)
-        if failure is not None:
-            log.info("compile=false, since torch.compile does not work here: %s", failure)
-        return None if failure else Compiler(may_fail=True)
-    return Compiler() if choice else None
-
-
-def _try_out(device: torch.device) -> str | None:
-    """Compile a layer forward and backward; return the first line of what went wrong."""
-    layer = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.5)).to(device)
-    try:
-        torch.compile(layer, dynamic=True)(torch.ones(8, 16, device=device)).sum().backward()
-    except Exception as error:  # of Triton, of compilers and of the many layers between
-        return _first_line(error)
-    return None
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 class Compiler:
-    """Compiles for all sizes at once (dynamic shapes), and logs each graph that comes nevertheless.
+    """Compiles with dynamic shapes, and logs each graph; a `Packing` needs none of its own.
 
-    A `Packing` has nothing that would need a graph of its own. The environment variable
-    TORCH_LOGS=recompiles makes torch say why it compiles again.
+    The environment variable TORCH_LOGS=recompiles makes torch log why it compiles again.
     """
 
     def __init__(self, *, may_fail: bool = False) -> None:
@@ -70,14 +43,12 @@ class Compiler:
         return int(self._counters["stats"]["unique_graphs"])
 
     def compile(self, plain: Callable[..., T], *, dynamic: bool | None = True) -> Callable[..., T]:
-        """Return `plain` compiled; it compiles itself when it is first called, and again for other
-        sizes as torch's `dynamic` says.
+        """Return `plain` compiled at its first call, and again for other sizes as torch's `dynamic`
+        says.
         """
-        compiled: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True)
-        return self._or_plain(compiled, plain) if self._may_fail else compiled
-
-    def _or_plain(self, compiled: Callable[..., T], plain: Callable[..., T]) -> Callable[..., T]:
-        chosen = compiled
+        chosen: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True)
+        if not self._may_fail:
+            return chosen
 
         def call(*inputs: Any) -> T:
             nonlocal chosen
@@ -102,3 +73,23 @@ class Compiler:
         if self.num_graphs > self._logged:
             self._logged = self.num_graphs
             log.info("compiled graph %d; %.0f s of compiling so far", self._logged, self.seconds)
+
+
+def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
+    """Return a compiler if `choice` is True, or if it is None and a small model can be compiled on
+    the GPU `device`, which needs Triton and a C compiler.
+    """
+    if choice is not None or device.type != "cuda":
+        return Compiler() if choice else None
+    layer = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.5)).to(device)
+    try:
+        torch.compile(layer, dynamic=True)(torch.ones(8, 16, device=device)).sum().backward()
+    except Exception as error:  # of Triton, of compilers and of the many layers between
+        reason = _first_line(error)
+        log.info("compile=false, since torch.compile does not work here: %s", reason)
+        return None
+    return Compiler(may_fail=True)
+
+
+def _first_line(error: Exception) -> str:
+    return (str(error).strip() or type(error).__name__).splitlines()[0]

@@ -1,4 +1,4 @@
-"""How the weights change: the gradient of an update over batches and ranks, and the step it makes.
+"""How the weights change: the gradient of an update over micro-batches and ranks, and its step.
 
 It knows neither when to validate nor where to save.
 """
@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import warnings
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,37 +18,34 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
+from nmt.data import Lengths, Rows
+from nmt.data.batch import CPU_PIECE_TOKENS, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
-from nmt.data.bucketing import CPU_PIECE_TOKENS, Lengths, Rows, batch_cost
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, sum_over_ranks
-from nmt.model.fast import accelerate
-from nmt.model.fast.linear import ROWS_STEP
+from nmt.model.fast import FastTransformer, accelerate
+from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.transformer import Transformer
-from nmt.training.batch import Batch, make_batch
+from nmt.training.checks import preflight
 from nmt.training.compiled import make_compiler
-from nmt.training.ema import WeightAverage
-from nmt.training.flops import matmul_rate, training_flops
-from nmt.training.objective import Objective
-from nmt.training.optimizer import clip_gradient, make_optimizer
-from nmt.training.precision import Precision
-from nmt.training.prefetch import Prefetcher
-from nmt.training.preflight import preflight
+from nmt.training.costs import matmul_rate, training_flops
+from nmt.training.loss import Objective
+from nmt.training.microbatches import Batch, Prefetcher, make_batch
+from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizer
 
-_CHECKPOINTING = "set activation_checkpointing=true"
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What an update came to, over all ranks but for `batch_losses`."""
+    """The figures of an update, over all ranks but for `batch_losses`."""
 
     loss_sum: float  # nats, smoothed
     nll_sum: float  # nats
     gradient_norm: float  # before clipping
     num_positions: int  # of all batches, padding included
-    flops: float  # of the model's products for real tokens
+    flops: float  # of the model, for real tokens
     is_stop_asked: bool  # on any rank
     batch_losses: Tensor  # (batches of this rank,)
 
@@ -67,7 +65,12 @@ class Learner:
         self.config, self.world, self.device = config, world, device
         self.data, self.tokenizer = data, tokenizer
         self.lengths: Lengths = data.lengths()
-        self.precision = Precision(find_dtype(config.dtype, device), device, tf32=config.tf32)
+        if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
+            torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
+        self.dtype = find_dtype(config.dtype, device)
+        # float16: a power of two, so that small gradients do not become 0; it halves when a
+        # gradient overflows, and doubles after 2,000 updates without (Micikevicius et al., 2018)
+        self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
         model = Transformer(
             config.model,
             tokenizer.tgt.vocab_size,
@@ -76,7 +79,7 @@ class Learner:
         )
         self.model = accelerate(model.to(device))
         self.optimizer = make_optimizer(self.model, config.optimizer)
-        self.average: WeightAverage | None = None
+        self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
         self.prefetcher = Prefetcher(self._make_batches)
         self.objective: nn.Module = Objective(
             self.model,
@@ -84,71 +87,41 @@ class Learner:
             compiler=make_compiler(config.compile, device),
         )
 
-    def weights(self) -> dict[str, Tensor]:
-        """Return the weights to validate and to save: the average where one is kept."""
-        return self.model.state_dict() if self.average is None else self.average.weights()
+    # --- weights
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Give the model the weights of `weights` for the time of a block."""
-        return nullcontext() if self.average is None else self.average.in_place_of(self.model)
+    @property
+    def best_model(self) -> FastTransformer:
+        """The model to validate and to save: the average where one is kept."""
+        return self.model if self.average is None else self.average.model
+
+    def start_from(self, weights: dict[str, Tensor]) -> None:
+        """Begin a run with `weights` instead of random ones."""
+        self.model.load_state_dict(weights)
+        if self.average is not None:
+            self.average.load(weights, num_updates=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed beside `weights` to go on, as tensors and primitives."""
+        """Return what is needed beside the weights of `best_model` to continue, as tensors and
+        primitives.
+        """
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
-            "precision": self.precision.state_dict(),
+            "precision": self.scaler.state_dict(),  # empty but for float16
         }
         if self.average is not None:
-            # the average itself is among `weights`
             state |= {"num_averaged": self.average.num_updates, "trained": self.model.state_dict()}
         return state
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Go on from `state_dict` and `weights`."""
+        """Continue from `state_dict` and the weights of `best_model`."""
         self.optimizer.load_state_dict(state["optimizer"])
-        self.precision.load_state_dict(state["precision"])
+        if state["precision"]:  # a run that changed to float16 starts with a new scale
+            self.scaler.load_state_dict(state["precision"])
         self.model.load_state_dict(state.get("trained", weights))
-        self._begin_average()
         if self.average is not None:
-            self.average.load_state_dict({"num_updates": state["num_averaged"], "weights": weights})
+            self.average.load(weights, state["num_averaged"])
 
-    def _begin_average(self) -> None:
-        if self.config.ema_decay:
-            self.average = WeightAverage(self.model, self.config.ema_decay)
-
-    def measure_rate(self) -> float:
-        """Measure how many operations a second all ranks could do in products of this model."""
-        rate = matmul_rate(
-            self.device,
-            self.precision.dtype,
-            self.config.model,
-            vocab_size=self.tokenizer.tgt.vocab_size,
-            num_tokens=self.config.max_tokens,
-        )
-        return sum_over_ranks(torch.tensor([rate], device=self.device))[0]
-
-    def connect(self) -> None:
-        """Let the ranks share gradients from now on; all begin with the weights of rank 0."""
-        if self.average is None:
-            self._begin_average()
-        if self.world.size > 1:
-            with warnings.catch_warnings():  # torch 2.13 renames an argument that 2.6 needs
-                warnings.filterwarnings(
-                    "ignore", message=".*broadcast_buffers", category=FutureWarning
-                )
-                self.objective = DistributedDataParallel(
-                    self.objective,
-                    device_ids=[self.device] if self.device.type == "cuda" else None,
-                    broadcast_buffers=False,  # the table of positions grows as a rank needs it
-                    gradient_as_bucket_view=True,
-                )
-
-    def disconnect(self) -> None:
-        """Undo `connect`, before the process group ends: what DDP holds of the group would be freed
-        last, with python's lock held, for which gloo's thread may wait forever.
-        """
-        if isinstance(self.objective, DistributedDataParallel):
-            self.objective = self.objective.module
+    # --- an update
 
     def update(
         self,
@@ -165,21 +138,17 @@ class Learner:
         number of their target tokens.
         """
         losses = self.accumulate_gradient(update, following)  # (batches, 2)
-        self.precision.unscale(self.optimizer)
+        self.scaler.unscale_(self.optimizer)  # what overflowed stays infinite
         norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
-        flops, num_positions = self._count(update.batches)
-        others = self._send([flops, num_positions, float(is_stop_asked)])
-        # the norm is the same on every rank; the mean of its copies saves a second exchange
-        sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
-        loss, nll, gradient_norm, flops_sum, positions, num_stops = sums
-        outcome = Outcome(
-            loss, nll, gradient_norm, int(positions), flops_sum, num_stops > 0, losses[:, 0]
-        )
+        outcome = self._share(losses, norm, update, is_stop_asked)
         if outcome.is_finite:
-            self.precision.step(self.optimizer, learning_rate)
+            for group in self.optimizer.param_groups:
+                group["lr"] = learning_rate
+            self.optimizer.step()
             if self.average is not None:
                 self.average.update(self.model)
-        self.precision.update()
+        if self.scaler.is_enabled():
+            self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
         return outcome
 
@@ -194,33 +163,95 @@ class Learner:
         weight = self.world.size / update.num_tokens if update.batches else 0.0
         batches = self.prefetcher.take(update, following)
         sums = torch.zeros(len(batches), 2, device=self.device)
-        for i, pieces in enumerate(batches):
-            for j, piece in enumerate(pieces):
-                is_last = i + 1 == len(batches) and j + 1 == len(pieces)
+        for i, micro_batches in enumerate(batches):
+            for j, micro_batch in enumerate(micro_batches):
+                is_last = i + 1 == len(batches) and j + 1 == len(micro_batches)
                 with nullcontext() if is_last else self._no_sync():
-                    loss, nll = self.losses(piece)
-                    self.precision.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
+                    loss, nll = self.losses(micro_batch)
+                    self.scaler.scale(loss * weight).backward()  # type: ignore[no-untyped-call]
                 sums[i] += torch.stack([loss.detach(), nll])
         return sums if update.batches else torch.zeros_like(sums)
 
+    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return the summed loss and nll of a micro-batch, in nats."""
+        batch = batch.to(self.device)
+        with self._autocast():
+            return self.objective(batch)  # type: ignore[no-any-return]
+
+    def _autocast(self) -> AbstractContextManager[Any]:
+        """Let matrix multiplications round to `dtype`; weights, gradients, the optimizer, softmax
+        and loss stay float32.
+        """
+        if self.dtype is torch.float32:
+            return nullcontext()
+        return torch.autocast(self.device.type, dtype=self.dtype)
+
     def _make_batches(self, update: Update) -> list[list[Batch]]:
-        """Return the pieces of each batch of this rank, or of one that will count nothing."""
-        rows = update.batches or [_ANY_ROW]
-        return [[self._make_batch(piece) for piece in self._pieces(batch)] for batch in rows]
+        """Return the micro-batches of each batch of this rank, or of one that counts nothing."""
+        return [
+            [self._make_batch(rows) for rows in self._micro_batches(batch)]
+            for batch in update.batches or [_ANY_ROW]
+        ]
+
+    def _micro_batches(self, rows: Rows) -> list[Rows]:
+        """Cut a batch so that on a CPU the activations of a layer stay in its caches; the gradient
+        is the same sum.
+        """
+        if self.device.type != "cpu":
+            return [rows]
+        count = -(-batch_cost(self.lengths[rows]) // CPU_PIECE_TOKENS)
+        return np.array_split(rows, min(count, len(rows)))
 
     def _make_batch(self, rows: Rows) -> Batch:
         pairs = [self.data[int(i)] for i in rows]
         batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP)
         return batch.pin() if self.device.type == "cuda" else batch
 
-    def _pieces(self, rows: Rows) -> list[Rows]:
-        """Cut a batch for a processor so that what a layer computes stays in its caches; the
-        gradient is the same sum.
-        """
-        if self.device.type != "cpu":
-            return [rows]
-        num_pieces = -(-batch_cost(self.lengths[rows]) // CPU_PIECE_TOKENS)
-        return np.array_split(rows, min(num_pieces, len(rows)))
+    def _no_sync(self) -> AbstractContextManager[Any]:
+        if isinstance(self.objective, DistributedDataParallel):
+            return self.objective.no_sync()
+        return nullcontext()
+
+    def _share(self, losses: Tensor, norm: Tensor, update: Update, is_stop_asked: bool) -> Outcome:
+        """Sum up over all ranks what the update came to, in one exchange."""
+        lengths = [self.lengths[rows] for rows in update.batches]
+        vocab_size = self.tokenizer.tgt.vocab_size
+        counted = (
+            sum(training_flops(self.config.model, vocab_size, part) for part in lengths),
+            sum(len(part) * int(part.max(axis=0).sum()) for part in lengths),
+            is_stop_asked,
+        )
+        # without a wait for the device
+        here = torch.tensor([*map(float, counted)], pin_memory=self.device.type == "cuda")
+        others = here.to(self.device, non_blocking=True)
+        # the norm is the same on every rank; the mean of its copies saves a second exchange
+        sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
+        loss, nll, gradient_norm, flops, positions, num_stops = sums
+        return Outcome(loss, nll, gradient_norm, int(positions), flops, num_stops > 0, losses[:, 0])
+
+    # --- around the updates
+
+    @contextmanager
+    def connected(self) -> Iterator[None]:
+        """Let the ranks share gradients during the block; all begin with the weights of rank 0."""
+        if self.world.size == 1:
+            yield
+            return
+        plain = self.objective
+        with warnings.catch_warnings():  # torch 2.13 renames an argument that 2.6 needs
+            warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
+            self.objective = DistributedDataParallel(
+                plain,
+                device_ids=[self.device] if self.device.type == "cuda" else None,
+                broadcast_buffers=False,  # the table of positions grows as a rank needs it
+                gradient_as_bucket_view=True,
+            )
+        try:
+            yield
+        finally:
+            # before the process group ends: what DDP holds of the group would be freed last, with
+            # Python's lock held, for which gloo's thread may wait forever
+            self.objective = plain
 
     def try_largest(self, rows: Rows, max_tokens: int) -> int:
         """Run the largest batches of at most `max_tokens` among the pairs `rows` forward and
@@ -228,45 +259,36 @@ class Learner:
 
         Raises `ConfigError` when memory does not suffice, see `preflight`.
         """
+
+        def run(some: Rows) -> None:
+            for micro_batch in self._micro_batches(rows[some]):
+                with self._no_sync():
+                    loss, _ = self.losses(self._make_batch(micro_batch))
+                    self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
+
         weight_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
         is_checkpointing = self.config.activation_checkpointing
         self.objective.train()
         peak = preflight(
-            lambda some: self._try(rows[some]),
+            run,
             self.lengths[rows],
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
-            remedy="use a smaller model" if is_checkpointing else _CHECKPOINTING,
+            remedy="use a smaller model"
+            if is_checkpointing
+            else "set activation_checkpointing=true",
         )
         self.optimizer.zero_grad(set_to_none=True)
         return peak
 
-    def _try(self, rows: Rows) -> None:
-        for piece in self._pieces(rows):
-            with self._no_sync():
-                loss, _ = self.losses(self._make_batch(piece))
-                self.precision.scale(loss).backward()  # type: ignore[no-untyped-call]
-
-    def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
-        """Return the summed loss and nll of a batch, in nats."""
-        batch = batch.to(self.device)
-        with self.precision.autocast():
-            return self.objective(batch)  # type: ignore[no-any-return]
-
-    def _send(self, values: list[float]) -> Tensor:
-        """Copy numbers to the device, without a wait for it."""
-        here = torch.tensor(values, pin_memory=self.device.type == "cuda")
-        return here.to(self.device, non_blocking=True)
-
-    def _no_sync(self) -> AbstractContextManager[Any]:
-        if isinstance(self.objective, DistributedDataParallel):
-            return self.objective.no_sync()
-        return nullcontext()
-
-    def _count(self, batches: list[Rows]) -> tuple[int, int]:
-        """Return the operations of this rank's products and its positions, padding included."""
-        lengths = [self.lengths[rows] for rows in batches]
-        positions = sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)
-        vocab_size = self.tokenizer.tgt.vocab_size
-        return sum(training_flops(self.config.model, vocab_size, p) for p in lengths), positions
+    def measure_rate(self) -> float:
+        """Measure how many operations a second all ranks could do in this model's matrices."""
+        rate = matmul_rate(
+            self.device,
+            self.dtype,
+            self.config.model,
+            vocab_size=self.tokenizer.tgt.vocab_size,
+            num_tokens=self.config.max_tokens,
+        )
+        return sum_over_ranks(torch.tensor([rate], device=self.device))[0]

@@ -5,7 +5,7 @@ distribution q gives the right token 1 - eps + eps / V and every other of the V 
 loss = -sum_v q(v) log p(v) = (1 - eps) * nll + eps * mean_v(-log p(v)).
 """
 
-# N real target tokens, D d_model, V vocab
+# M target tokens, N real ones of them, D d_model, V vocab
 
 from __future__ import annotations
 
@@ -13,12 +13,15 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from nmt.model.fast.linear import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.model.fast import FastTransformer
+from nmt.model.fast.layers import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.training.compiled import Compiler
+from nmt.training.microbatches import Batch
 
 _ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
-_CUDA_LOGITS = 1 << 27  # and on a GPU, which wants large products, so many numbers
+_CUDA_LOGITS = 1 << 27  # and on a GPU, which is fast with large matrices, so many numbers
 
 # maps logits (N, V), targets (N,) and smoothing to the sums of loss and nll, and to d loss / d
 # logits, in the logits' format and maybe in their memory
@@ -26,11 +29,11 @@ Softmax = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Output product, softmax and loss chunk by chunk; the gradient is computed on the way, so no
+    """Output layer, softmax and loss chunk by chunk; the gradient is computed on the way, so no
     logits are kept.
 
-    d loss / d logits = p - q: softmax minus the wanted distribution. Under autocast the operands of
-    products are rounded to its format, once; all sums over tokens and over V are float32.
+    d loss / d logits = p - q: softmax minus the wanted distribution. Under autocast the factors of
+    matrix multiplications are rounded to its format, once; all sums over tokens and V are float32.
     """
 
     @staticmethod
@@ -39,13 +42,15 @@ class _LinearCrossEntropy(torch.autograd.Function):
         softmax: Softmax,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         needs_grad = any(ctx.needs_input_grad)
-        dtype = _product_dtype(weight)
+        kind = weight.device.type
+        is_autocast = torch.is_autocast_enabled(kind)
+        dtype = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
         grad_hidden = torch.empty_like(hidden)
         grad_weight = torch.zeros_like(weight) if needs_grad else weight.new_zeros(())
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        size = _rows_a_chunk(weight)
-        with torch.autocast(hidden.device.type, enabled=False):  # or it rounds again every chunk
+        size = _ROWS_A_CHUNK if kind != "cuda" else max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight))
+        with torch.autocast(kind, enabled=False):  # or it rounds again every chunk
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             chunks = (torch.split(x, size) for x in (hidden, targets, grad_hidden))
             for rows, wanted, grad_rows in zip(*chunks, strict=True):
@@ -65,29 +70,18 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return grads[0] * grad_hidden, grads[0] * grad_weight, None, None, None
 
 
-def _product_dtype(weight: Tensor) -> torch.dtype:
-    kind = weight.device.type
-    return torch.get_autocast_dtype(kind) if torch.is_autocast_enabled(kind) else weight.dtype
-
-
 def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a^T b to `total`, without a tensor between where the library can."""
+    """Add a^T b to `total`, in place where the library can."""
     if a.dtype is total.dtype and not is_onednn_faster():
         torch.addmm(total, a.T, b, out=total)
     else:
         total += transposed_matmul(a, b)
 
 
-def _rows_a_chunk(weight: Tensor) -> int:
-    if weight.device.type != "cuda":
-        return _ROWS_A_CHUNK
-    return max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight))
-
-
 def softmax_in_place(
     logits: Tensor, wanted: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Be a `Softmax` by steps that write over what came before, in float32."""
+    """Compute a `Softmax` in place, in float32."""
     log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
     nll = -log_probs.gather(1, wanted[:, None]).sum()
     loss = (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
@@ -99,9 +93,7 @@ def softmax_in_place(
 def softmax_at_once(
     logits: Tensor, wanted: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Be a `Softmax` that compiles to few kernels, which read the logits and write the error, in
-    float32 between.
-    """
+    """Compute a `Softmax` in a form that compiles to few kernels, in float32 between."""
     log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
     is_right = torch.arange(logits.size(1), device=logits.device) == wanted[:, None]  # (N, V)
     nll = -torch.where(is_right, log_probs, 0.0).sum()
@@ -122,7 +114,7 @@ def smoothed_cross_entropy(
 
     Args:
         hidden: the decoder's output (N, D).
-        weight: the output matrix (V, D).
+        weight: of the output layer (V, D).
         targets: wanted ids (N,), none of them padding.
         smoothing: eps of the definition above.
         softmax: what computes loss and gradient of logits.
@@ -130,3 +122,36 @@ def smoothed_cross_entropy(
     `nll_sum` is not smoothed: perplexity = exp(nll_sum / N). Both are in nats and float32.
     """
     return _LinearCrossEntropy.apply(hidden, weight, targets, smoothing, softmax)  # type: ignore[no-untyped-call, no-any-return]
+
+
+class Objective(nn.Module):
+    """The model together with its loss, summed, so that sums over batches and ranks are divided
+    once: the one module that DDP wraps.
+
+    With a `compiler` model and loss run compiled, with the weights of `model`.
+    """
+
+    def __init__(
+        self, model: FastTransformer, *, smoothing: float, compiler: Compiler | None = None
+    ) -> None:
+        super().__init__()
+        self.model = model
+        self.smoothing = smoothing
+        self.forward_model: Callable[..., Tensor] = model.forward
+        self.softmax: Softmax = softmax_in_place
+        if compiler is not None:  # the model stays as it is for validation and decoding
+            self.forward_model = compiler.compile(model.forward)
+            # a graph for whole chunks, and one for any number of rows; V is known in both
+            self.softmax = compiler.compile(softmax_at_once, dynamic=None)
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, nll_sum) over the real target tokens, in nats."""
+        hidden = self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
+        real = slice(batch.num_tokens)  # padding comes last
+        return smoothed_cross_entropy(
+            hidden[real],
+            self.model.embedding.weight,
+            batch.tgt_out[real],
+            smoothing=self.smoothing,
+            softmax=self.softmax,
+        )

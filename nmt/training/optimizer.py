@@ -1,57 +1,75 @@
-"""Adam as the paper sets it (section 5.3), and its variants.
-
-One more optimizer is one more function in `_MAKERS`.
+"""What changes the weights: the learning rate schedule, the optimizer, gradient clipping, and the
+exponential moving average (EMA) kept beside them.
 """
 
 from __future__ import annotations
 
+import copy
+import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from nmt.config import Optimizer, OptimizerConfig
+from nmt.config import Optimizer, OptimizerConfig, Schedule, TrainConfig
+from nmt.model.fast import FastTransformer
 
 FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has had one kernel for the step since 2.6
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of the update `step`, counted from 1.
+
+    It rises linearly to its peak during warm-up, then falls by a factor that the schedule gives:
+    noam and inverse_sqrt by Vaswani et al. (2017), equation 3, which from the paper's peak gives
+    d_model^-0.5 * step^-0.5; cosine by Loshchilov and Hutter (2017), equation 5, without restarts,
+    to 0 at `max_updates`.
+    """
+    assert step >= 1, "updates count from 1"
+    peak, warmup_steps = peak_learning_rate(config), config.optimizer.warmup_steps
+    if step <= warmup_steps:
+        return peak * (step / warmup_steps)
+    if config.optimizer.schedule is Schedule.cosine:
+        progress = (step - warmup_steps) / max(config.max_updates - warmup_steps, 1)
+        return peak * (0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+    return peak * math.sqrt(warmup_steps / step)
+
+
+def peak_learning_rate(config: TrainConfig) -> float:
+    """Return the rate at the end of warm-up: the one given, or scale * (d_model * warmup)^-0.5,
+    where equation 3 of the paper has its peak.
+    """
+    optimizer = config.optimizer
+    if optimizer.peak_learning_rate is not None:
+        return optimizer.peak_learning_rate
+    paper = (config.model.d_model * optimizer.warmup_steps) ** -0.5
+    return float(optimizer.learning_rate_scale * paper)
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
     """Make the optimizer of the config, fused where torch has that; the learning rate is set before
     each step.
-    """
-    return _MAKERS[config.name](model, config)
 
-
-def _adam(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Kingma and Ba (2015), algorithm 1."""
-    return torch.optim.Adam(model.parameters(), **_adam_settings(model, config))
-
-
-def _adamw(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Loshchilov and Hutter (2019), algorithm 2, with the schedule on both terms: a matrix loses
-    lr * `weight_decay` of itself an update, beside what Adam does.
-
-    Biases and norms have nothing to overfit with and keep their size. The shared embedding is the
-    output's matrix too, and decays like the others.
+    Adam is Kingma and Ba (2015), algorithm 1. AdamW is Loshchilov and Hutter (2019), algorithm 2,
+    with the schedule on both terms: a matrix loses lr * `weight_decay` of itself an update, beside
+    what Adam does. Biases and norms do not decay; the shared embedding, which is the output matrix
+    too, decays like the others.
     """
     parameters = list(model.parameters())
+    settings: dict[str, Any] = {
+        "lr": 0.0,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "fused": parameters[0].device.type in FUSED_DEVICES,
+    }
+    if config.name is Optimizer.adam:
+        return torch.optim.Adam(parameters, **settings)
     groups = [
         {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
         {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
     ]
-    return torch.optim.AdamW(groups, **_adam_settings(model, config))
-
-
-def _adam_settings(model: nn.Module, config: OptimizerConfig) -> dict[str, Any]:
-    return {
-        "lr": 0.0,
-        "betas": (config.beta1, config.beta2),
-        "eps": config.eps,
-        "fused": next(model.parameters()).device.type in FUSED_DEVICES,
-    }
-
-
-_MAKERS = {Optimizer.adam: _adam, Optimizer.adamw: _adamw}
+    return torch.optim.AdamW(groups, **settings)
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
@@ -61,3 +79,30 @@ def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     return norm
+
+
+class WeightAverage:
+    """A copy of a model, whose weights become d * average + (1 - d) * weights after update t, with
+    d = min(decay, t / (t + 9)).
+
+    The lower d of the first updates makes it forget the random weights that training starts from,
+    as in Marian (Junczys-Dowmunt et al., 2018). Averages of weights: Polyak and Juditsky (1992).
+    """
+
+    def __init__(self, model: FastTransformer, decay: float) -> None:
+        self.decay, self.num_updates = decay, 0
+        self.model = copy.deepcopy(model).requires_grad_(False)  # that has the average
+
+    @torch.no_grad()
+    def update(self, model: nn.Module) -> None:
+        """Include the weights of `model` after one more update."""
+        self.num_updates += 1
+        decay = min(self.decay, self.num_updates / (self.num_updates + 9))
+        average_in_place = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
+        average, weights = list(self.model.parameters()), list(model.parameters())
+        average_in_place(average, weights, self.num_updates)
+
+    def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
+        """Continue from an average that had `weights` after `num_updates`."""
+        self.num_updates = num_updates
+        self.model.load_state_dict(weights)

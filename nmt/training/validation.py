@@ -1,7 +1,7 @@
 """The validation loss, and BLEU by decoding the validation set.
 
-Both are the same numbers whatever the number of ranks: the work is cut into pieces that do not
-depend on it, each piece is done once by one rank, and sums are exact.
+Both are the same numbers whatever the number of ranks: the work is cut into batches that do not
+depend on it, each batch is done once by one rank, and sums are exact.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ import numpy as np
 import torch
 
 from nmt.config import TrainConfig
+from nmt.data.batch import bucket
 from nmt.data.binary import open_split
-from nmt.data.bucketing import bucket
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
 from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
 from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
-from nmt.training.batch import make_batch
 from nmt.training.loss import smoothed_cross_entropy
+from nmt.training.microbatches import make_batch
 from nmt.translate.translator import Translator
 
-_LINES_A_PIECE = 256  # decoded together by one rank
+_LINES_A_BATCH = 256  # decoded together by one rank
 
 
 class Validation:
@@ -37,13 +37,9 @@ class Validation:
     """
 
     def __init__(
-        self,
-        data_dir: Path,
-        tokenizer: Tokenizers,
-        tgt_lang: str,
-        config: TrainConfig,
+        self, data_dir: Path, tokenizer: Tokenizers, tgt_lang: str, config: TrainConfig,
         world: World,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.tokenizer, self.config, self.world = tokenizer, config, world
         self.data = open_split(data_dir, "valid")
         self.bleu_tokenizer = tokenizer_for(tgt_lang)
@@ -93,10 +89,10 @@ class Validation:
         search = replace(self.config.search, beam_size=self.config.valid_beam_size)
         translator = Translator(ModelStepper(model), self.tokenizer, search)
         order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
-        pieces = [order[i : i + _LINES_A_PIECE] for i in range(0, len(order), _LINES_A_PIECE)]
+        batches = [order[i : i + _LINES_A_BATCH] for i in range(0, len(order), _LINES_A_BATCH)]
         found: dict[int, str] = {}
-        for piece in pieces[self.world.rank :: self.world.size]:
-            lines = translator.translate([self.sources[i] for i in piece])
-            found.update(zip(piece, lines, strict=True))
+        for batch in batches[self.world.rank :: self.world.size]:
+            lines = translator.translate([self.sources[i] for i in batch])
+            found.update(zip(batch, lines, strict=True))
         everything = {i: line for part in gather(found) for i, line in part.items()}
         return [everything[i] for i in range(len(self.sources))]

@@ -1,4 +1,4 @@
-"""Search and scoring by CTranslate2; how its engine is loaded stands in another file.
+"""Search and scoring by CTranslate2, of a folder that `nmt-export format=ctranslate2` wrote.
 
 CTranslate2 extends hypotheses as our beam search does, but stops when `beam_size` are finished, and
 ranks by log P / length^alpha. They are ranked again by our rule, from its own sums; token scores,
@@ -11,26 +11,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import repeat
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from nmt.config import SearchConfig
+from nmt.checkpoint import load_export_info, load_tokenizer
+from nmt.config import DType, ExportFormat, SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ConfigError, DataError
+from nmt.distributed import find_device
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
+from nmt.search.constraints import check_prefixes
+from nmt.search.hypotheses import ControlIds, Hypothesis
 from nmt.search.penalties import score
-from nmt.search.search import ControlIds, Hypothesis, check_prefixes, length_limits
+from nmt.search.search import length_limits
+from nmt.translate.backend import LoadedModel
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
-_UNSUPPORTED = {"coverage_penalty": 0.0, "word_reward": 0.0}  # with the values that mean "off"
 
 
-@dataclass(frozen=True)
-class _Task:
+class _Request(NamedTuple):
     """A batch of sentences and how to search them."""
 
     rows: Sequence[Ids]
@@ -39,11 +42,7 @@ class _Task:
     config: SearchConfig
     n_best: int  # hypotheses of each that are looked at
     with_scores: bool
-
-    @property
-    def is_beam(self) -> bool:
-        """Say whether several hypotheses compete."""
-        return self.config.beam_size > 1 and not self.config.sampling
+    is_beam: bool  # whether several hypotheses compete
 
 
 class _Found(NamedTuple):
@@ -56,8 +55,6 @@ class _Found(NamedTuple):
 
 class CTranslate2Backend:
     """Searches with a `ctranslate2.Translator`, which may be used by several threads."""
-
-    name = "ctranslate2"
 
     def __init__(
         self, engine: Any, tokenizer: Tokenizers, max_positions: int, max_tokens: int
@@ -73,13 +70,14 @@ class CTranslate2Backend:
         forbidden = (self._control.pad, self._control.bos)
         self._forbidden = [[self._pieces[token]] for token in forbidden]
 
-    def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
-        """See `Backend.check`."""
-        for key, off in _UNSUPPORTED.items():
-            if getattr(config, key) != off:
+    def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
+        """See `Backend.check`; scoring has no attention."""
+        for key in ("coverage_penalty", "alignment" if scoring else "word_reward"):
+            value, where = getattr(config, key), " in scoring" if scoring else ""
+            if value:
+                shown = str(value).lower()
                 raise ConfigError(
-                    f"{key}={getattr(config, key)}: backend=ctranslate2 has no {key}; "
-                    "use backend=native"
+                    f"{key}={shown}: backend=ctranslate2 has no {key}{where}; use backend=native"
                 )
 
     def search(
@@ -99,32 +97,44 @@ class CTranslate2Backend:
         check_prefixes(prefixes, self._control)
         self._check_lengths(rows)
         n_best = config.beam_size if n_best is None else n_best
-        limits = self._limits(rows, prefixes, config)
-        task = _Task(rows, prefixes, limits, config, n_best, with_scores)
+        own_limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config)
+        limits = [  # as the native search has them
+            min(max(limit, config.min_length + 1, len(prefix) + 1), self._max_positions - 1)
+            for limit, prefix in zip(own_limits, prefixes, strict=True)
+        ]
+        is_beam = config.beam_size > 1 and not config.sampling
+        request = _Request(rows, prefixes, limits, config, n_best, with_scores, is_beam)
         found: list[list[_Found]] = [[] for _ in rows]
         for has_prefix in (False, True):  # a prefix changes how its batch is searched
             some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
             if some:
-                self._search(task, some, found)
-        return self._finish(task, found)
+                self._search(request, some, found)
+        return self._finish(request, found)
 
-    def score(self, rows: Sequence[Ids], targets: Sequence[Ids]) -> list[list[float]]:
+    def score(
+        self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
+    ) -> list[Hypothesis]:
         """See `Backend.score`."""
         self._check_lengths(rows)
         self._check_lengths(targets)
-        return self._score(rows, [_look_up(self._pieces, target) for target in targets])
+        pieces = [_look_up(self._pieces, target) for target in targets]
+        scored = self._score(rows, pieces, max_tokens)
+        found = [_Found([*target, self._eos], math.nan, None) for target in pieces]
+        return [self._close(h, part, config) for h, part in zip(found, scored, strict=True)]
 
-    def _score(self, rows: Sequence[Ids], targets: list[list[str]]) -> list[list[float]]:
+    def _score(
+        self, rows: Sequence[Ids], targets: list[list[str]], max_tokens: int = _SCORED_TOKENS
+    ) -> list[list[float]]:
         results = self._engine.score_batch(
             [_look_up(self._src_pieces, row) for row in rows],
             targets,
             max_input_length=0,
-            max_batch_size=_SCORED_TOKENS,
+            max_batch_size=min(max_tokens, _SCORED_TOKENS),
             batch_type="tokens",
         )
         return [list(result.log_probs) for result in results]
 
-    def _search(self, task: _Task, some: list[int], found: list[list[_Found]]) -> None:
+    def _search(self, request: _Request, some: list[int], found: list[list[_Found]]) -> None:
         """Fill `found` for the rows `some`, each with its own length limit.
 
         CTranslate2 has one limit a batch. What has ended in time is what a search up to the row's
@@ -133,31 +143,33 @@ class CTranslate2Backend:
         searched again, since cut hypotheses may be equal.
         """
         again: dict[int, list[int]] = {}
-        results = self._call(task, some, max(task.limits[i] for i in some))
+        results = self._call(request, some, max(request.limits[i] for i in some))
         for i, hypotheses in zip(some, results, strict=True):
-            limit = task.limits[i]
+            limit = request.limits[i]
             fitting = [hypothesis for hypothesis in hypotheses if len(hypothesis.pieces) <= limit]
-            if len(fitting) >= min(task.n_best, len(hypotheses)):
+            if len(fitting) >= min(request.n_best, len(hypotheses)):
                 found[i] = fitting
-            elif not task.is_beam:
+            elif not request.is_beam:
                 found[i] = [_cut(hypothesis, limit) for hypothesis in hypotheses]
-            elif task.n_best == 1:
+            elif request.n_best == 1:
                 found[i] = [_cut(hypotheses[0], limit)]
             else:
                 again.setdefault(limit, []).append(i)
         for limit, late in again.items():
-            for i, hypotheses in zip(late, self._call(task, late, limit), strict=True):
+            for i, hypotheses in zip(late, self._call(request, late, limit), strict=True):
                 found[i] = hypotheses
 
-    def _call(self, task: _Task, some: list[int], limit: int) -> list[list[_Found]]:
+    def _call(self, request: _Request, some: list[int], limit: int) -> list[list[_Found]]:
         """Search the rows `some` with one limit; return everything that was found for each."""
-        config, draws = task.config, 1
+        config, draws = request.config, 1
         if config.sampling:
+            import ctranslate2
+
             draws = config.beam_size
-            _seed(config.seed)
+            ctranslate2.set_random_seed(config.seed)  # has no effect after its first draw
         repeated = [i for i in some for _ in range(draws)]
-        source = [_look_up(self._src_pieces, task.rows[i]) for i in repeated]
-        forced = [_look_up(self._pieces, task.prefixes[i]) for i in repeated]
+        source = [_look_up(self._src_pieces, request.rows[i]) for i in repeated]
+        forced = [_look_up(self._pieces, request.prefixes[i]) for i in repeated]
         results = self._engine.translate_batch(
             source,
             forced if any(forced) else None,
@@ -165,15 +177,15 @@ class CTranslate2Backend:
             max_decoding_length=limit,
             min_decoding_length=config.min_length,
             return_end_token=True,
-            return_scores=task.is_beam,  # which cost greedy search a softmax a step
+            return_scores=request.is_beam,  # which cost greedy search a softmax a step
             return_attention=config.alignment,
             suppress_sequences=self._forbidden,
             length_penalty=config.length_exponent,
-            **_strategy(task),
+            **_strategy(request),
         )
         exponent, aligned = config.length_exponent, config.alignment
         found = [_read(result, exponent, aligned=aligned) for result in results]
-        if config.alignment and task.is_beam:
+        if config.alignment and request.is_beam:
             found = self._correct(found, source)
         return [sum(found[k : k + draws], []) for k in range(0, len(found), draws)]
 
@@ -197,22 +209,23 @@ class CTranslate2Backend:
             for first, hypotheses in zip(firsts, found, strict=True)
         ]
 
-    def _finish(self, task: _Task, found: list[list[_Found]]) -> list[list[Hypothesis]]:
+    def _finish(self, request: _Request, found: list[list[_Found]]) -> list[list[Hypothesis]]:
         """Return the best of each row, by our rule, with token scores if somebody looks at them."""
-        config = task.config
-        if task.is_beam:
-            if any(task.prefixes):  # which CTranslate2's sums leave out
-                sums = map(math.fsum, self._token_scores(task, found))
+        config = request.config
+        if request.is_beam:
+            if any(request.prefixes):  # which CTranslate2's sums leave out
+                sums = map(math.fsum, self._token_scores(request, found))
                 found = [[h._replace(log_prob=next(sums)) for h in row] for row in found]
             for row in found:
-                row.sort(key=lambda h: self._rank(h, config), reverse=True)
-        best = [row[: task.n_best] for row in found]
-        scores = self._token_scores(task, best) if task.with_scores else repeat([])
+                row.sort(key=lambda h: score(h.log_prob, len(h.pieces), config), reverse=True)
+                row.sort(key=self._is_finished, reverse=True)  # stable
+        best = [row[: request.n_best] for row in found]
+        scores = self._token_scores(request, best) if request.with_scores else repeat([])
         return [[self._close(h, next(scores), config) for h in row] for row in best]
 
-    def _token_scores(self, task: _Task, found: list[list[_Found]]) -> Iterator[list[float]]:
+    def _token_scores(self, request: _Request, found: list[list[_Found]]) -> Iterator[list[float]]:
         """Return what the model says of the tokens of each hypothesis, row after row."""
-        pairs = [(row, h) for row, some in zip(task.rows, found, strict=True) for h in some]
+        pairs = [(row, h) for row, some in zip(request.rows, found, strict=True) for h in some]
         targets = [h.pieces[:-1] if self._is_finished(h) else h.pieces for _, h in pairs]
         scored = self._score([row for row, _ in pairs], targets)
         # no EOS after what is unfinished
@@ -224,21 +237,8 @@ class CTranslate2Backend:
         value, finished = score(total, len(tokens), config), self._is_finished(found)
         return Hypothesis(tokens, total, value, finished, scores, found.alignment)
 
-    def _rank(self, found: _Found, config: SearchConfig) -> tuple[bool, float]:
-        return self._is_finished(found), score(found.log_prob, len(found.pieces), config)
-
     def _is_finished(self, found: _Found) -> bool:
         return found.pieces[-1] == self._eos
-
-    def _limits(
-        self, rows: Sequence[Ids], prefixes: Sequence[Ids], config: SearchConfig
-    ) -> list[int]:
-        """Return the most tokens of each translation, EOS included, as the native search has it."""
-        lengths = torch.tensor([len(row) + 1 for row in rows])  # (B,)
-        return [
-            min(max(limit, config.min_length + 1, len(prefix) + 1), self._max_positions - 1)
-            for limit, prefix in zip(length_limits(lengths, config), prefixes, strict=True)
-        ]
 
     def _check_lengths(self, rows: Sequence[Ids]) -> None:
         longest = max(map(len, rows), default=0)
@@ -253,16 +253,9 @@ def _look_up(pieces: Sequence[str], ids: Ids) -> list[str]:
     return [pieces[i] for i in ids]
 
 
-def _seed(seed: int) -> None:
-    """Seed CTranslate2's generator, which heeds it up to the first draw of a process alone."""
-    import ctranslate2
-
-    ctranslate2.set_random_seed(seed)
-
-
-def _strategy(task: _Task) -> dict[str, Any]:
+def _strategy(request: _Request) -> dict[str, Any]:
     """Return CTranslate2's options for greedy search, beam search or sampling."""
-    config = task.config
+    config = request.config
     if config.sampling:
         return {
             "beam_size": 1,
@@ -271,7 +264,7 @@ def _strategy(task: _Task) -> dict[str, Any]:
             "sampling_temperature": config.temperature,
         }
     # with an exponent of 0 it ranks as we do, and ends once so many are sure to be the best
-    asked = task.n_best if config.length_exponent == 0 else config.beam_size
+    asked = request.n_best if config.length_exponent == 0 else config.beam_size
     return {"beam_size": config.beam_size, "num_hypotheses": asked}
 
 
@@ -299,3 +292,54 @@ def _align(attention: list[list[float]]) -> list[int]:
     weights = np.asarray(attention, dtype=np.float32)  # (T, S)
     eos = 1 - weights.sum(axis=1, keepdims=True)  # (T, 1)
     return np.concatenate([weights, eos], axis=1).argmax(axis=1).tolist()  # type: ignore[no-any-return]
+
+
+def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: int) -> LoadedModel:
+    """Load an exported folder.
+
+    `dtype=bfloat16` computes in that type; otherwise weights are computed with as they are stored.
+    Raises `ModelError` for another folder, `DeviceError` for a device or type that is not there.
+    """
+    info, export = load_export_info(folder)
+    if export.format is not ExportFormat.ctranslate2:
+        raise ModelError(
+            f"{folder} is an export of format={export.format.value}; "
+            "backend=ctranslate2 needs one of format=ctranslate2"
+        )
+    tokenizer = load_tokenizer(folder, info)
+    engine = _load_engine(folder, device, dtype, num_threads or torch.get_num_threads())
+    max_tokens = 65536  # a guess for GPUs, which were not measured
+    if engine.device == "cpu":  # of widths 192 to 512: int8 wants batches that stay in its caches
+        is_int8 = "int8" in engine.compute_type
+        max_tokens = min(6144, max(1536, 4 * info.model.d_model)) if is_int8 else 6144
+    backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
+    return LoadedModel(backend, tokenizer, info.search)
+
+
+def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:
+    try:
+        import ctranslate2
+    except ImportError:
+        raise NmtError("backend=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
+    place = find_device(device)
+    if place.type == "mps":
+        if device != "auto":
+            raise DeviceError(f"device={device}: CTranslate2 has no mps; use device=cpu")
+        place = torch.device("cpu")
+    index = place.index or 0
+    types = ctranslate2.get_supported_compute_types(place.type, index)
+    if dtype is DType.bfloat16 and "bfloat16" not in types:
+        raise DeviceError(
+            f"dtype=bfloat16: CTranslate2 has none on this {place.type}; use dtype=float32"
+        )
+    try:
+        return ctranslate2.Translator(
+            str(folder),
+            device=place.type,
+            device_index=index,
+            compute_type="bfloat16" if dtype is DType.bfloat16 else "default",
+            inter_threads=num_threads if place.type == "cpu" else 1,
+            intra_threads=1,  # several threads in one multiplication take twice the CPU time
+        )
+    except RuntimeError as error:
+        raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None

@@ -11,38 +11,15 @@ import numpy as np
 import torch
 
 from nmt.config import SearchConfig
-from nmt.data.batch import pad
-from nmt.data.bucketing import bucket
-from nmt.search.hypotheses import ControlIds, Hypothesis, Live, Task
-from nmt.search.stepper import Scorer
+from nmt.data.batch import bucket, pad
+from nmt.search.hypotheses import ControlIds, Hypothesis, Live, SearchTask
+from nmt.search.stepper import Stepper
 
 Ids = Sequence[int]
 
 
 def score_pairs(
-    scorer: Scorer,
-    rows: Sequence[Ids],
-    targets: Sequence[Ids],
-    ids: ControlIds,
-    *,
-    max_tokens: int = 4096,
-) -> list[list[float]]:
-    """Return log-probabilities, in nats, of each target's tokens and of the EOS after them.
-
-    Args:
-        scorer: the model, or an ensemble.
-        rows: source ids without EOS.
-        targets: target ids without BOS and EOS.
-        ids: control symbols of the tokenizer.
-        max_tokens: bound on one batch: rows * longest side.
-    """
-    config = SearchConfig()
-    found = score_hypotheses(scorer, rows, targets, config, ids, max_tokens=max_tokens)
-    return [hypothesis.token_log_probs for hypothesis in found]
-
-
-def score_hypotheses(
-    scorer: Scorer,
+    stepper: Stepper,
     rows: Sequence[Ids],
     targets: Sequence[Ids],
     config: SearchConfig,
@@ -50,22 +27,29 @@ def score_hypotheses(
     *,
     max_tokens: int = 4096,
 ) -> list[Hypothesis]:
-    """Return each target, EOS added, as search with `config` would report it; see `score_pairs`."""
-    found: list[Hypothesis | None] = [None] * len(rows)
-    pairs = zip(rows, targets, strict=True)
-    lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in pairs], dtype=np.int32).reshape(-1, 2)
-    if not len(lengths):
+    """Return each target, EOS added, as search with `config` would report it.
+
+    Args:
+        stepper: the model, or an ensemble.
+        rows: source ids without EOS.
+        targets: target ids without BOS and EOS.
+        config: how scores are normalized, and whether alignment is wanted.
+        ids: control symbols of the tokenizer.
+        max_tokens: bound on one batch: rows * longest side.
+    """
+    if not rows:
         return []
-    most = max(max_tokens, int(lengths.max()))
-    for batch in bucket(lengths, most, np.arange(len(lengths))):
+    found: dict[int, Hypothesis] = {}
+    pairs = zip(rows, targets, strict=True)
+    lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in pairs], dtype=np.int32)
+    for batch in bucket(lengths, max(max_tokens, int(lengths.max())), np.arange(len(lengths))):
         some = ([rows[i] for i in batch], [targets[i] for i in batch])
-        for i, hypothesis in zip(batch, _score_batch(scorer, *some, config, ids), strict=True):
-            found[i] = hypothesis
-    return [hypothesis for hypothesis in found if hypothesis is not None]
+        found |= zip(batch.tolist(), _score_batch(stepper, *some, config, ids), strict=True)
+    return [found[i] for i in range(len(rows))]
 
 
 def _score_batch(
-    scorer: Scorer, rows: list[Ids], targets: list[Ids], config: SearchConfig, ids: ControlIds
+    stepper: Stepper, rows: list[Ids], targets: list[Ids], config: SearchConfig, ids: ControlIds
 ) -> list[Hypothesis]:
     src_ids = ids.src or ids
     src = pad(rows, pad_id=src_ids.pad, eos=src_ids.eos)  # (B, S)
@@ -73,8 +57,8 @@ def _score_batch(
     tgt_in = pad(targets, pad_id=ids.pad, bos=ids.bos)  # (B, T)
     tgt_out = pad(targets, pad_id=ids.pad, eos=ids.eos)  # (B, T)
     lengths = [len(target) + 1 for target in targets]
-    task = Task(src, src_lengths, config, ids, (), lengths, lengths, 1, keys=[])
-    scored = scorer.score(src, src_lengths, tgt_in, tgt_out, attention=task.needs_attention)
+    task = SearchTask(src, src_lengths, config, ids, (), lengths, lengths, 1, keys=[])
+    scored = stepper.score(src, src_lengths, tgt_in, tgt_out, attention=task.needs_attention)
     results = []
     for i, length in enumerate(lengths):
         log_probs = scored.log_probs[i : i + 1, :length].cpu()  # (1, T)

@@ -2,53 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+import numbers
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from nmt.config import Combine, DType, Engine, SearchConfig, TooLong, choose, require, resolve
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError, nearest
-from nmt.search.penalties import score
-from nmt.search.stepper import Model
-from nmt.translate.backend import Backend, NativeBackend
-from nmt.translate.decoding import Decoder
-from nmt.translate.lines import (
+from nmt.search.hypotheses import Hypothesis
+from nmt.search.stepper import Stepper
+from nmt.translate.backend import Backend, NativeBackend, load_models
+from nmt.translate.batches import BatchSearch
+from nmt.translate.output import EMPTY, LineResult, Translation, to_results
+from nmt.translate.windows import (
     MAX_SOURCE_LENGTH,
-    Encoded,
-    LengthRule,
-    decode_lines,
-    encode_lines,
+    WINDOW_LINES,
+    LineOptions,
+    Window,
+    check_lines,
+    cut_windows,
+    encode_window,
+    prefetch,
 )
-from nmt.translate.loading import load_models
-from nmt.translate.results import EMPTY, LineResult, Translation
-from nmt.translate.windows import WINDOW_LINES, Window, check_lines, cut_windows, prefetch
 
-_MAX_ROWS = 1024  # pairs scored at a time
+_NO_PAIR = Hypothesis([], 0.0, 0.0, True, [])  # of two empty lines, which are certain
+_LINE_OPTIONS: dict[str, Any] = {
+    "prefixes": None,
+    "too_long": TooLong.split,
+    "max_source_length": MAX_SOURCE_LENGTH,
+    "max_tokens": None,
+    "window_lines": WINDOW_LINES,
+    "small_first": True,
+}
 
 
 class TranslationError(NmtError):
     """A sentence that could not be translated."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class LineOptions:
-    """How lines go through the model; none of this changes what a sentence becomes, but for those
-    that are too long.
-    """
-
-    n_best: int = 1
-    """Translations of a line, at most; no more than the beam size."""
-    with_scores: bool = True
-    """Whether scores are looked at; without, those of some engines are missing, and nan."""
-    max_tokens: int | None = None
-    """Bound on a batch: rows * beam * longest source, EOS included; None is the engine's own."""
-    rule: LengthRule = LengthRule()
-
-    def __post_init__(self) -> None:
-        is_valid = self.max_tokens is None or self.max_tokens >= 1
-        require(is_valid, "max_tokens", self.max_tokens, "must be at least 1")
 
 
 class Translator:
@@ -56,10 +47,25 @@ class Translator:
 
     It holds no state of a call, so several threads may use it at once. Scores are in nats (natural
     logarithms of probabilities).
+
+    All methods for lines take keyword options: any setting of `SearchConfig`, such as beam_size
+    (the others are the model's), and
+
+    - prefixes: the text that each translation is to start with; empty is no prefix.
+    - too_long: what happens to a line of more than `max_source_length` tokens, EOS counted: split,
+      truncate or error.
+    - max_source_length: see `too_long`.
+    - max_tokens: bound on a batch: rows * beam * longest source; None is the engine's own.
+    - window_lines: lines that are sorted by length and translated at a time.
+    - small_first: begin with fewer lines, so that results come soon.
+
+    They raise `ConfigError` for an option that is unknown or out of range, `TypeError` for one of
+    another type, `TranslationError` for a sentence that fails, `DataError` for prefixes that are
+    not as many as the lines.
     """
 
     def __init__(
-        self, engine: Model | Backend, tokenizer: Tokenizers, defaults: SearchConfig
+        self, engine: Stepper | Backend, tokenizer: Tokenizers, defaults: SearchConfig
     ) -> None:
         self.backend = engine if isinstance(engine, Backend) else NativeBackend(engine, tokenizer)
         self.tokenizer = tokenizer
@@ -84,9 +90,8 @@ class Translator:
         """
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
         if choose(Engine, "backend", backend) is Engine.native:
-            models = load_models(folders, device=device, dtype=dtype, combine=combine)
-            return cls(models.stepper, models.tokenizer, models.defaults)
-        from nmt.translate.exported import load_ctranslate2  # an optional dependency
+            return cls(*load_models(folders, device=device, dtype=dtype, combine=combine))
+        from nmt.translate.ctranslate2 import load_ctranslate2  # an optional dependency
 
         if len(folders) != 1:
             raise ConfigError(
@@ -99,167 +104,157 @@ class Translator:
             dtype=choose(DType, "dtype", dtype),
             num_threads=num_threads,
         )
-        return cls(loaded.backend, loaded.tokenizer, loaded.defaults)
+        return cls(*loaded)
 
     def search_config(self, **changes: Any) -> SearchConfig:
         """Return the model's search settings with those changes that are not None.
 
         Raises `ConfigError` for a setting that `SearchConfig` does not have.
         """
-        known = {field.name for field in fields(SearchConfig)}
-        for key in changes:
-            if key not in known:
-                raise ConfigError(f"{key}: search has no such setting; {nearest(key, known)}")
-        return replace(self.defaults, **{k: v for k, v in changes.items() if v is not None})
+        return self._split_options(changes, {})[0]
 
     def translate(self, lines: Iterable[str], **options: Any) -> list[str]:
-        """Return the best translation of each line; an empty line stays empty.
+        """Return the best translation of each line; an empty line stays empty."""
+        return list(self.translate_stream(lines, **{"small_first": False, **options}))
 
-        Takes the options of `translate_stream`.
-        """
-        return list(self.translate_stream(lines, small_first=False, **options))
-
-    def translate_stream(
-        self,
-        lines: Iterable[str],
-        *,
-        prefixes: Iterable[str] | None = None,
-        too_long: TooLong | str = TooLong.split,
-        max_source_length: int = MAX_SOURCE_LENGTH,
-        max_tokens: int | None = None,
-        window_lines: int = WINDOW_LINES,
-        small_first: bool = True,
-        **search: Any,
-    ) -> Iterator[str]:
+    def translate_stream(self, lines: Iterable[str], **options: Any) -> Iterator[str]:
         """Yield the best translation of each line, in order, with memory for `window_lines` lines.
 
-        Raises `TranslationError` for a sentence that fails; `DataError` for prefixes that are not
-        as many as the lines.
-
-        Args:
-            lines: text; read about two windows ahead of what is yielded, in another thread.
-            prefixes: the text that each translation is to start with; empty is no prefix.
-            too_long: what becomes of a line of more than `max_source_length` tokens, EOS counted.
-            max_source_length: see `too_long`.
-            max_tokens: bound on a batch: rows * beam * longest source; None is the engine's own.
-            window_lines: lines that are sorted by length and translated at a time.
-            small_first: begin with fewer lines, so that results come soon.
-            search: settings of `SearchConfig`, such as beam_size; the others are the model's.
+        Lines are read about two windows ahead of what is yielded, in another thread.
         """
-        config = self.search_config(**search)
-        rule = LengthRule(max_source_length, choose(TooLong, "too_long", too_long))
-        options = LineOptions(with_scores=False, max_tokens=max_tokens, rule=rule)
-        windows = cut_windows(lines, prefixes, window_lines=window_lines, small_first=small_first)
-        for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
-            yield result.text
+        return (result.text for result in self._stream(lines, None, options, best_only=True))
 
     def n_best(
-        self,
-        lines: Iterable[str],
-        config: SearchConfig | None = None,
-        *,
-        prefixes: Iterable[str] | None = None,
-        max_tokens: int | None = None,
+        self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
     ) -> list[list[Translation]]:
-        """Return up to `config.beam_size` translations of each line, best first; None is what the
-        model's settings say. An empty line has one, which is empty.
+        """Return up to `beam_size` translations of each line, best first. An empty line has one,
+        which is empty. Settings of search that are not given are those of `config`, if it is given.
         """
-        return list(
-            self.n_best_stream(
-                lines, config, prefixes=prefixes, max_tokens=max_tokens, small_first=False
-            )
-        )
+        return list(self.n_best_stream(lines, config, **{"small_first": False, **options}))
 
     def n_best_stream(
-        self,
-        lines: Iterable[str],
-        config: SearchConfig | None = None,
-        *,
-        prefixes: Iterable[str] | None = None,
-        max_tokens: int | None = None,
-        window_lines: int = WINDOW_LINES,
-        small_first: bool = True,
+        self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
     ) -> Iterator[list[Translation]]:
         """Yield what `n_best` returns, in order, with memory for `window_lines` lines."""
-        config = config or self.defaults
-        options = LineOptions(n_best=config.beam_size, max_tokens=max_tokens)
-        windows = cut_windows(lines, prefixes, window_lines=window_lines, small_first=small_first)
-        for result in self._results(windows, config, options, with_prefixes=prefixes is not None):
-            yield result.translations
+        results = self._stream(lines, config, options, best_only=False)
+        return (result.translations for result in results)
 
     def translate_windows(
-        self,
-        windows: Iterable[Window],
-        config: SearchConfig,
-        options: LineOptions,
-        *,
-        with_prefixes: bool = False,
+        self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[tuple[Window, list[LineResult]]]:
         """Yield each window with the results of its lines; a sentence that fails has its `error`.
 
         The next window is read and turned into ids while one is translated. Raises `ConfigError`
         for what the engine cannot do, and what the engine raises when it fails with everything.
         """
+        n_best, tokenizer = options.n_best, self.tokenizer
         if config.sampling:  # draws do not depend on their number; more would go to waste
-            config = replace(config, beam_size=options.n_best)
-        self.backend.check(config, with_prefixes=with_prefixes)
+            config = replace(config, beam_size=n_best)
+        self.backend.check(config)
         max_tokens = options.max_tokens or self.backend.max_tokens
-        decoder = Decoder(self.backend, config, options.n_best, max_tokens, options.with_scores)
-        for window, encoded in prefetch(self._encode(windows, options.rule)):
-            yield window, decode_lines(encoded, decoder, self.tokenizer)
+        batches = BatchSearch(self.backend, config, n_best, max_tokens, options.with_scores)
+        for encoded in prefetch(encode_window(window, tokenizer, options) for window in windows):
+            outcomes = batches.translate([s for line in encoded.segments for s in line])
+            yield (
+                encoded.window,
+                to_results(encoded, outcomes, tokenizer, n_best=n_best, alignment=config.alignment),
+            )
 
     def score(
-        self, sources: Iterable[str], targets: Iterable[str], **search: Any
+        self, sources: Iterable[str], targets: Iterable[str], **options: Any
     ) -> list[Translation]:
         """Return each target with its scores as a translation of its source, in order.
 
         `log_prob` and `token_log_probs` are what the model gives the target's tokens and the EOS
-        after them, whole lines whatever their length; two empty lines score 0. `score` is
-        normalised as search does it, without a coverage penalty. Raises `DataError` when there are
-        not as many targets.
+        after them, whole lines whatever their length; two empty lines score 0. `score` and
+        `alignment` are what search would report. Takes settings of search and `max_tokens`, here
+        rows * longest side. Raises `DataError` when there are not as many targets.
         """
-        config = self.search_config(**search)
-        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
         texts = list(check_lines("targets", targets))
-        ids = self.tokenizer.tgt.encode_batch(texts)
+        found = self.score_hypotheses(sources, texts, **options)
+        results = []
+        for text, hypothesis in zip(texts, found, strict=True):
+            tokens = self.tokenizer.tgt.pieces(hypothesis.tokens[:-1])
+            aligned = hypothesis.alignment and hypothesis.alignment[:-1]
+            scores = (hypothesis.score, hypothesis.log_prob, tokens, True)
+            scored = Translation(text, *scores, hypothesis.token_log_probs, aligned)
+            results.append(EMPTY if hypothesis is _NO_PAIR else scored)
+        return results
+
+    def score_hypotheses(
+        self, sources: Iterable[str], targets: Iterable[str], **options: Any
+    ) -> list[Hypothesis]:
+        """Return what `score` returns as ids, EOS last; of two empty lines without a token."""
+        config, others = self._split_options(options, {"max_tokens": 4096})
+        require(others["max_tokens"] >= 1, "max_tokens", others["max_tokens"], "must be at least 1")
+        self.backend.check(config, scoring=True)
+        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
+        ids = self.tokenizer.tgt.encode_batch(list(check_lines("targets", targets)))
         if len(rows) != len(ids):
             raise DataError(f"{len(rows)} sources and {len(ids)} targets; give as many of each")
         filled = [i for i in range(len(rows)) if rows[i] or ids[i]]
-        results = [EMPTY] * len(rows)
-        for start in range(0, len(filled), _MAX_ROWS):
-            some = filled[start : start + _MAX_ROWS]
-            found = self.backend.score([rows[i] for i in some], [ids[i] for i in some])
-            for i, log_probs in zip(some, found, strict=True):
-                total = sum(log_probs)
-                value = score(total, len(log_probs), config)
-                pieces = self.tokenizer.tgt.pieces(ids[i])
-                results[i] = Translation(texts[i], value, total, pieces, True, log_probs)
-        return results
+        some = ([rows[i] for i in filled], [ids[i] for i in filled])
+        found = dict(zip(filled, self.backend.score(*some, config, **others), strict=True))
+        return [found.get(i, _NO_PAIR) for i in range(len(rows))]
+
+    def _stream(
+        self,
+        lines: Iterable[str],
+        config: SearchConfig | None,
+        options: dict[str, Any],
+        *,
+        best_only: bool,
+    ) -> Iterator[LineResult]:
+        """Check the options and return the results of lines, where one that failed is an error."""
+        config, given = self._split_options(options, _LINE_OPTIONS, config)
+        prefixes = given.pop("prefixes")
+        if prefixes is not None:
+            check_lines("prefixes", prefixes)
+        cut = {name: given.pop(name) for name in ("window_lines", "small_first")}
+        require(cut["window_lines"] >= 1, "window_lines", cut["window_lines"], "must be at least 1")
+        given["too_long"] = choose(TooLong, "too_long", given["too_long"])
+        n_best = 1 if best_only else config.beam_size
+        of_lines = LineOptions(n_best=n_best, with_scores=not best_only, **given)
+        windows = cut_windows(check_lines("lines", lines), prefixes, **cut)
+        return self._results(windows, config, of_lines)
 
     def _results(
-        self,
-        windows: Iterable[Window],
-        config: SearchConfig,
-        options: LineOptions,
-        *,
-        with_prefixes: bool,
+        self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
     ) -> Iterator[LineResult]:
-        """Yield the result of each line; one that failed is a `TranslationError`."""
-        for window, results in self.translate_windows(
-            windows, config, options, with_prefixes=with_prefixes
-        ):
+        for window, results in self.translate_windows(windows, config, options):
             for number, result in enumerate(results, start=window.first_line + 1):
                 if result.error is not None:
                     raise TranslationError(f"line {number} cannot be translated: {result.error}")
                 yield result
 
-    def _encode(
-        self, windows: Iterable[Window], rule: LengthRule
-    ) -> Iterator[tuple[Window, Encoded]]:
-        for window in windows:
-            yield (
-                window,
-                encode_lines(
-                    window.lines, window.prefixes, self.tokenizer, rule, window.first_line
-                ),
+    def _split_options(
+        self, options: dict[str, Any], others: Mapping[str, Any], config: SearchConfig | None = None
+    ) -> tuple[SearchConfig, dict[str, Any]]:
+        """Return `config`, or the model's, with the settings of search among `options`, and all of
+        `others`, which holds defaults.
+        """
+        config = self.defaults if config is None else config
+        if not isinstance(config, SearchConfig):
+            raise TypeError(
+                f"config={config!r}: give a SearchConfig, or settings such as beam_size=4"
             )
+        settings = {field.name: getattr(config, field.name) for field in fields(SearchConfig)}
+        known = {**settings, **others}
+        for key, value in options.items():
+            if key not in known:
+                raise ConfigError(f"{key}: no such option here; {nearest(key, known)}")
+            default = known[key] if known[key] is not None or key == "prefixes" else 1
+            if value is not None and default is not None and not _fits(value, default):
+                raise TypeError(f"{key}={value!r}: must be of type {type(default).__name__}")
+        given = {key: value for key, value in options.items() if value is not None}
+        changes = {key: value for key, value in given.items() if key in settings}
+        return replace(config, **changes), {key: given.get(key, others[key]) for key in others}
+
+
+def _fits(value: Any, default: Any) -> bool:
+    """Return whether `value` may stand in the place of `default`."""
+    if isinstance(default, bool) or isinstance(value, bool):
+        return isinstance(default, bool) and isinstance(value, bool)
+    if isinstance(default, str):  # a choice by its name
+        return isinstance(value, str)
+    return isinstance(value, numbers.Real if isinstance(default, float) else numbers.Integral)

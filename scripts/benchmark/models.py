@@ -23,7 +23,7 @@ from nmt.config import (
 from nmt.distributed import World
 from nmt.errors import NmtError
 from nmt.export.folder import export
-from nmt.training.trainer import Trainer
+from nmt.training.train import train as train_model
 
 _UPDATE_TOKENS = {"cpu": 1000, "cuda": 16000}
 _EXPORTS = {
@@ -57,7 +57,7 @@ def train(
             max_tokens=_UPDATE_TOKENS[settings.device],
             valid_bleu=False,
         )
-        Trainer(config, World(), torch.device(settings.device)).train("{}\n")
+        train_model(config, "{}\n", World(), torch.device(settings.device))
         (run_dir / "done").touch()
     return run_dir
 

@@ -13,7 +13,7 @@ from roster import LIMIT, gather
 from settings import Settings, describe
 
 from nmt.config import ModelConfig
-from nmt.training.flops import training_flops
+from nmt.training.costs import training_flops
 
 
 def compare(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings) -> Section:

@@ -11,7 +11,7 @@ from roster import LIMIT, gather
 from settings import Settings, describe
 
 from nmt.config import ModelConfig, SearchConfig
-from nmt.training.flops import source_products, target_products
+from nmt.training.costs import source_shapes, target_shapes
 
 _SENTENCES = 64  # in the batches whose products make the limit
 
@@ -107,8 +107,8 @@ def flops_a_token(
     """
     src_tokens = sum(len(ids) + 1 for ids in corpus.tokenizer.encode_batch(lines))
     vocab_size = corpus.tokenizer.vocab_size
-    src_weights = sum(d * e * n for (d, e), n in source_products(model).items())
-    tgt_weights = sum(d * e * n for (d, e), n in target_products(model, vocab_size).items())
+    src_weights = sum(d * e * n for (d, e), n in source_shapes(model).items())
+    tgt_weights = sum(d * e * n for (d, e), n in target_shapes(model, vocab_size).items())
     tgt_tokens = sum(turn["tgt_tokens"] for turn in turns) / len(turns)
     return 2.0 * (src_tokens / tgt_tokens * src_weights + beam_size * tgt_weights)
 

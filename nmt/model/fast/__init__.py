@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nmt.model.fast.attention import FastAttention
 from nmt.model.fast.cache import DecoderCache
-from nmt.model.fast.linear import (
+from nmt.model.fast.layers import (
     FastDropout,
     FastFeedForward,
     FastLinear,

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model.fast.cache import DecoderCache
-from nmt.model.fast.linear import FastLinear
+from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import PackedMask, attend_packed
 from nmt.model.transformer import AttentionRecord, Mask, MultiHeadAttention, attend
 

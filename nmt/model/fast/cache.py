@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.model.fast.linear import rounded
+from nmt.model.fast.layers import rounded
 from nmt.model.fast.packing import Packing
 
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
@@ -57,34 +57,35 @@ class Grid:
 
 
 class KeyValueCache:
-    """Keys and values of one self-attention layer, in tensors with room for more columns."""
+    """Keys and values of one self-attention layer, in a tensor with room for more columns."""
 
     def __init__(self) -> None:
-        self.keys: Tensor | None = None  # (B, H, room, D/H)
-        self.values: Tensor | None = None
+        self.both: Tensor | None = None  # (2, B, H, room, D/H)
 
-    def append(self, keys: Tensor, values: Tensor, start: int, end: int) -> tuple[Tensor, Tensor]:
+    def append(self, keys: Tensor, values: Tensor, start: int, end: int) -> KeyValues:
         """Put keys and values (B, H, W, D/H) from column `start` on; return columns 0 to `end`."""
-        self.keys, self.values = (
-            _with_room(self.keys, keys, end),
-            _with_room(self.values, values, end),
-        )
+        if self.both is None or end > self.both.size(3):
+            room = 0 if self.both is None else self.both.size(3)
+            shape = 2, *keys.shape[:2], max(end + MIN_WIDTH, 3 * room // 2), keys.size(3)
+            larger = keys.new_empty(shape)
+            larger[:, :, :, room:end] = 0  # attended to, with weight 0, before they are written
+            if self.both is not None:
+                larger[:, :, :, :room] = self.both
+            self.both = larger
         stop = start + keys.size(2)
-        self.keys[:, :, start:stop], self.values[:, :, start:stop] = keys, values
-        return self.keys[:, :, :end], self.values[:, :, :end]
+        self.both[0, :, :, start:stop], self.both[1, :, :, start:stop] = keys, values
+        return self.both[0, :, :, :end], self.both[1, :, :, :end]
 
     def select(self, sentences: Tensor, columns: Tensor) -> None:
         """Keep the sentences (B',), and of each the columns (B', C'), in that order."""
-        assert self.keys is not None
-        assert self.values is not None
-        _, num_heads, room, _ = self.keys.shape
+        assert self.both is not None
+        _, num_sentences, num_heads, room, _ = self.both.shape
+        sides = torch.arange(2, device=sentences.device).view(2, 1, 1, 1) * num_sentences
         heads = torch.arange(num_heads, device=sentences.device).unsqueeze(1)  # (H, 1)
-        blocks = sentences[:, None, None] * num_heads + heads  # (B', H, 1)
-        places = blocks * room + columns.unsqueeze(1)  # (B', H, C')
-        self.keys, self.values = (
-            x.view(-1, x.size(3)).index_select(0, places.flatten()).view(*places.shape, -1)
-            for x in (self.keys, self.values)
-        )  # 2 x (B', H, C', D/H)
+        blocks = (sides + sentences[:, None, None]) * num_heads + heads  # (2, B', H, 1)
+        places = blocks * room + columns.unsqueeze(1)  # (2, B', H, C')
+        rows = self.both.view(-1, self.both.size(4)).index_select(0, places.flatten())
+        self.both = rows.view(*places.shape, -1)  # (2, B', H, C', D/H)
 
 
 class DecoderCache:
@@ -158,19 +159,6 @@ class DecoderCache:
         for layer in self.targets.values():
             layer.select(alive, with_room)
         self.grid = Grid(self.sentences, len(alive))
-
-
-def _with_room(old: Tensor | None, new: Tensor, num_columns: int) -> Tensor:
-    """Return `old` (B, H, room, D/H), or a copy with room for so many columns."""
-    room = 0 if old is None else old.size(2)
-    if old is not None and num_columns <= room:
-        return old
-    larger = new.new_empty(*new.shape[:2], max(num_columns + MIN_WIDTH, 3 * room // 2), new.size(3))
-    if old is None:
-        larger[:, :, :num_columns] = 0  # attended to, with weight 0, before they are written
-    else:
-        larger[:, :, :room] = old
-    return larger
 
 
 def _bias(mask: Tensor, width: int) -> Tensor:

@@ -135,7 +135,9 @@ def attend_packed(
         dropout: share of the weights that are dropped.
     """
     targets, sources, is_causal = mask
-    if dropout == 0 and targets.flash is not None and _suits_flash(queries):
+    is_half = queries.dtype in (torch.bfloat16, torch.float16)
+    suits_flash = is_half and queries.size(-1) % 8 == 0 and queries.size(-1) <= _FLASH_HEAD
+    if dropout == 0 and targets.flash is not None and suits_flash:
         return targets.flash(  # type: ignore[no-any-return]
             queries,
             keys,
@@ -211,11 +213,6 @@ def _bias(mask: PackedMask, dtype: torch.dtype) -> Tensor | None:
 
 def _takes_cpu_kernel(queries: Tensor) -> bool:
     return queries.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
-def _suits_flash(queries: Tensor) -> bool:
-    is_half = queries.dtype in (torch.bfloat16, torch.float16)
-    return is_half and queries.size(-1) % 8 == 0 and queries.size(-1) <= _FLASH_HEAD
 
 
 @functools.cache

@@ -16,8 +16,8 @@ import torch
 from ours import model_config
 from turns import Turns
 
-from nmt.model.fast.linear import linear, matmul, transposed_matmul
-from nmt.training.flops import Shape, source_products, synchronize, target_products
+from nmt.model.fast.layers import linear, matmul, transposed_matmul
+from nmt.training.costs import Shape, source_shapes, synchronize, target_shapes
 
 
 def main() -> None:
@@ -26,9 +26,9 @@ def main() -> None:
     job = turns.job
     torch.set_num_threads(job["threads"])
     config = model_config(job["model"])
-    counts = target_products(config, job["vocab_size"])
+    counts = target_shapes(config, job["vocab_size"])
     if job["is_training"]:
-        counts += source_products(config)
+        counts += source_shapes(config)
     measure(job, counts)
     turns.ready(torch=torch.__version__)
     while True:

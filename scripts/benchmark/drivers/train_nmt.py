@@ -15,10 +15,8 @@ from nmt.data.binary import open_split
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.model.fast import packing
-from nmt.training.flops import synchronize
+from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
-from nmt.training.memory import peak_memory_bytes
-from nmt.training.state import seed_everything
 
 
 def main() -> None:
@@ -42,7 +40,7 @@ def main() -> None:
     )
     folder = resolve(config.data_dir)
     data, tokenizer = open_split(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
-    seed_everything(config.seed)
+    torch.manual_seed(config.seed)
     learner = Learner(config, data, tokenizer, World(), device)
     sampler = TokenBatchSampler(
         data.lengths(), config.max_tokens, tokens_per_update=config.tokens_per_update, seed=1

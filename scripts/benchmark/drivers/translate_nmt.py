@@ -8,8 +8,7 @@ import torch
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
-from nmt.translate.translator import LineOptions
-from nmt.translate.windows import cut_windows
+from nmt.translate.windows import LineOptions, cut_windows
 
 
 def main() -> None:

@@ -1,22 +1,30 @@
-"""Tries the largest batch of a run before its first update, so that too little memory shows then.
-
-It knows neither model nor data: a function runs one batch forward and backward.
+"""What may end a run early: too little memory before the first update, losses that are not finite
+(and spikes, which are logged), and signals.
 """
 
 from __future__ import annotations
 
+import contextlib
 import gc
-from collections.abc import Callable
+import math
+import signal
+from collections import deque
+from collections.abc import Callable, Iterator
+from statistics import fmean, stdev
+from types import FrameType
 
 import numpy as np
 import torch
 
-from nmt.data.bucketing import Lengths, Rows, bucket
+from nmt.data import Lengths, Rows
+from nmt.data.batch import bucket
 from nmt.errors import ConfigError
-from nmt.training.memory import peak_memory_bytes
+from nmt.training.costs import peak_memory_bytes
+
+# --- memory
 
 _NUM_HALVINGS_AGAIN = 3  # of the gap between what fits and what does not
-_MARGIN = 0.9  # of what fits is advised: memory falls into pieces when shapes change
+_MARGIN = 0.9  # of what fits is advised: memory is fragmented when shapes change
 # CPU, Windows, Apple's GPU, cuBLAS, oneDNN and the C++ library, in this order
 _MESSAGES = (
     "can't allocate memory",
@@ -38,14 +46,15 @@ def preflight(
     ballast_bytes: int,
     remedy: str,
 ) -> int:
-    """Run the largest batches of the plan; return the peak memory in bytes (`peak_memory_bytes`).
+    """Run the largest batches before the first update; return the peak memory in bytes
+    (`peak_memory_bytes`).
 
     Args:
         run: runs the pairs given forward and backward. Gradients stay, as they do between the
             batches of an update; the caller drops them afterwards.
         lengths: source and target tokens of every pair (N, 2).
         max_tokens: bound on a batch. Batches of all epochs and ranks are at most as large.
-        ballast_bytes: what is to exist later than now, such as the moments of Adam.
+        ballast_bytes: what will exist later, such as the moments of Adam.
         remedy: what else to do about too little memory, beside a smaller max_tokens.
 
     Raises `ConfigError` when memory does not suffice, with a max_tokens that does, as was tried.
@@ -94,7 +103,7 @@ def _fits(
     """Run the batches, the first once more at the end, when gradients of others are there."""
     failed = False
     try:
-        # written to, since a processor gives no memory before
+        # written to, since an operating system does not allocate it before
         ballast = torch.ones(ballast_bytes, dtype=torch.uint8, device=device)
         for rows in [*batches, batches[0]]:
             run(rows)
@@ -124,3 +133,61 @@ def _most_tokens(fits: Callable[[int], bool], fewest: int, too_many: int) -> int
         else:
             too_many = middle
     return max(int(most * _MARGIN), fewest)
+
+
+# --- losses
+
+_WINDOW = 100  # updates that a loss is compared with
+_SPIKE = 6.0  # standard deviations above their mean, and
+_SPIKE_SHARE = 0.1  # this share of the mean, since a smooth curve hardly deviates
+_SHOWN = 20  # pair numbers in a message
+
+
+def describe_batches(batches: list[tuple[Rows, float]]) -> str:
+    """Name the pairs of all batches without a finite loss, else of the one with the highest; a
+    batch comes with its loss in nats a target token.
+    """
+    suspects = [batch for batch in batches if not math.isfinite(batch[1])]
+    suspects = suspects or [max(batches, key=lambda batch: batch[1])]
+    rows = np.concatenate([rows for rows, _ in suspects]).tolist()
+    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
+    numbers = ", ".join(map(str, rows[:_SHOWN]))
+    return f"loss {suspects[0][1]:.4g} for pairs {numbers}{more} of the training set, from 0"
+
+
+class SpikeDetector:
+    """Finds losses far above those before them."""
+
+    def __init__(self) -> None:
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
+
+    def is_spike(self, loss: float) -> bool:
+        """Judge the loss of an update, in nats a token, and remember it."""
+        spike = False
+        if len(self._losses) == _WINDOW:
+            mean = fmean(self._losses)
+            spike = loss > mean + max(_SPIKE * stdev(self._losses), _SPIKE_SHARE * mean)
+        self._losses.append(loss)
+        return spike
+
+
+# --- signals, by which schedulers announce the end
+
+
+@contextlib.contextmanager
+def listen() -> Iterator[list[signal.Signals]]:
+    """Yield a list that SIGTERM and SIGUSR1 are added to during the block, in the main thread; the
+    run stops after the update.
+    """
+    received: list[signal.Signals] = []
+
+    def note(number: int, frame: FrameType | None) -> None:
+        received.append(signal.Signals(number))
+
+    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    before = {number: signal.signal(number, note) for number in numbers}
+    try:
+        yield received
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

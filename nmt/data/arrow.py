@@ -1,7 +1,5 @@
 """One file of a data folder: pairs of token ids as an Arrow IPC stream with the columns `src` and
-`tgt`, written from flat arrays and read by memory map.
-
-Any Arrow reader opens the same file. It knows neither the folder around it nor what ids mean.
+`tgt`, written from flat arrays and read by memory map. Any Arrow reader opens the same file.
 """
 
 # N pairs
@@ -12,9 +10,10 @@ import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -28,8 +27,8 @@ _END = b"\xff\xff\xff\xff\x00\x00\x00\x00"  # the end-of-stream marker of Arrow'
 
 
 @dataclass(frozen=True)
-class Shard:
-    """What an index says of one file; tokens do not count EOS, but `longest` does, a side."""
+class ShardFile:
+    """The entry of one file in an index; tokens do not count EOS, but `longest` does, a side."""
 
     file: str
     pairs: int
@@ -40,18 +39,23 @@ class Shard:
     sha256: str
 
 
-def id_type(vocab_size: int) -> pa.DataType:
-    """Choose the smallest integer type that both Arrow's and numpy's users expect for these ids."""
-    return pa.uint16() if vocab_size <= 1 << 16 else pa.int32()
-
-
 def length_type(longest: int) -> np.dtype[Any]:
     """Choose the smallest type for lengths up to `longest`."""
     return np.dtype(np.uint16 if longest < 1 << 16 else np.int32)
 
 
+def damaged(path: Path, reason: str) -> DataError:
+    """Return the error for a part of a data folder that cannot be used."""
+    return DataError(f"{path} is damaged{reason}; run nmt-preprocess again")
+
+
+def missing(path: Path) -> DataError:
+    """Return the error for a part of a data folder that is not there."""
+    return DataError(f"{path} is missing; run nmt-preprocess again")
+
+
 class ShardWriter:
-    """Writes one file, in a `with` block; `shard` tells of it afterwards.
+    """Writes one file, in a `with` block; `shard` describes it afterwards.
 
     The file is there as soon as the block begins: write beside the place and rename. Equal pairs
     give equal bytes, however they are cut into calls of `add`.
@@ -60,20 +64,19 @@ class ShardWriter:
     def __init__(
         self, path: Path, *, src_vocab_size: int, tgt_vocab_size: int, has_text: bool = False
     ) -> None:
-        columns = {
-            "src": pa.list_(id_type(src_vocab_size)),
-            "tgt": pa.list_(id_type(tgt_vocab_size)),
-        }
-        if has_text:
-            columns |= {"src_text": pa.string(), "tgt_text": pa.string()}
-        self._path, self._schema = path, pa.schema(list(columns.items()))
+        # the smallest integer types that both Arrow's and numpy's users expect for these ids
+        sizes = {"src": src_vocab_size, "tgt": tgt_vocab_size}
+        kinds = {side: pa.uint16() if n <= 1 << 16 else pa.int32() for side, n in sizes.items()}
+        fields = [(side, pa.list_(kind)) for side, kind in kinds.items()]
+        fields += [("src_text", pa.string()), ("tgt_text", pa.string())] if has_text else []
+        self._path, self._schema = path, pa.schema(fields)
         self._num_pairs = self._longest = 0
         self._num_tokens = [0, 0]
-        self._forget_waiting()
+        self._start_batch()
 
     def __enter__(self) -> ShardWriter:
-        self._file = _HashedFile(self._path.open("wb"))
-        self._writer = pa.ipc.new_stream(pa.PythonFile(self._file, mode="w"), self._schema)
+        self._file = pa.OSFile(str(self._path), "wb")
+        self._writer = pa.ipc.new_stream(self._file, self._schema)
         return self
 
     def add(
@@ -102,26 +105,26 @@ class ShardWriter:
                 self._write_batch()
             start = end
 
+    def _start_batch(self) -> None:
+        self._ids: tuple[list[Ids], list[Ids]] = ([], [])
+        self._lengths: tuple[list[Ids], list[Ids]] = ([], [])
+        self._texts: list[list[str]] = [[] for _ in self._schema.names[2:]]
+        self._num_waiting = 0
+
     def _write_batch(self) -> None:
         columns = []
         for side in (0, 1):
             ids, lengths = np.concatenate(self._ids[side]), np.concatenate(self._lengths[side])
             offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
             np.cumsum(lengths, out=offsets[1:])
-            values = _arrow(ids, self._schema.field(side).type.value_type)
-            columns.append(pa.ListArray.from_arrays(_arrow(offsets, pa.int32()), values))
+            values = _to_arrow(ids).cast(self._schema.field(side).type.value_type)  # or refuses
+            columns.append(pa.ListArray.from_arrays(_to_arrow(offsets), values))
             self._num_tokens[side] += len(ids)
             self._longest = max(self._longest, int(lengths.max()) + 1)
         columns += [pa.array(text, pa.string()) for text in self._texts]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
         self._num_pairs += self._num_waiting
-        self._forget_waiting()
-
-    def _forget_waiting(self) -> None:
-        self._ids: tuple[list[Ids], list[Ids]] = ([], [])
-        self._lengths: tuple[list[Ids], list[Ids]] = ([], [])
-        self._texts: list[list[str]] = [[] for _ in self._schema.names[2:]]
-        self._num_waiting = 0
+        self._start_batch()
 
     def __exit__(
         self,
@@ -135,50 +138,23 @@ class ShardWriter:
                     self._write_batch()
                 self._writer.close()
 
-    @property
-    def shard(self) -> Shard:
-        """What the index says of the file."""
-        return Shard(
+    @cached_property
+    def shard(self) -> ShardFile:
+        """The entry of the file in an index."""
+        digest = hashlib.sha256()
+        with self._path.open("rb") as file:
+            while block := file.read(1 << 20):
+                digest.update(block)
+            size = file.tell()
+        return ShardFile(
             file=self._path.name,
             pairs=self._num_pairs,
             src_tokens=self._num_tokens[0],
             tgt_tokens=self._num_tokens[1],
             longest=self._longest,
-            bytes=self._file.num_bytes,
-            sha256=self._file.digest.hexdigest(),
+            bytes=size,
+            sha256=digest.hexdigest(),
         )
-
-
-def _arrow(values: Ids, kind: pa.DataType) -> pa.Array:
-    """Return values as Arrow's; `pa.array` would import pandas to ask whether they are its."""
-    own = pa.from_numpy_dtype(values.dtype)
-    array = pa.Array.from_buffers(own, len(values), [None, pa.py_buffer(values)])
-    return array.cast(kind)  # which refuses what does not fit
-
-
-class _HashedFile:
-    """A file that is hashed as it is written; what pyarrow asks of a Python file."""
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file, self.digest, self.num_bytes = file, hashlib.sha256(), 0
-
-    def write(self, content: Any) -> int:
-        self.digest.update(content)
-        self.num_bytes += len(content)
-        return self._file.write(content)
-
-    def flush(self) -> None:
-        self._file.flush()
-
-    @property
-    def closed(self) -> bool:
-        return self._file.closed
-
-    def __enter__(self) -> None:
-        self._file.__enter__()
-
-    def __exit__(self, *error: Any) -> None:
-        self._file.__exit__(*error)
 
 
 class MappedShard:
@@ -218,6 +194,12 @@ class MappedShard:
         return table
 
 
+def _to_arrow(values: Ids) -> pa.Array:
+    """Wrap an array; `pa.array` would import pandas to ask whether it is one of its own."""
+    kind = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+
+
 def _view(array: pa.Array) -> Ids:
     """View the values of an array; its own method to do so imports pandas, some 30 MB."""
     return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
@@ -227,10 +209,8 @@ def _record_batches(path: Path) -> list[pa.RecordBatch]:
     try:
         with pa.memory_map(str(path)) as source:
             # pyarrow takes a stream that was cut between two batches for a whole one
-            if (
-                source.size() < len(_END)
-                or source.read_at(len(_END), source.size() - len(_END)) != _END
-            ):
+            last = max(source.size() - len(_END), 0)
+            if source.read_at(len(_END), last) != _END:
                 raise pa.ArrowInvalid("it ends too early")
             # no threads of pyarrow, which a process that is forked later would lack
             with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as r:
@@ -238,7 +218,6 @@ def _record_batches(path: Path) -> list[pa.RecordBatch]:
                     raise pa.ArrowInvalid(f"its columns are {r.schema.names}")
                 return [batch for batch in r if batch.num_rows]
     except FileNotFoundError:
-        raise DataError(f"{path} is missing; run nmt-preprocess again") from None
+        raise missing(path) from None
     except (pa.ArrowInvalid, OSError) as error:
-        reason = " ".join(str(error).split())
-        raise DataError(f"{path} is damaged ({reason}); run nmt-preprocess again") from None
+        raise damaged(path, f" ({' '.join(str(error).split())})") from None

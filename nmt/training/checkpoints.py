@@ -1,0 +1,306 @@
+"""Checkpoints of a run, and its folder: what is stored, how it is written while training goes on,
+and how a run continues from the newest one.
+
+A checkpoint is a model folder (`nmt.checkpoint`) with one more file, `trainer.pt`: tensors and
+primitives alone, read with `weights_only=True`. The state of random generators is not needed:
+dropout is drawn from (seed, position in the data, rank).
+"""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import safetensors
+import torch
+from filelock import FileLock, Timeout
+from torch import Tensor
+
+from nmt import checkpoint
+from nmt.config import Schedule, TrainConfig, resolve
+from nmt.data.mixing import Mix
+from nmt.data.tokenizer import Tokenizers
+from nmt.errors import ConfigError, ModelError, NmtError
+from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
+
+log = logging.getLogger(__name__)
+FORMAT_VERSION = 2  # 1 had the state of the generators and no `world_size`
+FILE = "trainer.pt"
+# what a full disk or a read-only folder raises: Python's files, safetensors', torch's
+WRITE_ERRORS = (OSError, safetensors.SafetensorError, RuntimeError, NmtError)
+_LOCK_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
+
+
+@contextmanager
+def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
+    """Make `run_dir`, keep other runs out of it during the block, and remove what a killed one left
+    half written.
+
+    Other ranks wait for this one, `timeout_seconds` at most. The lock ends with the process,
+    however that ends.
+    """
+    run_dir.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(run_dir / ".lock")
+    try:
+        lock.acquire(timeout=min(_LOCK_SECONDS, timeout_seconds / 2))
+    except Timeout:
+        raise ConfigError(
+            f"run_dir={run_dir}: another nmt-train is at work there; wait for it, stop it, or "
+            "choose another run_dir"
+        ) from None
+    try:
+        remove_leftovers(run_dir / "checkpoints")
+        yield
+    finally:
+        lock.release()
+
+
+def save_config(run_dir: Path, config_yaml: str) -> None:
+    """Write `config.yaml`, unless it is there and the same."""
+    place = run_dir / "config.yaml"
+    if not place.exists() or place.read_text(encoding="utf-8") != config_yaml:
+        with replace_file(place) as path:
+            path.write_text(config_yaml, encoding="utf-8", newline="\n")
+
+
+# --- the state of a run
+
+
+@dataclass
+class TrainerState:
+    """Counters and scores of a run."""
+
+    update: int = 0  # updates of the weights that are done
+    epoch: int = 0  # from 0
+    update_in_epoch: int = 0  # updates of this epoch that are done or were left out
+    best: list[tuple[float, int]] = field(default_factory=list)  # (badness, update), best first
+    bad_validations: int = 0  # since the last best one
+    bad_updates: int = 0  # left out in a row, for what was not finite
+    validated: int = 0  # update of the last validation
+
+    @property
+    def position(self) -> tuple[int, int, int]:
+        """How far the run is; two states of the weights or of the data differ in it."""
+        return self.update, self.epoch, self.update_in_epoch
+
+    def pack(self) -> dict[str, Any]:
+        """Return the state as primitives."""
+        return {**asdict(self), "best": [list(pair) for pair in self.best]}
+
+    @classmethod
+    def unpack(cls, content: Mapping[str, Any]) -> TrainerState:
+        """Undo `pack`."""
+        best = [(float(badness), int(update)) for badness, update in content["best"]]
+        return cls(**{**content, "best": best})
+
+
+def seed_update(seed: int, state: TrainerState, rank: int) -> None:
+    """Seed the dropout of one update on one rank, whatever was drawn before."""
+    key = (seed, state.epoch, state.update_in_epoch, rank)
+    torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
+
+
+def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[str, Any]:
+    """Return what must not change between the parts of one run, as flat names and primitives."""
+    flat: dict[str, Any] = {
+        "data": meta["data_sha256"][:16],
+        "tokenizer": meta["tokenizer_sha256"][:16],
+        "mix": str(mix),
+        "seed": config.seed,
+        "max_tokens": config.max_tokens,
+        "tokens_per_update": config.tokens_per_update,
+        "label_smoothing": config.label_smoothing,
+        "ema_decay": config.ema_decay,
+        "init_from": config.init_from,
+    }
+    if config.optimizer.schedule is Schedule.cosine:
+        flat["max_updates"] = config.max_updates
+    for group in ("model", "optimizer"):
+        for name, value in asdict(getattr(config, group)).items():
+            flat[f"{group}.{name}"] = getattr(value, "value", value)
+    return flat
+
+
+def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
+    """Raise a `ConfigError` that names what differs between a checkpoint and this run.
+
+    Settings that the nmt of the checkpoint did not have yet are not compared.
+    """
+    changed = [key for key in now if key in saved and saved[key] != now[key]]
+    if changed:
+        differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)
+        raise ConfigError(
+            f"{folder} belongs to another run ({differences}); choose another run_dir, "
+            "or give these settings their old values to go on"
+        )
+
+
+# --- reading
+
+
+def load_newest(run_dir: Path) -> dict[str, Any] | None:
+    """Read the newest checkpoint that can be read, with its `weights` and `folder`; None when the
+    run has none yet.
+    """
+    folders = checkpoint.list_checkpoints(run_dir)
+    for folder in reversed(folders):
+        try:
+            content = load_state(folder)
+            return {**content, "weights": checkpoint.load_weights(folder), "folder": str(folder)}
+        except ModelError as error:
+            log.warning("%s; trying the checkpoint before", error)
+    if folders:
+        raise ModelError(f"no checkpoint in {run_dir} can be read; choose another run_dir")
+    return None
+
+
+def load_state(folder: Path) -> dict[str, Any]:
+    """Read `trainer.pt`; a missing, damaged or newer one is a `ModelError`."""
+    path = folder / FILE
+    try:
+        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+    except FileNotFoundError:
+        raise ModelError(
+            f"{path} does not exist; the folder is no checkpoint to go on from"
+        ) from None
+    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
+        raise ModelError(
+            f"{path} is damaged; remove {folder} to go on from the one before"
+        ) from None
+    version = content["format_version"]
+    if version > FORMAT_VERSION:
+        raise ModelError(
+            f"{path} has format_version {version}, this nmt reads {FORMAT_VERSION}; update nmt"
+        )
+    if version == 1:
+        content["learner"] = {"optimizer": content["optimizer"], "precision": {}}
+    return content
+
+
+def load_initial_weights(config: TrainConfig, tokenizer: Tokenizers) -> dict[str, Tensor]:
+    """Read the weights that `init_from` names; tokenizer and shapes must be those of this run."""
+    folder = checkpoint.find_model(resolve(str(config.init_from)))
+    info = checkpoint.load_info(folder)
+    if info.tokenizer_sha256 != tokenizer.sha256:
+        raise ModelError(
+            f"init_from={folder}: its tokenizer is not the one of data_dir={config.data_dir}; "
+            "preprocess the data with the tokenizer of that model"
+        )
+    weights = checkpoint.load_weights(folder)
+    checkpoint.build_model(replace(info, model=config.model), weights, torch.device("cpu"))
+    log.info("begin with the weights of %s", folder)
+    return weights
+
+
+# --- writing
+
+
+class Saver:
+    """Writes, links and removes the checkpoints of one run, in a thread: training waits only while
+    weights and state are copied to host memory.
+
+    A write that fails leaves the checkpoints before it and is logged; the run goes on.
+    """
+
+    def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
+        """Continue after the checkpoint of `update`; any newer one is damaged."""
+        self.run_dir = run_dir
+        self.update = update  # of the newest good checkpoint
+        self.keep_last = keep_last
+        self.failure: str | None = None  # of the newest checkpoint
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
+        self._pending: Future[None] | None = None
+
+    def save(
+        self,
+        weights: dict[str, Tensor],
+        info: checkpoint.ModelInfo,
+        tokenizer: Tokenizers,
+        *,
+        training: dict[str, Any],
+        best: Iterable[int],
+    ) -> None:
+        """Copy `weights` and the content of `trainer.pt` to host memory and begin to write them.
+
+        Waits for the checkpoint before this one. Older checkpoints are removed afterwards, but for
+        the newest and those of the updates `best`.
+        """
+        self._wait()
+        folder = checkpoint.checkpoint_dir(self.run_dir, info.updates)
+        weights, training = to_host(weights), to_host(training)
+        content = {"format_version": FORMAT_VERSION, **training}
+
+        def write() -> None:
+            checkpoint.save_model(
+                folder, weights, info, tokenizer, extra=lambda at: torch.save(content, at / FILE)
+            )
+            self.update = info.updates
+            replace_link(self.run_dir / "checkpoints/latest", folder.name)
+            self._remove_old(best)
+
+        self._pending = self._thread.submit(self._try, write, info.updates)
+
+    def mark_best(self, best: list[int]) -> None:
+        """Link `best` to the first of these updates, and keep the checkpoints of them all."""
+        self._wait()
+        folder = checkpoint.checkpoint_dir(self.run_dir, best[0])
+
+        def mark() -> None:
+            if folder.exists():
+                replace_link(self.run_dir / "checkpoints/best", folder.name)
+            self._remove_old(best)
+
+        self._pending = self._thread.submit(self._try, mark, None)
+
+    def finish(self) -> None:
+        """Wait for what is being written; raise an `NmtError` when the last checkpoint failed."""
+        self._wait()
+        self._thread.shutdown()
+        if self.failure is not None:
+            raise NmtError(f"{self.failure}; free space or permissions, then start it again")
+
+    def _wait(self) -> None:
+        if self._pending is not None:
+            self._pending.result()
+            self._pending = None
+
+    def _try(self, task: Callable[[], None], update: int | None) -> None:
+        failure = None
+        try:
+            task()
+        except WRITE_ERRORS as error:
+            reason = " ".join(str(getattr(error, "strerror", None) or error).split())
+            newest = checkpoint.list_checkpoints(self.run_dir)
+            good = f"{newest[-1].name} is the newest" if newest else "there is none before it"
+            name = "links" if update is None else f"checkpoint of update {update}"
+            failure = f"{name} in {self.run_dir} not written: {reason}; {good}"
+            log.warning("%s; the run goes on", failure)
+        if update is not None:
+            self.failure = failure
+
+    def _remove_old(self, best: Iterable[int]) -> None:
+        keep = {checkpoint.checkpoint_dir(self.run_dir, update) for update in best}
+        folders = checkpoint.list_checkpoints(self.run_dir)
+        good = [f for f in folders if checkpoint.checkpoint_update(f) <= self.update]
+        keep |= set(good[-self.keep_last :])
+        for folder in folders:
+            if folder not in keep:
+                remove_folder(folder)
+
+
+def to_host(tree: Any) -> Any:
+    """Copy every tensor of nested dicts and lists to host memory."""
+    if isinstance(tree, Tensor):
+        return torch.empty_like(tree, device="cpu").copy_(tree.detach())
+    if isinstance(tree, dict):
+        return {key: to_host(value) for key, value in tree.items()}
+    if isinstance(tree, list):
+        return [to_host(value) for value in tree]
+    return tree

@@ -1,0 +1,206 @@
+"""What training costs: floating-point operations, memory, the throughput that the device could
+reach (for model FLOPs utilization), and the forecast of a dry run.
+
+Counted are the matrix multiplications that the model needs for real tokens: padding, recomputed
+activations and everything else cost time and count nothing.
+"""
+
+# N pairs or rows, S source, T target, D d_model, V vocab
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from itertools import cycle, islice
+
+import torch
+from torch.utils.benchmark import Timer
+
+from nmt.config import ModelConfig
+from nmt.data import Lengths
+from nmt.data.batch import padding_share
+from nmt.data.batching import Update, Updates
+from nmt.distributed import from_main
+from nmt.model.fast.layers import linear, matmul, transposed_matmul
+
+Shape = tuple[int, int]  # inner and outer dimension of a multiplication (N, inner) x (inner, outer)
+
+RATE_SECONDS = 0.25  # of measuring the peak throughput
+_CPU_ROWS, _CPU_COLUMNS = 256, 4096  # more take longer and reach the same rate within 3 %
+PACE_SECONDS, _MOST_UPDATES = 10.0, 20  # of a dry run, whichever ends first; at least one update
+
+
+def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> int:
+    """Count the floating-point operations of forward and backward over pairs of `lengths` (N, 2).
+
+    Multiplying by a weight matrix costs 2 operations a weight and token forward and 4 backward;
+    the two multiplications of attention cost 4 * S * T * D forward a layer, twice that backward,
+    and a causal one counts as a whole square (Chowdhery et al., 2022, PaLM, appendix B). Embedding
+    lookups cost nothing.
+    """
+    src, tgt = lengths[:, 0].astype("int64"), lengths[:, 1].astype("int64")
+    src_weights = sum(d * e * n for (d, e), n in source_shapes(config).items())
+    tgt_weights = sum(d * e * n for (d, e), n in target_shapes(config, vocab_size).items())
+    in_weights = int(src.sum()) * src_weights + int(tgt.sum()) * tgt_weights
+    squares = config.num_encoder_layers * int(src @ src)
+    squares += config.num_decoder_layers * int(tgt @ tgt + src @ tgt)
+    return 6 * in_weights + 12 * config.d_model * squares
+
+
+def source_shapes(config: ModelConfig) -> Counter[Shape]:
+    """Return the weight matrices that a source token is multiplied by, with their numbers; those of
+    the decoder's keys and values of the source are among them.
+    """
+    d, e, layers = config.d_model, config.d_ff, config.num_encoder_layers
+    counts = Counter({(d, 3 * d): layers}) + Counter({(d, d): layers})
+    counts += Counter({(d, e): layers}) + Counter({(e, d): layers})
+    return counts + Counter({(d, 2 * d): config.num_decoder_layers})
+
+
+def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
+    """Return the weight matrices that a target token is multiplied by, with their numbers."""
+    d, e, layers = config.d_model, config.d_ff, config.num_decoder_layers
+    counts = Counter({(d, 3 * d): layers}) + Counter({(d, d): 3 * layers})
+    counts += Counter({(d, e): layers}) + Counter({(e, d): layers})
+    return counts + Counter({(d, vocab_size): 1})
+
+
+def matmul_rate(
+    device: torch.device,
+    dtype: torch.dtype,
+    config: ModelConfig,
+    *,
+    vocab_size: int,
+    num_tokens: int,
+) -> float:
+    """Measure how many operations a second `device` does in the matrix multiplications of a
+    training step.
+
+    Each weight matrix of the model is timed with `num_tokens` rows (fewer on a CPU), forward and
+    both of its multiplications backward, and weighted by its number. Takes about 0.3 s on a CPU.
+    """
+    rows, most_columns = num_tokens, vocab_size
+    if device.type == "cpu":
+        rows, most_columns = min(num_tokens, _CPU_ROWS), _CPU_COLUMNS
+    counts = source_shapes(config) + target_shapes(config, vocab_size)
+    flops = seconds = 0.0
+    for (inner, outer), times in counts.items():
+        columns = min(outer, most_columns)
+        x = torch.randn(rows, inner, device=device, dtype=dtype)
+        weight = torch.randn(columns, inner, device=device, dtype=dtype)
+
+        def multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
+            y = linear(x, weight)  # (N, outer)
+            matmul(y, weight)  # the gradient of x
+            transposed_matmul(y, x)  # the gradient of the weight
+
+        names = {"multiply": multiply, "x": x, "weight": weight}
+        timer = Timer("multiply(x, weight)", globals=names, num_threads=torch.get_num_threads())
+        timed = timer.blocked_autorange(min_run_time=RATE_SECONDS / len(counts))
+        flops += times * 6.0 * rows * inner * outer
+        # the fastest: other load on the machine can only make it slower
+        seconds += times * min(timed.times) * outer / columns
+    return flops / seconds
+
+
+def peak_memory_bytes(device: torch.device) -> int:
+    """Return the most that tensors took on a GPU, or that the process took at all on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def synchronize(device: torch.device) -> None:
+    """Wait until `device` has done all its work, so that the time measured includes it."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+    elif device.type == "mps":
+        torch.mps.synchronize()
+
+
+@dataclass(frozen=True)
+class Pace:
+    """What the measured updates took, over all ranks."""
+
+    num_updates: int
+    seconds: float
+    num_tokens: int  # target
+    num_src_tokens: int
+    flops: float  # of the model, for real tokens
+
+
+def measure_pace(step: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
+    """Make some updates for about 10 seconds, the same on all ranks.
+
+    `step` makes one update and returns its operations over all ranks, when its work is done. The
+    first update warms up libraries; one that takes all the time by itself is measured nevertheless.
+    """
+    first = _timed(step, updates[:1])
+    # the clocks of the ranks differ
+    count = from_main(min(_MOST_UPDATES, int(PACE_SECONDS / first.seconds)))
+    return _timed(step, list(islice(cycle(updates), 1, 1 + count))) if count else first
+
+
+def _timed(step: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
+    start = time.perf_counter()
+    flops = sum(step(update) for update in updates)
+    return Pace(
+        num_updates=len(updates),
+        seconds=time.perf_counter() - start,
+        num_tokens=sum(update.num_tokens for update in updates),
+        num_src_tokens=sum(update.num_src_tokens for update in updates),
+        flops=flops,
+    )
+
+
+def seconds_per_update(pace: Pace, planned: Sequence[Update]) -> float:
+    """Return how long the mean of the planned updates takes, by the tokens of both sides."""
+    num_tokens = sum(update.num_tokens + update.num_src_tokens for update in planned)
+    return num_tokens / len(planned) * pace.seconds / (pace.num_tokens + pace.num_src_tokens)
+
+
+def report(
+    updates: Updates,
+    lengths: Lengths,
+    pace: Pace,
+    *,
+    num_updates: int,
+    memory: str,
+    flops_per_second: float,
+    now: datetime,
+) -> str:
+    """Return the output of a dry run, a line a subject.
+
+    `updates` are those of an epoch over pairs of `lengths` (N, 2), of a large corpus the first pool
+    stands for the others; `num_updates` are still to be made; `memory` names what was measured, and
+    of what; `flops_per_second` is the peak throughput of all devices in this model's matrices.
+    """
+    planned = updates.pool_of(0)
+    batches = [rows for update in planned for rows in update.batches]
+    num_tokens = sum(update.num_tokens for update in planned)
+    update_seconds = seconds_per_update(pace, planned)
+    minutes = round(num_updates * update_seconds / 60)
+    end = now + timedelta(seconds=num_updates * update_seconds)
+    lines = {
+        "plan": f"{updates.num_pairs:,} pairs; {len(updates):,} updates an epoch of "
+        f"{len(batches) / len(planned):.1f} batches a rank and "
+        f"{num_tokens / len(planned):,.0f} target tokens; "
+        f"{padding_share(lengths, batches):.1%} padding; "
+        f"{num_updates:,} updates are {num_updates / len(updates):,.1f} epochs",
+        "memory": memory,
+        "speed": f"{pace.num_src_tokens / pace.seconds:,.0f} source and "
+        f"{pace.num_tokens / pace.seconds:,.0f} target tokens a second; "
+        f"{update_seconds:.3g} seconds an update (from {pace.num_updates}); "
+        f"{pace.flops / pace.seconds / 1e9:,.0f} GFLOP/s of the model, "
+        f"{pace.flops / pace.seconds / flops_per_second:.0%} of the peak of its matrix "
+        "multiplications",
+        "time": f"{minutes // 60}:{minutes % 60:02d} hours:minutes without validation and "
+        f"checkpoints; begun now, it ends {end:%Y-%m-%d %H:%M}",
+    }
+    return "\n".join(f"{name:<8}{text}" for name, text in lines.items())

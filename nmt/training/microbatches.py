@@ -1,0 +1,122 @@
+"""Micro-batches: sentence pairs as flat streams of tokens without padding between them, made one
+update ahead of their use.
+"""
+
+# B sentence pairs, N source tokens, M target tokens; EOS is part of a sentence
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from nmt.data.batch import Ids
+from nmt.data.batching import Update
+from nmt.data.tokenizer import Tokenizers
+from nmt.model.fast.packing import Packing, pack
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What one forward pass of training reads: `tgt_in` is BOS + target, `tgt_out` is target + EOS,
+    sentence after sentence.
+
+    The tokens from `num_src_tokens` and `num_tokens` on are padding: last sentences that round N
+    and M up.
+    """
+
+    src: Tensor  # (N,)
+    sources: Packing
+    tgt_in: Tensor  # (M,)
+    tgt_out: Tensor  # (M,)
+    targets: Packing
+    num_src_tokens: int
+    num_tokens: int  # real target tokens, EOS included
+
+    def to(self, device: torch.device) -> Batch:
+        """Copy the tensors to `device`, without waiting for it where they are pinned."""
+        return self._map(lambda x: x.to(device, non_blocking=True), lambda p: p.to(device))
+
+    def pin(self) -> Batch:
+        """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
+        return self._map(Tensor.pin_memory, Packing.pin)
+
+    def _map(
+        self, change: Callable[[Tensor], Tensor], change_packing: Callable[[Packing], Packing]
+    ) -> Batch:
+        src, tgt_in, tgt_out = map(change, (self.src, self.tgt_in, self.tgt_out))
+        sources, targets = map(change_packing, (self.sources, self.targets))
+        return replace(
+            self, src=src, tgt_in=tgt_in, tgt_out=tgt_out, sources=sources, targets=targets
+        )
+
+
+def make_batch(
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *, round_to: int = 1
+) -> Batch:
+    """Concatenate pairs of ids that have no BOS and EOS yet.
+
+    With `round_to` above 1 each side gets 1 to `round_to` padding tokens, which make N and M
+    multiples of it.
+    """
+    sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    src_lengths = [len(row) + 1 for row in sources]
+    tgt_lengths = [len(row) + 1 for row in targets]
+    num_src_tokens, num_tokens = sum(src_lengths), sum(tgt_lengths)
+    src_padding = tgt_padding = 0
+    if round_to > 1:
+        src_padding = round_to - num_src_tokens % round_to
+        tgt_padding = round_to - num_tokens % round_to
+    # padding becomes sentences that are no longer than the real ones, equally many on both sides
+    cuts = _cut(src_padding, max(src_lengths)), _cut(tgt_padding, max(tgt_lengths))
+    for src_length, tgt_length in itertools.zip_longest(*cuts, fillvalue=0):
+        src_lengths.append(src_length)
+        tgt_lengths.append(tgt_length)
+    bos, eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id]
+    src_pads, tgt_pads = [tokenizer.src.pad_id] * src_padding, [tokenizer.tgt.pad_id] * tgt_padding
+    return Batch(
+        src=_concatenate(
+            [ids for row in sources for ids in (row, [tokenizer.src.eos_id])], src_pads
+        ),
+        sources=pack(src_lengths),
+        tgt_in=_concatenate([ids for row in targets for ids in (bos, row)], tgt_pads),
+        tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], tgt_pads),
+        targets=pack(tgt_lengths),
+        num_src_tokens=num_src_tokens,
+        num_tokens=num_tokens,
+    )
+
+
+def _cut(num_tokens: int, longest: int) -> list[int]:
+    return [min(longest, num_tokens - start) for start in range(0, num_tokens, longest)]
+
+
+def _concatenate(parts: Sequence[Ids], padding: Ids) -> Tensor:
+    # numpy takes an empty list for floats
+    return torch.from_numpy(np.concatenate([*parts, padding], dtype=np.int64, casting="unsafe"))
+
+
+class Prefetcher:
+    """Calls `make` for one update ahead, in a thread, while the update before is computed."""
+
+    def __init__(self, make: Callable[[Update], list[list[Batch]]]) -> None:
+        self._make = make
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
+        self._ahead: tuple[Update, Future[list[list[Batch]]]] | None = None
+
+    def take(self, update: Update, following: Update | None) -> list[list[Batch]]:
+        """Return what `make` gives for `update`, and begin with that of `following`.
+
+        Raises what `make` has raised.
+        """
+        ahead, self._ahead = self._ahead, None
+        is_ahead = ahead is not None and ahead[0] is update
+        made = ahead[1].result() if ahead and is_ahead else self._make(update)
+        if following is not None:
+            self._ahead = following, self._thread.submit(self._make, following)
+        return made

@@ -1,0 +1,127 @@
+"""What a run starts from: its parts made from the config, and the newest checkpoint loaded."""
+
+from __future__ import annotations
+
+import logging
+
+import torch
+
+from nmt.config import TrainConfig, resolve
+from nmt.data.batch import batch_cost, padding_share
+from nmt.data.batching import TokenBatchSampler, Update
+from nmt.data.binary import open_split, read_meta
+from nmt.data.mixing import make_mix
+from nmt.data.tokenizer import load_tokenizers
+from nmt.distributed import World, from_main, set_num_threads
+from nmt.model.transformer import num_parameters
+from nmt.training import checkpoints
+from nmt.training.checkpoints import TrainerState
+from nmt.training.learner import Learner
+from nmt.training.optimizer import learning_rate
+from nmt.training.validation import Validation
+
+log = logging.getLogger(__name__)
+
+
+class Setup:
+    """What one rank of a run is made of, from its config; nothing is read from the run folder."""
+
+    def __init__(self, config: TrainConfig, world: World, device: torch.device) -> None:
+        self.config, self.world = config, world
+        self.run_dir = resolve(config.run_dir)
+        set_num_threads(config.num_threads)
+        data_dir = resolve(config.data_dir)
+        self.meta = read_meta(data_dir)
+        self.tokenizer = load_tokenizers(data_dir, self.meta["tokenizer_sha256"])
+        data = open_split(data_dir, "train")
+        self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
+        temperature = config.mix_temperature or self.meta.get("temperature", 1.0)
+        self.sampler = TokenBatchSampler(
+            data.lengths(),
+            config.max_tokens,
+            tokens_per_update=config.tokens_per_update,
+            seed=config.seed,
+            mix=make_mix(data.corpora, config.mix, temperature),
+            rank=world.rank,
+            world_size=world.size,
+        )
+        # what must not change between the parts of one run
+        self.fingerprint = checkpoints.fingerprint(config, self.meta, self.sampler.mix)
+        torch.manual_seed(config.seed)
+        self.learner = Learner(config, data, self.tokenizer, world, device)
+
+    def resume(self) -> TrainerState:
+        """Load the newest checkpoint, or the weights of `init_from`, or begin with random ones;
+        return the state of the run.
+        """
+        found = checkpoints.load_newest(self.run_dir) if self.world.is_main else None
+        if found is not None:
+            checkpoints.check_fingerprint(found["folder"], found["fingerprint"], self.fingerprint)
+        found = from_main(found)
+        if found is None:
+            if self.config.init_from is not None:
+                weights = checkpoints.load_initial_weights(self.config, self.tokenizer)
+                self.learner.start_from(weights)
+            return TrainerState()
+        state = TrainerState.unpack(found["state"])
+        self.learner.load_state_dict(found["learner"], found["weights"])
+        log.info("go on after update %d, from %s", state.update, found["folder"])
+        before = found.get("world_size", 1)
+        if before != self.world.size:
+            log.info(
+                "%d processes before, %d now: no pair is repeated or left out, but dropout and "
+                "rounding differ from a run that kept their number",
+                before,
+                self.world.size,
+            )
+        return state
+
+    def try_largest(self, planned: list[Update]) -> int:
+        """Run the largest batches; return the peak memory in bytes, or raise a `ConfigError`."""
+        # of batches that ranks share, this rank has parts, which other epochs cut elsewhere
+        costs = [batch_cost(self.sampler.lengths[r]) for u in planned for r in u.batches]
+        most = max(self.sampler.longest, int(1.1 * max(costs, default=0)))
+        rows = self.sampler.rows_to_try()
+        return self.learner.try_largest(rows, min(self.sampler.max_tokens, most))
+
+    def describe(self, state: TrainerState) -> None:
+        """Log the plan of an epoch, the size of an update, the model and its peak learning rate;
+        check that the largest batches fit.
+
+        Means are those of the updates that are planned already.
+        """
+        updates = self.sampler.updates(state.epoch)
+        planned = updates.pool_of(state.update_in_epoch)
+        batches = [rows for update in planned for rows in update.batches]
+        num_tokens = sum(update.num_tokens for update in planned)
+        a_batch = sum(int(self.sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
+        log.info(
+            "%d pairs; %d updates an epoch; %.1f %% padding",
+            updates.num_pairs,
+            len(updates),
+            100 * padding_share(self.sampler.lengths, batches),
+        )
+        log.info(
+            "%.0f target tokens an update = %.0f a batch x %.1f batches x %d %s",
+            num_tokens / len(planned),
+            a_batch,
+            num_tokens / len(planned) / a_batch / self.world.size,
+            self.world.size,
+            "process" if self.world.size == 1 else "processes",
+        )
+        src_size, tgt_size = self.tokenizer.src_vocab_size, self.tokenizer.tgt.vocab_size
+        warmup_steps = self.config.optimizer.warmup_steps
+        log.info(
+            "%d parameters, vocabulary %s, %s, %s; learning rate %.3e at its peak, update %d",
+            num_parameters(self.learner.model),
+            tgt_size
+            if src_size is None
+            else f"{src_size} of the source and {tgt_size} of the target",
+            self.learner.device,
+            str(self.learner.dtype).removeprefix("torch."),
+            learning_rate(warmup_steps, self.config),
+            warmup_steps,
+        )
+        log.info("an epoch draws %s", self.sampler.mix)
+        peak_bytes = self.try_largest(planned)
+        log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)

@@ -1,0 +1,282 @@
+"""A training run: set up, resume, update, validate, save.
+
+Every rank runs the same lines, and what they decide upon is the same on all of them, so that they
+leave the loop together. Rank 0 alone reads and writes the run folder, and logs.
+"""
+
+from __future__ import annotations
+
+import itertools
+import logging
+import time
+from contextlib import ExitStack
+from datetime import datetime
+from signal import Signals
+
+import torch
+
+from nmt.checkpoint import ModelInfo
+from nmt.config import BestMetric, TrainConfig
+from nmt.data.batching import Update
+from nmt.distributed import World, from_main, gather
+from nmt.errors import NmtError, StoppedError
+from nmt.training import checkpoints, costs
+from nmt.training.checkpoints import Saver, TrainerState
+from nmt.training.checks import SpikeDetector, describe_batches, listen
+from nmt.training.learner import Outcome
+from nmt.training.metrics import Meter, RunLog
+from nmt.training.optimizer import learning_rate
+from nmt.training.start import Setup
+
+log = logging.getLogger(__name__)
+
+
+def train(config: TrainConfig, config_yaml: str, world: World, device: torch.device) -> int:
+    """Train to `max_updates` or until patience ends; return the number of updates done.
+
+    A run folder with checkpoints is continued; `config_yaml` is saved in it. Raises `StoppedError`
+    when a signal ended the run before; it is saved then.
+    """
+    setup = Setup(config, world, device)
+    with ExitStack() as stack:
+        stop = stack.enter_context(listen())
+        if world.is_main:
+            lock = checkpoints.locked(setup.run_dir, timeout_seconds=config.timeout_seconds)
+            stack.enter_context(lock)
+        state = setup.resume()
+        if world.is_main:
+            checkpoints.save_config(setup.run_dir, config_yaml)
+        stack.enter_context(setup.learner.connected())
+        run = TrainingRun(setup, state, stop)
+        stack.callback(run.log.close)
+        if run.lacks_validation():
+            run.validate()
+        while not run.is_over():
+            run.train_epoch()
+        run.finish()
+    return state.update
+
+
+def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
+    """Try the largest batches and make some updates; return what a run would take, in lines.
+
+    Nothing is read from the run folder, or written to it.
+    """
+    setup = Setup(config, world, device)
+    learner, updates = setup.learner, setup.sampler.updates(0)
+
+    def step(update: Update) -> float:
+        outcome = learner.update(update, learning_rate(1, config), is_stop_asked=False)
+        costs.synchronize(device)
+        return outcome.flops
+
+    with learner.connected():
+        peak_bytes = setup.try_largest(updates.pool_of(0))
+        pace = costs.measure_pace(step, updates)
+        peak_bytes = max(peak_bytes, costs.peak_memory_bytes(device))
+        of_what = "the process" if device.type == "cpu" else "tensors"
+        return costs.report(
+            updates,
+            setup.sampler.lengths,
+            pace,
+            num_updates=config.max_updates,
+            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak",
+            flops_per_second=learner.measure_rate(),
+            now=datetime.now(),
+        )
+
+
+class TrainingRun:
+    """One rank of a run at work, from the state that it continues from to its end."""
+
+    def __init__(self, setup: Setup, state: TrainerState, stop: list[Signals]) -> None:
+        config, world = setup.config, setup.world
+        self.setup, self.config, self.learner = setup, config, setup.learner
+        self.state, self.stop = state, stop
+        self.is_stopped = False
+        self.saved_position = state.position
+        self.meter, self.spikes = Meter(), SpikeDetector()
+        if self.is_complete():
+            log.info("the run was over after %d updates; raise max_updates", state.update)
+        else:
+            setup.describe(state)
+        self.flops_per_second = self.learner.measure_rate()
+        self.log = RunLog(
+            setup.run_dir,
+            update=state.update,
+            max_updates=config.max_updates,
+            is_validated=state.validated == state.update,
+            is_main=world.is_main,
+        )
+        self.saver: Saver | None = None  # on rank 0
+        if world.is_main:
+            self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
+
+    def is_complete(self) -> bool:
+        """Whether all updates are done, or patience is over."""
+        no_patience = 0 < self.config.patience <= self.state.bad_validations
+        return no_patience or self.state.update >= self.config.max_updates
+
+    def is_over(self) -> bool:
+        """Whether no further update is to be made."""
+        return self.is_stopped or self.is_complete()
+
+    def is_due(self, every_updates: int) -> bool:
+        """Whether something done so often, and at the end, is to be done after this update."""
+        is_last = self.state.update == self.config.max_updates
+        return is_last or self.state.update % every_updates == 0
+
+    def lacks_validation(self) -> bool:
+        """Whether the newest checkpoint was saved, but not validated any more."""
+        if self.state.update == self.state.validated:
+            return False
+        return from_main(
+            self.is_due(self.config.validate_every_updates) or self.log.lost_validation
+        )
+
+    def train_epoch(self) -> None:
+        """Make the remaining updates of an epoch, until the run is over."""
+        updates = self.setup.sampler.updates(self.state.epoch)
+        rest = updates[self.state.update_in_epoch :]
+        for update, following in itertools.zip_longest(rest, rest[1:]):
+            outcome = self.update(update, following)
+            self.state.update_in_epoch += 1
+            if self.state.update_in_epoch == len(updates):
+                self.state.epoch, self.state.update_in_epoch = self.state.epoch + 1, 0
+            if outcome.is_finite:
+                self.state.update += 1
+                self.after_update(outcome)
+            if self.is_over():
+                return
+
+    def update(self, update: Update, following: Update | None) -> Outcome:
+        """Change the weights once; log an update that is not finite, or whose loss is a spike."""
+        number = self.state.update + 1
+        checkpoints.seed_update(self.config.seed, self.state, self.setup.world.rank)
+        outcome = self.learner.update(
+            update,
+            learning_rate(number, self.config),
+            is_stop_asked=bool(self.stop),
+            following=following,
+        )
+        self.is_stopped = outcome.is_stop_asked
+        loss = outcome.loss_sum / update.num_tokens
+        if outcome.is_finite:
+            self.state.bad_updates = 0
+            self.meter.add(outcome, update)
+            if self.spikes.is_spike(loss):
+                self._report("loss spike", loss, update, outcome)
+        else:
+            reason = self._report("not finite, left out", loss, update, outcome)
+            self._count_bad(number, reason)
+        return outcome
+
+    def _count_bad(self, number: int, reason: str) -> None:
+        """End the run at too many updates in a row that are not finite."""
+        scaler = self.learner.scaler
+        if scaler.is_enabled() and scaler.get_scale() > 1:  # which may only be too high still
+            return
+        self.state.bad_updates += 1
+        if self.state.bad_updates >= self.config.max_bad_updates:
+            raise NmtError(
+                f"update {number}: {self.state.bad_updates} times in a row the loss or the "
+                f"gradient was not finite; last: {reason}. The weights are as after update "
+                f"{number - 1}; lower the learning rate, set optimizer.max_grad_norm=1, or use "
+                "dtype=float32 or bfloat16"
+            )
+
+    def _report(self, event: str, loss: float, update: Update, outcome: Outcome) -> str:
+        """Log an event with the pairs of its batches, of all ranks; return their description."""
+        lengths, number = self.setup.sampler.lengths, self.state.update + 1
+        sums = zip(update.batches, outcome.batch_losses.tolist(), strict=False)
+        here = [(rows, loss_sum / int(lengths[rows, 1].sum())) for rows, loss_sum in sums]
+        reason = describe_batches([batch for part in gather(here) for batch in part])
+        self.log.note(f"update {number}: {event}: loss {loss:.4g}; {reason}")
+        self.log.write({"update": number, "event": event, "batch": reason})
+        return reason
+
+    def after_update(self, outcome: Outcome) -> None:
+        """Log, save and validate, each when it is due."""
+        self.log.advance()
+        if self.is_due(self.config.log_every_updates):
+            self._log_figures(outcome)
+        validates = self.is_due(self.config.validate_every_updates)
+        if validates or self.is_due(self.config.checkpoint_every_updates):
+            self.save()  # before validation, so that its failure loses nothing
+        if validates and (not self.is_stopped or self.is_complete()):
+            self.validate()  # after a signal, whose sender may not wait, the next start does it
+
+    def _log_figures(self, outcome: Outcome) -> None:
+        record = {
+            "update": self.state.update,
+            "epoch": self.state.epoch,
+            **self.meter.record(flops_per_second=self.flops_per_second),
+            "learning_rate": learning_rate(self.state.update, self.config),
+            "gradient_norm": outcome.gradient_norm,
+            "memory_bytes": costs.peak_memory_bytes(self.learner.device),
+        }
+        self.log.write(record)
+        self.log.show(record)
+        self.meter = Meter()
+
+    def validate(self) -> None:
+        """Score the model on the validation set, log it, and mark the best checkpoint."""
+        start_seconds = time.perf_counter()
+        record = self.setup.validation(self.learner.best_model)
+        record["validation_seconds"] = time.perf_counter() - start_seconds
+        self.log.write({"update": self.state.update, **record})
+        figures = ", ".join(f"{name} {value:.4g}" for name, value in record.items())
+        self.log.note(f"update {self.state.update}: {figures}")
+        self.state.validated = self.state.update
+        score = record[f"valid_{self.config.best_metric.value}"]
+        badness = -score if self.config.best_metric is BestMetric.bleu else score
+        is_best = not self.state.best or badness < self.state.best[0][0]
+        self.state.bad_validations = 0 if is_best else self.state.bad_validations + 1
+        ranked = sorted([*self.state.best, (badness, self.state.update)])
+        self.state.best = ranked[: max(self.config.keep_best, 1)]
+        if self.saver is not None:
+            self.saver.mark_best([update for _, update in self.state.best])
+        self.meter.pause(time.perf_counter() - start_seconds)
+
+    def save(self) -> None:
+        """Begin to write a checkpoint."""
+        self.saved_position = self.state.position
+        if self.saver is None:
+            return
+        tokenizer, meta = self.setup.tokenizer, self.setup.meta
+        info = ModelInfo(
+            model=self.config.model,
+            search=self.config.search,
+            vocab_size=tokenizer.tgt.vocab_size,
+            src_lang=meta["src_lang"],
+            tgt_lang=meta["tgt_lang"],
+            tokenizer_sha256=tokenizer.sha256,
+            updates=self.state.update,
+            src_vocab_size=tokenizer.src_vocab_size,
+        )
+        self.saver.save(
+            self.learner.best_model.state_dict(),
+            info,
+            tokenizer,
+            training={
+                "state": self.state.pack(),
+                "learner": self.learner.state_dict(),
+                "world_size": self.setup.world.size,
+                "fingerprint": self.setup.fingerprint,
+            },
+            best=[update for _, update in self.state.best],
+        )
+
+    def finish(self) -> None:
+        """Wait until the newest checkpoint is on disk; write one first after a signal."""
+        if self.is_stopped and self.saved_position != self.state.position:
+            self.save()
+        if self.saver is not None:
+            self.saver.finish()
+        from_main(None)  # nobody leaves before it is written
+        if self.is_stopped and not self.is_complete():
+            name = self.stop[0].name if self.stop else "a signal to another rank"
+            raise StoppedError(
+                f"stopped by {name} after update {self.state.update}, which is saved; the same "
+                "command goes on"
+            )

@@ -1,0 +1,321 @@
+"""A translation to a file, which is resumed where it was killed and may be shared by processes.
+
+Beside the output stands `OUTPUT.partial`, the lines so far, and `OUTPUT.partial.json`, which says
+how far they go and what they belong to: the model, the settings, and the input up to there. It is
+written after the lines are safe on disk, so what it says is true even after a power cut.
+
+Of several processes, which a launcher such as torchrun started, rank r of n translates the blocks
+of `window_lines` lines r, r + n, r + 2n ... to a file of its own, and rank 0 joins the files. They
+share a file system and nothing else: no process group.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import hashlib
+import itertools
+import json
+import logging
+import os
+import re
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import ConfigError, NmtError
+from nmt.files import sync, write_json
+from nmt.translate.output import LineCounts
+from nmt.translate.windows import Window, cut_windows
+
+log = logging.getLogger(__name__)
+
+_FORMAT_VERSION = 1
+_SAVE_SECONDS = 1.0  # between two states on disk, at least
+_POLL_SECONDS = 0.1
+_NOTICE_SECONDS = 60.0
+
+
+@dataclass(frozen=True)
+class RankShare:
+    """The share of this process in a job."""
+
+    rank: int = 0
+    world_size: int = 1
+
+    @classmethod
+    def from_environment(cls, environment: Mapping[str, str]) -> RankShare:
+        """Read RANK and WORLD_SIZE, which launchers set; without them there is one process."""
+        values = (environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1"))
+        if not all(value.isdigit() for value in values) or not int(values[0]) < int(values[1]):
+            raise ConfigError(
+                f"RANK={values[0]}, WORLD_SIZE={values[1]}: set by a launcher, the rank must be "
+                "from 0 to below the world size; start with torchrun, or unset both"
+            )
+        return cls(int(values[0]), int(values[1]))
+
+    def part_path(self, output: Path, rank: int | None = None) -> Path:
+        """Return the path of the file that a process (None: this one) appends to."""
+        name = f"{output.name}.partial"
+        if self.world_size > 1:
+            name += f".{self.rank if rank is None else rank}-of-{self.world_size}"
+        return output.with_name(name)
+
+
+class HashedInput:
+    """Lines and their prefixes, with the number, bytes and SHA-256 of those read so far."""
+
+    def __init__(self, lines: Iterable[str], prefixes: Iterable[str] | None = None) -> None:
+        self.num_lines = 0
+        self.num_bytes = 0
+        self._hashes = [hashlib.sha256(), hashlib.sha256()]  # of lines, of prefixes
+        self._lines = self._read_lines(lines)
+        self._prefixes = None if prefixes is None else self._read_prefixes(prefixes)
+
+    @property
+    def sha256(self) -> str:
+        """The fingerprint of what has been read so far."""
+        return "".join(digest.hexdigest() for digest in self._hashes)
+
+    def skip(self, num_lines: int) -> None:
+        """Read so many lines and their prefixes, or all there are."""
+        for _ in itertools.islice(self._lines, num_lines):
+            if self._prefixes is not None:
+                next(self._prefixes, None)
+
+    def windows(
+        self, share: RankShare, window_lines: int, *, has_more: Callable[[], bool] | None = None
+    ) -> Iterator[Window]:
+        """Yield the windows of a process's share from here on; to a stream, for which `has_more` is
+        given, with `small_first`: see `cut_windows`.
+        """
+        for window in cut_windows(
+            self._lines,
+            self._prefixes,
+            window_lines=window_lines,
+            first_line=self.num_lines,
+            small_first=has_more is not None,
+            has_more=has_more or (lambda: True),
+        ):
+            if window.first_line // window_lines % share.world_size == share.rank:
+                yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
+
+    def _read_lines(self, lines: Iterable[str]) -> Iterator[str]:
+        for line in lines:
+            data = line.encode("utf-8") + b"\n"
+            self._hashes[0].update(data)
+            self.num_lines += 1
+            self.num_bytes += len(data)
+            yield line
+
+    def _read_prefixes(self, prefixes: Iterable[str]) -> Iterator[str]:
+        for prefix in prefixes:
+            self._hashes[1].update(prefix.encode("utf-8") + b"\n")
+            yield prefix
+
+
+@dataclass
+class PartState:
+    """How far a part of a job has come."""
+
+    lines: int = 0  # of the input, read and dealt with
+    bytes: int = 0  # of the part's file
+    sha256: str = ""  # of those lines of the input and their prefixes
+    is_done: bool = False
+    counts: LineCounts = field(default_factory=LineCounts)
+
+
+class PartFile:
+    """The file that a job, or one of several processes that share it, appends its lines to.
+
+    As a context it holds the file alone, and keeps what is done when an error ends it.
+    """
+
+    def __init__(self, path: Path, job: dict[str, Any]) -> None:
+        self.path = path
+        self.job = job
+        self.state = PartState()
+        self.difference = ""  # why an earlier state is of no use
+        self._saved_seconds = time.monotonic()
+
+    def __enter__(self) -> PartFile:
+        with contextlib.ExitStack() as undo, _named(self.path):
+            self._stream = undo.enter_context(self.path.open("ab", buffering=0))
+            self._lock()
+            undo.pop_all()  # it stays open
+        self.state, self.difference = read_state(self.path, self.job)
+        self.state.is_done = False  # there may be more input by now
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            with contextlib.suppress(NmtError, ValueError):  # the disk, which is why we are here
+                self._keep()
+        with contextlib.suppress(OSError):  # of lines that no saved state counts
+            self._stream.close()
+
+    def start(self, *, over: bool) -> None:
+        """Leave in the file what its state counts; nothing when the job starts over."""
+        if over:
+            self.state = PartState()
+        with _named(self.path):
+            self._stream.truncate(self.state.bytes)
+
+    def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
+        """Add the output of `window`; with it the input up to its end is done."""
+        with _named(self.path):
+            rest = memoryview(data)
+            while rest:  # nothing is kept back that a full disk would refuse once more
+                rest = rest[self._stream.write(rest) :]
+        self.state.lines, self.state.sha256 = window.next_line, window.sha256
+        self.state.bytes += len(data)
+        self.state.counts.add(counts)
+        if time.monotonic() - self._saved_seconds >= _SAVE_SECONDS:
+            self._save()
+
+    def complete(self, lines: int, sha256: str) -> None:
+        """Record that the input ends here, and bring all to disk."""
+        self.state.lines, self.state.sha256, self.state.is_done = lines, sha256, True
+        self._save()
+
+    def _lock(self) -> None:
+        try:
+            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
+        except (BlockingIOError, FileNotFoundError):  # the latter when it was just renamed
+            is_ours = False
+        if not is_ours:
+            raise ConfigError(
+                f"{self.path} is being written by another process; wait for it, or set another "
+                "output"
+            )
+
+    def _save(self) -> None:
+        with _named(self.path):
+            os.fsync(self._stream.fileno())
+            content = {"format_version": _FORMAT_VERSION, "job": self.job, **asdict(self.state)}
+            temporary = state_path(self.path, ".tmp")  # one name: a kill leaves no more than one
+            write_json(temporary, content)
+            sync(temporary)
+            os.replace(temporary, state_path(self.path))
+        self._saved_seconds = time.monotonic()
+
+    def _keep(self) -> None:
+        if self.state.lines:
+            self._save()
+            log.info("%d lines are kept; the same command goes on from there", self.state.lines)
+        else:
+            for file in (state_path(self.path), state_path(self.path, ".tmp"), self.path):
+                file.unlink(missing_ok=True)
+
+
+def read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:
+    """Return the state of a part file that belongs to `job`; else a fresh one, and what differs."""
+    try:
+        content = json.loads(state_path(path).read_text(encoding="utf-8"))
+        if content.pop("format_version") != _FORMAT_VERSION:
+            return PartState(), "the version of nmt"
+        other = content.pop("job")
+        state = PartState(**content | {"counts": LineCounts(**content["counts"])})
+        is_whole = path.stat().st_size >= state.bytes
+    except FileNotFoundError:
+        return PartState(), ""
+    except (ValueError, KeyError, TypeError, AttributeError):
+        return PartState(), "its state, which is damaged"
+    differences = [key for key in {**other, **job} if other.get(key) != job.get(key)]
+    if differences or not is_whole:
+        return PartState(), ", ".join(differences) or "its size"
+    return state, ""
+
+
+def fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of the names and bytes of a model folder's files, but for a trainer's
+    state.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != "trainer.pt":
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+def state_path(path: Path, suffix: str = "") -> Path:
+    """Return the path of the file that says how far the part file `path` goes."""
+    return path.with_name(path.name + ".json" + suffix)
+
+
+@contextlib.contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise NmtError(
+            f"{path} cannot be written: {error.strerror}; fix that and give the same command "
+            "again, which goes on with what is done"
+        ) from None
+
+
+def finish(output: Path, share: RankShare, part: PartFile, window_lines: int) -> LineCounts:
+    """Make the whole output appear in one step, remove the parts, and return the counts of all.
+
+    Rank 0 does that and waits for the others, which have nothing to do here.
+    """
+    counts = replace(part.state.counts)
+    if share.rank:
+        return counts
+    if share.world_size == 1:
+        os.replace(part.path, output)
+    else:
+        paths = [share.part_path(output, rank) for rank in range(share.world_size)]
+        for rank, path in enumerate(paths[1:], start=1):
+            counts.add(_wait(path, rank, part).counts)
+        num_lines = _join(paths, output, window_lines)
+        assert num_lines == part.state.lines, (num_lines, part.state.lines)
+    sync(output.parent)
+    pattern = re.compile(re.escape(output.name) + r"\.partial(\.\d+-of-\d+)?(\.json(\.tmp)?)?")
+    for path in list(output.parent.iterdir()):  # also those of a world of another size
+        if pattern.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+    return counts
+
+
+def _wait(path: Path, rank: int, own: PartFile) -> PartState:
+    """Wait until the part of another rank is done; it must be of the same input."""
+    noticed = time.monotonic()
+    while True:
+        state, _ = read_state(path, own.job)
+        is_same = (state.lines, state.sha256) == (own.state.lines, own.state.sha256)
+        if state.is_done and is_same:
+            return state
+        if time.monotonic() - noticed > _NOTICE_SECONDS:
+            if state.is_done:
+                raise NmtError(
+                    f"{path} is of another input; it changed meanwhile: give the same command again"
+                )
+            log.info("waiting for rank %d, which has come to line %d", rank, state.lines)
+            noticed = time.monotonic()
+        time.sleep(_POLL_SECONDS)
+
+
+def _join(paths: Sequence[Path], output: Path, window_lines: int) -> int:
+    """Write the blocks of all parts in turn; return the number of lines."""
+    num_lines = 0
+    whole = output.with_name(f"{output.name}.partial.joined")
+    with contextlib.ExitStack() as stack:
+        joined = stack.enter_context(whole.open("wb"))
+        streams = [stack.enter_context(path.open("rb")) for path in paths]
+        for stream in itertools.cycle(streams):
+            block = list(itertools.islice(stream, window_lines))
+            joined.writelines(block)
+            num_lines += len(block)
+            if len(block) < window_lines:  # the last one
+                break
+    sync(whole)
+    os.replace(whole, output)
+    return num_lines

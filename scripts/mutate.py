@@ -1,0 +1,195 @@
+"""Break the code a little, one place at a time, and see whether the tests notice.
+
+    python scripts/mutate.py                        all breaks of scripts/mutations.py
+    python scripts/mutate.py --only bucket-bound    one of them, or several
+    python scripts/mutate.py --list                 names, and whether the text is still there
+
+Each break is made in a copy of the tree. The tests that should notice run first, the rest of the
+default suite only when those pass. Results are kept in build/mutations.json, so that a second run
+goes on; a break whose text has changed is done again. Exit status 1: some break survived.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import queue
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from mutations import MUTATIONS
+from tabulate import tabulate
+
+ROOT = Path(__file__).parents[1]
+PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
+
+
+@dataclass(frozen=True)
+class Break:
+    """A place to break: `old`, which stands once in `file`, becomes `new`."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    tests: str  # names of test files that should notice, without tests/test_ and .py
+
+    @property
+    def test_files(self) -> list[str]:
+        """The tests that run first."""
+        return [f"tests/test_{name}.py" for name in self.tests.split()]
+
+    def problem(self, root: Path) -> str:
+        """Say why the break cannot be made, or return ""."""
+        path = root / self.file
+        if not path.is_file():
+            return "no such file"
+        found = path.read_text(encoding="utf-8").count(self.old)
+        absent = [test for test in self.test_files if not (root / test).is_file()]
+        return f"no {absent[0]}" if absent else "" if found == 1 else f"text found {found} times"
+
+
+def main() -> int:
+    """Make the breaks that are not done yet; print a table of all that were asked for."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--list", action="store_true", help="list the breaks and stop")
+    parser.add_argument("--only", nargs="+", metavar="NAME", help="make these alone, also again")
+    parser.add_argument("--jobs", type=int, default=1, help="breaks at a time (default 1)")
+    parser.add_argument(
+        "--timeout", type=float, default=600, help="seconds a run of tests may take"
+    )
+    parser.add_argument("--results", type=Path, default=ROOT / "build/mutations.json")
+    args = parser.parse_args()
+    breaks = [Break(*fields) for fields in MUTATIONS]
+    assert len({one.name for one in breaks}) == len(breaks), "two breaks have one name"
+    if args.only:
+        unknown = set(args.only) - {one.name for one in breaks}
+        if unknown:
+            parser.error(f"no such break: {', '.join(sorted(unknown))}")
+        breaks = [one for one in breaks if one.name in args.only]
+    if args.list:
+        rows = [(b.name, b.file, b.tests, b.problem(ROOT) or "ready") for b in breaks]
+        print(tabulate(rows, headers=("break", "file", "tests", "state")))
+        return int(any(row[3] != "ready" for row in rows))
+    results = read_results(args.results, breaks, again=bool(args.only))
+    run_all([one for one in breaks if one.name not in results], results, args)
+    return report(breaks, results)
+
+
+def read_results(path: Path, breaks: list[Break], *, again: bool) -> dict[str, Any]:
+    """Return the earlier results that still hold, by name."""
+    if not path.is_file():
+        return {}
+    known = {one.name: asdict(one) for one in breaks}
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    chosen = {} if again else known
+    return {
+        name: result
+        for name, result in found.items()
+        if (name not in known) or (name in chosen and result["break"] == known[name])
+    }
+
+
+def run_all(breaks: list[Break], results: dict[str, Any], args: argparse.Namespace) -> None:
+    """Make the breaks in as many copies of the tree as there are jobs; save after each."""
+    copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+    args.results.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
+        for number in range(args.jobs if breaks else 0):
+            copies.put(copy_tree(Path(folder) / str(number)))
+
+        def make(one: Break) -> tuple[Break, dict[str, Any]]:
+            place = copies.get()
+            try:
+                return one, make_break(one, place, args.timeout)
+            finally:
+                copies.put(place)
+
+        for one, result in pool.map(make, breaks):
+            results[one.name] = {"break": asdict(one), **result}
+            text = json.dumps(results, indent=1, ensure_ascii=False)
+            args.results.write_text(text + "\n", encoding="utf-8")
+            print(f"{one.name}: {result['state']} {result['by']}", file=sys.stderr, flush=True)
+
+
+def copy_tree(place: Path) -> Path:
+    """Copy what git tracks or would track; `nmt` and its configs are imported from the copy."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    names = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    for name in filter(None, names.split("\0")):
+        if (ROOT / name).is_file():
+            (place / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, place / name)
+    (place / "nmt/configs").symlink_to("../configs")
+    return place
+
+
+def make_break(one: Break, place: Path, timeout: float) -> dict[str, Any]:
+    """Break a copy of the tree, run its tests, and restore it."""
+    started = time.monotonic()
+    problem = one.problem(place)
+    state, by, seconds = "stale", problem, 0.0
+    if not problem:
+        path = place / one.file
+        text = path.read_text(encoding="utf-8")
+        try:
+            path.write_text(text.replace(one.old, one.new), encoding="utf-8")
+            by = run_tests(place, one.test_files, timeout)
+            state = "caught" if by else "survived"
+            if not by:
+                rest = [f"--ignore={test}" for test in one.test_files]
+                by = run_tests(place, rest, timeout)
+                state = "caught late" if by else state
+        finally:
+            path.write_text(text, encoding="utf-8")
+        seconds = round(time.monotonic() - started, 1)
+    return {"state": state, "by": by, "seconds": seconds}
+
+
+def run_tests(place: Path, arguments: list[str], timeout: float) -> str:
+    """Run tests; return the first that fails, or "" when all pass."""
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(place),
+        "PYTHONDONTWRITEBYTECODE": "1",  # it knows a file by its second and size
+        "OMP_NUM_THREADS": "1",
+    }
+    command = [*PYTEST, *arguments]
+    process = subprocess.Popen(
+        command, cwd=place, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
+        text=True, start_new_session=True,
+    )  # fmt: skip
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, 9)  # its own session: the tests and what they have started
+        process.communicate()
+        return "time-out"
+    if process.returncode == 0:
+        return ""
+    failed = re.findall(r"^(?:FAILED|ERROR) (\S+)", output, re.MULTILINE)
+    return str(failed[0]) if failed else f"exit status {process.returncode}"
+
+
+def report(breaks: list[Break], results: dict[str, Any]) -> int:
+    """Print all results and their counts."""
+    rows = [
+        (b.name, b.file, *(results[b.name][k] for k in ("state", "by", "seconds"))) for b in breaks
+    ]
+    print(tabulate(rows, headers=("break", "file", "state", "by", "seconds")))
+    states = [row[2] for row in rows]
+    print("\n" + ", ".join(f"{states.count(state)} {state}" for state in sorted(set(states))))
+    return int("survived" in states or "stale" in states)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

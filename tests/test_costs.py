@@ -1,0 +1,183 @@
+"""Counted operations against torch's own counter, the measured peak throughput, and the forecast of
+a dry run.
+"""
+
+from __future__ import annotations
+
+import importlib
+import time
+from datetime import datetime, timedelta
+
+import numpy as np
+import pytest
+import torch
+from conftest import (
+    VOCAB_SIZE,
+    hidden_states,
+    random_source,
+    random_target,
+    tiny_config,
+    tiny_model,
+)
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from nmt.data.batch import padding_share
+from nmt.data.batching import TokenBatchSampler, Update, Updates
+from nmt.model.fast import packing
+from nmt.training import costs
+from nmt.training.costs import (
+    Pace,
+    matmul_rate,
+    measure_pace,
+    report,
+    seconds_per_update,
+    training_flops,
+)
+from nmt.training.loss import smoothed_cross_entropy
+
+LINEAR = importlib.import_module("nmt.model.fast.layers")
+
+# --- operations
+
+
+def lengths_of(*pairs: tuple[int, int]) -> np.ndarray:
+    return np.array(pairs, dtype=np.int32)
+
+
+def test_operations_equal_those_that_torch_counts_without_padding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(LINEAR, "is_onednn_faster", lambda: False)  # unknown to the counter
+    monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda *_: False)
+    for batch, source, target, d_ff in ((3, 5, 7, 40), (1, 9, 2, 24), (2, 4, 4, 48)):
+        shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": d_ff}
+        model = tiny_model(**shape)
+        src, src_lengths = random_source([source] * batch)
+        tgt = random_target(batch, target)
+        # the fused kernel of a CPU is unknown to the counter; the plain one is two multiplications
+        with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
+            hidden = hidden_states(model, src, src_lengths, tgt).flatten(0, 1)
+            weight = model.embedding.weight
+            loss, _ = smoothed_cross_entropy(hidden, weight, tgt.flatten(), smoothing=0.1)
+            loss.backward()
+        lengths = lengths_of(*[(source, target)] * batch)
+        counted = training_flops(tiny_config(**shape), VOCAB_SIZE, lengths)
+        assert counted == counter.get_total_flops(), (batch, source, target, d_ff)
+
+
+def test_only_real_tokens_count() -> None:
+    config = tiny_config()
+    apart = [training_flops(config, 100, lengths_of(pair)) for pair in ((3, 50), (40, 4))]
+    assert training_flops(config, 100, lengths_of((3, 50), (40, 4))) == sum(apart)
+
+
+def test_counts_of_a_long_corpus_do_not_overflow() -> None:
+    lengths = np.full((3_000_000, 2), 100, dtype=np.int32)
+    one = training_flops(tiny_config(), 37000, lengths[:1])
+    assert training_flops(tiny_config(), 37000, lengths) == 3_000_000 * one
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_rate_is_that_of_one_large_multiplication(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Within a factor of 4 in one of 5 attempts: others use this machine, too."""
+    monkeypatch.setattr(costs, "RATE_SECONDS", 0.25)
+    config = tiny_config(d_model=256, d_ff=1024)
+    x, y = torch.randn(512, 1024).to(dtype), torch.randn(1024, 512).to(dtype)
+    ratios = []
+    for _ in range(5):
+        rate = matmul_rate(torch.device("cpu"), dtype, config, vocab_size=1000, num_tokens=4096)
+        seconds = []
+        for _ in range(20):
+            start = time.perf_counter()
+            x @ y
+            seconds.append(time.perf_counter() - start)
+        ratios.append(rate / (2 * 512 * 512 * 1024 / min(seconds)))
+        if 0.25 < ratios[-1] < 4:
+            break
+    assert 0.25 < ratios[-1] < 4, ratios
+
+
+# --- the forecast
+
+LENGTHS = np.random.default_rng(0).integers(2, 30, (400, 2)).astype(np.int32)
+
+
+def plan_updates(world_size: int = 1) -> Updates:
+    sampler = TokenBatchSampler(
+        LENGTHS, 200, tokens_per_update=500, seed=0, rank=0, world_size=world_size
+    )
+    return sampler.updates(0)
+
+
+def test_the_forecast_comes_true_for_work_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "PACE_SECONDS", 0.3)
+    updates, made = plan_updates(), []
+
+    def step(update: Update) -> float:
+        made.append(update)
+        time.sleep(2e-5 * (update.num_tokens + update.num_src_tokens))
+        return 7.0
+
+    pace = measure_pace(step, updates)
+    assert 3 <= pace.num_updates == len(made) - 1 <= 20
+    assert pace.flops == 7.0 * pace.num_updates
+    assert made[1] is updates[1]
+    expected = 2e-5 * LENGTHS.sum() / len(updates)
+    assert seconds_per_update(pace, updates.pool_of(0)) == pytest.approx(expected, rel=0.3)
+
+
+def test_an_update_that_takes_all_the_time_is_measured_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(costs, "PACE_SECONDS", 0.01)
+    made = []
+
+    def step(update: Update) -> float:
+        made.append(update)
+        time.sleep(0.02)
+        return 1.0
+
+    assert measure_pace(step, plan_updates()).num_updates == len(made) == 1
+
+
+def test_a_plan_of_one_update_is_made_again_and_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(costs, "PACE_SECONDS", 0.1)
+    pace = measure_pace(lambda _: time.sleep(0.01) or 1.0, plan_updates()[:1])
+    assert 2 <= pace.num_updates <= 20
+
+
+def test_the_report_gives_plan_memory_speed_and_time() -> None:
+    """The measured updates are half as large as the mean one, which takes twice as long."""
+    for world_size in (1, 2):
+        updates = plan_updates(world_size)
+        num_updates = 30 * len(updates)
+        share = LENGTHS.sum() / len(updates) / 4
+        text = report(
+            updates,
+            LENGTHS,
+            Pace(4, 8.0, round(4 * share), round(4 * share), 8e12),
+            num_updates=num_updates,
+            memory="2.00 GB",
+            flops_per_second=4e12,
+            now=datetime(2026, 1, 31, 23, 0),
+        )
+        lines = dict(line.split(maxsplit=1) for line in text.splitlines())
+        assert list(lines) == ["plan", "memory", "speed", "time"]
+        batches = [rows for update in updates for rows in update.batches]
+        assert lines["plan"] == (
+            f"400 pairs; {len(updates)} updates an epoch of {len(batches) / len(updates):.1f} "
+            f"batches a rank and {LENGTHS[:, 1].sum() / len(updates):,.0f} target tokens; "
+            f"{padding_share(LENGTHS, batches):.1%} padding; {num_updates} updates are 30.0 epochs"
+        )
+        assert lines["memory"] == "2.00 GB"
+        assert "4 seconds an update (from 4)" in lines["speed"]
+        assert "1,000 GFLOP/s of the model, 25% of the peak" in lines["speed"]
+        minutes = round(4 * num_updates / 60)
+        hours, forecast = lines["time"].split(maxsplit=1)[0], lines["time"][-16:]
+        found = 60 * int(hours.split(":")[0]) + int(hours.split(":")[1])
+        assert abs(found - minutes) <= 1
+        end = datetime(2026, 1, 31, 23, 0) + timedelta(minutes=minutes)
+        assert abs(end - datetime.strptime(forecast, "%Y-%m-%d %H:%M")) <= timedelta(minutes=2)

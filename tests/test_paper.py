@@ -1,0 +1,60 @@
+"""docs/paper.md leads to code that exists, and its example runs."""
+
+from __future__ import annotations
+
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parent.parent
+TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
+
+
+def find(name: str) -> Any:
+    """Import the module of a dotted name and return what the rest names."""
+    parts = name.split(".")
+    for cut in range(len(parts), 0, -1):
+        try:
+            found = importlib.import_module(".".join(parts[:cut]))
+        except ModuleNotFoundError:
+            continue
+        for part in parts[cut:]:
+            found = getattr(found, part)
+        return found
+    raise ModuleNotFoundError(name)
+
+
+def test_every_name_and_file_exists() -> None:
+    names = re.findall(r"`(nmt\.[\w.]+)`", TEXT)
+    assert len(names) > 60
+    missing = []
+    for name in names:
+        try:
+            find(name)
+        except (ModuleNotFoundError, AttributeError):
+            missing.append(name)
+    assert missing == []
+    files = re.findall(r"`((?:nmt|configs|tests)/[\w./]+)`", TEXT)
+    assert [file for file in files if not (ROOT / file).is_file()] == []
+
+
+def test_every_row_names_the_file_of_one_of_its_names() -> None:
+    for line in TEXT.splitlines():
+        names = re.findall(r"`(nmt\.[\w.]+)`", line)
+        if names and line.startswith("| "):
+            files = re.findall(r"`(nmt/[\w./]+)`", line)
+            homes = [getattr(find(name), "__module__", "") for name in names]
+            paths = {
+                home.replace(".", "/") + end for home in homes for end in (".py", "/__init__.py")
+            }
+            assert set(files) & paths or "AttentionRecord" in line, line
+
+
+def test_the_example_gives_the_shapes_that_it_states() -> None:
+    example = re.search(r"\n\n((?:    .*\n|\n)+)", TEXT)
+    assert example is not None
+    scope: dict[str, Any] = {}
+    exec(re.sub(r"^    ", "", example[1], flags=re.MULTILINE), scope)  # noqa: S102
+    assert scope["hidden"].shape == (2, 5, 512)
+    assert scope["logits"].shape == (2, 5, 8000)
