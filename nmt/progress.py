@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -46,24 +45,14 @@ class Progress:
         self._bar = None
         if has_bar and sys.stderr.isatty():
             self._bar = tqdm(
-                desc=name,
-                unit=f" {unit}",
-                total=total,
-                initial=done,
-                file=sys.stderr,
-                mininterval=0.2,
-                dynamic_ncols=True,
-            )
+                desc=name, unit=f" {unit}", total=total, initial=done,
+                file=sys.stderr, mininterval=0.2, dynamic_ncols=True,
+            )  # fmt: skip
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def update(self, count: int = 1, *, read_bytes: int = 0, text_bytes: int = 0) -> None:

@@ -15,9 +15,8 @@ import pyarrow as pa
 import pytest
 from folders import flat, write_folder, write_old_folder, write_shard
 
-from nmt.data import arrow
-from nmt.data.arrow import MappedShard, ShardWriter
-from nmt.data.binary import CorpusIndex, open_split, write_index
+from nmt.data import binary
+from nmt.data.binary import CorpusIndex, MappedShard, ShardWriter, open_split, write_index
 from nmt.errors import DataError
 from nmt.files import write_json
 
@@ -42,7 +41,7 @@ def as_lists(pairs: Any) -> list[tuple[list[int], list[int]]]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small files have several record batches."""
-    monkeypatch.setattr(arrow, "_ROWS_A_BATCH", 7)
+    monkeypatch.setattr(binary, "_ROWS_A_BATCH", 7)
 
 
 # --- one file
@@ -212,7 +211,7 @@ def read_all(pickled: bytes, channel: Any) -> None:
 def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, method: str) -> None:
     ids = np.random.default_rng(0).integers(0, 300, 8_000_000, dtype=np.uint16)
     offsets = np.arange(0, len(ids) + 1, 200)
-    arrow._ROWS_A_BATCH = 5_000
+    binary._ROWS_A_BATCH = 5_000
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add(ids, offsets, ids, offsets)
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}

@@ -16,7 +16,7 @@ from toy import assert_same_weights, read_records, train
 from nmt.config import TrainConfig
 from nmt.data import mixing
 from nmt.data.binary import open_split
-from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch, whole
+from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.training.learner import Learner
@@ -35,7 +35,7 @@ def corpora(**weights: float) -> list[CorpusRange]:
 
 def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int, int]:
     """Count how often each pair of a corpus comes in some epochs."""
-    corpus = next(share.corpus for share in mix.shares if share.corpus.name == name)
+    corpus = next(corpus for corpus in mix.corpora if corpus.name == name)
     drawn = Counter(row for epoch in epochs for row in mix.rows(seed, epoch).tolist())
     return {row: drawn[row] for row in range(corpus.start, corpus.start + corpus.num_pairs)}
 
@@ -45,7 +45,6 @@ def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int
 
 def test_without_weights_an_epoch_is_every_pair_once_in_order() -> None:
     assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))
-    assert whole(9).rows(3, 5).tolist() == list(range(9))
 
 
 def test_a_whole_weight_is_how_often_each_pair_comes_in_each_epoch() -> None:

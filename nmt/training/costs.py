@@ -147,7 +147,7 @@ def measure_pace(step: Callable[[Update], float], updates: Sequence[Update]) -> 
     `step` makes one update and returns its operations over all ranks, when its work is done. The
     first update warms up libraries; one that takes all the time by itself is measured nevertheless.
     """
-    first = _timed(step, updates[:1])
+    first = _timed(step, [updates[0]])
     # the clocks of the ranks differ
     count = from_main(min(_MOST_UPDATES, int(PACE_SECONDS / first.seconds)))
     return _timed(step, list(islice(cycle(updates), 1, 1 + count))) if count else first

@@ -6,7 +6,6 @@ leave the loop together. Rank 0 alone reads and writes the run folder, and logs.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from contextlib import ExitStack
@@ -137,9 +136,9 @@ class TrainingRun:
     def train_epoch(self) -> None:
         """Make the remaining updates of an epoch, until the run is over."""
         updates = self.setup.sampler.updates(self.state.epoch)
-        rest = updates[self.state.update_in_epoch :]
-        for update, following in itertools.zip_longest(rest, rest[1:]):
-            outcome = self.update(update, following)
+        for index in range(self.state.update_in_epoch, len(updates)):
+            following = updates[index + 1] if index + 1 < len(updates) else None
+            outcome = self.update(updates[index], following)
             self.state.update_in_epoch += 1
             if self.state.update_in_epoch == len(updates):
                 self.state.epoch, self.state.update_in_epoch = self.state.epoch + 1, 0
