@@ -18,7 +18,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("pad-eos", DATA + "batch.py", "[*before, *row, *after]", "[*before, *row]", "translator scoring"),
     ("pad-lengths", DATA + "batch.py", "[len(row) + 1 for row in rows]", "[len(row) for row in rows]", "constraints translator"),
     # --- nmt/data/batching.py
-    ("pool-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, epoch)", "pools"),
+    ("pool-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, epoch)", "batching"),
     ("epoch-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, 0, pool)", "batching"),
     ("batches-unshuffled", DATA + "batching.py", "for i in generator.permutation(len(batches))]", "for i in range(len(batches))]", "batching"),
     ("update-middle", DATA + "batching.py", "ends - tokens / 2", "ends", "batching"),
@@ -28,9 +28,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("longest-refused", DATA + "batching.py", "if self.longest > max_tokens:", "if self.longest > max_tokens + 1:", "batching"),
     ("smaller-batches", DATA + "batching.py", "max(self.longest, tokens_per_update))", "max_tokens)", "batching"),
     ("source-tokens", DATA + "batching.py", "num_src_tokens=int(tokens[start:end, 0]", "num_src_tokens=int(tokens[start:end, 1]", "batching"),
-    ("pool-kept", DATA + "batching.py", "lru_cache(maxsize=2)", "lru_cache(maxsize=1)", "pools"),
-    ("pool-starts", DATA + "batching.py", "num_updates * pool // num_pools for", "num_updates * pool // num_pools + (pool > 0) for", "pools"),
-    ("tried-rows", DATA + "batching.py", "np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)", "self.mix.sample(_POOL_PAIRS)", "pools"),
+    ("pool-kept", DATA + "batching.py", "lru_cache(maxsize=2)", "lru_cache(maxsize=1)", "batching"),
+    ("pool-starts", DATA + "batching.py", "num_updates * pool // num_pools for", "num_updates * pool // num_pools + (pool > 0) for", "batching"),
+    ("tried-rows", DATA + "batching.py", "np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)", "self.mix.sample(_POOL_PAIRS)", "batching"),
     # --- nmt/data/mixing.py
     ("share-cut", DATA + "mixing.py", "round((epoch + 1) * a) -", "round((epoch + 1) * a + 0.4) -", "mixing"),
     ("temperature", DATA + "mixing.py", "w * size ** (1 / temperature)", "w * size ** (1 / (temperature + 0.1))", "mixing"),

@@ -57,15 +57,12 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
         assert found[0][0].dtype == found[0][1].dtype == kind
     with ShardWriter(tmp_path / "x", src_vocab_size=LARGE, tgt_vocab_size=300) as writer:
         writer.add(*flat([[LARGE - 1]]), *flat([[299]]))
+    write_shard(tmp_path / "empty", [([], [1]), ([], [2])], 300)
+    assert as_lists([MappedShard(tmp_path / "empty")[1]]) == [([], [2])]
     src, tgt = MappedShard(tmp_path / "x")[0]
     assert (src.dtype, tgt.dtype) == (np.int32, np.uint16)
     with pytest.raises(pa.ArrowInvalid):  # refused, not wrapped
         write_shard(tmp_path / "x.arrow", [([70_000], [1])], SMALL)
-
-
-def test_a_file_may_have_no_token_on_a_side(tmp_path: Path) -> None:
-    write_shard(tmp_path / "x.arrow", [([], [1]), ([], [2])], 300)
-    assert as_lists([MappedShard(tmp_path / "x.arrow")[1]]) == [([], [2])]
 
 
 @pytest.mark.parametrize("has_text", [False, True])
@@ -128,6 +125,8 @@ def test_corpora_shards_and_record_batches_are_one_list(tmp_path: Path) -> None:
     found = [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora]
     assert found == [("news", 0, 21, 1.0), ("none", 21, 0, 1.0), ("web", 21, 39, 0.5)]
     assert as_lists(open_split(tmp_path, "valid")) == pairs[:21]
+    with pytest.raises(IndexError):
+        data[60]
 
 
 def test_a_folder_of_version_1_still_opens(tmp_path: Path) -> None:
@@ -161,12 +160,6 @@ def test_sentences_are_views_of_the_memory_map(tmp_path: Path) -> None:
     one, other = data[1998], data[1998]
     assert np.shares_memory(one[0], other[0])
     assert np.shares_memory(one[1], other[1])
-
-
-def test_a_pair_outside_the_data_is_an_index_error(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"": random_pairs(3, 300)}, 300)
-    with pytest.raises(IndexError):
-        open_split(tmp_path, "train")[3]
 
 
 def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_path: Path) -> None:
