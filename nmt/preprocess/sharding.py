@@ -128,28 +128,28 @@ def _write_shard(
     Without a path they are counted alone.
     """
     result = CorpusResult()
-    with ExitStack() as stack:
-        writer = None
-        if path is not None:
-            writer = ShardWriter(
-                stack.enter_context(replace_file(path)),
-                src_vocab_size=tokenizers.src.vocab_size,
-                tgt_vocab_size=tokenizers.tgt.vocab_size,
-                has_text=job.config.keep_text,
-            )
-            stack.enter_context(writer)
+    if path is None:
         for chunk in chunks:
             result.merge(chunk.counts, chunk.statistics)
-            if writer is not None:
+        return result, None
+    with replace_file(path) as temporary:
+        writer = ShardWriter(
+            temporary,
+            src_vocab_size=tokenizers.src.vocab_size,
+            tgt_vocab_size=tokenizers.tgt.vocab_size,
+            has_text=job.config.keep_text,
+        )
+        with writer:
+            for chunk in chunks:
+                result.merge(chunk.counts, chunk.statistics)
                 texts = {"src_text": chunk.src_text, "tgt_text": chunk.tgt_text}
                 src, tgt = chunk.src, chunk.tgt
                 writer.add(src.flat, src.offsets, tgt.flat, tgt.offsets, **texts)
-    if path is None or writer is None:
-        return result, None
-    if writer.shard.pairs == 0:
+        shard = replace(writer.shard, file=path.name)
+    if shard.pairs == 0:
         path.unlink()
         return result, None
-    return result, replace(writer.shard, file=path.name)
+    return result, shard
 
 
 def read_split(job: Job, split: str) -> list[Cleaned]:
