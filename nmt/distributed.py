@@ -37,7 +37,7 @@ class World:
 
     @property
     def is_main(self) -> bool:
-        """Whether this rank writes the run folder and speaks to the user."""
+        """Whether this rank writes the run folder and logs."""
         return self.rank == 0
 
 
@@ -72,7 +72,7 @@ def num_processes(devices: int, device: str) -> int:
 
 @contextlib.contextmanager
 def process_group(world: World, device: torch.device, timeout_seconds: int) -> Iterator[None]:
-    """Join the other ranks for the time of the block: NCCL between GPUs, gloo between processors.
+    """Join the other ranks for the time of the block: NCCL between GPUs, gloo between CPUs.
 
     A rank that waits longer than `timeout_seconds` for another one fails.
     """
@@ -91,10 +91,14 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         dist.destroy_process_group()
         raise
     except (dist.DistError, RuntimeError) as error:
-        if not _is_of_peer(error):
+        # of which gloo raises a plain RuntimeError
+        is_late = any(
+            text in str(error) for text in ("Timed out", "timed out", "timeout", "Timeout")
+        )
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error) or is_late):
             raise
         reason = " ".join(str(error).split())[:300]
-        if _is_late(error):
+        if is_late:
             lost = f"no answer from another rank within timeout_seconds={timeout_seconds}"
         else:
             lost = "the connection to another rank is lost"
@@ -102,15 +106,6 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
             f"{lost}; the same command goes on from the newest checkpoint ({reason})"
         ) from error
     dist.destroy_process_group()  # not after an error: it would wait for the others
-
-
-def _is_of_peer(error: Exception) -> bool:
-    """Say whether an exchange between ranks failed, of which gloo raises a plain RuntimeError."""
-    return isinstance(error, dist.DistError) or "gloo" in str(error) or _is_late(error)
-
-
-def _is_late(error: Exception) -> bool:
-    return any(text in str(error) for text in ("Timed out", "timed out", "timeout", "Timeout"))
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
@@ -139,7 +134,7 @@ def from_main(value: T) -> T:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """Turn the setting `device` into a device that is there; anything else is one line of error.
+    """Return the device that the setting `device` names, if this machine has it.
 
     Without a number, each rank of a machine has the GPU of its own.
     """
@@ -166,33 +161,29 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
     """Turn the setting `dtype` into the format of matrix products on `device`."""
-    # bfloat16 and float16 run on every processor, if slowly without instructions for them
+    # bfloat16 and float16 run on every CPU, if slowly without instructions for them
     has_bfloat16 = device.type == "cpu" or (
         device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
     )
-    available = {
-        DType.float32: True,
-        DType.bfloat16: has_bfloat16,
-        DType.float16: device.type in ("cpu", "cuda"),
-    }
     if choice is DType.auto:
         is_fast = device.type == "cuda" and has_bfloat16
         return torch.bfloat16 if is_fast else torch.float32
-    if not available[choice]:
+    is_lacking = choice is DType.bfloat16 and not has_bfloat16
+    if is_lacking or (choice is DType.float16 and device.type not in ("cpu", "cuda")):
         name = choice.value
         raise DeviceError(f"dtype={name}: {device.type} here has no {name}; use dtype=float32")
     return getattr(torch, choice.value)  # type: ignore[no-any-return]
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Limit torch to so many processor threads; 0 leaves its own choice."""
+    """Limit torch to so many CPU threads; 0 leaves its own choice."""
     if num_threads:
         torch.set_num_threads(num_threads)
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 512 MiB that it has freed, instead of giving them back to the
-    system and asking again at every step of a search. It acts on glibc alone, for good.
+    """Let this process keep up to 512 MiB of freed memory, instead of returning it to the system at
+    every step of a search. It acts on glibc alone, until the process ends.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:

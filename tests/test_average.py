@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from dataclasses import replace
@@ -74,20 +75,19 @@ def load(folder: Path) -> Transformer:
 # --- one model folder
 
 
-@pytest.mark.parametrize("norm", list(Norm))
-@pytest.mark.parametrize("positions", list(Positions))
 def test_a_loaded_model_gives_the_logits_of_the_saved_one(
-    tokenizer: Tokenizer, tmp_path: Path, norm: Norm, positions: Positions
+    tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    model = tiny_model(3, norm=norm, positions=positions)
-    folder = save(tmp_path / "m", tokenizer, weights=model.state_dict(), model=model.config)
-    loaded = load(folder)
-    src, tgt = random_source([6, 3]), random_target(2, 5)
-    with torch.no_grad():
-        found, expected = hidden_states(loaded, *src, tgt), hidden_states(model, *src, tgt)
-        assert torch.equal(loaded.logits(found), model.logits(expected))
-    assert load_info(folder) == info(tokenizer, model=model.config)
-    assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
+    for norm, positions in itertools.product(Norm, Positions):
+        model = tiny_model(3, norm=norm, positions=positions)
+        folder = save(tmp_path / "m", tokenizer, weights=model.state_dict(), model=model.config)
+        loaded = load(folder)
+        src, tgt = random_source([6, 3]), random_target(2, 5)
+        with torch.no_grad():
+            found, expected = hidden_states(loaded, *src, tgt), hidden_states(model, *src, tgt)
+            assert torch.equal(loaded.logits(found), model.logits(expected)), (norm, positions)
+        assert load_info(folder) == info(tokenizer, model=model.config)
+        assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
 
 
 def test_the_shared_matrix_is_stored_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -111,30 +111,31 @@ def test_a_run_stands_for_its_average_then_its_best_then_its_latest(
 # --- the mean
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 5, 20])
 def test_the_average_of_copies_is_the_copy_bit_for_bit(
-    tokenizer: Tokenizer, tmp_path: Path, count: int
+    tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    folders = [save(tmp_path / str(i), tokenizer) for i in range(count)]
-    average(folders, tmp_path / "average")
-    before, after = load_weights(folders[0]), load_weights(tmp_path / "average")
-    assert before.keys() == after.keys()
-    assert all(torch.equal(before[name], after[name]) for name in before)
+    folder = save(tmp_path / "0", tokenizer)
+    before = load_weights(folder)
+    for count in (1, 2, 3, 5, 20):
+        average([folder] * count, tmp_path / "average")
+        after = load_weights(tmp_path / "average")
+        assert before.keys() == after.keys()
+        assert all(torch.equal(before[name], after[name]) for name in before), count
     assert (tmp_path / "average/tokenizer.model").read_bytes() == tokenizer.model
 
 
-@pytest.mark.parametrize("count", [2, 3, 7])
 def test_the_average_is_the_arithmetic_mean_of_every_tensor(
-    tokenizer: Tokenizer, tmp_path: Path, count: int
+    tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    folders = [save(tmp_path / str(i), tokenizer, seed=i) for i in range(count)]
-    average(folders, tmp_path / "average")
+    folders = [save(tmp_path / str(i), tokenizer, seed=i) for i in range(7)]
     loaded = [load_weights(folder) for folder in folders]
-    for name, tensor in load_weights(tmp_path / "average").items():
-        exact = torch.stack([weights[name].double() for weights in loaded]).mean(0)
-        assert tensor.dtype is torch.float32
-        torch.testing.assert_close(tensor, exact.float(), rtol=1e-7, atol=1e-9)
-        assert not torch.equal(tensor, loaded[0][name])
+    for count in (2, 3, 7):
+        average(folders[:count], tmp_path / "average")
+        for name, tensor in load_weights(tmp_path / "average").items():
+            exact = torch.stack([weights[name].double() for weights in loaded[:count]]).mean(0)
+            assert tensor.dtype is torch.float32
+            torch.testing.assert_close(tensor, exact.float(), rtol=1e-7, atol=1e-9)
+            assert not torch.equal(tensor, loaded[0][name])
 
 
 def test_the_mean_of_two_is_rounded_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -169,23 +170,15 @@ def assert_refused(folders: list[Path], match: str) -> None:
     assert sorted(root.rglob("*")) == before
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"d_ff": 64},
-        {"num_heads": 2},
-        {"norm": Norm.pre},
-        {"positions": Positions.sinusoidal_concat},
-    ],
-)
-def test_another_architecture_is_refused(
-    tokenizer: Tokenizer, tmp_path: Path, change: dict[str, Any]
-) -> None:
+def test_another_architecture_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    changes: list[dict[str, Any]] = [{"d_ff": 64}, {"num_heads": 2}]
+    changes += [{"norm": Norm.pre}, {"positions": Positions.sinusoidal_concat}]
     first = save(tmp_path / "0", tokenizer)
-    other = tiny_model(1, **change)
-    second = save(tmp_path / "1", tokenizer, weights=other.state_dict(), model=other.config)
-    assert_refused([first, second], match="architecture")
-    assert_refused([first, first, second], match=re.escape(str(second)))
+    for change in changes:
+        other = tiny_model(1, **change)
+        second = save(tmp_path / "1", tokenizer, weights=other.state_dict(), model=other.config)
+        assert_refused([first, second], match="architecture")
+        assert_refused([first, first, second], match=re.escape(str(second)))
 
 
 def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -196,20 +189,17 @@ def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> 
     assert_refused(folders, match="different vocabularies")
 
 
-@pytest.mark.parametrize("change", ["lack", "more", "shape"])
-def test_other_tensors_are_refused_by_name(
-    tokenizer: Tokenizer, tmp_path: Path, change: str
-) -> None:
-    name, weights = "encoder_layers.0.feed_forward.outer.bias", dict(tiny_model().state_dict())
-    if change == "lack":
-        del weights[name]
-    elif change == "more":
-        weights["odd"] = torch.zeros(3)
-    else:
-        weights[name] = torch.zeros(1)  # it could be broadcast
-    folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", tokenizer, weights=weights)]
-    assert_refused(folders, match="odd" if change == "more" else re.escape(name))
-    assert_refused(folders[::-1], match="odd" if change == "more" else re.escape(name))
+def test_other_tensors_are_refused_by_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    name = "encoder_layers.0.feed_forward.outer.bias"
+    whole = tiny_model().state_dict()
+    lacking = {key: value for key, value in whole.items() if key != name}
+    reshaped = {**whole, name: torch.zeros(1)}  # it could be broadcast
+    wrong = [(lacking, name), (reshaped, name), ({**whole, "odd": torch.zeros(3)}, "odd")]
+    first = save(tmp_path / "0", tokenizer)
+    for weights, named in wrong:
+        folders = [first, save(tmp_path / "1", tokenizer, weights=weights)]
+        assert_refused(folders, match=re.escape(named))
+        assert_refused(folders[::-1], match=re.escape(named))
 
 
 def test_a_missing_or_damaged_checkpoint_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:

@@ -175,42 +175,31 @@ def empty(path: Path) -> None:
     os.truncate(path, 0)
 
 
-@pytest.mark.parametrize(
-    ("name", "damage"),
-    [
+def remove(path: Path) -> None:
+    shutil.rmtree(path.parent)  # and `latest` leads nowhere
+
+
+def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    damages: list[tuple[str, Callable[[Path], None]]] = [
         ("model.safetensors", truncate),
         ("model.safetensors", Path.unlink),
         ("trainer.pt", truncate),
         ("trainer.pt", empty),
-    ],
-)
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(
-    root: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    name: str,
-    damage: Callable[[Path], None],
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(root / "run", run, symlinks=True)
-    damage(run / "checkpoints/step-00000012" / name)
-    assert train(root / "data", run, *PLAIN) == 0
-    err = capfd.readouterr().err
-    assert re.search(rf"step-00000012/{name} .*; trying the checkpoint before", err)
-    assert "go on after update 8, from" in err
-    assert_same_weights(root / "run", run)
-    assert steps(run) == [4, 8, 12]
-
-
-def test_a_run_without_its_newest_checkpoint_goes_on_from_the_one_before(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(root / "run", run, symlinks=True)
-    shutil.rmtree(run / "checkpoints/step-00000012")  # and `latest` leads nowhere
-    assert train(root / "data", run, *PLAIN) == 0
-    assert "go on after update 8, from" in capfd.readouterr().err
-    assert_same_weights(root / "run", run)
+        ("trainer.pt", remove),
+    ]
+    for i, (name, damage) in enumerate(damages):
+        run = tmp_path / str(i)
+        shutil.copytree(root / "run", run, symlinks=True)
+        damage(run / "checkpoints/step-00000012" / name)
+        assert train(root / "data", run, *PLAIN) == 0
+        err = capfd.readouterr().err
+        message = rf"step-00000012/{name} .*; trying the checkpoint before"
+        assert bool(re.search(message, err)) == (damage is not remove), (name, damage)
+        assert "go on after update 8, from" in err
+        assert_same_weights(root / "run", run)
+        assert steps(run) == [4, 8, 12]
 
 
 def test_a_run_with_damaged_checkpoints_alone_does_not_begin_again(

@@ -133,12 +133,11 @@ def test_a_left_out_update_changes_nothing(
     assert all(torch.equal(moments[name], saved[name]) for name in saved)
 
 
-@pytest.mark.parametrize("number", [7, 14])
 def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
-    root: Path, tmp_path: Path, number: int
+    root: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    for place, code in ((("update", number), -9), (("update", 1000), 0)):
+    for place, code in ((("update", 7), -9), (("update", 9), -9), (("update", 1000), 0)):
         task = (train_poisoned, PAIR, *place, root / "data", run, *RICH)
         with child(tmp_path / "log", *task) as one:
             assert one.wait() == code, one.stderr

@@ -113,15 +113,10 @@ def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[
         "data": meta["data_sha256"][:16],
         "tokenizer": meta["tokenizer_sha256"][:16],
         "mix": str(mix),
-        "seed": config.seed,
-        "max_tokens": config.max_tokens,
-        "tokens_per_update": config.tokens_per_update,
-        "label_smoothing": config.label_smoothing,
-        "ema_decay": config.ema_decay,
-        "init_from": config.init_from,
     }
-    if config.optimizer.schedule is Schedule.cosine:
-        flat["max_updates"] = config.max_updates
+    names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from"
+    names += " max_updates" if config.optimizer.schedule is Schedule.cosine else ""
+    flat |= {name: getattr(config, name) for name in names.split()}
     for group in ("model", "optimizer"):
         for name, value in asdict(getattr(config, group)).items():
             flat[f"{group}.{name}"] = getattr(value, "value", value)
