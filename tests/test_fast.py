@@ -68,7 +68,7 @@ def test_the_accelerated_model_is_the_plain_one_forward_and_backward(
     monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda _: is_fused)
     model = tiny_model(**MODELS[name])
     twin = plain(model)
-    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
+    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 7)
     found, expected = (
         hidden_states(model, src, lengths, tgt),
         hidden_states(twin, src, lengths, tgt),
