@@ -5,6 +5,7 @@ The text must stand exactly once in the file. Keep breaks small: a bound, a sign
 """
 
 DATA = "nmt/data/"
+SEARCH = "nmt/search/"
 
 # fmt: off
 MUTATIONS: list[tuple[str, str, str, str, str]] = [
@@ -14,8 +15,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("bucket-width", DATA + "batch.py", "longest[start : start + most]", "longest[start]", "batching"),
     ("batch-cost-side", DATA + "batch.py", "len(lengths) * int(lengths.max())", "len(lengths) * int(lengths[:, 0].max())", "batching"),
     ("padding-share", DATA + "batch.py", "return 1 - real / padded", "return real / padded", "batching"),
-    ("pad-eos", DATA + "batch.py", "table[i, end] = eos", "table[i, end - 1] = eos", "search_text scoring"),
-    ("pad-lengths", DATA + "batch.py", "[len(row) + 1 for row in rows]", "[len(row) for row in rows]", "constraints search_text"),
+    ("pad-eos", DATA + "batch.py", "table[i, end] = eos", "table[i, end - 1] = eos", "translator scoring"),
+    ("pad-lengths", DATA + "batch.py", "[len(row) + 1 for row in rows]", "[len(row) for row in rows]", "constraints translator"),
     # --- nmt/data/batching.py
     ("pool-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, epoch)", "pools"),
     ("epoch-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, 0, pool)", "batching"),
@@ -74,5 +75,76 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("speed-of-resumed", "nmt/progress.py", "(self.done - self._first) / self._seconds()", "self.done / self._seconds()", "progress"),
     ("remaining", "nmt/progress.py", "pace * (self._total - self.done)", "pace * self._total", "progress"),
     ("log-interval", "nmt/progress.py", ">= LOG_SECONDS:", "> LOG_SECONDS:", "progress"),
+    # --- nmt/search/beam.py
+    ("beam-bound-high", SEARCH + "beam.py", "best.sums > bars", "best.sums > bars + 0.05", "search"),
+    ("beam-bound-low", SEARCH + "beam.py", "best.sums > bars", "best.sums > bars - 0.05", "search"),
+    ("beam-bound-equal", SEARCH + "beam.py", "best.sums > bars", "best.sums >= bars", "search"),
+    ("beam-bound-tiny", SEARCH + "beam.py", "best.sums > bars", "best.sums > bars + 0.001", "search"),
+    ("beam-first-length", SEARCH + "beam.py", "[max(length + 1, task.earliest[i]) for", "[max(length + 2, task.earliest[i]) for", "search"),
+    ("beam-earliest", SEARCH + "beam.py", "[max(length + 1, task.earliest[i]) for", "[length + 1 for", "search"),
+    ("beam-last-short", SEARCH + "beam.py", "[max(length + 1, task.limits[i]) for", "[max(length + 1, task.limits[i] - 1) for", "search"),
+    ("beam-last-long", SEARCH + "beam.py", "[max(length + 1, task.limits[i]) for", "[max(length + 1, task.limits[i] + 1) for", "search"),
+    ("beam-limit", SEARCH + "beam.py", "limits[sentences] == live.length + 1", "limits[sentences] == live.length + 2", "search"),
+    ("beam-finished-first", SEARCH + "beam.py", "(h.finished, h.score)", "(h.score,)", "search"),
+    ("beam-pool-full", SEARCH + "beam.py", "len(self.kept) == self.size", "len(self.kept) >= self.size - 1 > 0", "search"),
+    ("beam-candidates", SEARCH + "beam.py", "grid, 2 * size)", "grid, 2 * size - 1)", "search"),
+    ("beam-ended-rank", SEARCH + "beam.py", "[:, :size])\n", "[:, : size + 1])\n", "search"),
+    ("beam-going", SEARCH + "beam.py", "stable=True)[:, :size]", "stable=True)[:, : size - 1]", "search"),
+    ("beam-bar-length", SEARCH + "beam.py", "live.length + 1, task).unsqueeze", "live.length + 2, task).unsqueeze", "search"),
+    ("beam-cut-wins", SEARCH + "beam.py", "can_win & is_last", "is_last", "search"),
+    # --- nmt/search/hypotheses.py
+    ("coverage-share", SEARCH + "hypotheses.py", "self.attended + weights", "self.attended + 0.99 * weights", "search alignment"),
+    ("coverage-eos", SEARCH + "hypotheses.py", "self.src_lengths.to(live.sentences.device) - 1", "self.src_lengths.to(live.sentences.device)", "search alignment"),
+    ("score-length", SEARCH + "hypotheses.py", "score(total, len(tokens),", "score(total, len(tokens) - 1,", "search alignment"),
+    ("score-sum", SEARCH + "hypotheses.py", "math.fsum(log_probs)", "math.fsum(log_probs[:-1])", "search alignment"),
+    ("needs-attention", SEARCH + "hypotheses.py", "coverage_penalty > 0", "coverage_penalty > 0.35", "search alignment"),
+    # --- nmt/search/penalties.py
+    ("wu-constant", SEARCH + "penalties.py", "return ((5 + length) / 6)", "return ((6 + length) / 7)", "penalties"),
+    ("reward-length", SEARCH + "penalties.py", "config.word_reward * length", "config.word_reward * (length - 1)", "penalties"),
+    ("bound-reward", SEARCH + "penalties.py", "- reward * length for", "- 0.98 * reward * length for", "penalties"),
+    ("turn-floor", SEARCH + "penalties.py", "lengths += [turn.floor(), turn.ceil()]", "lengths += [turn.floor()]", "penalties"),
+    ("turn-ceil", SEARCH + "penalties.py", "lengths += [turn.floor(), turn.ceil()]", "lengths += [turn.ceil()]", "penalties"),
+    ("bound-last", SEARCH + "penalties.py", "lengths = [first, last]", "lengths = [first]", "penalties"),
+    ("bound-first", SEARCH + "penalties.py", "lengths = [first, last]", "lengths = [last]", "penalties"),
+    ("coverage-cap", SEARCH + "penalties.py", "clamp(tiny, 1.0)", "clamp(tiny, 1.05)", "penalties"),
+    ("coverage-words", SEARCH + "penalties.py", "< num_words.unsqueeze(1)", "<= num_words.unsqueeze(1)", "penalties"),
+    ("coverage-floor", SEARCH + "penalties.py", "clamp(tiny, 1.0)", "clamp(1e-6, 1.0)", "penalties"),
+    ("turn-five", SEARCH + "penalties.py", "- 5  # NaN", "- 6  # NaN", "penalties"),
+    # --- nmt/search/constraints.py
+    ("least-length", SEARCH + "constraints.py", "live.length < min_length", "live.length <= min_length", "constraints"),
+    ("least-length-less", SEARCH + "constraints.py", "live.length < min_length", "live.length < min_length - 1", "constraints"),
+    ("prefix-end", SEARCH + "constraints.py", "live.length >= longest", "live.length >= longest - 1", "constraints"),
+    ("prefix-longest", SEARCH + "constraints.py", "live.length >= longest", "live.length > longest", "constraints"),
+    ("prefix-probability", SEARCH + "constraints.py", "scatter_(1, wanted.clamp(min=0), kept)", "scatter_(1, wanted.clamp(min=0), kept * 0)", "constraints"),
+    ("forbid-first", SEARCH + "constraints.py", "for token in ids:", "for token in ids[:1]:", "constraints"),
+    ("forbid-last", SEARCH + "constraints.py", "for token in ids:", "for token in ids[1:]:", "constraints"),
+    # --- nmt/search/search.py
+    ("earliest-eos", SEARCH + "search.py", "len(prefix)) + 1 for", "len(prefix)) for", "sampling constraints search"),
+    ("limit-source", SEARCH + "search.py", "int(config.max_length_a * (length - 1))", "int(config.max_length_a * length)", "sampling constraints search"),
+    ("limit-constant", SEARCH + "search.py", "+ config.max_length_b", "+ config.max_length_b - 1", "sampling constraints search"),
+    ("n-best-ignored", SEARCH + "search.py", "min(n_best or config.beam_size, config.beam_size)", "config.beam_size", "sampling constraints search"),
+    ("limit-row", SEARCH + "search.py", "limits[live.sentences] == live.length", "limits[live.sentences] == live.length + 1", "sampling constraints search"),
+    ("draw-kept", SEARCH + "search.py", "setdefault(row % draws, hypothesis)", "__setitem__(row % draws, hypothesis)", "sampling constraints search"),
+    ("top-k-least", SEARCH + "search.py", "[:, -1:]  # (rows, 1)", "[:, -1:] + 1e-4", "sampling constraints search"),
+    ("top-k-ties", SEARCH + "search.py", "logits < least, NEVER)\n    if", "logits <= least, NEVER)\n    if", "sampling constraints search"),
+    ("top-p-more", SEARCH + "search.py", "before >= config.top_p", "before > config.top_p + 0.02", "sampling constraints search"),
+    ("top-p-less", SEARCH + "search.py", "before >= config.top_p", "before >= config.top_p - 0.02", "sampling constraints search"),
+    ("top-p-crossing", SEARCH + "search.py", "shares.cumsum(dim=1) - shares", "shares.cumsum(dim=1)", "sampling constraints search"),
+    ("draw-temperature", SEARCH + "search.py", "log_probs / config.temperature", "log_probs / (1.05 * config.temperature)", "sampling constraints search"),
+    ("top-k-one", SEARCH + "search.py", "0 < config.top_k <", "1 < config.top_k <", "sampling constraints search"),
+    ("noise-half", SEARCH + "search.py", "dtype=np.float32", "dtype=np.float16", "sampling constraints search"),
+    ("noise-scale", SEARCH + "search.py", "-np.log(generator", "-0.95 * np.log(generator", "sampling constraints search"),
+    ("draw-padding", SEARCH + "search.py", "[self.config.seed, key, draw, *row[:length]]", "[self.config.seed, key, draw, *row]", "sampling constraints search"),
+    ("draw-key", SEARCH + "search.py", "[self.config.seed, key, draw, *row[:length]]", "[self.config.seed, draw, *row[:length]]", "sampling constraints search"),
+    ("draw-number", SEARCH + "search.py", "[self.config.seed, key, draw, *row[:length]]", "[self.config.seed, key, *row[:length]]", "sampling constraints search"),
+    ("draw-row", SEARCH + "search.py", "row % self.config.beam_size]", "(row + 1) % self.config.beam_size]", "sampling constraints search"),
+    # --- nmt/search/stepper.py
+    ("ensemble-mean", SEARCH + "stepper.py", "- math.log(len(log_probs))", "- 0.99 * math.log(len(log_probs))", "ensemble alignment"),
+    ("ensemble-some", SEARCH + "stepper.py", "stacked.mean(dim=0)\n        return", "stacked[:2].mean(dim=0)\n        return", "ensemble alignment"),
+    ("ensemble-attention", SEARCH + "stepper.py", "torch.stack(weights).mean(dim=0)  # (rows, S)", "weights[0]  # (rows, S)", "ensemble alignment"),
+    ("ensemble-scored-attention", SEARCH + "stepper.py", "torch.stack(weights).mean(dim=0) if weights", "weights[0] if weights", "ensemble alignment"),
+    # --- nmt/search/beam.py
+    ("last-attention", SEARCH + "stepper.py", "weights.mean(dim=1)[:, -1]", "weights[:, 0, -1]", "alignment"),
+    ("beam-limit-next", SEARCH + "beam.py", "live.length + 1).unsqueeze(1)", "live.length).unsqueeze(1)", "search"),
 ]
 # fmt: on

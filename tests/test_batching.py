@@ -1,18 +1,28 @@
-"""Token-bucket batches and updates: what must hold for any lengths, seed and number of ranks."""
+"""Token-bucket batches and updates: what must hold for any lengths, seed and number of ranks, in
+epochs of one pool and of several.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
+import tracemalloc
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from toy import assert_same_weights, read_records, train, write_data
 
+from nmt.data import batching
 from nmt.data.batch import batch_cost, bucket, padding_share
-from nmt.data.batching import TokenBatchSampler
+from nmt.data.batching import TokenBatchSampler, Updates
+from nmt.data.mixing import CorpusRange, make_mix
+from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 
 CASES = range(12)
+POOLS = (5_000_000, 30)  # pairs that are planned together
 
 
 def random_lengths(seed: int, *, most: int = 60) -> Any:
@@ -35,41 +45,40 @@ def plan(sampler: TokenBatchSampler, epoch: int = 0) -> list[list[list[int]]]:
 
 def rank_plans(lengths: Any, world_size: int, **changes: Any) -> list[list[list[list[int]]]]:
     """Return the plan of every rank."""
-    ranks = [
-        sampler(lengths, rank=rank, world_size=world_size, **changes) for rank in range(world_size)
-    ]
-    return [plan(one, 1) for one in ranks]
+    ranks = range(world_size)
+    return [plan(sampler(lengths, rank=r, world_size=world_size, **changes), 1) for r in ranks]
 
 
 def flat(batches: list[list[int]]) -> list[int]:
     return [row for rows in batches for row in rows]
 
 
+@pytest.fixture
+def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Plan 30 pairs at a time."""
+    monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
+
+
 # --- batches
 
 
-@pytest.mark.parametrize("seed", CASES)
-def test_bucket_puts_every_pair_in_one_batch_within_the_bound(seed: int) -> None:
-    lengths = random_lengths(seed)
-    bound = int(np.random.default_rng(seed).integers(lengths.max(), 500))
-    order = np.random.default_rng(seed + 1).permutation(len(lengths))
-    batches = [rows.tolist() for rows in bucket(lengths, bound, order)]
-    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
-    longest = [max(int(side) for side in pair) for pair in lengths]
-    costs = [len(rows) * max(longest[row] for row in rows) for rows in batches]
-    assert all(0 < cost <= bound for cost in costs)
-    assert costs == [batch_cost(lengths[rows]) for rows in batches]
-    flat = [longest[row] for rows in batches for row in rows]
-    assert flat == sorted(flat)
-    for rows, following in zip(batches, batches[1:], strict=False):  # no batch is cut too early
-        assert (len(rows) + 1) * longest[following[0]] > bound
-
-
-def test_bucket_takes_the_pairs_that_it_is_given() -> None:
-    lengths = random_lengths(5)
-    some = np.arange(0, len(lengths), 3)
-    batches = bucket(lengths, 200, some)
-    assert sorted(np.concatenate(batches).tolist()) == some.tolist()
+def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
+    for seed in CASES:
+        lengths = random_lengths(seed)
+        bound = int(np.random.default_rng(seed).integers(lengths.max(), 500))
+        order = np.random.default_rng(seed + 1).permutation(len(lengths))
+        batches = [rows.tolist() for rows in bucket(lengths, bound, order)]
+        assert sorted(flat(batches)) == list(range(len(lengths))), seed
+        longest = [max(int(side) for side in pair) for pair in lengths]
+        costs = [len(rows) * max(longest[row] for row in rows) for rows in batches]
+        assert all(0 < cost <= bound for cost in costs), seed
+        assert costs == [batch_cost(lengths[rows]) for rows in batches], seed
+        in_order = [longest[row] for row in flat(batches)]
+        assert in_order == sorted(in_order), seed
+        for rows, following in itertools.pairwise(batches):  # no batch is cut too early
+            assert (len(rows) + 1) * longest[following[0]] > bound, seed
+        some = np.arange(0, len(lengths), 3)  # of a part of the pairs
+        assert sorted(np.concatenate(bucket(lengths, 200, some)).tolist()) == some.tolist()
 
 
 def test_bucket_breaks_ties_by_the_order() -> None:
@@ -83,21 +92,16 @@ def test_a_batch_costs_its_rows_times_its_longest_side() -> None:
     assert batch_cost(np.array([[3, 9], [5, 2], [1, 1]], dtype=np.int32)) == 3 * 9
 
 
-@pytest.mark.parametrize("seed", CASES)
-def test_padding_share_equals_a_count_of_empty_places(seed: int) -> None:
-    lengths = random_lengths(seed)
-    batches = bucket(lengths, 200, np.arange(len(lengths)))
-    empty = places = 0
-    for rows in batches:
-        for side in (0, 1):
+def test_padding_share_equals_a_count_of_empty_places_which_sorting_saves() -> None:
+    for seed in CASES:
+        lengths = random_lengths(seed)
+        batches = bucket(lengths, 200, np.arange(len(lengths)))
+        empty = places = 0
+        for rows, side in itertools.product(batches, (0, 1)):
             width = max(int(lengths[row, side]) for row in rows)
-            for row in rows:
-                places += width
-                empty += width - int(lengths[row, side])
-    assert padding_share(lengths, batches) == pytest.approx(empty / places)
-
-
-def test_sorting_saves_padding() -> None:
+            places += width * len(rows)
+            empty += sum(width - int(lengths[row, side]) for row in rows)
+        assert padding_share(lengths, batches) == pytest.approx(empty / places), seed
     lengths = random_lengths(7)
     unsorted = [np.array(rows) for rows in np.array_split(np.arange(len(lengths)), 40)]
     batches = bucket(lengths, 300, np.arange(len(lengths)))
@@ -107,15 +111,23 @@ def test_sorting_saves_padding() -> None:
 # --- updates
 
 
-@pytest.mark.parametrize("seed", CASES)
-@pytest.mark.parametrize("epoch", [0, 1])
-def test_every_pair_comes_once_an_epoch_in_batches_within_the_bound(seed: int, epoch: int) -> None:
-    lengths = random_lengths(seed)
-    updates = plan(sampler(lengths), epoch)
-    batches = [rows for update in updates for rows in update]
-    assert sorted(row for rows in batches for row in rows) == list(range(len(lengths)))
-    assert all(batch_cost(lengths[rows]) <= 150 for rows in batches)
-    assert all(updates)
+def test_every_pair_comes_once_an_epoch_in_as_many_updates_as_announced(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for pool, seed, tokens in itertools.product(POOLS, CASES, (1, 20, 600)):
+        case = (pool, seed, tokens)
+        monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
+        lengths = random_lengths(seed)
+        one = sampler(lengths, tokens_per_update=tokens)
+        updates = one.updates(4)
+        assert sum(1 for _ in updates) == len(updates), case
+        assert all(update.batches for update in updates), case
+        batches = [rows for update in updates for rows in update.batches]
+        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths))), case
+        assert all(0 < batch_cost(lengths[rows]) <= one.max_tokens <= 150 for rows in batches)
+        for update in updates:
+            counts = sum(lengths[rows].sum(axis=0) for rows in update.batches).tolist()
+            assert counts == [update.num_src_tokens, update.num_tokens], case
 
 
 def test_the_order_is_a_function_of_seed_and_epoch() -> None:
@@ -127,22 +139,20 @@ def test_the_order_is_a_function_of_seed_and_epoch() -> None:
     assert all(one != other for i, one in enumerate(plans) for other in plans[:i])
 
 
-@pytest.mark.parametrize("seed", CASES)
-def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batches(
-    seed: int,
-) -> None:
+def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batches() -> None:
     """A run that goes on with a newer nmt must find this order, so an oracle keeps it."""
-    lengths = random_lengths(seed)
-    generator = np.random.default_rng((3, 5))  # (seed, epoch)
-    pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
-    batches: list[list[int]] = []
-    for src, tgt, row in sorted(pairs, key=lambda pair: (max(pair[:2]), pair[1], pair[0])):
-        if not batches or (len(batches[-1]) + 1) * max(src, tgt) > 150:
-            batches.append([])
-        batches[-1].append(row)
-    expected = [batches[i] for i in generator.permutation(len(batches))]
-    planned = [rows for update in plan(sampler(lengths), 5) for rows in update]
-    assert planned == expected
+    for seed in CASES:
+        lengths = random_lengths(seed)
+        generator = np.random.default_rng((3, 5))  # (seed, epoch)
+        pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
+        batches: list[list[int]] = []
+        for src, tgt, row in sorted(pairs, key=lambda pair: (max(pair[:2]), pair[1], pair[0])):
+            if not batches or (len(batches[-1]) + 1) * max(src, tgt) > 150:
+                batches.append([])
+            batches[-1].append(row)
+        expected = [batches[i] for i in generator.permutation(len(batches))]
+        planned = [rows for update in plan(sampler(lengths), 5) for rows in update]
+        assert planned == expected, seed
 
 
 def test_epochs_differ_in_the_pairs_of_a_batch_and_in_the_order_of_batches() -> None:
@@ -154,53 +164,47 @@ def test_epochs_differ_in_the_pairs_of_a_batch_and_in_the_order_of_batches() -> 
     assert longest not in (sorted(longest), sorted(longest, reverse=True))
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 8])
-@pytest.mark.parametrize("seed", [1, 3, 8])
 def test_ranks_share_the_pairs_of_every_update_that_one_rank_makes(
-    seed: int, world_size: int
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lengths = random_lengths(seed)
-    alone = plan(sampler(lengths), 1)
-    ranks = rank_plans(lengths, world_size)
-    assert {len(updates) for updates in ranks} == {len(alone)}
-    for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
-        together = [row for batches in shares for row in flat(batches)]
-        assert together == flat(update)  # in its order, hence each once
+    for pool, seed, world_size in itertools.product(POOLS, (1, 3, 8), (2, 3, 8)):
+        monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
+        lengths = random_lengths(seed)
+        alone = plan(sampler(lengths), 1)
+        ranks = rank_plans(lengths, world_size)
+        assert {len(updates) for updates in ranks} == {len(alone)}, (pool, seed, world_size)
+        for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
+            together = [row for batches in shares for row in flat(batches)]
+            assert together == flat(update), (pool, seed, world_size)  # in order, hence each once
 
 
-@pytest.mark.parametrize("world_size", [1, 3])
-def test_every_rank_knows_the_size_of_the_whole_update(world_size: int) -> None:
+def test_every_rank_knows_the_size_of_the_whole_update() -> None:
     lengths = random_lengths(8)
-    ranks = [
-        sampler(lengths, rank=rank, world_size=world_size).updates(0) for rank in range(world_size)
-    ]
+    ranks = [sampler(lengths, rank=rank, world_size=3).updates(0) for rank in range(3)]
     for shares in zip(*ranks, strict=True):
-        rows = [row for share in shares for batch in share.batches for row in batch.tolist()]
+        rows = np.concatenate([rows for share in shares for rows in share.batches])
         for share in shares:
-            assert share.num_src_tokens == sum(int(lengths[row, 0]) for row in rows)
-            assert share.num_tokens == sum(int(lengths[row, 1]) for row in rows)
+            counts = [share.num_src_tokens, share.num_tokens]
+            assert counts == lengths[rows].sum(axis=0).tolist()
 
 
-@pytest.mark.parametrize("world_size", [2, 3, 8])
-@pytest.mark.parametrize("seed", CASES)
-@pytest.mark.parametrize("tokens_per_update", [300, 3000])
-def test_ranks_have_equal_work_and_no_sliver_of_a_batch(
-    seed: int, world_size: int, tokens_per_update: int
-) -> None:
-    lengths = random_lengths(seed)
-    changes = {"tokens_per_update": tokens_per_update}
-    alone = plan(sampler(lengths, **changes), 1)
-    ranks = rank_plans(lengths, world_size, **changes)
-    for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
-        share = sum(batch_cost(lengths[rows]) for rows in update) / world_size
-        batch_of = {row: rows for rows in update for row in rows}
-        for batches in shares:
-            longest = max((int(lengths[batch_of[r[0]]].max()) for r in batches), default=0)
-            cost = sum(batch_cost(lengths[rows]) for rows in batches)
-            assert cost <= 1.25 * share + longest
-            for rows in batches:
-                width = int(lengths[batch_of[rows[0]]].max())
-                assert rows == batch_of[rows[0]] or (len(rows) + 1) * width >= share / 8
+def test_ranks_have_equal_work_and_no_sliver_of_a_batch() -> None:
+    for seed, world_size, tokens in itertools.product(CASES, (2, 3, 8), (300, 3000)):
+        case = (seed, world_size, tokens)
+        lengths = random_lengths(seed)
+        alone = plan(sampler(lengths, tokens_per_update=tokens), 1)
+        ranks = rank_plans(lengths, world_size, tokens_per_update=tokens)
+        for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
+            share = sum(batch_cost(lengths[rows]) for rows in update) / world_size
+            batch_of = {row: rows for rows in update for row in rows}
+            for batches in shares:
+                longest = max((int(lengths[batch_of[r[0]]].max()) for r in batches), default=0)
+                cost = sum(batch_cost(lengths[rows]) for rows in batches)
+                assert cost <= 1.25 * share + longest, case
+                for rows in batches:
+                    width = int(lengths[batch_of[rows[0]]].max())
+                    is_whole = rows == batch_of[rows[0]]
+                    assert is_whole or (len(rows) + 1) * width >= share / 8, case
 
 
 def test_an_update_of_fewer_pairs_than_ranks_leaves_some_without_a_batch() -> None:
@@ -209,28 +213,24 @@ def test_an_update_of_fewer_pairs_than_ranks_leaves_some_without_a_batch() -> No
     assert sorted(len(flat(batches)) for batches in shares) == [0] * 5 + [1] * 3
 
 
-def test_a_late_epoch_of_two_million_pairs_costs_no_replay() -> None:
-    lengths = np.random.default_rng(0).integers(3, 80, (2_000_000, 2)).astype(np.int32)
+def test_a_late_epoch_of_half_a_million_pairs_costs_no_replay() -> None:
+    lengths = np.random.default_rng(0).integers(3, 80, (500_000, 2)).astype(np.int32)
     one = sampler(lengths, 4096, tokens_per_update=25_000, rank=1, world_size=2)
     start = time.process_time()
     reached = one.updates(9)
-    assert time.process_time() - start < 10  # about 1 on a free core; ten epochs would take ten
+    assert time.process_time() - start < 3  # about 0.3 on a free core; ten epochs would take ten
     assert len(reached) == round(int(lengths[:, 1].sum()) / 25_000)
 
 
-@pytest.mark.parametrize("seed", CASES)
-@pytest.mark.parametrize("tokens_per_update", [300, 900, 100_000])
-def test_updates_have_the_tokens_asked_for_within_one_batch(
-    seed: int, tokens_per_update: int
-) -> None:
-    lengths = random_lengths(seed)
-    updates = plan(sampler(lengths, tokens_per_update=tokens_per_update), 0)
-    tokens = [sum(int(lengths[rows, 1].sum()) for rows in update) for update in updates]
-    largest = max(int(lengths[rows, 1].sum()) for update in updates for rows in update)
-    total = int(lengths[:, 1].sum())
-    assert len(updates) == max(1, round(total / tokens_per_update))
-    assert sum(tokens) == total
-    assert all(abs(count - total / len(updates)) <= largest for count in tokens)
+def test_updates_have_the_tokens_asked_for_within_one_batch() -> None:
+    for seed, tokens_per_update in itertools.product(CASES, (300, 900, 100_000)):
+        lengths = random_lengths(seed)
+        updates = plan(sampler(lengths, tokens_per_update=tokens_per_update), 0)
+        tokens = [sum(int(lengths[rows, 1].sum()) for rows in update) for update in updates]
+        largest = max(int(lengths[rows, 1].sum()) for update in updates for rows in update)
+        total = int(lengths[:, 1].sum())
+        assert len(updates) == max(1, round(total / tokens_per_update)), seed
+        assert all(abs(count - total / len(updates)) <= largest for count in tokens), seed
 
 
 def test_an_update_smaller_than_a_batch_makes_batches_smaller() -> None:
@@ -246,3 +246,128 @@ def test_a_sentence_above_max_tokens_is_refused_with_both_numbers() -> None:
         sampler(lengths, max_tokens=76)
     assert "\n" not in str(caught.value)
     assert plan(sampler(lengths, max_tokens=77))
+
+
+# --- large corpora, planned a pool of pairs at a time
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lengths = random_lengths(8)
+    expected = {epoch: plan(sampler(lengths), epoch) for epoch in (0, 3)}
+    calls = []
+    monkeypatch.setattr(batching, "bucket", lambda *a: calls.append(1) or bucket(*a))
+    one = sampler(lengths)
+    assert len(one.updates(0)) > 5
+    assert not calls
+    for epoch, index in ((3, -1), (0, 4), (3, 2), (0, 0)):
+        calls.clear()
+        update = one.updates(epoch)[index]
+        assert [rows.tolist() for rows in update.batches] == expected[epoch][index]
+        assert len(calls) == 1
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_each_pool_is_shuffled_in_its_own_way() -> None:
+    one = sampler(np.full((60, 2), 5, dtype=np.uint16))
+    updates, orders = one.updates(0), []
+    for pool, index in enumerate((0, -1)):
+        rows = one.mix.rows(one.seed, 0, pool, 2).tolist()
+        batches = [batch for update in updates.pool_of(index) for batch in update.batches]
+        orders.append([rows.index(row) for row in np.concatenate(batches).tolist()])
+    assert sorted(orders[0]) == sorted(orders[1]) == list(range(30))
+    assert orders[0] != orders[1]
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_a_slice_of_updates_plans_nothing_and_is_the_same_updates(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    updates = sampler(random_lengths(8)).updates(2)
+    everything = list(updates)
+    again = sampler(random_lengths(8)).updates(2)
+    with monkeypatch.context() as patch:
+        patch.setattr(batching, "bucket", None)
+        rest = again[3:]
+        assert isinstance(rest, Updates)
+        assert len(rest) == len(everything) - 3
+    assert [u.num_tokens for u in rest] == [u.num_tokens for u in everything[3:]]
+    with pytest.raises(IndexError):
+        again[len(again)]
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_two_pools_in_turn_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    updates = sampler(random_lengths(8)).updates(0)
+    calls = []
+    monkeypatch.setattr(batching, "bucket", lambda *a: calls.append(1) or bucket(*a))
+    for _ in range(5):  # who prepares the next update is ahead of who makes this one
+        assert updates[0].num_tokens
+        assert updates[-1].num_tokens
+    assert len(calls) == 2
+    assert updates.pool_of(0)[0] is updates[0]
+    assert len(updates.pool_of(0)) < len(updates)
+
+
+def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "_POOL_PAIRS", 5000)
+    lengths = np.random.default_rng(0).integers(3, 80, (21_000, 2)).astype(np.uint16)
+    lengths[:7000] //= 3  # one corpus is shorter than the other
+    mix = make_mix([CorpusRange("a", 0, 7000, 2.0), CorpusRange("b", 7000, 14_000, 1.0)], {})
+    updates = sampler(lengths, 400, tokens_per_update=2000, mix=mix).updates(0)
+    tokens = [update.num_tokens for update in updates]
+    assert updates.num_pairs == 28_000
+    assert np.mean(tokens) == pytest.approx(2000, rel=0.01)
+    assert np.std(tokens) < 200
+    drawn = np.bincount(np.concatenate([r for u in updates for r in u.batches]))
+    assert drawn.tolist() == [2] * 7000 + [1] * 14_000
+
+
+def test_a_corpus_that_is_left_out_bounds_nothing() -> None:
+    lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
+    corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
+    one = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))
+    assert one.longest == 7
+    assert one.rows_to_try().tolist() == [0, 2]
+
+
+def test_what_is_tried_of_a_large_corpus_holds_its_longest_pairs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(batching, "_POOL_PAIRS", 50)
+    for seed in CASES:
+        lengths = random_lengths(seed)
+        one = sampler(lengths)
+        rows = one.rows_to_try()
+        assert len(rows) <= 51
+        assert int(lengths[rows].max()) == one.longest == int(lengths.max())
+
+
+@pytest.mark.usefixtures("small_pools")
+def test_a_run_that_stops_in_a_later_pool_goes_on_with_the_same_bits(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    write_data(tmp_path, tokenizer, [(5 + i % 7, 4 + i % 5) for i in range(100)])
+    arguments = ["valid_bleu=false", "model.dropout=0.1", "tokens_per_update=60"]
+    assert train(tmp_path, tmp_path / "whole", *arguments, "max_updates=17") == 0
+    for end in (8, 17):  # in the third of four pools, and in the next epoch
+        assert train(tmp_path, tmp_path / "parts", *arguments, f"max_updates={end}") == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert read_records(tmp_path / "parts", "epoch")[-1]["epoch"] == 1
+
+
+@pytest.mark.slow
+def test_forty_million_pairs_are_planned_in_bounded_time_and_memory() -> None:
+    lengths = np.random.default_rng(0).integers(3, 40, (40_000_000, 2), dtype=np.uint16)
+    one = sampler(lengths, 4096, tokens_per_update=25_000)
+    tracemalloc.start()
+    start = time.process_time()
+    updates = one.updates(11)
+    assert updates[len(updates) * 3 // 4].num_tokens == pytest.approx(25_000, rel=0.2)
+    assert time.process_time() - start < 30  # about 4 on a free core
+    assert tracemalloc.get_traced_memory()[1] < 500e6
+    tracemalloc.stop()

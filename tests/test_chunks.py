@@ -42,7 +42,7 @@ def join(lines: list[bytes], draw: random.Random) -> bytes:
 
 
 @pytest.fixture
-def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Read 64 bytes at a time, the longest a line may have."""
     monkeypatch.setattr(chunks, "_BLOCK_BYTES", 64)
     monkeypatch.setattr(chunks, "MAX_LINE_BYTES", 64)
@@ -57,11 +57,13 @@ def blanked(lines: list[bytes]) -> list[bytes]:
     return [b"" if len(line) > 64 else line for line in lines]
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_any_lines_come_back_in_pairs_with_their_numbers(
-    tmp_path: Path, small_blocks: None, seed: int
-) -> None:
-    draw = random.Random(seed)
+@pytest.mark.usefixtures("_small_blocks")
+def test_any_lines_come_back_in_pairs_with_their_numbers(tmp_path: Path) -> None:
+    for seed in range(20):
+        check_numbers(tmp_path, random.Random(seed))
+
+
+def check_numbers(tmp_path: Path, draw: random.Random) -> None:
     sources, expected, overlong, numbers = [], [], [], []
     for name in range(3):
         sides = [random_lines(number, draw) for number in [draw.choice([0, 1, 7, 40])] * 2]
@@ -87,11 +89,13 @@ def test_any_lines_come_back_in_pairs_with_their_numbers(
         assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds["bytes_a_chunk"]
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_what_is_skipped_is_what_would_have_been_read(
-    tmp_path: Path, small_blocks: None, seed: int
-) -> None:
-    draw = random.Random(seed)
+@pytest.mark.usefixtures("_small_blocks")
+def test_what_is_skipped_is_what_would_have_been_read(tmp_path: Path) -> None:
+    for seed in range(10):
+        check_skipping(tmp_path, random.Random(seed))
+
+
+def check_skipping(tmp_path: Path, draw: random.Random) -> None:
     lines = random_lines(60, draw)
     one = source(*(write(tmp_path / name, join(lines, draw)) for name in ("a", "b.gz")))
     expected, found, at = list(zip(*[blanked(lines) * 2] * 2, strict=True)), [], 0
@@ -124,37 +128,23 @@ def test_chunks_depend_on_the_text_alone_not_on_blocks_or_compression(
     assert all(other == seen[0] for other in seen)
 
 
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"", []),
-        (b"\n", [b""]),
-        (b"a", [b"a"]),
-        (b"a\n\n", [b"a", b""]),
-        (b"\n\nb", [b"", b"", b"b"]),
-    ],
-)
-def test_a_line_is_what_a_newline_ends_or_the_rest(
-    tmp_path: Path, content: bytes, expected: list[bytes]
-) -> None:
-    found = list(read_chunks([source(write(tmp_path / "a.tsv", content))]))
-    assert rows(found) == [(line,) for line in expected]
+def test_a_line_is_what_a_newline_ends_or_the_rest(tmp_path: Path) -> None:
+    texts = {b"": [], b"\n": [b""], b"a": [b"a"], b"a\n\n": [b"a", b""], b"\n\nb": [b"", b"", b"b"]}
+    for content, expected in texts.items():
+        found = list(read_chunks([source(write(tmp_path / "a.tsv", content))]))
+        assert rows(found) == [(line,) for line in expected], content
 
 
-@pytest.mark.parametrize(("num_src", "num_tgt"), [(10, 9), (9, 10), (0, 3), (3, 0), (1, 20000)])
-def test_unequal_files_are_refused_with_both_counts(
-    tmp_path: Path, num_src: int, num_tgt: int
-) -> None:
+def test_unequal_files_are_refused_with_both_counts(tmp_path: Path) -> None:
     good = source(*(write(tmp_path / name, b"x\n" * 5) for name in ("good.en", "good.de")))
-    bad = source(
-        write(tmp_path / "bad.en.gz", b"x\n" * num_src),
-        write(tmp_path / "bad.de", b"y\n" * num_tgt),
-    )
-    expected = f"bad.en.gz has {num_src} lines, bad.de {num_tgt}; extract"
-    with pytest.raises(DataError, match=re.escape(expected)):
-        list(read_chunks([good, bad]))
-    with ChunkReader([good, bad]) as reader, pytest.raises(DataError, match=re.escape(expected)):
-        reader.skip(10**9)
+    for num_src, num_tgt in ((10, 9), (9, 10), (0, 3), (3, 0), (1, 20000)):
+        src = write(tmp_path / "bad.en.gz", b"x\n" * num_src)
+        bad = source(src, write(tmp_path / "bad.de", b"y\n" * num_tgt))
+        expected = re.escape(f"bad.en.gz has {num_src} lines, bad.de {num_tgt}; extract")
+        with pytest.raises(DataError, match=expected):
+            list(read_chunks([good, bad]))
+        with ChunkReader([good, bad]) as reader, pytest.raises(DataError, match=expected):
+            reader.skip(10**9)
 
 
 def test_a_damaged_archive_is_named_as_the_user_wrote_it(tmp_path: Path) -> None:
@@ -177,36 +167,33 @@ _READ = """
 import resource, sys
 from pathlib import Path
 from nmt.preprocess.chunks import Format, Source, read_chunks
-paths = tuple(map(Path, sys.argv[1:]))
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-num_pairs, overlong, start = 0, [], None
-for chunk in read_chunks([Source("", Format.pair, paths, ("a", "b"))]):
-    num_pairs += chunk.num_pairs
-    overlong += chunk.overlong
-    start = start or [raw[:12] for raw in chunk.raw]
-print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
-print(num_pairs, overlong, start)
+for name in sys.argv[1:]:
+    num_pairs, overlong, start = 0, [], None
+    paths = Path(name), Path(name + ".tgt")
+    for chunk in read_chunks([Source("", Format.pair, paths, ("a", "b"))]):
+        num_pairs += chunk.num_pairs
+        overlong += chunk.overlong
+        start = start or [raw[:12] for raw in chunk.raw]
+    print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, num_pairs, overlong, start)
 """
 
 
-@pytest.mark.parametrize(
-    ("holes", "expected"),
-    [([300_000_000], "3 [2] [b'one\\n\\nthree\\n'"), ([1 << 20] * 300, "302 [] [b'one\\n\\x00")],
-    ids=["one gigantic", "many of the longest"],
-)
-def test_long_lines_take_no_memory_and_shift_no_other(
-    tmp_path: Path, holes: list[int], expected: str
-) -> None:
-    src, tgt = tmp_path / "a", tmp_path / "b"
-    with src.open("wb") as stream:
-        stream.write(b"one\n")
-        for num_bytes in holes:  # of zeros, which take no disk
-            stream.seek(num_bytes, os.SEEK_CUR)
-            stream.write(b"\n")
-        stream.write(b"three\n")
-    tgt.write_bytes(b"eins\n" * (len(holes) + 2))
-    command = [sys.executable, "-c", _READ, str(src), str(tgt)]
+def test_long_lines_take_no_memory_and_shift_no_other(tmp_path: Path) -> None:
+    paths = []
+    for name, holes in {"gigantic": [300_000_000], "longest": [1 << 20] * 300}.items():
+        paths.append(tmp_path / name)
+        with paths[-1].open("wb") as stream:
+            stream.write(b"one\n")
+            for num_bytes in holes:  # of zeros, which take no disk
+                stream.seek(num_bytes, os.SEEK_CUR)
+                stream.write(b"\n")
+            stream.write(b"three\n")
+        (tmp_path / f"{name}.tgt").write_bytes(b"eins\n" * (len(holes) + 2))
+    command = [sys.executable, "-c", _READ, *map(str, paths)]
     out = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    kilobytes, found = out.splitlines()
-    assert int(kilobytes) < 20_000
-    assert found.startswith(expected)
+    expected = "3 [2] [b'one\\n\\nthree\\n'", "302 [] [b'one\\n\\x00"
+    for line, found in zip(out.splitlines(), expected, strict=True):
+        kilobytes, rest = line.split(" ", 1)
+        assert int(kilobytes) < 20_000
+        assert rest.startswith(found)

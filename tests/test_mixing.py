@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import math
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -46,28 +48,24 @@ def test_without_weights_an_epoch_is_every_pair_once_in_order() -> None:
     assert whole(9).rows(3, 5).tolist() == list(range(9))
 
 
-@pytest.mark.parametrize("weight", [0.0, 1.0, 2.0, 3.0])
-def test_a_whole_weight_is_how_often_each_pair_comes_in_each_epoch(weight: float) -> None:
-    mix = make_mix(corpora(), {"c": weight})
-    for epoch in range(3):
-        assert set(counts(mix, "c", range(epoch, epoch + 1)).values()) == {int(weight)}
-        assert set(counts(mix, "a", range(epoch, epoch + 1)).values()) == {1}
+def test_a_whole_weight_is_how_often_each_pair_comes_in_each_epoch() -> None:
+    for weight in (0.0, 1.0, 2.0, 3.0):
+        mix = make_mix(corpora(), {"c": weight})
+        for epoch in range(3):
+            assert set(counts(mix, "c", range(epoch, epoch + 1)).values()) == {int(weight)}
+            assert set(counts(mix, "a", range(epoch, epoch + 1)).values()) == {1}
 
 
-@pytest.mark.parametrize(
-    ("weight", "num_epochs", "times"), [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]
-)
-@pytest.mark.parametrize("name", SIZES)
-def test_a_fraction_repeats_no_pair_before_all_have_come(
-    weight: float, num_epochs: int, times: int, name: str
-) -> None:
-    mix = make_mix(corpora(), {name: weight})
-    for first in (0, 3 * num_epochs):
-        for end in range(1, num_epochs + 1):
-            found = counts(mix, name, range(first, first + end)).values()
-            assert max(found) - min(found) <= 1
-            assert sum(found) == pytest.approx(end * weight * SIZES[name], abs=1)
-        assert set(found) == {times}
+def test_a_fraction_repeats_no_pair_before_all_have_come() -> None:
+    fractions = [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]
+    for name, (weight, num_epochs, times) in itertools.product(SIZES, fractions):
+        mix = make_mix(corpora(), {name: weight})
+        for first in (0, 3 * num_epochs):
+            for end in range(1, num_epochs + 1):
+                found = counts(mix, name, range(first, first + end)).values()
+                assert max(found) - min(found) <= 1, (name, weight)
+                assert sum(found) == pytest.approx(end * weight * SIZES[name], abs=1)
+            assert set(found) == {times}, (name, weight)
 
 
 def test_the_pairs_of_half_an_epoch_are_drawn_at_random() -> None:
@@ -95,10 +93,9 @@ def test_a_large_corpus_is_shuffled_in_blocks_and_none_is_lost(
             assert sorted(both) == list(range(5, 5 + size))
 
 
-@pytest.mark.parametrize("num_pools", [1, 2, 5])
-def test_pools_share_an_epoch_and_every_corpus_of_it(num_pools: int) -> None:
+def test_pools_share_an_epoch_and_every_corpus_of_it() -> None:
     mix = make_mix(corpora(), {"a": 0.5, "b": 3})
-    for epoch in (0, 1):
+    for num_pools, epoch in itertools.product((1, 2, 5), (0, 1)):
         pools = [mix.rows(1, epoch, pool, num_pools).tolist() for pool in range(num_pools)]
         assert sorted(row for pool in pools for row in pool) == sorted(mix.rows(1, epoch).tolist())
         for pool in pools:
@@ -136,39 +133,22 @@ def test_the_pairs_of_a_heated_mix_come_as_often_as_their_share_says() -> None:
 # --- what is refused
 
 
-@pytest.mark.parametrize(
-    ("given", "text"),
-    [
-        ({"weights": {"bb": 1}}, r"mix\.bb: .* did you mean b\?"),
-        ({"weights": {"news": 1}}, r"mix\.news: .* valid: a, b, c"),
-        ({"weights": dict.fromkeys(SIZES, 0)}, "no pair an epoch"),
-        ({"weights": dict.fromkeys(SIZES, 0.001)}, "no pair an epoch"),
-    ],
-)
-def test_a_mix_that_cannot_be_is_one_line_of_error(given: dict[str, Any], text: str) -> None:
-    with pytest.raises(ConfigError, match=text) as caught:
-        make_mix(corpora(), **given)
-    assert "\n" not in str(caught.value)
-
-
-def test_a_folder_without_names_says_so() -> None:
+def test_a_mix_that_cannot_be_is_one_line_of_error() -> None:
+    for weights, text in [
+        ({"bb": 1}, r"mix\.bb: .* did you mean b\?"),
+        ({"news": 1}, r"mix\.news: .* valid: a, b, c"),
+        (dict.fromkeys(SIZES, 0), "no pair an epoch"),
+        (dict.fromkeys(SIZES, 0.001), "no pair an epoch"),
+    ]:
+        with pytest.raises(ConfigError, match=text) as caught:
+            make_mix(corpora(), weights)
+        assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"mix\.news: .* data\.train, without names"):
         make_mix([CorpusRange("", 0, 5, 1.0)], {"news": 1})
-
-
-@pytest.mark.parametrize(
-    "given",
-    [
-        {"mix": {"a": -1.0}},
-        {"mix": {"a": float("nan")}},
-        {"mix": {"a": float("inf")}},
-        {"mix_temperature": 0.5},
-        {"mix_temperature": float("inf")},
-    ],
-)
-def test_weights_and_temperatures_out_of_range_are_refused(given: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"^mix(\.a|_temperature)="):
-        TrainConfig(**given)
+    settings: list[dict[str, Any]] = [{"mix": {"a": w}} for w in (-1.0, math.nan, math.inf)]
+    for given in [*settings, {"mix_temperature": 0.5}, {"mix_temperature": math.inf}]:
+        with pytest.raises(ConfigError, match=r"^mix(\.a|_temperature)="):
+            TrainConfig(**given)
 
 
 # --- in a run

@@ -12,13 +12,13 @@ import json
 import lzma
 import os
 import random
-import subprocess
-import sys
 import tempfile
 from pathlib import Path
 
+from nmt.cli.commands import COMMANDS
+from nmt.cli.main import main
+
 REFERENCE = Path(__file__).parent / "reference" / "preprocess.json"
-_MAIN = "import sys; from nmt.cli.main import preprocess; sys.exit(preprocess())"
 _EN = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge", "don't"]
 _DE = ["rot", "grün", "groß", "Haus", "Baum", "sieht", "der", "ein", "Fluß", "Brücke", "„Ja“"]
 _ODD = [
@@ -135,11 +135,12 @@ def _write(path: Path, lines: list[bytes]) -> None:
 
 def sums(place: Path, arguments: list[str]) -> dict[str, str]:
     """Preprocess the texts in `place`; return the SHA-256 of each file, and of the counts."""
-    out = place / "data"
-    command = [sys.executable, "-c", _MAIN, *arguments, f"data_dir={out}"]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=environment)
-    assert done.returncode == 0, f"{arguments}: {done.stderr}"
+    out, here = place / "data", Path.cwd()
+    os.chdir(place)  # the files are named relative to it
+    try:
+        assert main(COMMANDS["preprocess"], [*arguments, f"data_dir={out}"]) == 0, arguments
+    finally:
+        os.chdir(here)
     found = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in sorted(out.iterdir())

@@ -33,24 +33,27 @@ def part(
     tgt: Sequence[str] = TGT,
     *,
     held_out: HeldOut | None = None,
-    name: str = "",
     **counts: Any,
 ) -> CorpusResult:
     """Measure one corpus of which all was kept, but for what `counts` says."""
     statistics = measure(tokenizer, list(src), list(tgt), held_out)
     kept = len(src)
-    return CorpusResult(name, PairCounts(**{"read": kept, "kept": kept, **counts}), statistics)
+    return CorpusResult(PairCounts(**{"read": kept, "kept": kept, **counts}), statistics)
 
 
 def report(
     tokenizer: Tokenizer,
-    *parts: CorpusResult,
+    parts: CorpusResult | dict[str, CorpusResult],
+    *,
     data: DataConfig | None = None,
     duplicates: dict[str, int] | None = None,
 ) -> Report:
     """Report on a training text of those parts, and validation text that is new."""
     return build_report(
-        {"train": parts, "valid": [part(tokenizer, NEW, NEW)]},
+        {
+            "train": parts if isinstance(parts, dict) else {"": parts},
+            "valid": {"": part(tokenizer, NEW, NEW)},
+        },
         config=PreprocessConfig(data=data or DataConfig(src_lang="en", tgt_lang="de")),
         tokenizers=tokenizer,
         duplicates=duplicates,
@@ -61,7 +64,7 @@ def test_named_corpora_say_how_often_an_epoch_has_them(tokenizer: Tokenizer) -> 
     data = DataConfig()
     weights = {"a": 1.0, "b": 0.5, "c": 0.0}
     data.corpora = {name: CorpusConfig(weight=weight) for name, weight in weights.items()}
-    found = report(tokenizer, *(part(tokenizer, name=name) for name in weights), data=data)
+    found = report(tokenizer, {name: part(tokenizer) for name in weights}, data=data)
     assert {name: c["times"] for name, c in found["train"]["corpora"].items()} == weights
 
 
@@ -104,7 +107,7 @@ DEFECTS = {
     "filter.max_ratio=3": lambda t: report(t, part(t, SRC, ["a"] * 30 + TGT[30:])),
     "leave no training pair": lambda t: report(
         t,
-        part(t, name="a"),
+        {"a": part(t)},
         data=DataConfig(corpora={"a": CorpusConfig(weight=0.0)}),
     ),
     "raise tokenizer.vocab_size": lambda t: report(t, part(t, ["qxjzwvkp"] * 300)),
@@ -173,8 +176,8 @@ def evil_report(tokenizer: Tokenizer) -> Report:
     }
     held_out = HeldOut({"valid": (NEW, NEW)})
     text = [*SRC[:-1], NEW[0]], [*TGT[:-1], NEW[0]]
-    parts = [part(tokenizer, *text, name=EVIL, held_out=held_out, **counts)]
-    return report(tokenizer, *parts, part(tokenizer, name="b"), data=data, duplicates={"pairs": 9})
+    parts = {EVIL: part(tokenizer, *text, held_out=held_out, **counts), "b": part(tokenizer)}
+    return report(tokenizer, parts, data=data, duplicates={"pairs": 9})
 
 
 class Page(HTMLParser):
@@ -236,9 +239,11 @@ def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
     data.corpora = {name: CorpusConfig() for name in names}
     reasons = {f"reason {i}": 1 for i in range(9)}
     held_out = HeldOut({"valid": (SRC, TGT)})
-    parts = [part(tokenizer, held_out=held_out, name=n, read=400, dropped=reasons) for n in names]
+    one = part(tokenizer, held_out=held_out, read=400, dropped=reasons)
     duplicates = {"pairs": 9000, "sources": 9000, "targets": 9000}
-    lines = report_table(report(tokenizer, *parts, data=data, duplicates=duplicates)).split("\n")
+    lines = report_table(
+        report(tokenizer, dict.fromkeys(names, one), data=data, duplicates=duplicates)
+    ).split("\n")
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("› 22 more") for line in lines)

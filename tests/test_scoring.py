@@ -42,15 +42,20 @@ def log_probs_of(
     return [hypothesis.token_log_probs for hypothesis in found]
 
 
-@pytest.mark.parametrize("max_tokens", [1, 40, 4096])
-def test_scores_equal_those_of_each_pair_alone(max_tokens: int) -> None:
+def test_scores_equal_those_of_each_pair_alone() -> None:
     model = decided_model()
     rows, targets = random_rows(25, 1), random_rows(25, 2)
-    found = log_probs_of(ModelStepper(model), rows, targets, max_tokens)
-    for row, target, log_probs in zip(rows, targets, found, strict=True):
-        source = (torch.tensor([[*row, EOS]]), torch.tensor([len(row) + 1]))
-        expected = teacher_forced(model, source, 0, [*target, EOS])
-        assert log_probs == pytest.approx(expected, abs=1e-4)
+    pairs = list(zip(rows, targets, strict=True))
+    sources = [(torch.tensor([[*row, EOS]]), torch.tensor([len(row) + 1])) for row in rows]
+    expected = [
+        teacher_forced(model, source, 0, [*target, EOS])
+        for source, target in zip(sources, targets, strict=True)
+    ]
+    for max_tokens in (1, 40, 4096):
+        found = log_probs_of(ModelStepper(model), rows, targets, max_tokens)
+        for pair, log_probs, wanted in zip(pairs, found, expected, strict=True):
+            assert log_probs == pytest.approx(wanted, abs=1e-4), (max_tokens, pair)
+    assert log_probs_of(ModelStepper(model), [], []) == []
 
 
 def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
@@ -70,10 +75,6 @@ def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
     for some, all_at_once in zip(log_probs_of(stepper, *pairs), whole, strict=True):
         assert some == pytest.approx(all_at_once, abs=1e-6)
     assert max(sizes) == 3
-
-
-def test_no_pairs_have_no_scores() -> None:
-    assert log_probs_of(ModelStepper(decided_model()), [], []) == []
 
 
 def test_a_source_is_what_a_score_depends_on() -> None:
@@ -154,23 +155,18 @@ def test_unequal_files_are_refused_with_both_counts(
     assert f"src has {len(SRC)} lines, {short} 2;" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
+def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, message in (
         (["src=null"], "give src=FILE and tgt=FILE"),
         (["src=-", "tgt=-"], "src is stdin already"),
         (["alignment=true"], "alignment=true: needs format=json"),
         (["window_lines=0"], "window_lines=0: must be at least 1"),
         (["output=/nowhere/scores"], "/nowhere does not exist"),
-    ],
-)
-def test_mistakes_are_one_line(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], message: str
-) -> None:
-    run_score(folder, *arguments, status=2)
-    error = capsys.readouterr().err.strip()
-    assert message in error
-    assert error.count("\n") == 0
+    ):
+        run_score(folder, *arguments, status=2)
+        error = capsys.readouterr().err.strip()
+        assert message in error
+        assert error.count("\n") == 0
 
 
 def test_one_side_may_come_from_stdin(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

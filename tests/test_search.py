@@ -43,7 +43,9 @@ RULES: dict[str, dict[str, Any]] = {
     "wu2 reward": {"alpha": 2.0, "word_reward": 2.0},
     "fine for words": {"alpha": -0.5, "word_reward": -0.7},
     "coverage": {"alpha": 0.6, "coverage_penalty": 0.4, "alignment": True},
+    "some coverage": {"alpha": 1.0, "coverage_penalty": 0.1},
     "least": {"alpha": 1.0, "min_length": 2},
+    "least short": {"alpha": -0.5, "min_length": 2},
 }
 every_rule = pytest.mark.parametrize("rule", RULES.values(), ids=RULES.keys())
 

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import pytest
 from conftest import sentences
 
 from nmt.data.tokenizer import Tokenizer
@@ -190,21 +189,16 @@ def _same(pair: Sequence[str], row: Sequence[str], strictness: str, side: int) -
     return strictness == "normalised" and form != "" and form == slow_normal_form(row[side])
 
 
-@pytest.mark.parametrize("cut", [1, 3, 100])
-def test_overlap_is_what_comparing_all_with_all_finds(tokenizer: Tokenizer, cut: int) -> None:
-    draw = random.Random(cut)
+def test_overlap_is_what_comparing_all_with_all_finds(tokenizer: Tokenizer) -> None:
+    draw = random.Random(0)
     lines = [*LINES, *(draw.choice(LINES) for _ in range(40))]
     src, tgt = map(list, zip(*lines, strict=True))
-    statistics = measure(tokenizer, src, tgt, HeldOut(HELD), cut)
+    statistics = measure(tokenizer, src, tgt, HeldOut(HELD))
+    assert statistics.overlaps.keys() == HELD.keys()
     for split, overlap in statistics.overlaps.items():
         expected = slow_overlap(split, lines)
-        names = [
-            f"{s} {k}" for s in ("exact", "normalised") for k in ("pairs", "sources", "targets")
-        ]
-        rows = overlap.seen.sum(axis=2).ravel().tolist()
-        assert dict(zip(names, rows, strict=True)) == {n: expected["rows"][n] for n in names}
-        pairs = overlap.matches.ravel().tolist()
-        assert dict(zip(names, pairs, strict=True)) == {n: expected["pairs"][n] for n in names}
+        assert {name: len(rows) for name, rows in overlap.seen.items()} == +expected["rows"]
+        assert overlap.matches == expected["pairs"]
         first = {name: places[:NUM_EXAMPLES] for name, places in expected["examples"].items()}
         assert overlap.examples == first
 

@@ -16,9 +16,8 @@ import pytest
 from conftest import sentences
 from translating import fork, kill, status, translate, write_lines, write_model
 
-from nmt import Translator
+from nmt import Translator, progress
 from nmt.data.text import clean_line
-from nmt.translate import progress
 from nmt.translate.backend import NativeBackend
 
 HOSTILE = [
@@ -162,7 +161,7 @@ def test_without_a_terminal_progress_is_lines_of_log(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(progress, "_LOG_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
     places = [f"input={write_lines(tmp_path / 'in', ['the house'] * 200)}", "window_lines=50"]
     output_of(model, *places, folder=tmp_path)
     err = capfd.readouterr().err

@@ -23,7 +23,7 @@ def end_early(place: Path, error: BaseException, *, is_begun: bool = True) -> No
     """Let an error end a run."""
 
     def run() -> None:
-        with open_workspace(place, part=None) as work:
+        with open_workspace(place) as work:
             if is_begun:
                 fill(work)
             raise error
@@ -37,44 +37,30 @@ def units(place: Path) -> list[str]:
     return [path.name for path in place.parent.glob(f".{place.name}.work/units/*")]
 
 
-@pytest.mark.parametrize("error", [NmtError("full"), KeyboardInterrupt(), RuntimeError("bug")])
-def test_results_stay_for_the_same_job(tmp_path: Path, error: BaseException) -> None:
+def test_results_stay_for_the_same_job_alone(tmp_path: Path) -> None:
     place = tmp_path / "new/data"
-    end_early(place, error)
-    with open_workspace(place, part=None) as work:
-        (work.data / "x.tmp").write_bytes(b"half")
-        work.start(JOB)
-        assert units(place) == ["train-00000.json"]
-        assert not (work.data / "x.tmp").exists()
+    for error in (NmtError("full"), KeyboardInterrupt(), RuntimeError("bug")):
+        end_early(place, error)
+        end_early(place, ConfigError("typo"), is_begun=False)
+        with open_workspace(place) as work:
+            (work.data / "x.tmp").write_bytes(b"half")
+            work.start(JOB)
+            assert units(place) == ["train-00000.json"], error
+            assert not (work.data / "x.tmp").exists()
+    for key in ("seed", "inputs", "new"):
+        with open_workspace(place) as work:
+            fill(work)
+            work.spool.mkdir(exist_ok=True)
+            (work.spool / "stdin").write_bytes(b"text")
+            work.start({**JOB, key: 2})
+            assert units(place) == [], key
+            assert (work.spool / "stdin").exists()  # its content is part of the job
 
 
-@pytest.mark.parametrize("key", ["seed", "inputs", "new"])
-def test_results_go_when_the_job_is_another(tmp_path: Path, key: str) -> None:
-    place = tmp_path / "data"
-    end_early(place, KeyboardInterrupt())
-    with open_workspace(place, part=None) as work:
-        (work.spool / "stdin").parent.mkdir()
-        (work.spool / "stdin").write_bytes(b"text")
-        work.start({**JOB, key: 2})
-        assert units(place) == []
-        assert (work.spool / "stdin").exists()  # its content is part of the job
-
-
-@pytest.mark.parametrize("error", [DataError("line 3"), ConfigError("seed")])
-def test_nothing_stays_after_a_mistake_in_what_was_asked_for(
-    tmp_path: Path, error: NmtError
-) -> None:
-    end_early(tmp_path / "new/data", error)
-    assert list(tmp_path.iterdir()) == []
-
-
-def test_results_of_before_survive_a_mistake(tmp_path: Path) -> None:
-    end_early(tmp_path / "data", KeyboardInterrupt())
-    end_early(tmp_path / "data", ConfigError("typo"), is_begun=False)
-    assert units(tmp_path / "data") == ["train-00000.json"]
-
-
-def test_nothing_stays_where_nothing_was_done(tmp_path: Path) -> None:
+def test_nothing_stays_that_is_of_no_use(tmp_path: Path) -> None:
+    for error in (DataError("line 3"), ConfigError("seed")):
+        end_early(tmp_path / "new/data", error)
+        assert list(tmp_path.iterdir()) == [], error
     end_early(tmp_path / "new/data", KeyboardInterrupt(), is_begun=False)
     assert list(tmp_path.iterdir()) == []
 
@@ -84,7 +70,7 @@ def test_a_finished_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> Non
     place.mkdir()
     (place / "meta.json").write_text('{"format_version": 1}', encoding="utf-8")
     (place / "train-00009.arrow").write_bytes(b"old")
-    with open_workspace(place, part=None) as work:
+    with open_workspace(place) as work:
         fill(work)
         (work.data / "meta.json").write_text('{"format_version": 2}', encoding="utf-8")
         assert (place / "train-00009.arrow").exists()
@@ -93,21 +79,17 @@ def test_a_finished_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> Non
     assert json.loads((place / "meta.json").read_text(encoding="utf-8")) == {"format_version": 2}
 
 
-@pytest.mark.parametrize("error", [DataError("no such file"), KeyboardInterrupt()])
-def test_the_old_folder_comes_back_after_a_kill_between_two_renames(
-    tmp_path: Path, error: BaseException
-) -> None:
-    old = tmp_path / ".data.work/old"
-    old.mkdir(parents=True)
-    (old / "meta.json").write_text("{}", encoding="utf-8")
-    end_early(tmp_path / "data", error, is_begun=False)
-    assert [path.name for path in tmp_path.rglob("*")] == ["data", "meta.json"]
-
-
-def test_a_folder_whose_data_was_just_put_in_place_begins_anew(tmp_path: Path) -> None:
+def test_a_kill_between_two_renames_loses_no_folder(tmp_path: Path) -> None:
+    for number, error in enumerate((DataError("no such file"), KeyboardInterrupt())):
+        folder = tmp_path / str(number)
+        old = folder / ".data.work/old"
+        old.mkdir(parents=True)
+        (old / "meta.json").write_text("{}", encoding="utf-8")
+        end_early(folder / "data", error, is_begun=False)
+        assert [path.name for path in folder.rglob("*")] == ["data", "meta.json"], error
     end_early(tmp_path / "data", KeyboardInterrupt())
     (tmp_path / ".data.work/data").rmdir()  # renamed, and killed before the rest was removed
-    with open_workspace(tmp_path / "data", part=None) as work:
+    with open_workspace(tmp_path / "data") as work:
         work.start(JOB)
         assert units(tmp_path / "data") == []
 
@@ -122,7 +104,7 @@ def test_one_run_at_a_time_or_several_parts(tmp_path: Path) -> None:
         ):
             raise AssertionError("two at once")
 
-    with open_workspace(place, part=None) as work:
+    with open_workspace(place) as work:
         fill(work)
         refuse(None)
         refuse("1-2")
@@ -145,21 +127,15 @@ def test_a_part_needs_the_plan_of_the_same_job(tmp_path: Path) -> None:
     assert units(place) == ["train-00000.json"]
 
 
-def test_what_is_foreign_is_not_touched(tmp_path: Path) -> None:
+def test_a_foreign_folder_or_file_stays_and_so_does_a_link(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
     for place in (tmp_path, tmp_path / "letter.txt"):
-        with (
-            pytest.raises(NmtError, match="choose another folder"),
-            open_workspace(place, part=None),
-        ):
+        with pytest.raises(NmtError, match="choose another folder"), open_workspace(place):
             raise AssertionError("taken over")
     assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear"
-
-
-def test_a_link_stays_and_its_folder_is_replaced(tmp_path: Path) -> None:
     (tmp_path / "disk/data").mkdir(parents=True)
     (tmp_path / "data").symlink_to(tmp_path / "disk/data")
-    with open_workspace(tmp_path / "data", part=None) as work:
+    with open_workspace(tmp_path / "data") as work:
         fill(work)
         (work.data / "meta.json").write_text("{}", encoding="utf-8")
         work.finish()

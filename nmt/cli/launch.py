@@ -30,8 +30,8 @@ from nmt.errors import (
 )
 
 _HINTS = {
-    signal.SIGKILL: "; was there enough memory?",
-    signal.SIGABRT: "; NCCL does so to a rank that waited longer than timeout_seconds",
+    "SIGKILL": "; was there enough memory?",
+    "SIGABRT": "; NCCL does so to a rank that waited longer than timeout_seconds",
 }
 
 
@@ -127,7 +127,7 @@ def _kind_and_text(failure: ProcessFailure) -> tuple[str, str]:
     """Return the class of the rank's exception and its message, or the signal that killed it."""
     if failure.exitcode < 0:
         number = signal.Signals(-failure.exitcode)
-        hint = _HINTS.get(number, "")
+        hint = _HINTS.get(number.name, "")
         return number.name, f"process {failure.pid} was killed by {number.name}{hint}"
     message: Any = failure.message  # a text, or what `record` wrote
     message = message["message"] if isinstance(message, dict) else message

@@ -19,8 +19,8 @@ from nmt.config import Engine, OutputFormat, SearchConfig, TooLong, TranslateCon
 from nmt.data.text import count_lines, open_bytes, read_input
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
+from nmt.progress import Progress
 from nmt.translate.output import LineCounts, render
-from nmt.translate.progress import Progress
 from nmt.translate.resume import HashedInput, PartFile, RankShare, fingerprint, finish
 from nmt.translate.translator import Translator
 from nmt.translate.windows import LineOptions
@@ -96,7 +96,7 @@ def _to_stream(job: _Job) -> LineCounts:
             stream.write(data)
             stream.flush()
             total.add(counts)
-            progress.update(window.next_line, window.read_bytes)
+            progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
         if not is_typed(config.input):
             progress.finish()
     return total
@@ -113,8 +113,8 @@ def _to_file(job: _Job, output: Path) -> LineCounts:
                 windows, job.search, job.options
             ):
                 part.append(*render(window, results, config.format), window)
-                progress.update(window.next_line, window.read_bytes)
-            progress.update(source.num_lines, source.num_bytes)
+                progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
+            progress.update(source.num_lines - progress.done, read_bytes=source.num_bytes)
             part.complete(source.num_lines, source.sha256)
             progress.finish()
         return finish(output, share, part, config.window_lines)
@@ -209,7 +209,8 @@ def _find_output(config: TranslateConfig, share: RankShare) -> Path | None:
 def _progress(config: TranslateConfig, done_lines: int) -> Progress:
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
     has_bar = not shows_output and not is_typed(config.input)
-    return Progress(num_bytes(config.input), done_lines, has_bar=has_bar)
+    size = num_bytes(config.input)
+    return Progress("translate", "lines", total_bytes=size, done=done_lines, has_bar=has_bar)
 
 
 def _report(counts: LineCounts, config: TranslateConfig) -> None:

@@ -9,8 +9,7 @@ from __future__ import annotations
 import hashlib
 from bisect import bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -70,8 +69,7 @@ class ShardWriter:
         fields = [(side, pa.list_(kind)) for side, kind in kinds.items()]
         fields += [("src_text", pa.string()), ("tgt_text", pa.string())] if has_text else []
         self._path, self._schema = path, pa.schema(fields)
-        self._num_pairs = self._longest = 0
-        self._num_tokens = [0, 0]
+        self.shard = ShardFile(path.name, 0, 0, 0, 0, 0, "")
         self._start_batch()
 
     def __enter__(self) -> ShardWriter:
@@ -112,18 +110,23 @@ class ShardWriter:
         self._num_waiting = 0
 
     def _write_batch(self) -> None:
-        columns = []
+        columns, longest = [], self.shard.longest
         for side in (0, 1):
             ids, lengths = np.concatenate(self._ids[side]), np.concatenate(self._lengths[side])
             offsets = np.zeros(len(lengths) + 1, dtype=np.int32)
             np.cumsum(lengths, out=offsets[1:])
             values = _to_arrow(ids).cast(self._schema.field(side).type.value_type)  # or refuses
             columns.append(pa.ListArray.from_arrays(_to_arrow(offsets), values))
-            self._num_tokens[side] += len(ids)
-            self._longest = max(self._longest, int(lengths.max()) + 1)
+            longest = max(longest, int(lengths.max()) + 1)
         columns += [pa.array(text, pa.string()) for text in self._texts]
         self._writer.write_batch(pa.record_batch(columns, schema=self._schema))
-        self._num_pairs += self._num_waiting
+        self.shard = replace(
+            self.shard,
+            pairs=self.shard.pairs + self._num_waiting,
+            src_tokens=self.shard.src_tokens + sum(map(len, self._ids[0])),
+            tgt_tokens=self.shard.tgt_tokens + sum(map(len, self._ids[1])),
+            longest=longest,
+        )
         self._start_batch()
 
     def __exit__(
@@ -137,24 +140,13 @@ class ShardWriter:
                 if self._num_waiting:
                     self._write_batch()
                 self._writer.close()
-
-    @cached_property
-    def shard(self) -> ShardFile:
-        """The entry of the file in an index."""
-        digest = hashlib.sha256()
-        with self._path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-            size = file.tell()
-        return ShardFile(
-            file=self._path.name,
-            pairs=self._num_pairs,
-            src_tokens=self._num_tokens[0],
-            tgt_tokens=self._num_tokens[1],
-            longest=self._longest,
-            bytes=size,
-            sha256=digest.hexdigest(),
-        )
+        if error is None:
+            digest = hashlib.sha256()
+            with self._path.open("rb") as file:
+                while block := file.read(1 << 20):
+                    digest.update(block)
+            size = self._path.stat().st_size
+            self.shard = replace(self.shard, bytes=size, sha256=digest.hexdigest())
 
 
 class MappedShard:

@@ -12,14 +12,15 @@ import functools
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import regex  # type: ignore[import-untyped]
+import xxhash
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError
 
 Ints = np.ndarray[Any, np.dtype[np.int64]]
 Signatures = np.ndarray[Any, np.dtype[np.uint64]]
@@ -128,17 +129,9 @@ _FOLDS = _Folds()
 
 @functools.cache
 def _weight(code: int) -> int:
-    """Return the sum, modulo 2^64, of a scattered number for each character of the normal form."""
-    return sum(_scatter(ord(c)) for c in normal_form(chr(code))) % (1 << 64)
-
-
-def _scatter(number: int) -> int:
-    """Mix the bits of a number to 64 others (splitmix64; Steele et al., 2014)."""
-    mask = (1 << 64) - 1
-    number = (number + 1) * 0x9E3779B97F4A7C15 & mask
-    number = (number ^ number >> 30) * 0xBF58476D1CE4E5B9 & mask
-    number = (number ^ number >> 27) * 0x94D049BB133111EB & mask
-    return number ^ number >> 31
+    """Return the sum, modulo 2^64, of a hash of each character of the normal form."""
+    hashes = (xxhash.xxh3_64_intdigest(c.encode()) for c in normal_form(chr(code)))
+    return sum(hashes) % (1 << 64)
 
 
 # Scripts of languages with a written press and their codes; languages by the scripts they use
@@ -194,13 +187,6 @@ def scripts_of(language: str, key: str) -> tuple[str, ...]:
     return _BY_LANGUAGE[first.lower()]
 
 
-def check_scripts(names: Iterable[str], key: str) -> None:
-    """Raise a `ConfigError` for a script that is not known."""
-    for name in names:
-        if name not in SCRIPTS:
-            raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
-
-
 @functools.cache
 def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
     """Return, for each code point, the place of its script in `SCRIPTS` from 1, or 0 for none.
@@ -219,22 +205,17 @@ def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
     return table
 
 
-@functools.cache
-def _foreign_table(scripts: tuple[str, ...]) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    native = [0, *(SCRIPTS.index(name) + 1 for name in scripts)]
-    return ~np.isin(script_table(), native)
-
-
 def foreign_shares(texts: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside `scripts` in each line (N,); 0 without letters."""
-    shares = np.zeros(len(texts))
+    if len(texts) == 0:
+        return np.zeros(0)
     codes, starts = _code_points(texts)
-    is_foreign = _foreign_table(tuple(scripts)).take(codes)  # (C,)
-    if not is_foreign.any():
-        return shares
-    num_foreign = np.add.reduceat(is_foreign, starts, dtype=np.int64)
-    num_letters = np.add.reduceat(script_table().take(codes) > 0, starts, dtype=np.int64)
-    return np.divide(num_foreign, num_letters, out=shares, where=num_letters > 0)
+    numbers = script_table().take(codes)  # (C,)
+    is_native = np.zeros(len(SCRIPTS) + 1, bool)
+    is_native[[0, *(SCRIPTS.index(name) + 1 for name in scripts)]] = True
+    num_foreign = np.add.reduceat(~is_native.take(numbers), starts, dtype=np.int64)
+    num_letters = np.add.reduceat(numbers > 0, starts, dtype=np.int64)
+    return num_foreign / np.maximum(num_letters, 1)
 
 
 _NUM_SHOWN = 20

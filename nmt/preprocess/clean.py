@@ -19,8 +19,9 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -36,23 +37,14 @@ NUM_EXAMPLES = 5
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed line"
 OVERLONG = "line too large"
-_BREAKS = {
-    "\r": "CR",
-    "\v": "VT",
-    "\f": "FF",
-    "\x1c": "FS",
-    "\x1d": "GS",
-    "\x1e": "RS",
-    "\x85": "NEL",
-    "\u2028": "U+2028",
-    "\u2029": "U+2029",
-}
+_BREAKS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+_NAMES_OF_BREAKS = ("CR", "VT", "FF", "FS", "GS", "RS", "NEL", "U+2028", "U+2029")
 _RULES = (  # kind, the character it is about, what is replaced, by what
     ("BOM", "\ufeff", re.compile(r"\A\ufeff"), ""),
     ("CRLF", "\r", re.compile(r"\r\Z"), ""),
-    *((kind, character, re.compile(character), " ") for character, kind in _BREAKS.items()),
+    *((kind, c, re.compile(c), " ") for kind, c in zip(_NAMES_OF_BREAKS, _BREAKS, strict=True)),
 )
-_SURROGATES = re.compile("[\ud800-\udfff]+")
+_SURROGATE = re.compile("[\ud800-\udfff]")
 # control characters inside strings are no reason to lose a line; NUL has its own filter
 _JSON = json.JSONDecoder(strict=False)
 
@@ -63,22 +55,21 @@ class PairCounts:
 
     read: int = 0
     kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  # pairs, by reason
-    replaced: dict[str, int] = field(default_factory=dict)  # characters or bytes, by kind
+    dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
+    replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by kind
     examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
 
     def drop(self, reason: str, number: int, places: list[Place]) -> None:
         """Count dropped pairs of one chunk; `places` are the first of them."""
         self.kept -= number
-        self.dropped[reason] = self.dropped.get(reason, 0) + number
+        self.dropped[reason] += number
         self._remember(reason, places)
 
     def replace(self, kind: str, number: int, places: list[Place]) -> None:
         """Count what was stripped or replaced in one chunk, if anything; `places` are the first."""
-        if number == 0:
-            return
-        self.replaced[kind] = self.replaced.get(kind, 0) + number
-        self._remember(kind, places)
+        if number:
+            self.replaced[kind] += number
+            self._remember(kind, places)
 
     def _remember(self, name: str, places: list[Place]) -> None:
         """Add places of the same chunk; one that is later may have been found before."""
@@ -89,24 +80,24 @@ class PairCounts:
         """Add the counts of pairs that come after these."""
         self.read += other.read
         self.kept += other.kept
-        for mine, theirs in ((self.dropped, other.dropped), (self.replaced, other.replaced)):
-            for name, number in theirs.items():
-                mine[name] = mine.get(name, 0) + number
+        self.dropped.update(other.dropped)
+        self.replaced.update(other.replaced)
         for name, places in other.examples.items():
             self.examples[name] = (self.examples.get(name, []) + places)[:NUM_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values for a JSON file, names sorted; places as [file, line, byte]."""
-        plain = asdict(self)
-        return {k: dict(sorted(v.items())) if isinstance(v, dict) else v for k, v in plain.items()}
+        counts = {"dropped": self.dropped, "replaced": self.replaced}
+        named = {name: dict(sorted(part.items())) for name, part in counts.items()}
+        examples = dict(sorted(self.examples.items()))
+        return {"read": self.read, "kept": self.kept, **named, "examples": examples}
 
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> PairCounts:
         """Read what `to_json` gave."""
-        examples = {
-            name: [Place(*place) for place in places] for name, places in plain["examples"].items()
-        }
-        return cls(**{**plain, "examples": examples})
+        dropped, replaced = Counter(plain["dropped"]), Counter(plain["replaced"])
+        examples = {k: [Place(*place) for place in v] for k, v in plain["examples"].items()}
+        return cls(plain["read"], plain["kept"], dropped, replaced, examples)
 
 
 @dataclass
@@ -189,7 +180,8 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> Cleaned:
     if held_out or not config.filter.nul:
         for side, lines in enumerate((cleaned.src, cleaned.tgt)):
             number, found = _substitute(lines, re.compile("\0"), " ")
-            places = [chunk.place(row, side) for row in cleaned.rows[found].tolist()]
+            rows = cleaned.rows[found[:NUM_EXAMPLES]].tolist()
+            places = [chunk.place(row, side) for row in rows]
             reader.counts.replace("NUL", number, places)
     return cleaned
 
@@ -213,13 +205,13 @@ def _settle(
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
-    """Replace `pattern` in lines; return how often, and the first rows that had it."""
+    """Replace `pattern` in lines; return how often, and the rows that had it."""
     rows = [row for row, line in enumerate(lines) if pattern.search(line)]
     number = 0
     for row in rows:
         lines[row], times = pattern.subn(by, lines[row])
         number += times
-    return number, rows[:NUM_EXAMPLES]
+    return number, rows
 
 
 class _Reader:
@@ -259,7 +251,7 @@ class _Reader:
                 message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
                 self.broken[row, side] = _Fault(byte, message)
                 escaped = line.decode("utf-8", "surrogateescape")
-                self.num_broken += sum(map(len, _SURROGATES.findall(escaped)))
+                self.num_broken += len(_SURROGATE.findall(escaped))
                 texts.append(line.decode("utf-8", "replace"))
         return "\n".join(texts)
 
@@ -301,23 +293,20 @@ class _Reader:
 
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
         """Replace what JSON can spell and a line of UTF-8 cannot hold; apply the rules again."""
-        joined = "".join(texts)
-        if "\n" in joined:
-            self._replace(texts, "LF", re.compile("\n"), " ", 0)
-        if _SURROGATES.search(joined):
-            for row, text in enumerate(texts):
-                if found := _SURROGATES.findall(text):
-                    self.num_broken += sum(map(len, found))
-                    message = f'half a surrogate pair in the field "{name}"'
-                    self.broken.setdefault((row, 0), _Fault(None, message))
-                    texts[row] = _SURROGATES.sub(lambda part: "\ufffd" * len(part[0]), text)
+        self._replace(texts, "LF", re.compile("\n"), " ", 0)
+        number, rows = _substitute(texts, _SURROGATE, "\ufffd")
+        self.num_broken += number
+        for row in rows:
+            message = f'half a surrogate pair in the field "{name}"'
+            self.broken.setdefault((row, 0), _Fault(None, message))
         return self._clean("\n".join(texts), 0)
 
     def _replace(
         self, lines: list[str], kind: str, pattern: re.Pattern[str], by: str, side: int
     ) -> None:
         number, rows = _substitute(lines, pattern, by)
-        self.counts.replace(kind, number, [self._chunk.place(row, side) for row in rows])
+        places = [self._chunk.place(row, side) for row in rows[:NUM_EXAMPLES]]
+        self.counts.replace(kind, number, places)
 
 
 def _parse(line: str) -> tuple[dict[str, Any], str | None]:

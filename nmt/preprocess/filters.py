@@ -19,7 +19,7 @@ import numpy as np
 
 from nmt.config import PreprocessConfig
 from nmt.errors import ConfigError, nearest
-from nmt.preprocess.characters import check_scripts, foreign_shares, scripts_of
+from nmt.preprocess.characters import SCRIPTS, foreign_shares, scripts_of
 from nmt.preprocess.clean import Cleaned, Mask
 
 NUL = "NUL character"
@@ -106,7 +106,9 @@ def _scripts(config: PreprocessConfig) -> list[Sequence[str]]:
     scripts: list[Sequence[str]] = []
     for names, side, language in zip(given, ("src", "tgt"), _languages(config), strict=True):
         key = f"filter.{side}_scripts"
-        check_scripts(names, key)
+        for name in names:
+            if name not in SCRIPTS:
+                raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
         scripts.append(names or scripts_of(language, key))
     return scripts
 

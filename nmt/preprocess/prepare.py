@@ -7,7 +7,6 @@ run leaves none, and the next one goes on.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -21,17 +20,17 @@ from nmt.data.binary import CorpusIndex, write_index
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import write_json
-from nmt.preprocess.clean import PairCounts
+from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.filters import check_filters
 from nmt.preprocess.plan import drops_duplicates, make_plan, read_plan
 from nmt.preprocess.rendering import report_page
 from nmt.preprocess.report import CorpusResult, build_report
 from nmt.preprocess.sharding import (
-    HeldOutSplit,
-    ShardResult,
-    read_splits,
+    read_result,
+    read_split,
     result_path,
+    text_of,
     write_shards,
     write_split,
 )
@@ -74,8 +73,8 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
     job = _find_input(config, work)
     begin = work.start if is_planning else work.join
     begin(job.fingerprint())
-    splits = read_splits(job)
-    held_out = HeldOut({split.name: split.text for split in splits})
+    splits = {split: read_split(job, split) for split in job.held_out}
+    held_out = HeldOut({split: text_of(chunks) for split, chunks in splits.items()})
     plan = make_plan(job) if is_planning else read_plan(job)
     if step is Step.plan:
         return None
@@ -103,7 +102,10 @@ def _find_input(config: PreprocessConfig, work: Workspace) -> Job:
 
 
 def _merge(
-    job: Job, splits: list[HeldOutSplit], tokenizers: Tokenizers, num_pairs: Mapping[str, int]
+    job: Job,
+    splits: Mapping[str, list[Cleaned]],
+    tokenizers: Tokenizers,
+    num_pairs: Mapping[str, int],
 ) -> dict[str, Any]:
     """Make the data folder of shards that are done: held-out splits, report, and the index over
     all; return the report. No training text is read here, and no shard is written again.
@@ -112,11 +114,9 @@ def _merge(
     corpora, index = _add_up(job, num_pairs)
     _check_kept(job, corpora)
     results = {"train": corpora}
-    for split in splits:
-        result = write_split(job, split, tokenizers)
-        assert result.shard is not None  # no held-out pair is dropped, and there is one
-        results[split.name] = [CorpusResult("", result.counts, result.statistics)]
-        index[split.name] = [CorpusIndex("", 1.0, [result.shard])]
+    for split, chunks in splits.items():
+        result, shard = write_split(job, split, chunks, tokenizers)
+        results[split], index[split] = {"": result}, [CorpusIndex("", 1.0, [shard])]
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
@@ -139,28 +139,25 @@ def _check_complete(job: Job, num_pairs: Mapping[str, int]) -> None:
 
 def _add_up(
     job: Job, num_pairs: Mapping[str, int]
-) -> tuple[list[CorpusResult], dict[str, list[CorpusIndex]]]:
+) -> tuple[dict[str, CorpusResult], dict[str, list[CorpusIndex]]]:
     """Return what the shards of each corpus came to, and the index of those that hold a pair."""
-    results, index = [], []
+    results, index = {}, []
     for corpus, size in num_pairs.items():
-        total, shards = ShardResult(), []
+        results[corpus], shards = CorpusResult(), []
         for task in job.tasks({corpus: size}):
-            content = json.loads(result_path(job, task).read_text(encoding="utf-8"))
-            result = ShardResult.from_json(content)
-            total.counts.merge(result.counts)
-            total.statistics.merge(result.statistics)
-            shards += [] if result.shard is None else [result.shard]
-        weight = job.config.data.corpora[corpus].weight if corpus else 1.0
-        results.append(CorpusResult(corpus, total.counts, total.statistics))
+            result, shard = read_result(job, task)
+            results[corpus].merge(result.counts, result.statistics)
+            shards += [] if shard is None else [shard]
         if shards:
+            weight = job.config.data.corpora[corpus].weight if corpus else 1.0
             index.append(CorpusIndex(corpus, weight, shards))
     return results, {"train": index}
 
 
-def _check_kept(job: Job, corpora: list[CorpusResult]) -> None:
+def _check_kept(job: Job, corpora: Mapping[str, CorpusResult]) -> None:
     """Raise a `DataError` when no training pair is left; warn when many are not."""
     total = PairCounts()
-    for corpus in corpora:
+    for corpus in corpora.values():
         total.merge(corpus.counts)
     if total.read == 0:
         raise DataError("the training corpus is empty; give data.train a file with sentence pairs")

@@ -6,8 +6,8 @@ describes the keys.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -46,17 +46,24 @@ _SIDES = (("src", "source"), ("tgt", "target"))
 Report = dict[str, Any]
 
 
-@dataclass(frozen=True)
+@dataclass
 class CorpusResult:
-    """What became of one corpus of a split."""
+    """What became of the pairs of a corpus, a shard or a split."""
 
-    corpus: str  # "" for the only one
-    counts: PairCounts
-    statistics: Statistics
+    counts: PairCounts = field(default_factory=PairCounts)
+    statistics: Statistics = field(default_factory=Statistics)
+
+    def merge(self, counts: PairCounts, statistics: Statistics) -> None:
+        """Add what became of the pairs that come after."""
+        self.counts.merge(counts)
+        self.statistics.merge(statistics)
+
+
+Corpora = Mapping[str, CorpusResult]  # of a split, by name; "" for the only one
 
 
 def build_report(
-    splits: Mapping[str, Sequence[CorpusResult]],
+    splits: Mapping[str, Corpora],
     *,
     config: PreprocessConfig,
     tokenizers: Tokenizers,
@@ -70,7 +77,7 @@ def build_report(
     report: Report = {name: _split(corpora, tokenizers) for name, corpora in splits.items()}
     for name, times in _times_an_epoch(splits["train"], config).items():
         report["train"]["corpora"][name]["times"] = round(times, 6)
-    overlaps = _total(splits["train"])[1].overlaps
+    overlaps = _total(splits["train"]).statistics.overlaps
     report |= {
         "format_version": FORMAT_VERSION,
         "src_lang": config.data.src_lang,
@@ -83,27 +90,26 @@ def build_report(
     return report
 
 
-def _total(corpora: Sequence[CorpusResult]) -> tuple[PairCounts, Statistics]:
-    counts, statistics = PairCounts(), Statistics()
-    for corpus in corpora:
-        counts.merge(corpus.counts)
-        statistics.merge(corpus.statistics)
-    return counts, statistics
+def _total(corpora: Corpora) -> CorpusResult:
+    total = CorpusResult()
+    for result in corpora.values():
+        total.merge(result.counts, result.statistics)
+    return total
 
 
-def _split(corpora: Sequence[CorpusResult], tokenizers: Tokenizers) -> Report:
-    counts, statistics = _total(corpora)
-    summary = _summary(counts, statistics)
+def _split(corpora: Corpora, tokenizers: Tokenizers) -> Report:
+    total = _total(corpora)
+    summary, statistics = _summary(total), total.statistics
     for i, (side, tokenizer) in enumerate((("src", tokenizers.src), ("tgt", tokenizers.tgt))):
         summary[side] |= describe_characters(statistics.sides[i].characters, tokenizer)
         summary[side]["lengths"] = _lengths(statistics, i)
-    named = [corpus for corpus in corpora if corpus.corpus]
-    summary["corpora"] = {c.corpus: _summary(c.counts, c.statistics) for c in named}
+    summary["corpora"] = {name: _summary(result) for name, result in corpora.items() if name}
     return summary
 
 
-def _summary(counts: PairCounts, statistics: Statistics) -> Report:
+def _summary(result: CorpusResult) -> Report:
     """Describe what was read and kept of a corpus or split."""
+    counts, statistics = result.counts, result.statistics
     examples = {
         name: [{k: v for k, v in place._asdict().items() if v is not None} for place in places]
         for name, places in counts.examples.items()
@@ -161,26 +167,23 @@ def _lengths(statistics: Statistics, side: int) -> Report:
 
 def _overlap(overlap: SplitOverlap) -> Report:
     """Count the rows of a held-out split that training text has, and the pairs that have them."""
-    rows = overlap.seen.sum(axis=2)
-    found: Report = {"num_rows": overlap.seen.shape[2], "examples": overlap.examples}
-    for i, strictness in enumerate(STRICTNESS):
-        found[strictness] = {
-            kind: {"held_out_rows": int(rows[i, k]), "train_pairs": int(overlap.matches[i, k])}
-            for k, kind in enumerate(KINDS)
-        }
+    found: Report = {"num_rows": overlap.num_rows, "examples": overlap.examples}
+    for strictness in STRICTNESS:
+        found[strictness] = {}
+        for kind in KINDS:
+            name = f"{strictness} {kind}"
+            rows, pairs = len(overlap.seen.get(name, ())), overlap.matches[name]
+            found[strictness][kind] = {"held_out_rows": rows, "train_pairs": pairs}
     return found
 
 
-def _times_an_epoch(corpora: Sequence[CorpusResult], config: PreprocessConfig) -> dict[str, float]:
+def _times_an_epoch(corpora: Corpora, config: PreprocessConfig) -> dict[str, float]:
     """Return how often an epoch draws each pair of a named corpus, as the data folder asks for."""
-    named = [corpus for corpus in corpora if corpus.corpus]
-    sizes = [corpus.statistics.num_pairs for corpus in named]
-    weights = [config.data.corpora[corpus.corpus].weight for corpus in named]
-    drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
-    return {
-        corpus.corpus: number / size if size else 0.0
-        for corpus, number, size in zip(named, drawn, sizes, strict=True)
-    }
+    sizes = {name: result.statistics.num_pairs for name, result in corpora.items() if name}
+    weights = [config.data.corpora[name].weight for name in sizes]
+    drawn = pairs_an_epoch([*sizes.values()], weights, config.data.temperature)
+    times = zip(sizes.items(), drawn, strict=True)
+    return {name: number / size if size else 0.0 for (name, size), number in times}
 
 
 def _share(part: float, whole: float) -> float:

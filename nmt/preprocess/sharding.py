@@ -10,11 +10,10 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import groupby
 from pathlib import Path
-from typing import Any
 
 from nmt.data.arrow import ShardFile, ShardWriter
 from nmt.data.tokenizer import Tokenizers
@@ -26,37 +25,12 @@ from nmt.preprocess.duplicates import HashWriter, read_seen
 from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
 from nmt.preprocess.plan import CorpusPlan, TaskReader, count_chunk, drops_duplicates
 from nmt.preprocess.pool import WorkerPool, count_workers
+from nmt.preprocess.report import CorpusResult
 from nmt.preprocess.statistics import HeldOut, Statistics
 from nmt.preprocess.workspace import Job
 from nmt.progress import Progress
 
 _TOTALS = "totals"  # no task has a name without .json
-
-
-@dataclass
-class ShardResult:
-    """What some pairs came to, and the file they are in, if any was kept."""
-
-    counts: PairCounts = field(default_factory=PairCounts)
-    statistics: Statistics = field(default_factory=Statistics)
-    shard: ShardFile | None = None
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {
-            "counts": self.counts.to_json(),
-            "statistics": self.statistics.to_json(),
-            "shard": None if self.shard is None else asdict(self.shard),
-        }
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> ShardResult:
-        """Read what `to_json` gave."""
-        return cls(
-            PairCounts.from_json(content["counts"]),
-            Statistics.from_json(content["statistics"]),
-            None if content["shard"] is None else ShardFile(**content["shard"]),
-        )
 
 
 def write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, int]:
@@ -85,8 +59,13 @@ def write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, int
         for task, group in groupby(done, key=lambda pair: pair[0].part.task):
             path = None if job.config.report_only else job.work.data / f"{task.name}.arrow"
             chunks = _watched(job, task, group, progress)
-            result = _write_shard(path, chunks, plan.tokenizers, has_text=job.config.keep_text)
-            job.work.write(result_path(job, task), result.to_json())
+            result, shard = _write_shard(job, path, chunks, plan.tokenizers)
+            content = {
+                "counts": result.counts.to_json(),
+                "statistics": result.statistics.to_json(),
+                "shard": None if shard is None else asdict(shard),
+            }
+            job.work.write(result_path(job, task), content)
         progress.finish()
     if job.config.shard is None:
         job.work.write(totals, reader.num_pairs)
@@ -96,6 +75,15 @@ def write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, int
 def result_path(job: Job, task: ShardTask) -> Path:
     """Return the file that holds what a task came to."""
     return job.work.units / f"{task.name}.json"
+
+
+def read_result(job: Job, task: ShardTask) -> tuple[CorpusResult, ShardFile | None]:
+    """Return what the pairs of a task that is done came to, and their file, if any was kept."""
+    content = json.loads(result_path(job, task).read_text(encoding="utf-8"))
+    counts = PairCounts.from_json(content["counts"])
+    statistics = Statistics.from_json(content["statistics"])
+    shard = content["shard"]
+    return CorpusResult(counts, statistics), None if shard is None else ShardFile(**shard)
 
 
 def _choose(job: Job, plan: CorpusPlan) -> set[ShardTask] | None:
@@ -133,72 +121,63 @@ def _watched(
 
 
 def _write_shard(
-    path: Path | None, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers, *, has_text: bool
-) -> ShardResult:
+    job: Job, path: Path | None, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
+) -> tuple[CorpusResult, ShardFile | None]:
     """Write encoded pairs to `path`, which is there when they all are; without a pair it is not.
 
     Without a path they are counted alone.
     """
-    result = ShardResult()
-    with ExitStack() as stack:
-        writer = None
-        if path is not None:
-            writer = ShardWriter(
-                stack.enter_context(replace_file(path)),
-                src_vocab_size=tokenizers.src.vocab_size,
-                tgt_vocab_size=tokenizers.tgt.vocab_size,
-                has_text=has_text,
-            )
-            stack.enter_context(writer)
+    result = CorpusResult()
+    if path is None:
         for chunk in chunks:
-            result.counts.merge(chunk.counts)
-            result.statistics.merge(chunk.statistics)
-            if writer is not None:
+            result.merge(chunk.counts, chunk.statistics)
+        return result, None
+    with replace_file(path) as temporary:
+        writer = ShardWriter(
+            temporary,
+            src_vocab_size=tokenizers.src.vocab_size,
+            tgt_vocab_size=tokenizers.tgt.vocab_size,
+            has_text=job.config.keep_text,
+        )
+        with writer:
+            for chunk in chunks:
+                result.merge(chunk.counts, chunk.statistics)
                 texts = {"src_text": chunk.src_text, "tgt_text": chunk.tgt_text}
                 src, tgt = chunk.src, chunk.tgt
                 writer.add(src.flat, src.offsets, tgt.flat, tgt.offsets, **texts)
-    if path is not None and writer is not None:
-        if writer.shard.pairs:
-            result.shard = replace(writer.shard, file=path.name)
-        else:
-            path.unlink()
-    return result
+        shard = replace(writer.shard, file=path.name)
+    if shard.pairs == 0:
+        path.unlink()
+        return result, None
+    return result, shard
 
 
-@dataclass(frozen=True)
-class HeldOutSplit:
-    """The clean pairs of a validation or test set, which is read whole: nothing is dropped."""
-
-    name: str
-    chunks: list[Cleaned]
-
-    @property
-    def text(self) -> tuple[list[str], list[str]]:
-        """All sources and all targets."""
-        src = [line for cleaned in self.chunks for line in cleaned.src]
-        return src, [line for cleaned in self.chunks for line in cleaned.tgt]
+def read_split(job: Job, split: str) -> list[Cleaned]:
+    """Read a validation or test set, of which all pairs stay; an empty one is a `DataError`."""
+    chunks = read_chunks(job.held_out[split])
+    cleaned = [clean(chunk, job.config, held_out=True) for chunk in chunks]
+    if not cleaned:
+        raise DataError(
+            f"the {split} corpus is empty; give data.{split} a file with sentence pairs"
+        )
+    return cleaned
 
 
-def read_splits(job: Job) -> list[HeldOutSplit]:
-    """Read the held-out splits; raise a `DataError` for one without pairs."""
-    splits = []
-    for name, sources in job.held_out.items():
-        chunks = [clean(chunk, job.config, held_out=True) for chunk in read_chunks(sources)]
-        if not chunks:
-            raise DataError(
-                f"the {name} corpus is empty; give data.{name} a file with sentence pairs"
-            )
-        splits.append(HeldOutSplit(name, chunks))
-    return splits
+def text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
+    """Return all sources and all targets."""
+    src = [line for chunk in chunks for line in chunk.src]
+    return src, [line for chunk in chunks for line in chunk.tgt]
 
 
-def write_split(job: Job, split: HeldOutSplit, tokenizers: Tokenizers) -> ShardResult:
-    """Write the text, which is the reference of translations, and the ids."""
-    for side, lines in zip(("src", "tgt"), split.text, strict=True):
+def write_split(
+    job: Job, split: str, chunks: list[Cleaned], tokenizers: Tokenizers
+) -> tuple[CorpusResult, ShardFile]:
+    """Write the text of a held-out split, which is the reference of translations, and the ids."""
+    for side, lines in zip(("src", "tgt"), text_of(chunks), strict=True):
         text = "".join(line + "\n" for line in lines)
-        path = job.work.data / f"{split.name}.{side}"
-        path.write_text(text, encoding="utf-8", newline="\n")
+        (job.work.data / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
     encoder = ChunkEncoder(job.config, job.work.plan, held_out=None, has_hashes=False)
-    chunks = map(encoder.encode_held_out, split.chunks)
-    path = job.work.data / f"{split.name}-00000.arrow"
-    return _write_shard(path, chunks, tokenizers, has_text=job.config.keep_text)
+    path = job.work.data / f"{split}-00000.arrow"
+    result, shard = _write_shard(job, path, map(encoder.encode_held_out, chunks), tokenizers)
+    assert shard is not None  # there is a pair, and none is dropped
+    return result, shard

@@ -5,10 +5,11 @@ A `Statistics` is as small for a billion pairs as for a thousand, and those of c
 same however the text was cut. It knows nothing of dropped pairs, and draws no conclusions.
 """
 
-# N pairs of a chunk, V vocabulary, R rows of a held-out split
+# N pairs of a chunk, V vocabulary
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -51,60 +52,47 @@ class SideStatistics:
         self.characters.add(other.characters)
 
 
+@dataclass
 class SplitOverlap:
-    """What of one held-out split of `num_rows` came in training text.
-
-    `matches` (2, 3): training pairs that match, by strictness and kind; `seen` (2, 3, R): which
-    rows of the split were matched. Whatever is exact counts as normalised too.
+    """What of one held-out split came in training text, by strictness and kind: "exact pairs" and
+    so on. Whatever is exact counts as normalised too.
     """
 
-    def __init__(self, num_rows: int) -> None:
-        self.matches: Ints = np.zeros((2, 3), np.int64)
-        self.seen: Flags = np.zeros((2, 3, num_rows), dtype=bool)
-        self.examples: dict[str, list[dict[str, Any]]] = {}  # by "exact pairs" and so on
+    num_rows: int  # of the split
+    matches: Counter[str] = field(default_factory=Counter)  # training pairs that match
+    seen: dict[str, set[int]] = field(default_factory=dict)  # rows of the split that were matched
+    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
     def count(self, rows_by_side: Sequence[tuple[Rows, Rows]], place: tuple[str, int]) -> None:
         """Count a training pair at `place` (file, line): `rows_by_side` are the rows of the split
         with its source, and those with its target, each exact and normalised.
         """
-        for i, strictness in enumerate(STRICTNESS):
-            src, tgt = rows_by_side[0][i], rows_by_side[1][i]
-            for k, (kind, rows) in enumerate(zip(KINDS, (src & tgt, src, tgt), strict=True)):
-                if not rows:
-                    continue
-                self.matches[i, k] += 1
-                self.seen[i, k, list(rows)] = True
-                examples = self.examples.setdefault(f"{strictness} {kind}", [])
-                if len(examples) < NUM_EXAMPLES:
-                    file, line = place
-                    examples.append({"file": file, "line": line, "held_out_line": min(rows) + 1})
+        for strictness, src, tgt in zip(STRICTNESS, *rows_by_side, strict=True):
+            for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
+                if rows:
+                    name, (file, line) = f"{strictness} {kind}", place
+                    example = {"file": file, "line": line, "held_out_line": min(rows) + 1}
+                    self._add(name, 1, rows, [example])
 
     def merge(self, other: SplitOverlap) -> None:
         """Add what was found in text that comes after."""
-        self.matches += other.matches
-        self.seen |= other.seen
-        for name, examples in other.examples.items():
-            self.examples[name] = [*self.examples.get(name, []), *examples][:NUM_EXAMPLES]
+        for name, number in other.matches.items():
+            self._add(name, number, other.seen[name], other.examples[name])
+
+    def _add(self, name: str, number: int, rows: Rows, examples: list[dict[str, Any]]) -> None:
+        self.matches[name] += number
+        self.seen.setdefault(name, set()).update(rows)
+        self.examples[name] = [*self.examples.get(name, []), *examples][:NUM_EXAMPLES]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "num_rows": self.seen.shape[2],
-            "matches": self.matches.tolist(),
-            "seen": [[np.flatnonzero(rows).tolist() for rows in kinds] for kinds in self.seen],
-            "examples": {name: list(places) for name, places in self.examples.items()},
-        }
+        return {**vars(self), "seen": {name: sorted(rows) for name, rows in self.seen.items()}}
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> SplitOverlap:
         """Read what `to_json` returned."""
-        overlap = cls(content["num_rows"])
-        overlap.matches += np.array(content["matches"], np.int64)
-        for strictness, kinds in enumerate(content["seen"]):
-            for kind, rows in enumerate(kinds):
-                overlap.seen[strictness, kind, rows] = True
-        overlap.examples = content["examples"]
-        return overlap
+        seen = {name: set(rows) for name, rows in content["seen"].items()}
+        return cls(content["num_rows"], Counter(content["matches"]), seen, content["examples"])
 
 
 @dataclass
@@ -126,7 +114,7 @@ class Statistics:
         for mine, theirs in zip(self.sides, other.sides, strict=True):
             mine.merge(theirs)
         for name, overlap in other.overlaps.items():
-            self.overlaps.setdefault(name, SplitOverlap(overlap.seen.shape[2])).merge(overlap)
+            self.overlaps.setdefault(name, SplitOverlap(overlap.num_rows)).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""

@@ -27,7 +27,8 @@ def beam_search(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
     state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
     live = task.first(stepper.device)
     while len(live):
-        log_probs, live = task.step(stepper, state, live)  # (rows, V)
+        log_probs = stepper.step(task.newest(live), state)  # (rows, V)
+        log_probs, live = task.constrain(log_probs, live, stepper, state)
         ended, best = _extend(live, log_probs, task)
         _collect(ended, pools, task)
         sentences = live.sentences[best.rows[:, 0]]  # (B,)

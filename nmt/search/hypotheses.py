@@ -139,15 +139,18 @@ class SearchTask:
         attended = torch.zeros(batch, self.src.size(1), device=device)
         return replace(live, aligned=none, attended=attended)
 
-    def step(self, stepper: Stepper, state: Any, live: Live) -> tuple[Tensor, Live]:
-        """Return log-probabilities of the next token (rows, V), and the hypotheses with the
-        attention of this step recorded.
-        """
+    def newest(self, live: Live) -> Tensor:
+        """Return the last token of each hypothesis (rows,), BOS before the first step."""
         if live.length:
-            newest = live.tokens[:, -1]
-        else:
-            newest = torch.full((len(live),), self.ids.bos, device=live.tokens.device)
-        log_probs = stepper.step(newest, state)  # (rows, V)
+            return live.tokens[:, -1]
+        return torch.full((len(live),), self.ids.bos, device=live.tokens.device)
+
+    def constrain(
+        self, log_probs: Tensor, live: Live, stepper: Stepper, state: Any
+    ) -> tuple[Tensor, Live]:
+        """Return the log-probabilities of the next token (rows, V) as the constraints change them,
+        and the hypotheses with the attention of this step recorded.
+        """
         if self.needs_attention:
             live = live.attend(stepper.attention(state))
         for constraint in self.constraints:

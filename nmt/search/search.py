@@ -106,7 +106,8 @@ def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothes
         rows = torch.arange(len(live), device=stepper.device).repeat_interleave(draws)
         live, state = live.select(rows), stepper.reorder(state, rows)
     while len(live):
-        log_probs, live = task.step(stepper, state, live)  # (B * K, V)
+        log_probs = stepper.step(task.newest(live), state)  # (B * K, V)
+        log_probs, live = task.constrain(log_probs, live, stepper, state)
         tokens = sampler.draw(log_probs, live.sentences) if sampler else likeliest(log_probs)
         chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (B * K,)
         live = live.extend(live.sums + chosen, tokens, chosen)

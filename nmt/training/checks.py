@@ -184,7 +184,7 @@ def listen() -> Iterator[list[signal.Signals]]:
     def note(number: int, frame: FrameType | None) -> None:
         received.append(signal.Signals(number))
 
-    numbers = (signal.SIGTERM, signal.SIGUSR1)
+    numbers = {signal.SIGTERM, getattr(signal, "SIGUSR1", signal.SIGTERM)}  # Windows has the first
     before = {number: signal.signal(number, note) for number in numbers}
     try:
         yield received

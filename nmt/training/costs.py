@@ -9,7 +9,6 @@ activations and everything else cost time and count nothing.
 
 from __future__ import annotations
 
-import resource
 import sys
 import time
 from collections import Counter
@@ -27,6 +26,11 @@ from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
 from nmt.distributed import from_main
 from nmt.model.fast.layers import linear, matmul, transposed_matmul
+
+try:
+    import resource
+except ImportError:  # Windows
+    resource = None  # type: ignore[assignment]
 
 Shape = tuple[int, int]  # inner and outer dimension of a multiplication (N, inner) x (inner, outer)
 
@@ -112,6 +116,8 @@ def peak_memory_bytes(device: torch.device) -> int:
     """Return the most that tensors took on a GPU, or that the process took at all on a CPU."""
     if device.type == "cuda":
         return torch.cuda.max_memory_allocated(device)
+    if resource is None:
+        return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 

@@ -12,7 +12,6 @@ share a file system and nothing else: no process group.
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import hashlib
 import itertools
 import json
@@ -29,6 +28,11 @@ from nmt.errors import ConfigError, NmtError
 from nmt.files import sync, write_json
 from nmt.translate.output import LineCounts
 from nmt.translate.windows import Window, cut_windows
+
+try:
+    import fcntl
+except ImportError:  # Windows, where a second process with the same output is not noticed
+    fcntl = None  # type: ignore[assignment]
 
 log = logging.getLogger(__name__)
 
@@ -182,7 +186,8 @@ class PartFile:
 
     def _lock(self) -> None:
         try:
-            fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if fcntl is not None:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
             is_ours = os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
         except (BlockingIOError, FileNotFoundError):  # the latter when it was just renamed
             is_ours = False
