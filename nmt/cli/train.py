@@ -24,7 +24,7 @@ from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS
 from nmt.export.folder import announce
 from nmt.training.train import dry_run, train
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("nmt.cli.train")  # whose `__name__` is `__main__` in a rank of the launcher
 _PARENT_SECONDS = 0.5  # between two checks whether the launcher lives
 
 
