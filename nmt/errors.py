@@ -17,6 +17,8 @@ EXIT_INTERRUPTED = 130  # Ctrl-C
 class NmtError(Exception):
     """A mistake of the user; the command line shows its message alone and exits with 2."""
 
+    exit_status = EXIT_USER
+
 
 class ConfigError(NmtError):
     """A configuration value that is unknown, out of range or contradicts another."""
@@ -37,6 +39,8 @@ class DeviceError(NmtError):
 class RankError(Exception):
     """A process of the run failed for a reason other than a user's mistake, and has logged it."""
 
+    exit_status = EXIT_BUG
+
 
 class PeerError(RankError):
     """Another process of the run has exited or did not answer in time."""
@@ -44,6 +48,11 @@ class PeerError(RankError):
 
 class StoppedError(Exception):
     """The run was stopped by a signal and has saved; the same command resumes it."""
+
+    exit_status = EXIT_STOPPED
+
+
+LINE_ERRORS = (NmtError, RankError, StoppedError)  # shown as one line, without a traceback
 
 
 def nearest(name: str, valid: Iterable[str]) -> str:

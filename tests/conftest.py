@@ -146,3 +146,8 @@ def decode_by_steps(
     """Decode (B, T) token by token; return hidden states (B, T, D)."""
     cache = model.start(src, src_lengths)
     return torch.stack([model.step(column, cache) for column in tgt.T], dim=1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Run the tests that are marked `last` after all others."""
+    items.sort(key=lambda item: item.get_closest_marker("last") is not None)

@@ -7,6 +7,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parent.parent / "nmt"
 TREES = {p.relative_to(ROOT): ast.parse(p.read_text("utf-8")) for p in sorted(ROOT.rglob("*.py"))}
 ONLY_IN_CLI = {"hydra", "omegaconf"}
@@ -101,3 +103,69 @@ def test_no_leftovers() -> None:
         assert not re.search(r"TODO|FIXME|XXX|NotImplementedError", text), path
         handlers = [n for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)]
         assert all(handler.type is not None for handler in handlers), f"bare except in {path}"
+
+
+# --- limits, for the packages of the toolkit itself; those on top of it get limits of their own
+
+ON_TOP = {"serve", "visualize"}
+MAX_FILE_LINES, MAX_FUNCTION_LINES = 450, 80
+SMALL_FILE_LINES, MAX_SMALL_FILES = 60, 8
+TINY_FUNCTION_LINES, MAX_TINY_ONCE = 7, 30
+MAX_FILES, MAX_LINES = 95, 12_500
+
+
+def own() -> dict[Path, str]:
+    """Return the text of every module within the limits."""
+    return {
+        path: (ROOT / path).read_text(encoding="utf-8")
+        for path in TREES
+        if path.parts[0] not in ON_TOP
+    }
+
+
+def functions(path: Path) -> list[ast.FunctionDef]:
+    return [node for node in ast.walk(TREES[path]) if isinstance(node, ast.FunctionDef)]
+
+
+def num_lines(node: ast.stmt) -> int:
+    assert node.end_lineno is not None
+    return node.end_lineno - node.lineno + 1
+
+
+@pytest.mark.last
+def test_files_and_functions_stay_within_their_limits() -> None:
+    for path in TREES:
+        assert (ROOT / path).read_text("utf-8").count("\n") <= MAX_FILE_LINES, path
+        for node in functions(path):
+            assert num_lines(node) <= MAX_FUNCTION_LINES, f"{path}: {node.name}"
+
+
+@pytest.mark.last
+def test_the_toolkit_stays_within_its_size() -> None:
+    sizes = {path: text.count("\n") for path, text in own().items()}
+    assert len(sizes) <= MAX_FILES
+    small = [p for p, n in sizes.items() if n < SMALL_FILE_LINES and p.name != "__init__.py"]
+    assert len(small) <= MAX_SMALL_FILES, small
+    assert sum(sizes.values()) <= MAX_LINES
+
+
+@pytest.mark.last
+def test_no_two_public_classes_share_a_name() -> None:
+    places: dict[str, Path] = {}
+    for path, tree in TREES.items():
+        for node in ast.walk(tree):
+            if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+                assert places.setdefault(node.name, path) == path, f"{node.name} is in {path} too"
+
+
+@pytest.mark.last
+def test_few_tiny_functions_are_used_once() -> None:
+    """A private function that is called once and tiny is mostly better where it is called."""
+    tiny = []
+    for path, text in own().items():
+        for node in functions(path):
+            is_private = node.name.startswith("_") and not node.name.startswith("__")
+            num_uses = len(re.findall(rf"(?<!\w){re.escape(node.name)}\b", text)) - 1
+            if is_private and num_uses == 1 and num_lines(node) < TINY_FUNCTION_LINES:
+                tiny.append(f"{path}: {node.name}")
+    assert len(tiny) <= MAX_TINY_ONCE, tiny

@@ -72,6 +72,11 @@ def test_every_line_keeps_its_number_and_its_partner(place: Path) -> None:
     assert report["read"] == len(lines[0])
     assert report["kept"] == len(good) == report["read"] - sum(report["dropped"].values())
     assert set(report["dropped"]) == {"empty side", "NUL character", "too long"}
+    for reason, part in (("NUL character", b"\0"), ("too long", b"too long")):
+        for example in report["examples"][reason]:  # which names the line that was dropped
+            line = Path(example["file"]).read_bytes().split(b"\n")[example["line"] - 1]
+            assert part in line
+        assert len(report["examples"][reason]) == min(5, report["dropped"][reason])
 
 
 def test_held_out_pairs_all_stay(place: Path) -> None:
@@ -82,28 +87,16 @@ def test_held_out_pairs_all_stay(place: Path) -> None:
     assert len(list(read_back(place / "data", "valid"))) == 12
 
 
-def test_examples_name_the_lines_that_were_dropped(place: Path) -> None:
-    train = read_report(place / "data")["train"]
-    for reason, part in (("NUL character", b"\0"), ("too long", b"too long")):
-        for example in train["examples"][reason]:
-            line = Path(example["file"]).read_bytes().split(b"\n")[example["line"] - 1]
-            assert part in line
-        assert len(train["examples"][reason]) == min(5, train["dropped"][reason])
-
-
-def test_other_libraries_read_the_shards(place: Path) -> None:
+def test_other_libraries_read_the_shards_that_meta_lists(place: Path) -> None:
     paths = sorted((place / "data").glob("train-*.arrow"))
     assert [path.name for path in paths] == [f"train-{n:05d}.arrow" for n in range(5)]
     with pa.OSFile(str(paths[1])) as source, pa.ipc.open_stream(source) as reader:
         rows = reader.read_all().to_pylist()
     assert Dataset.from_file(str(paths[1])).to_list() == rows
-    (shards,) = read_meta(place / "data")["splits"]["train"]
+    meta, tokenizer = read_meta(place / "data"), Tokenizer.load(place / "data/tokenizer.model")
+    (shards,) = meta["splits"]["train"]
     assert [shard["file"] for shard in shards["shards"]] == [path.name for path in paths]
     assert shards["shards"][1]["pairs"] == len(rows)
-
-
-def test_meta_knows_the_tokenizer_by_its_bytes(place: Path) -> None:
-    meta, tokenizer = read_meta(place / "data"), Tokenizer.load(place / "data/tokenizer.model")
     assert meta["tokenizer_sha256"] == tokenizer.sha256
     assert meta["vocab_size"] == tokenizer.vocab_size == 330
 
@@ -181,13 +174,10 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
     assert not any(odd in text for pair in texts for text in pair for odd in ODD[:7])
 
 
-@pytest.mark.parametrize(
-    ("modules", "unwanted"),
-    [
+def test_nothing_heavy_is_imported() -> None:
+    for modules, unwanted in (
         ("nmt.cli.tasks, nmt.preprocess.prepare", "torch"),
         ("nmt.preprocess.pool, nmt.preprocess.encode", "pyarrow"),  # there are many workers
-    ],
-)
-def test_nothing_heavy_is_imported(modules: str, unwanted: str) -> None:
-    code = f"import sys, {modules}; sys.exit({unwanted!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    ):
+        code = f"import sys, {modules}; sys.exit({unwanted!r} in sys.modules)"
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, modules

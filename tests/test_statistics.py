@@ -108,9 +108,10 @@ def test_signatures_agree_where_normal_forms_do_and_else_differ() -> None:
     assert len(set(by_form.values())) == len(by_form)
 
 
-def test_counts_of_tokens_are_those_of_single_lines(tokenizer: Tokenizer) -> None:
+def test_counts_are_those_of_single_lines(tokenizer: Tokenizer) -> None:
     src, tgt = odd_lines(60, seed=3), sentences(60)
     statistics = measure(tokenizer, src, tgt)
+    lengths = []
     for lines, side in zip((src, tgt), statistics.sides, strict=True):
         ids = [tokenizer.encode(line) for line in lines]
         tokens = [token for line in ids for token in line]
@@ -118,18 +119,14 @@ def test_counts_of_tokens_are_those_of_single_lines(tokenizer: Tokenizer) -> Non
         assert side.num_unknown == tokens.count(tokenizer.unk_id)
         assert side.num_bytes == sum(piece.startswith("<0x") for piece in tokenizer.pieces(tokens))
         assert side.longest == max(len(line) + 1 for line in ids)
+        lengths.append([len(line) + 1 for line in ids])
     assert statistics.sides[0].num_bytes > 0
-    assert statistics.num_pairs == statistics.lengths.total == 60
-
-
-def test_lengths_are_counted_by_pair(tokenizer: Tokenizer) -> None:
-    src, tgt = sentences(50, seed=1), sentences(50, seed=2)
-    statistics = measure(tokenizer, src, tgt)
-    pairs = zip(src, tgt, strict=True)
-    expected = Counter(tuple(len(tokenizer.encode(t)) + 1 for t in pair) for pair in pairs)
-    keys = statistics.lengths.keys
-    found = zip((keys // NUM_BINS).tolist(), (keys % NUM_BINS).tolist(), strict=True)
-    assert dict(zip(found, statistics.lengths.counts.tolist(), strict=True)) == expected
+    assert statistics.num_pairs == 60
+    keys = zip(
+        *(part.tolist() for part in np.divmod(statistics.lengths.keys, NUM_BINS)), strict=True
+    )
+    found = dict(zip(keys, statistics.lengths.counts.tolist(), strict=True))
+    assert found == Counter(zip(*lengths, strict=True))
 
 
 def test_every_length_has_one_bin_and_short_ones_their_own() -> None:
@@ -211,26 +208,19 @@ def test_statistics_do_not_depend_on_how_text_is_cut(tokenizer: Tokenizer) -> No
         assert measure(tokenizer, src, tgt, HeldOut(HELD), cut).to_json() == whole
 
 
-def test_what_is_merged_stays_as_it_was(tokenizer: Tokenizer) -> None:
+def test_statistics_survive_merging_and_a_json_file(tokenizer: Tokenizer) -> None:
     src, tgt = map(list, zip(*LINES, strict=True))
     parts = [measure(tokenizer, src[i:], tgt[i:], HeldOut(HELD)) for i in (0, 3)]
-    before = [json.dumps(part.to_json()) for part in parts]
-    for _ in range(2):
-        total = Statistics()
-        for part in parts:
-            total.merge(part)
-    assert [json.dumps(part.to_json()) for part in parts] == before
-
-
-def test_statistics_survive_a_json_file(tokenizer: Tokenizer) -> None:
-    src, tgt = map(list, zip(*LINES, strict=True))
-    statistics = measure(tokenizer, src, tgt, HeldOut(HELD))
-    text = json.dumps(statistics.to_json())
-    read = Statistics.from_json(json.loads(text))
-    assert json.dumps(read.to_json()) == text
-    read.merge(statistics)
-    statistics.merge(Statistics.from_json(json.loads(text)))
-    assert read.to_json() == statistics.to_json()
+    texts = [json.dumps(part.to_json()) for part in parts]
+    read = [Statistics.from_json(json.loads(text)) for text in texts]
+    assert [json.dumps(part.to_json()) for part in read] == texts
+    totals = []
+    for merged in (parts, read, parts):
+        totals.append(Statistics())
+        for part in merged:
+            totals[-1].merge(part)
+    assert totals[0].to_json() == totals[1].to_json() == totals[2].to_json()
+    assert [json.dumps(part.to_json()) for part in parts] == texts  # they stay as they were
 
 
 def test_statistics_do_not_grow_with_the_corpus(tokenizer: Tokenizer) -> None:

@@ -67,7 +67,9 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., None]
         with hydra.initialize_config_module("nmt.configs", version_base="1.3"):
             configs = to_config(hydra.compose(command.name, overrides), command.schema)
     except (HydraException, OmegaConfBaseException) as error:
-        raise ConfigError(_one_line(error)) from None
+        key, text = getattr(error, "full_key", None), str(error).split("\n    full_key:")[0]
+        text = " ".join(text.split())
+        raise ConfigError(f"{key}: {text}" if key and key not in text else text) from None
     run(*configs)
 
 
@@ -153,7 +155,12 @@ def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
     """
     words = key.split(".")
     leaves = [s for s in settings(command.schema) if not dataclasses.is_dataclass(s.hint)]
-    known = {_with_names(setting.key, words): setting for setting in leaves}
+    known = {}  # with the user's words where a key leaves the name to the user
+    for setting in leaves:
+        parts = setting.key.split(".")
+        filled = [*words[: len(parts)], *parts[len(words) :]]
+        names = zip(parts, filled, strict=True)
+        known[".".join(word if part == NAME else part for part, word in names)] = setting
     if inside := [option for option in known if option.startswith(f"{key}.")]:
         if value.startswith("{") and inside[0].startswith(f"{key}.{NAME}"):
             return dict, True  # several at once: {name: ...}
@@ -167,12 +174,6 @@ def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
             rule = "begin with a letter, then letters, digits, _ and -"
             raise ConfigError(f"{key}: {name!r} cannot be a name; {rule}")
     return known[key].hint, NAME in parts
-
-
-def _with_names(pattern: str, words: list[str]) -> str:
-    """Put the user's words where a key leaves the name to the user."""
-    parts = enumerate(pattern.split("."))
-    return ".".join(words[i] if part == NAME and i < len(words) else part for i, part in parts)
 
 
 def _is_list(hint: Any) -> bool:
@@ -194,9 +195,3 @@ def _quote(text: str) -> str:
     """Quote `text` for Hydra, where backslashes count only before a quote."""
     escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
     return f"'{escaped}'"
-
-
-def _one_line(error: BaseException) -> str:
-    key = getattr(error, "full_key", None)
-    text = " ".join(str(error).split("\n    full_key:")[0].split())
-    return f"{key}: {text}" if key and key not in text else text

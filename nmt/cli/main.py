@@ -17,19 +17,9 @@ from typing import Any
 from nmt import __version__
 from nmt.cli.commands import COMMANDS, Command
 from nmt.cli.help import command_help, list_commands
-from nmt.errors import (
-    EXIT_BUG,
-    EXIT_DONE,
-    EXIT_INTERRUPTED,
-    EXIT_STOPPED,
-    EXIT_USER,
-    NmtError,
-    RankError,
-    StoppedError,
-    nearest,
-)
+from nmt.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, LINE_ERRORS, NmtError, nearest
 
-_QUIET = (NmtError, RankError, StoppedError, OSError, KeyboardInterrupt)  # one line, no traceback
+_QUIET = (*LINE_ERRORS, OSError, KeyboardInterrupt)  # one line, no traceback
 
 
 def __getattr__(name: str) -> Callable[[], int]:
@@ -78,17 +68,13 @@ def exit_status(error: BaseException, program: str) -> int:
         # the reader, for example head, has what it wants; Python would complain again at exit
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
-    message, status = str(error), EXIT_USER
+    message, status = "interrupted", EXIT_INTERRUPTED
     if isinstance(error, OSError):
         if error.filename is None and error.errno != errno.ENOSPC:
             raise error  # not about a file that the user named
-        message = f"{error.filename or 'output'}: {error.strerror}"
-    elif isinstance(error, StoppedError):
-        status = EXIT_STOPPED
-    elif isinstance(error, RankError):
-        status = EXIT_BUG
-    elif isinstance(error, KeyboardInterrupt):
-        message, status = "interrupted", EXIT_INTERRUPTED
+        message, status = f"{error.filename or 'output'}: {error.strerror}", EXIT_USER
+    elif isinstance(error, LINE_ERRORS):
+        message, status = str(error), error.exit_status
     print(f"{program}: {message}", file=sys.stderr)
     return status
 

@@ -20,19 +20,11 @@ from nmt.cli.launch import launch
 from nmt.cli.main import log_to_stderr
 from nmt.config import TrainConfig
 from nmt.distributed import find_device, find_world, is_launched, num_processes, process_group
-from nmt.errors import (
-    EXIT_BUG,
-    EXIT_INTERRUPTED,
-    EXIT_STOPPED,
-    EXIT_USER,
-    NmtError,
-    RankError,
-    StoppedError,
-)
+from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS
 from nmt.export.folder import announce
 from nmt.training.train import dry_run, train
 
-log = logging.getLogger(__name__)
+log = logging.getLogger("nmt.cli.train")  # whose `__name__` is `__main__` in a rank of the launcher
 _PARENT_SECONDS = 0.5  # between two checks whether the launcher lives
 
 
@@ -85,12 +77,8 @@ def main(path: str) -> int:
     composed = OmegaConf.create(Path(path).read_text(encoding="utf-8"))
     try:
         run(*to_config(composed, TrainConfig))  # type: ignore[arg-type]
-    except StoppedError:
-        return EXIT_STOPPED
-    except NmtError:
-        return EXIT_USER
-    except RankError:
-        return EXIT_BUG
+    except LINE_ERRORS as error:
+        return error.exit_status
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0

@@ -63,8 +63,19 @@ class WorkerPool(Generic[Item, Result]):
         raises comes after the results of all items before it.
 
         Only a few items a worker are under way at a time. Raises the exception of the first item
-        that has one.
+        that has one, and an `NmtError` where a worker was lost.
         """
+        try:
+            yield from self._map(items)
+        except MemoryError:
+            raise NmtError("a worker process has no memory left; set fewer num_threads") from None
+        except BrokenProcessPool:
+            raise NmtError(
+                "a worker process was killed, as happens when memory runs out; give the same "
+                "command again with fewer num_threads, it goes on with what is done"
+            ) from None
+
+    def _map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         waiting: deque[tuple[Item, Future[Result]]] = deque()
         last_error: NmtError | None = None
         for item in _until_error(items):
@@ -73,16 +84,17 @@ class WorkerPool(Generic[Item, Result]):
                 break
             waiting.append((item, self._submit(item)))
             if len(waiting) == _ITEMS_A_WORKER * self._num_workers:
-                yield _finished(*waiting.popleft())
-        while waiting:
-            yield _finished(*waiting.popleft())
+                first, future = waiting.popleft()
+                yield first, future.result()
+        for first, future in waiting:
+            yield first, future.result()
         if last_error is not None:
             raise last_error
 
     def _submit(self, item: Item) -> Future[Result]:
         """Hand an item to the workers; this may start one."""
         try:
-            with _explained(), _interrupts_deferred():
+            with _interrupts_deferred():
                 return self._executor.submit(_work, item)
         except OSError as error:
             raise NmtError(
@@ -96,25 +108,6 @@ def _until_error(items: Iterable[Item]) -> Iterator[Item | NmtError]:
         yield from items
     except NmtError as error:
         yield error
-
-
-def _finished(item: Item, future: Future[Result]) -> tuple[Item, Result]:
-    with _explained():
-        return item, future.result()
-
-
-@contextlib.contextmanager
-def _explained() -> Iterator[None]:
-    """Turn the loss of a worker into one line for the user."""
-    try:
-        yield
-    except MemoryError:
-        raise NmtError("a worker process has no memory left; set fewer num_threads") from None
-    except BrokenProcessPool:
-        raise NmtError(
-            "a worker process was killed, as happens when memory runs out; give the same command "
-            "again with fewer num_threads, it goes on with what is done"
-        ) from None
 
 
 @contextlib.contextmanager

@@ -41,7 +41,8 @@ def report_table(report: dict[str, Any]) -> str:
         colalign=["left", *["right"] * 6],
         disable_numparse=True,
     )
-    return "\n\n".join(filter(None, [table, _paragraphs(details), _paragraphs(advice)]))
+    blocks = [table, *(_paragraphs(some) for some in (details, advice) if some)]
+    return "\n\n".join(blocks)
 
 
 def _paragraphs(rows: list[tuple[str, str]]) -> str:
@@ -50,7 +51,7 @@ def _paragraphs(rows: list[tuple[str, str]]) -> str:
         ("" if i and name == rows[i - 1][0] != "!" else name, text)
         for i, (name, text) in enumerate(rows)
     ]
-    widths = [None, 98 - max((len(name) for name, _ in shown), default=0)]
+    widths = [None, 98 - max(len(name) for name, _ in shown)]
     text: str = tabulate(shown, tablefmt="plain", maxcolwidths=widths, disable_numparse=True)
     return text
 

@@ -1,8 +1,8 @@
 """Writes the shards of a data folder. A shard is one Arrow file, and the task that writes it reads
 its pairs from the input itself, so that any process on any machine can do it, in any order.
 
-A shard is done when its JSON file is there, which says what its pairs came to. Done again, it gives
-the same bytes.
+A shard is done when its JSON file is there, with the counts of its pairs. Written again, it has the
+same bytes.
 """
 
 from __future__ import annotations

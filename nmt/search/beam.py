@@ -67,15 +67,12 @@ def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: SearchTask) 
     of the results, for each of `sentences` (B,).
     """
     numbers = sentences.tolist()
-    columns = (
-        [pools[i].bar for i in numbers],
-        [max(length + 1, task.earliest[i]) for i in numbers],
-        [max(length + 1, task.limits[i]) for i in numbers],
-    )
-    scores, first, last = (
-        torch.tensor(column, dtype=torch.float64, device=sentences.device) for column in columns
-    )
-    return least_log_prob(scores, first, last, task.config)
+    bars = [pools[i].bar for i in numbers]
+    last = [max(length + 1, task.limits[i]) for i in numbers]
+    columns = torch.tensor([bars, last], dtype=torch.float64, device=sentences.device)
+    # where there is a bar, hypotheses may end: no longer prefix or least length is to be met
+    first = torch.full_like(columns[1], length + 1)
+    return least_log_prob(columns[0], first, columns[1], task.config)
 
 
 def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Live, Continuations]:

@@ -114,7 +114,6 @@ class SearchTask:
     config: SearchConfig
     ids: ControlIds
     constraints: tuple[Constraint, ...]
-    earliest: list[int]  # least tokens of each translation, EOS included
     limits: list[int]  # most tokens of each translation, EOS included
     n_best: int  # results of each sentence, at most
     keys: list[int]  # of each sentence's draws, when sampling

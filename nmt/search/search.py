@@ -71,9 +71,7 @@ def search(
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
     wanted = min(n_best or config.beam_size, config.beam_size)
-    task = SearchTask(
-        src, src_lengths, config, ids, rules, earliest, limits, wanted, list(keys or ())
-    )
+    task = SearchTask(src, src_lengths, config, ids, rules, limits, wanted, list(keys or ()))
     uses_beam = config.beam_size > 1 and not config.sampling
     found = beam_search(stepper, task) if uses_beam else greedy_or_sampling(stepper, task)
     if not all(row and all(math.isfinite(h.log_prob) for h in row) for row in found):

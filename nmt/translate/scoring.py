@@ -57,7 +57,7 @@ def _score_batch(
     tgt_in = pad(targets, pad_id=ids.pad, bos=ids.bos)  # (B, T)
     tgt_out = pad(targets, pad_id=ids.pad, eos=ids.eos)  # (B, T)
     lengths = [len(target) + 1 for target in targets]
-    task = SearchTask(src, src_lengths, config, ids, (), lengths, lengths, 1, keys=[])
+    task = SearchTask(src, src_lengths, config, ids, (), lengths, 1, keys=[])
     scored = stepper.score(src, src_lengths, tgt_in, tgt_out, attention=task.needs_attention)
     results = []
     for i, length in enumerate(lengths):
