@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, VOCAB_SIZE, hidden_states, plain, random_source
+from conftest import BOS, random_source
 from searching import (
     IDS,
     LENGTHS,
@@ -65,22 +64,6 @@ def test_scores_equal_a_full_forward_pass_over_the_same_tokens(norm: Norm, beam_
     assert len(lengths) > 4  # sentences end at different times
     assert {h.finished for hypotheses in results for h in hypotheses} == {True, False}
     assert stepper.num_swaps > 3
-
-
-@torch.no_grad()
-def test_greedy_takes_the_argmax_of_a_full_forward_pass_at_every_step() -> None:
-    model, source = decided_model(), random_source(LENGTHS)
-    found = find(ModelStepper(model), source, config(1, a=1.0, b=8))
-    for row, (hypothesis,) in enumerate(found):
-        oracle, length, tokens = plain(model), source[1][row : row + 1], []
-        while len(tokens) < int(length) - 1 + 8 and EOS not in tokens:
-            tgt_in = torch.tensor([[BOS, *tokens]])
-            hidden = hidden_states(oracle, source[0][row : row + 1, : int(length)], length, tgt_in)
-            logits = oracle.logits(hidden)
-            best = logits[0, -1].index_fill(0, torch.tensor([PAD, BOS]), -math.inf)
-            tokens.append(int(best.argmax()))
-        assert hypothesis.tokens == tokens
-        assert hypothesis.finished == (tokens[-1] == EOS)
 
 
 def row_alone(source: Source, row: int) -> Source:
@@ -142,28 +125,3 @@ def test_scores_are_float32_when_products_are_bfloat16() -> None:
     (found,) = find(stepper, row_alone(source, 0), config(3, a=1.0, b=8))
     again = scored_again(stepper, source, 0, found, config(3))
     assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in again], abs=0.5)
-
-
-@torch.inference_mode()
-def test_a_stepper_goes_on_with_the_rows_and_sentences_that_are_kept() -> None:
-    model, (src, lengths) = decided_model(), random_source([5, 2, 7, 3])
-    stepper = ModelStepper(model)
-    state = stepper.start(src, lengths)
-    sources, history = torch.arange(4), torch.full((4, 1), BOS)
-    plan = [  # rows to go on with
-        torch.arange(4),
-        torch.arange(4).repeat_interleave(2),
-        torch.tensor([1, 0, 3, 3, 4, 5, 7, 6]),
-        torch.tensor([1, 2, 2, 3, 6]),  # one has more hypotheses than another, one is done
-        torch.tensor([0, 1, 1, 1, 3, 4]),
-        torch.tensor([5, 5]),  # only the last goes on
-    ]
-    plan += [torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 0])] * 12
-    for rows in plan:
-        found = stepper.step(history[:, -1], state)
-        full = hidden_states(plain(model), src[sources], lengths[sources], history)
-        expected = model.logits(full)[:, -1].log_softmax(-1)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        state = stepper.reorder(state, rows)
-        sources, history = sources[rows], history[rows]
-        history = torch.cat([history, torch.randint(4, VOCAB_SIZE, (len(rows), 1))], dim=1)
