@@ -6,6 +6,8 @@ The text must stand exactly once in the file. Keep breaks small: a bound, a sign
 
 DATA = "nmt/data/"
 SEARCH = "nmt/search/"
+MODEL = "nmt/model/"
+FAST = "nmt/model/fast/"
 
 # fmt: off
 MUTATIONS: list[tuple[str, str, str, str, str]] = [
@@ -145,5 +147,57 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/search/beam.py
     ("last-attention", SEARCH + "stepper.py", "weights.mean(dim=1)[:, -1]", "weights[:, 0, -1]", "alignment"),
     ("beam-limit-next", SEARCH + "beam.py", "live.length + 1).unsqueeze(1)", "live.length).unsqueeze(1)", "search"),
+    # --- nmt/model/transformer.py
+    ("empty-source", MODEL + "transformer.py", "lengths.clamp(min=1)[:, None]", "lengths[:, None]", "model"),
+    ("padding-seen", MODEL + "transformer.py", "device=lengths.device) < lengths", "device=lengths.device) <= lengths", "model"),
+    ("causal-off", MODEL + "transformer.py", ".tril()", ".tril(1)", "model"),
+    ("position-offset", MODEL + "transformer.py", "pos = torch.arange(length, dtype=torch.float64)", "pos = torch.arange(1, length + 1, dtype=torch.float64)", "model"),
+    ("wavelengths", MODEL + "transformer.py", "max(half - 1, 1)", "half", "model"),
+    ("sqrt-head", MODEL + "transformer.py", "math.sqrt(queries.size(-1))", "math.sqrt(queries.size(-1) * queries.size(1))", "model"),
+    ("softmax-axis", MODEL + "transformer.py", "torch.softmax(logits, dim=-1", "torch.softmax(logits, dim=-2", "model"),
+    ("softmax-half", MODEL + "transformer.py", "torch.promote_types(logits.dtype, torch.float32)", "logits.dtype", "model"),
+    ("mask-dropped", MODEL + "transformer.py", 'logits.masked_fill(~mask, float("-inf"))', "logits.masked_fill(~mask, 0.0)", "model"),
+    ("weights-undropped", MODEL + "transformer.py", "weights if dropout is None else dropout(weights)", "weights", "fast"),
+    ("projection-blocks", MODEL + "transformer.py", "zip((x, memory, memory), weights", "zip((x, memory, x), weights", "model"),
+    ("heads-joined", MODEL + "transformer.py", "heads.transpose(1, 2).flatten(2)", "heads.flatten(1, 1).reshape(x.shape)", "model"),
+    ("residual-dropout", MODEL + "transformer.py", "x = x + self.dropout(y)", "x = self.dropout(x + y)", "fast"),
+    ("residual-missing", MODEL + "transformer.py", "x = x + self.dropout(y)", "x = self.dropout(y)", "model"),
+    ("final-norm", MODEL + "transformer.py", "self.decoder_norm = norms[1] if is_pre_norm else nn.Identity()", "self.decoder_norm = nn.Identity()", "model"),
+    ("cross-norm", MODEL + "transformer.py", "self.before(self.cross_attention_norm, x)", "self.before(self.self_attention_norm, x)", "model"),
+    ("embedding-scale", MODEL + "transformer.py", "math.sqrt(self.config.d_model)", "math.sqrt(self.config.d_model // self.config.num_heads)", "model"),
+    ("positions-undropped", MODEL + "transformer.py", "self.dropout(scaled + self.positions_of(ids, mask))", "self.dropout(scaled) + self.positions_of(ids, mask)", "fast"),
+    ("table-grows", MODEL + "transformer.py", "if length > positions.size(0):", "if length > positions.size(0) + 1:", "model"),
+    ("checkpoint-eval", MODEL + "transformer.py", "if self.activation_checkpointing and self.training:", "if self.activation_checkpointing:", "fast"),
+    ("embedding-share", MODEL + "transformer.py", "config.dropout if config.embedding_dropout is None else config.embedding_dropout", "config.dropout", "fast"),
+    # --- nmt/model/fast
+    ("cross-mask", FAST + "__init__.py", "across = PackedMask(targets, sources)", "across = PackedMask(targets, targets)", "fast"),
+    ("packed-causal", FAST + "__init__.py", "PackedMask(targets, targets, is_causal=True)", "PackedMask(targets, targets)", "fast"),
+    ("step-position", FAST + "__init__.py", "[mask.num_positions - 1]", "[mask.num_positions - 2]", "fast"),
+    ("fast-block", FAST + "attention.py", "block(memory, d_model, 3 * d_model)", "block(memory, 0, 2 * d_model)", "fast"),
+    ("few-scale", FAST + "attention.py", "queries.size(-1) ** -0.5", "queries.size(1) ** -0.5", "fast"),
+    ("dropout-off", FAST + "attention.py", "self.dropout.p if self.training else 0.0", "0.0", "fast"),
+    ("packed-mask", FAST + "packing.py", "None if is_causal or sources.is_full else sources.mask", "None", "fast"),
+    ("packed-places", FAST + "packing.py", "np.arange(len(sizes)) * longest, sizes) + positions", "np.arange(len(sizes)) * longest, sizes) + positions[::-1]", "fast"),
+    ("one-length", FAST + "packing.py", "bool((sizes == longest).all())", "bool((sizes >= longest - 1).all())", "fast"),
+    ("flash-window", FAST + "packing.py", "window = (-1, 0) if is_causal", "window = (-1, -1) if is_causal", "fast"),
+    ("flash-backward", FAST + "packing.py", "torch.allclose(a, b, atol=0.05", "torch.allclose(a, a, atol=0.05", "fast"),
+    ("own-column", FAST + "cache.py", "start = stop - keys.size(2)", "start = stop - keys.size(2) - 1", "fast"),
+    ("cache-column", FAST + "cache.py", "F.one_hot(self.grid.beams,", "F.one_hot(self.grid.beams.flip(0),", "fast"),
+    ("cache-room", FAST + "cache.py", "if end > room:", "if end > room + 1:", "fast"),
+    ("cache-garbage", FAST + "cache.py", "columns = seen.sort(dim=1, descending=True", "columns = seen.sort(dim=1, descending=False", "fast"),
+    ("cache-loose", FAST + "cache.py", "1.5 * self._num_kept + MIN_WIDTH", "15 * self._num_kept + MIN_WIDTH", "fast"),
+    ("cache-sentences", FAST + "cache.py", "(is_alive.cumsum(0) - 1)[self.sentences]", "is_alive.cumsum(0)[self.sentences] % len(alive)", "fast"),
+    ("cache-source-bias", FAST + "cache.py", "self.source_bias = self.source_bias.index_select(0, alive)", "self.source_bias = self.source_bias[: len(alive)]", "fast"),
+    ("grid-empty", FAST + "cache.py", "beams >= self.counts.unsqueeze(1)", "beams > self.counts.unsqueeze(1)", "fast"),
+    ("group-size", FAST + "top.py", "end = log_probs.size(1) // _GROUP * _GROUP", "end = (log_probs.size(1) - 1) // _GROUP * _GROUP", "fast"),
+    ("group-end", FAST + "top.py", "tokens >= vocab_size, NEVER", "tokens > vocab_size, NEVER", "fast"),
+    ("tie-at-last", FAST + "top.py", "min(count + 1, grid.shape", "min(count, grid.shape", "fast"),
+    ("top-empty-cells", FAST + "top.py", "grid.is_empty.gather(1, beams)", "(beams < 0)", "fast"),
+    ("relu-gradient", FAST + "layers.py", "threshold_backward(grad, y, 0)", "threshold_backward(grad, y, 0.01)", "fast"),
+    ("block-bias", FAST + "layers.py", "weight, bias = weight[start:end], bias[start:end]", "weight, bias = weight[start:end], bias[: end - start]", "fast"),
+    ("reordered-key", FAST + "layers.py", "key = start, len(weight)", "key = 0, len(weight)", "fast"),
+    ("rounded-rows", FAST + "layers.py", "num_rows + -num_rows % step", "num_rows - num_rows % step", "fast"),
+    ("dropout-scale", FAST + "layers.py", "_LEVELS / (_LEVELS - dropped)", "_LEVELS / (_LEVELS - dropped + 64)", "fast"),
+    ("dropout-share", FAST + "layers.py", "bits.ge(dropped - _LEVELS // 2)", "bits.ge(dropped - _LEVELS // 2 + 999)", "fast"),
 ]
 # fmt: on

@@ -25,7 +25,7 @@ from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
 from nmt.distributed import from_main
-from nmt.model.fast.layers import linear, matmul, transposed_matmul
+from nmt.model.fast.layers import linear, transposed_matmul
 
 try:
     import resource
@@ -100,7 +100,7 @@ def matmul_rate(
 
         def multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
             y = linear(x, weight)  # (N, outer)
-            matmul(y, weight)  # the gradient of x
+            linear(y, weight.T)  # the gradient of x
             transposed_matmul(y, x)  # the gradient of the weight
 
         names = {"multiply": multiply, "x": x, "weight": weight}

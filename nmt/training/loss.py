@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
-from nmt.model.fast.layers import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 
@@ -58,7 +58,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss_sum += loss
                 nll_sum += nll
                 if needs_grad:
-                    grad_rows.copy_(matmul(error, weight))
+                    grad_rows.copy_(linear(error, weight.T))
                     _add_product(grad_weight, error, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
