@@ -32,7 +32,6 @@ from nmt.training.costs import (
     matmul_rate,
     measure_pace,
     report,
-    seconds_per_update,
     training_flops,
 )
 from nmt.training.loss import smoothed_cross_entropy
@@ -119,34 +118,41 @@ def plan_updates(world_size: int = 1) -> Updates:
     return sampler.updates(0)
 
 
-def test_the_forecast_comes_true_for_work_of_known_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(costs, "PACE_SECONDS", 0.3)
-    updates, made = plan_updates(), []
+def worker(monkeypatch: pytest.MonkeyPatch, seconds_per_token: float) -> Any:
+    """Return a step of known speed, by a clock that it moves itself, and the updates it made."""
+    clock, made = [0.0], []
 
     def step(update: Update) -> float:
         made.append(update)
-        time.sleep(2e-5 * (update.num_tokens + update.num_src_tokens))
+        clock[0] += seconds_per_token * (update.num_tokens + update.num_src_tokens)
         return 7.0
 
-    pace = measure_pace(step, updates)
-    assert 3 <= pace.num_updates == len(made) - 1 <= 20
-    assert pace.flops == 7.0 * pace.num_updates
-    assert made[1] is updates[1]
-    expected = 2e-5 * LENGTHS.sum() / len(updates)
-    assert seconds_per_update(pace, updates.pool_of(0)) == pytest.approx(expected, rel=0.3)
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    return step, made
 
 
-def test_a_long_update_is_measured_alone_and_a_short_plan_again_and_again(
+def test_updates_are_measured_for_ten_seconds_after_the_first(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def step(update: Update) -> float:
-        time.sleep(0.01)
-        return 1.0
-
-    for budget_seconds, updates in ((0.005, plan_updates()), (0.1, plan_updates()[:1])):
-        monkeypatch.setattr(costs, "PACE_SECONDS", budget_seconds)
-        num_updates = measure_pace(step, updates).num_updates
-        assert num_updates == 1 if budget_seconds < 0.01 else 1 <= num_updates <= 10
+    updates = plan_updates()
+    tokens = LENGTHS.sum() / len(updates)
+    for seconds, planned, fewest, most in (
+        (3.0, updates, 2, 4),
+        (0.1, updates, 20, 20),
+        (0.9, updates[:1], 9, 12),  # again and again
+        (60.0, updates, 1, 1),  # the first is measured itself
+    ):
+        step, made = worker(monkeypatch, seconds / tokens)
+        pace = measure_pace(step, planned)
+        assert fewest <= pace.num_updates <= most, seconds
+        measured = made[-pace.num_updates :]
+        assert len(made) == pace.num_updates + (seconds < 60)
+        assert made[-1] is planned[(len(made) - 1) % len(planned)]
+        assert pace.flops == 7.0 * pace.num_updates
+        assert pace.num_tokens == sum(update.num_tokens for update in measured)
+        assert pace.num_src_tokens == sum(update.num_src_tokens for update in measured)
+        both = pace.num_tokens + pace.num_src_tokens
+        assert pace.seconds == pytest.approx(both * seconds / tokens)
 
 
 def test_the_report_gives_plan_memory_speed_and_time() -> None:
