@@ -8,6 +8,7 @@ DATA = "nmt/data/"
 SEARCH = "nmt/search/"
 MODEL = "nmt/model/"
 FAST = "nmt/model/fast/"
+TRAINING = "nmt/training/"
 
 # fmt: off
 MUTATIONS: list[tuple[str, str, str, str, str]] = [
@@ -199,5 +200,39 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("rounded-rows", FAST + "layers.py", "num_rows + -num_rows % step", "num_rows - num_rows % step", "fast"),
     ("dropout-scale", FAST + "layers.py", "_LEVELS / (_LEVELS - dropped)", "_LEVELS / (_LEVELS - dropped + 64)", "fast"),
     ("dropout-share", FAST + "layers.py", "bits.ge(dropped - _LEVELS // 2)", "bits.ge(dropped - _LEVELS // 2 + 999)", "fast"),
+    # --- nmt/training
+    ("warmup-end", TRAINING + "optimizer.py", "if step <= warmup_steps:", "if step <= warmup_steps + 1:", "optimizer"),
+    ("decay-biases", TRAINING + "optimizer.py", "if p.dim() >= 2]", "if p.dim() >= 1]", "optimizer"),
+    ("average-start", TRAINING + "optimizer.py", "self.num_updates / (self.num_updates + 9)", "self.num_updates / (self.num_updates + 10)", "optimizer"),
+    ("average-count", TRAINING + "optimizer.py", "self.num_updates = num_updates\n", "self.num_updates = 0\n", "resume"),
+    ("smoothing-right", TRAINING + "loss.py", "(len(wanted), 1), smoothing - 1)", "(len(wanted), 1), smoothing - 0.99)", "loss"),
+    ("compiled-right", TRAINING + "loss.py", "torch.where(is_right, 1 - smoothing, 0.0)", "torch.where(is_right, 0.99 - smoothing, 0.0)", "loss"),
+    ("padding-in-loss", TRAINING + "loss.py", "real = slice(batch.num_tokens)", "real = slice(None)", "gradients packing"),
+    ("loss-mean-ranks", TRAINING + "learner.py", "self.world.size / update.num_tokens if", "1 / update.num_tokens if", "distributed"),
+    ("micro-batch-lost", TRAINING + "learner.py", "sums[i] += torch.stack", "sums[i] = torch.stack", "gradients distributed"),
+    ("clip-after-scale", TRAINING + "learner.py", "self.scaler.unscale_(self.optimizer)  # what", "# what", "gradients guard"),
+    ("skip-nothing", TRAINING + "learner.py", "math.isfinite(self.loss_sum) and math.isfinite(self.gradient_norm)", "math.isfinite(self.loss_sum)", "distributed guard"),
+    ("gradient-kept", TRAINING + "learner.py", "            self.scaler.update()\n        self.optimizer.zero_grad(set_to_none=True)\n", "            self.scaler.update()\n", "gradients"),
+    ("trained-weights", TRAINING + "learner.py", 'state.get("trained", weights)', "weights", "resume"),
+    ("padding-sentence", TRAINING + "microbatches.py", "round_to - num_tokens % round_to", "round_to - num_src_tokens % round_to", "packing gradients"),
+    ("target-shift", TRAINING + "microbatches.py", "for ids in (bos, row)]", "for ids in (row, bos)]", "gradients packing"),
+    ("dropout-rank", TRAINING + "checkpoints.py", "state.update_in_epoch, rank)", "state.update_in_epoch)", "resume"),
+    ("dropout-epoch", TRAINING + "checkpoints.py", "(seed, state.epoch, state", "(seed, state", "resume"),
+    ("fingerprint-any", TRAINING + "checkpoints.py", "saved[key] != now[key]]", "False]", "resume"),
+    ("newest-first", TRAINING + "checkpoints.py", "in reversed(folders):", "in folders:", "checkpoints resume"),
+    ("keep-damaged", TRAINING + "checkpoints.py", "if checkpoint.checkpoint_update(f) <= self.update]", "]", "checkpoints"),
+    ("keep-last", TRAINING + "checkpoints.py", "good[-self.keep_last :]", "good[-self.keep_last - 1 :]", "checkpoints"),
+    ("host-copy", TRAINING + "checkpoints.py", 'torch.empty_like(tree, device="cpu").copy_(tree.detach())', "tree.detach().cpu()", "checkpoints"),
+    ("spike-share", TRAINING + "checks.py", "max(_SPIKE * stdev(self._losses), _SPIKE_SHARE * mean)", "_SPIKE_SHARE * mean", "guard"),
+    ("worst-batch", TRAINING + "checks.py", "rows * (src**2 + src * tgt + tgt**2)]", "rows * (src + tgt)]", "preflight"),
+    ("advice", TRAINING + "checks.py", "most = middle", "most = too_many", "preflight"),
+    ("attention-flops", TRAINING + "costs.py", "int(tgt @ tgt + src @ tgt)", "int(tgt @ tgt + src @ src)", "costs"),
+    ("cut-columns", TRAINING + "costs.py", "min(timed.times) * outer / columns", "min(timed.times)", "costs"),
+    ("epoch-end", TRAINING + "train.py", "self.state.epoch + 1, 0", "self.state.epoch, 0", "resume guard"),
+    ("bad-updates-reset", TRAINING + "train.py", "            self.state.bad_updates = 0\n", "", "guard"),
+    ("late-validation", TRAINING + "train.py", "if self.state.update == self.state.validated:", "if True:", "resume"),
+    ("line-undone", TRAINING + "metrics.py", 'r["update"] <= update and', 'r["update"] < update and', "resume"),
+    ("update-logged-twice", TRAINING + "metrics.py", 'r["update"] <= update and', 'r["update"] <= update + 1 and', "resume"),
+    ("valid-share", TRAINING + "validation.py", "batches[self.world.rank :: self.world.size]:\n            batch", "batches[: self.world.size]:\n            batch", "distributed"),
 ]
 # fmt: on

@@ -148,6 +148,16 @@ def trained_models(
     }
 
 
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of the toy corpus (`toy.write_corpus`)."""
+    from toy import command, write_corpus  # which imports this module
+
+    place = tmp_path_factory.mktemp("toy")
+    assert command("preprocess", *write_corpus(place)) == 0
+    return place / "data"
+
+
 def decode_by_steps(
     model: FastTransformer, src: Tensor, src_lengths: Tensor, tgt: Tensor
 ) -> Tensor:

@@ -171,10 +171,10 @@ def drawn_corpora(data_dir: Path, monkeypatch: pytest.MonkeyPatch, *arguments: s
     seen: Counter[str] = Counter()
     original, data = Learner.accumulate_gradient, open_split(data_dir, "train")
 
-    def watching(learner: Learner, update: Any, following: Any) -> Any:
+    def watching(learner: Learner, update: Any, batches: Any) -> Any:
         firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
         seen.update([*SIZES][first - 4] for first in firsts)
-        return original(learner, update, following)
+        return original(learner, update, batches)
 
     monkeypatch.setattr(Learner, "accumulate_gradient", watching)
     assert train(data_dir, data_dir / "run", *RUN, *arguments) == 0

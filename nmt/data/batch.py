@@ -16,7 +16,7 @@ from nmt.data.tokenizer import Tokenizers
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
-CPU_PIECE_TOKENS = 1024
+MICRO_BATCH_TOKENS = 1024
 """Cost of what a CPU computes at a time of a batch: memory grows with it, and 768 is 2 to 4 %
 slower.
 """
