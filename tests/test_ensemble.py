@@ -24,8 +24,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.search.stepper import EnsembleStepper, ModelStepper
-from nmt.translate.backend import load_models
-from nmt.translate.scoring import score_pairs
+from nmt.translate.backend import load_models, score_pairs
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 both_means = pytest.mark.parametrize("combine", list(Combine))

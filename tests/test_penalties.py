@@ -10,7 +10,7 @@ import torch
 
 from nmt.config import Normalization, SearchConfig
 from nmt.errors import ConfigError
-from nmt.search.penalties import coverage_of, least_log_prob, normalizer, score
+from nmt.search.hypotheses import coverage_of, least_log_prob, normalizer, score
 
 
 def test_the_length_penalty_counts_eos() -> None:

@@ -21,10 +21,9 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import NativeBackend
-from nmt.translate.batches import MAX_FAILURES, BatchSearch, Failure
+from nmt.translate.backend import MAX_FAILURES, BatchSearch, Failure, NativeBackend
+from nmt.translate.lines import LineOptions, Segment, cut_windows, prefetch
 from nmt.translate.translator import TranslationError, Translator
-from nmt.translate.windows import LineOptions, Segment, cut_windows, prefetch
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
 LINES = ["", *sentences(30, seed=8), " ", "the " * 60]

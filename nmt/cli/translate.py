@@ -20,10 +20,9 @@ from nmt.data.text import count_lines, open_bytes, read_input
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.progress import Progress
-from nmt.translate.output import LineCounts, render
+from nmt.translate.lines import LineCounts, LineOptions, render
 from nmt.translate.resume import HashedInput, PartFile, RankShare, fingerprint, finish
 from nmt.translate.translator import Translator
-from nmt.translate.windows import LineOptions
 
 log = logging.getLogger(__name__)
 

@@ -23,10 +23,8 @@ from nmt.config import DType, ExportFormat, SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.search.constraints import check_prefixes
-from nmt.search.hypotheses import ControlIds, Hypothesis
-from nmt.search.penalties import score
-from nmt.search.search import length_limits
+from nmt.search.hypotheses import ControlIds, Hypothesis, score
+from nmt.search.search import check_prefixes, length_limits
 from nmt.translate.backend import LoadedModel
 
 Ids = Sequence[int]

@@ -26,8 +26,7 @@ from typing import Any
 
 from nmt.errors import ConfigError, NmtError
 from nmt.files import sync, write_json
-from nmt.translate.output import LineCounts
-from nmt.translate.windows import Window, cut_windows
+from nmt.translate.lines import LineCounts, Window, cut_windows
 
 try:
     import fcntl
