@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, VOCAB_SIZE, hidden_states, plain, random_source
+from conftest import BOS, VOCAB_SIZE, hidden_states, plain, random_source
 from searching import (
     IDS,
     LENGTHS,
@@ -65,22 +64,6 @@ def test_scores_equal_a_full_forward_pass_over_the_same_tokens(norm: Norm, beam_
     assert len(lengths) > 4  # sentences end at different times
     assert {h.finished for hypotheses in results for h in hypotheses} == {True, False}
     assert stepper.num_swaps > 3
-
-
-@torch.no_grad()
-def test_greedy_takes_the_argmax_of_a_full_forward_pass_at_every_step() -> None:
-    model, source = decided_model(), random_source(LENGTHS)
-    found = find(ModelStepper(model), source, config(1, a=1.0, b=8))
-    for row, (hypothesis,) in enumerate(found):
-        oracle, length, tokens = plain(model), source[1][row : row + 1], []
-        while len(tokens) < int(length) - 1 + 8 and EOS not in tokens:
-            tgt_in = torch.tensor([[BOS, *tokens]])
-            hidden = hidden_states(oracle, source[0][row : row + 1, : int(length)], length, tgt_in)
-            logits = oracle.logits(hidden)
-            best = logits[0, -1].index_fill(0, torch.tensor([PAD, BOS]), -math.inf)
-            tokens.append(int(best.argmax()))
-        assert hypothesis.tokens == tokens
-        assert hypothesis.finished == (tokens[-1] == EOS)
 
 
 def row_alone(source: Source, row: int) -> Source:

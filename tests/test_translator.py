@@ -280,14 +280,6 @@ def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(
 # --- prefixes, scores, settings
 
 
-def test_a_translation_starts_with_its_prefix(translator: Translator) -> None:
-    lines, prefixes = LINES[1:6], ["the tree", "", "größer Haus", "", "a"]
-    found = translator.translate(lines, prefixes=prefixes, window_lines=2)
-    plain = translator.translate(lines)
-    for text, free, prefix in zip(found, plain, prefixes, strict=True):
-        assert text.startswith(prefix) if prefix else text == free
-
-
 def test_prefixes_must_be_as_many_as_the_lines(translator: Translator) -> None:
     for num_prefixes in (0, 4, 6, 7):
         with pytest.raises(DataError, match="prefixes than lines"):

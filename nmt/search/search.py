@@ -71,8 +71,7 @@ def search(
     if longest:
         padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
         forced = torch.tensor(padded, device=stepper.device)  # (B, longest)
-    earliest = [max(config.min_length, len(prefix)) + 1 for prefix in prefixes]
-    limits = [max(pair) for pair in zip(length_limits(src_lengths, config), earliest, strict=True)]
+    limits = length_limits(src_lengths, config, prefixes)
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
     wanted = min(n_best or config.beam_size, config.beam_size)
@@ -99,13 +98,18 @@ def check_prefixes(prefixes: Sequence[Sequence[int]], ids: ControlIds) -> None:
                 )
 
 
-def length_limits(src_lengths: Tensor, config: SearchConfig) -> list[int]:
+def length_limits(
+    src_lengths: Tensor, config: SearchConfig, prefixes: Sequence[Sequence[int]]
+) -> list[int]:
     """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted)
-    + b.
+    + b, or more where the least length or a forced prefix needs them.
     """
     return [
-        int(config.max_length_a * (length - 1)) + config.max_length_b
-        for length in src_lengths.tolist()
+        max(
+            int(config.max_length_a * (length - 1)) + config.max_length_b,
+            max(config.min_length, len(prefix)) + 1,
+        )
+        for length, prefix in zip(src_lengths.tolist(), prefixes, strict=True)
     ]
 
 
