@@ -23,7 +23,7 @@ from torch import Tensor
 from nmt.config import Norm, Normalization, SearchConfig
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.scoring import score_pairs
+from nmt.translate.backend import score_pairs
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
