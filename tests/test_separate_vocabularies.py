@@ -33,7 +33,7 @@ SHAPE = [
     "model.num_heads=4",
     "model.dropout=0",
     "optimizer.schedule=cosine",
-    "optimizer.peak_learning_rate=0.01",
+    "optimizer.peak_learning_rate=0.005",
     "max_tokens=600",
     "log_every_updates=100",
     "validate_every_updates=1000",
@@ -50,7 +50,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     files = write_corpus(folder, num_train=400, words=(1, 3))
     settings = [*files, *(f"tokenizer.{choice}" for choice in choices)]
     assert command("preprocess", *settings, "num_threads=1") == 0
-    more = ["max_updates=200", "checkpoint_every_updates=100", *SHAPE]
+    more = ["max_updates=300", "checkpoint_every_updates=100", *SHAPE]
     assert train(folder / "data", folder / "run", *more) == 0
     assert command("average", f"run_dir={folder / 'run'}", "last=2") == 0
     return folder
