@@ -105,6 +105,14 @@ def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Ten
     return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
 
 
+def assert_near(
+    found: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
+) -> None:
+    """Compare tensors, or sequences of them; `case` is named on failure."""
+    compare = torch.testing.assert_close
+    compare(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
+
+
 def sentences(count: int, seed: int = 0) -> list[str]:
     """Draw sentences of 1 to 12 words."""
     draw = random.Random(seed)
@@ -138,6 +146,16 @@ def trained_models(
             ("pre-sinusoidal_concat", Norm.pre, Positions.sinusoidal_concat),
         )
     }
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of the toy corpus (`toy.write_corpus`)."""
+    from toy import command, write_corpus  # which imports this module
+
+    place = tmp_path_factory.mktemp("toy")
+    assert command("preprocess", *write_corpus(place)) == 0
+    return place / "data"
 
 
 def decode_by_steps(

@@ -15,7 +15,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
-from nmt.data.arrow import ShardFile, ShardWriter
+from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import DataError
 from nmt.files import replace_file
