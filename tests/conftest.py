@@ -134,17 +134,17 @@ def tokenizer() -> Tokenizer:
 def trained_models(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
 ) -> dict[str, Path]:
-    """Model folders of all norms and layouts of positions, trained until they are sure."""
+    """Model folders of both norms and layouts of positions, trained until they are sure."""
     from exporting import trained_model  # which imports this module
 
     place = tmp_path_factory.mktemp("trained")
     shape = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
     return {
-        f"{norm.value}-{layout.value}": trained_model(
-            place / f"{norm.value}-{layout.value}", tokenizer, norm=norm, positions=layout, **shape
+        name: trained_model(place / name, tokenizer, norm=norm, positions=layout, **shape)
+        for name, norm, layout in (
+            ("post-sinusoidal", Norm.post, Positions.sinusoidal),
+            ("pre-sinusoidal_concat", Norm.pre, Positions.sinusoidal_concat),
         )
-        for norm in Norm
-        for layout in Positions
     }
 
 
