@@ -18,8 +18,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Place
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.rendering import report_page, report_table
-from nmt.preprocess.report import CorpusResult, Report, build_report
+from nmt.preprocess.report import CorpusResult, Report, build_report, report_page, report_table
 from nmt.preprocess.statistics import HeldOut
 
 SRC = sentences(300, seed=1)

@@ -24,8 +24,7 @@ from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.filters import check_filters
 from nmt.preprocess.plan import drops_duplicates, make_plan, read_plan
-from nmt.preprocess.rendering import report_page
-from nmt.preprocess.report import CorpusResult, build_report
+from nmt.preprocess.report import CorpusResult, build_report, report_page
 from nmt.preprocess.sharding import (
     read_result,
     read_split,
