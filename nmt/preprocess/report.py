@@ -1,5 +1,5 @@
-"""The content of report.json, advice on what looks wrong, and both as a table on the terminal and as
-report.html. docs/formats.md describes the keys.
+"""The content of report.json, with advice on what looks wrong; the table on the terminal and
+report.html show it. docs/formats.md describes the keys.
 """
 
 from __future__ import annotations
