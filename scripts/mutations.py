@@ -9,6 +9,7 @@ SEARCH = "nmt/search/"
 MODEL = "nmt/model/"
 FAST = "nmt/model/fast/"
 TRAINING = "nmt/training/"
+PREPROCESS = "nmt/preprocess/"
 
 # fmt: off
 MUTATIONS: list[tuple[str, str, str, str, str]] = [
@@ -234,5 +235,59 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("line-undone", TRAINING + "metrics.py", 'r["update"] <= update and', 'r["update"] < update and', "resume"),
     ("update-logged-twice", TRAINING + "metrics.py", 'r["update"] <= update and', 'r["update"] <= update + 1 and', "resume"),
     ("valid-share", TRAINING + "validation.py", "batches[self.world.rank :: self.world.size]:\n            batch", "batches[: self.world.size]:\n            batch", "distributed"),
+    # --- nmt/preprocess/plan.py
+    ("sample-bound", PREPROCESS + "plan.py", "np.partition(self._keys, self._size)[self._size]", "np.partition(self._keys, self._size)[self._size - 1]", "preprocess"),
+    ("sample-corpus-key", PREPROCESS + "plan.py", 'f"{seed} {corpus}".encode()', 'f"{seed}".encode()', "preprocess"),
+    ("sample-mix", PREPROCESS + "plan.py", "np.uint64(0x94D049BB133111EB)", "np.uint64(0x94D049BB133111EA)", "preprocess"),
+    ("sample-size-sides", PREPROCESS + "plan.py", "config.max_sentences // 2)", "config.max_sentences)", "preprocess"),
+    ("sample-number", PREPROCESS + "plan.py", "numbers = chunk.first_pair + cleaned.rows", "numbers = cleaned.rows", "reference"),
+    ("scan-rows", PREPROCESS + "plan.py", "seen.rows + part.rows.start", "seen.rows", "preprocess reference"),
+    ("short-task", PREPROCESS + "plan.py", "if num_pairs < task.first_pair + size:", "if num_pairs <= task.first_pair + size:", "preprocess"),
+    ("last-wanted", PREPROCESS + "plan.py", "default=-1) + 1)", "default=-1))", "preprocess"),
+    # --- nmt/preprocess/pool.py
+    ("one-thread", PREPROCESS + "pool.py", "return num_threads if num_threads > 1 else 0", "return num_threads if num_threads > 2 else 0", "pool"),
+    ("items-a-worker", PREPROCESS + "pool.py", "_ITEMS_A_WORKER = 3", "_ITEMS_A_WORKER = 4", "pool"),
+    ("source-error", PREPROCESS + "pool.py", "        if last_error is not None:", "        if False:", "pool"),
+    ("parent-gone", PREPROCESS + "pool.py", "    wait([parent.sentinel])\n", "    wait([])\n    time.sleep(99)\n", "pool"),
+    ("kill-workers", PREPROCESS + "pool.py", "            process.kill()\n", "            pass\n", "pool"),
+    ("interrupt-ignored", PREPROCESS + "pool.py", "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n", "", "preprocess_kills"),
+    # --- nmt/preprocess/prepare.py
+    ("shard-of", PREPROCESS + "prepare.py", "[number - 1 :: count]", "[number % count :: count]", "preprocess"),
+    ("done-again", PREPROCESS + "prepare.py", "and not _result_path(job, task).exists()", "", "preprocess_kills"),
+    ("seen-rows", PREPROCESS + "prepare.py", "None if seen is None else seen[part.rows]", "None if seen is None else seen[: part.chunk.num_pairs]", "preprocess reference"),
+    ("corpus-weight", PREPROCESS + "prepare.py", "job.config.data.corpora[corpus].weight if corpus else 1.0", "1.0", "preprocess"),
+    ("missing-shards", PREPROCESS + "prepare.py", "    if missing:\n", "    if len(missing) > 3:\n", "preprocess"),
+    ("many-dropped", PREPROCESS + "prepare.py", "_MANY_DROPPED = 0.05", "_MANY_DROPPED = 0.95", "preprocess"),
+    ("empty-shard", PREPROCESS + "prepare.py", "    if shard.pairs == 0:\n", "    if False:\n", "reference"),
+    # --- nmt/preprocess/report.py
+    ("quantile-side", PREPROCESS + "report.py", "np.searchsorted(sums, share * sums[-1])", "np.searchsorted(sums, share * sums[-1] + 1)", "report"),
+    ("bar-width", PREPROCESS + "report.py", "(statistics.sides[side].longest + 1) // _MOST_BARS", "statistics.sides[side].longest // 25", "report reference"),
+    ("steep", PREPROCESS + "report.py", "steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP", "steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP + 1", "reference"),
+    ("advice-duplicates", PREPROCESS + "report.py", "            break  # those", "            pass  # those", "report"),
+    ("advice-overlap", PREPROCESS + "report.py", "if rows > pairs and rows > _MOST_OVERLAP * size:", "if rows > pairs and rows > 1.5 * size:", "report"),
+    ("advice-unknown", PREPROCESS + "report.py", "_share(side.num_unknown, side.num_tokens)", "_share(side.num_unknown, 2 * side.num_tokens)", "report"),
+    ("page-escape", PREPROCESS + "report.py", "        autoescape=True,", "        autoescape=False,", "report"),
+    ("page-hidden", PREPROCESS + "report.py", "if c.isprintable() else", "if True else", "report"),
+    ("table-corpora", PREPROCESS + "report.py", "][:_MOST_SHOWN]\n        for", "][: _MOST_SHOWN + 1]\n        for", "report"),
+    # --- nmt/preprocess/statistics.py
+    ("held-out-line", PREPROCESS + "statistics.py", "min(rows) + 1", "max(rows) + 1", "statistics"),
+    ("overlap-both", PREPROCESS + "statistics.py", "(src & tgt, src, tgt)", "(src | tgt, src, tgt)", "statistics"),
+    ("empty-form", PREPROCESS + "statistics.py", '                rows.pop("", None)', "                pass", "statistics"),
+    ("longest-merge", PREPROCESS + "statistics.py", "max(mine.longest, theirs.longest)", "mine.longest", "statistics"),
+    ("length-bin", PREPROCESS + "statistics.py", "lengths < EXACT_LENGTHS, lengths, bins", "lengths < EXACT_LENGTHS - 1, lengths, bins - 1", "statistics"),
+    ("eos-length", PREPROCESS + "statistics.py", "np.diff(offsets).astype(np.int64) + 1", "np.diff(offsets).astype(np.int64)", "statistics"),
+    ("examples-bound", PREPROCESS + "statistics.py", "*examples][:NUM_EXAMPLES]", "*examples][: NUM_EXAMPLES + 1]", "statistics"),
+    # --- nmt/preprocess/workspace.py
+    ("other-job", PREPROCESS + "workspace.py", "if job == self._job and self.data.exists():", "if self._job and self.data.exists():", "workspace"),
+    ("half-written", PREPROCESS + "workspace.py", '        for path in self.folder.rglob("*.tmp"):\n            path.unlink()\n', "", "workspace"),
+    ("fresh-part", PREPROCESS + "workspace.py", "if work.is_fresh and part is None:", "if work.is_fresh or part is None:", "workspace"),
+    ("prepare-put-back", PREPROCESS + "workspace.py", "if part is None and work.old.exists() and not place.exists():", "if False:", "workspace"),
+    ("part-locks", PREPROCESS + "workspace.py", "        locks = [FileLock(path) for path in folder.glob", "        locks = [FileLock(path) for path in place.glob", "workspace"),
+    ("spool-stays", PREPROCESS + "workspace.py", "not in (_LOCK, self.spool.name)", "not in (_LOCK,)", "workspace"),
+    ("settings-without-effect", PREPROCESS + "workspace.py", '("data_dir", "num_threads", "step", "shard", "report_only")', '("data_dir", "step", "shard", "report_only")', "preprocess_kills"),
+    # --- nmt/preprocess/spool.py
+    ("null-text", PREPROCESS + "spool.py", 'pc.fill_null(column.cast(pa.binary()), b"")', "pc.drop_null(column.cast(pa.binary()))", "datasets"),
+    ("line-in-text", PREPROCESS + "spool.py", 'pc.replace_substring(texts, b"\\n", LINE_SEPARATOR)', 'pc.replace_substring(texts, b"\\n", b" ")', "datasets"),
+    ("same-spool", PREPROCESS + "spool.py", "path, temporary, shallow=False", "path, path, shallow=False", "sources"),
 ]
 # fmt: on

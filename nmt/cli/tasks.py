@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     """Run the configured step of preprocessing, print the report and log what comes next."""
     from nmt.preprocess.prepare import prepare
-    from nmt.preprocess.rendering import report_table
+    from nmt.preprocess.report import report_table
 
     report = prepare(config)
     if report is not None:

@@ -28,7 +28,7 @@ from nmt.training.metrics import Meter, RunLog
 from nmt.training.microbatches import Batch
 from nmt.training.optimizer import learning_rate
 from nmt.training.start import Setup
-from nmt.translate.windows import prefetch
+from nmt.translate.lines import prefetch
 
 log = logging.getLogger(__name__)
 
