@@ -85,9 +85,9 @@ def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
     """Write a model folder that has mostly learned to copy sentences of up to three words."""
     torch.manual_seed(1)
     model = accelerate(Transformer(tiny_config(**changes), tokenizer.vocab_size))
-    optimizer = torch.optim.Adam(model.parameters(), lr=0.01, betas=(0.9, 0.98))
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.008, betas=(0.9, 0.98))
     draw, control = random.Random(1), {"pad_id": tokenizer.pad_id}
-    for _ in range(150):
+    for _ in range(200):
         lines = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(32)]
         rows = tokenizer.encode_batch(lines)
         src = pad(rows, eos=tokenizer.eos_id, **control)
