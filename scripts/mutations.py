@@ -191,7 +191,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("cache-sentences", FAST + "cache.py", "(is_alive.cumsum(0) - 1)[self.sentences]", "is_alive.cumsum(0)[self.sentences] % len(alive)", "fast"),
     ("cache-source-bias", FAST + "cache.py", "self.source_bias = self.source_bias.index_select(0, alive)", "self.source_bias = self.source_bias[: len(alive)]", "fast"),
     ("grid-empty", FAST + "cache.py", "beams >= self.counts.unsqueeze(1)", "beams > self.counts.unsqueeze(1)", "fast"),
-    ("group-size", FAST + "top.py", "end = log_probs.size(1) // _GROUP * _GROUP", "end = (log_probs.size(1) - 1) // _GROUP * _GROUP", "fast"),
+    ("group-size", FAST + "top.py", "rest.amax(dim=1, keepdim=True)", "rest[:, :1]", "fast"),
     ("group-end", FAST + "top.py", "tokens >= vocab_size, NEVER", "tokens > vocab_size, NEVER", "fast"),
     ("tie-at-last", FAST + "top.py", "min(count + 1, grid.shape", "min(count, grid.shape", "fast"),
     ("top-empty-cells", FAST + "top.py", "grid.is_empty.gather(1, beams)", "(beams < 0)", "fast"),

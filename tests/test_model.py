@@ -177,7 +177,7 @@ def test_encoder_and_decoder_equal_torchs() -> None:
     for case in itertools.product(NORMS, [(2, 2), (2, 5), (6, 1)], (False, True)):
         norm, (num_encoder_layers, num_decoder_layers), training = case
         layers = dict(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
-        model = plain(tiny_model(norm=norm, **layers)).train(training)
+        model = plain(tiny_model(norm=norm, num_heads=2, **layers)).train(training)
         encoder, decoder = torch_stack(model, "encoder"), torch_stack(model, "decoder")
         memory = encoder(oracle_embed(model, src), src_key_padding_mask=is_padding)
         assert_near(model.encode(src, sources)[~is_padding], memory[~is_padding], case)
