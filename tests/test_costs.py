@@ -25,7 +25,6 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler, Update, Updates
-from nmt.model.fast import packing
 from nmt.training import costs
 from nmt.training.costs import (
     Pace,
@@ -49,7 +48,6 @@ def test_operations_equal_those_that_torch_counts_without_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LAYERS, "is_onednn_faster", lambda: False)  # unknown to the counter
-    monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda *_: False)
     for batch, source, target, d_ff in ((3, 5, 7, 40), (1, 9, 2, 24), (2, 4, 4, 48)):
         shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": d_ff}
         model = tiny_model(**shape)

@@ -24,7 +24,7 @@ from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
 from nmt.distributed import from_main
-from nmt.model.fast.layers import linear, matmul, transposed_matmul
+from nmt.model.fast.layers import linear, transposed_matmul
 
 try:
     import resource
@@ -96,7 +96,7 @@ def matmul_rate(
 
         def multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
             y = linear(x, weight)  # (N, outer)
-            matmul(y, weight)  # the gradient of x
+            linear(y, weight.T)  # the gradient of x
             transposed_matmul(y, x)  # the gradient of the weight
 
         names = {"multiply": multiply, "x": x, "weight": weight}
@@ -143,7 +143,7 @@ def measure_pace(step: Callable[[Update], float], updates: Sequence[Update]) -> 
     `step` makes one update and returns its operations over all ranks, when its work is done. The
     first update warms up libraries; one that takes all the time by itself is measured nevertheless.
     """
-    first = _timed(step, updates[:1])
+    first = _timed(step, [updates[0]])
     # the clocks of the ranks differ
     count = from_main(min(_MOST_UPDATES, int(PACE_SECONDS / first.seconds)))
     return _timed(step, list(islice(cycle(updates), 1, 1 + count))) if count else first

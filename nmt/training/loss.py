@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
-from nmt.model.fast.layers import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 
@@ -57,7 +57,7 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss_sum += loss
                 nll_sum += nll
                 if needs_grad:
-                    grad_rows.copy_(matmul(error, weight))
+                    grad_rows.copy_(linear(error, weight.T))
                     if error.dtype is grad_weight.dtype and not is_onednn_faster():
                         torch.addmm(grad_weight, error.T, rows, out=grad_weight)  # in place
                     else:

@@ -28,7 +28,7 @@ from nmt.training.metrics import Meter, RunLog
 from nmt.training.microbatches import Batch
 from nmt.training.optimizer import learning_rate
 from nmt.training.start import Setup
-from nmt.translate.windows import prefetch
+from nmt.translate.lines import prefetch
 
 log = logging.getLogger(__name__)
 
@@ -140,7 +140,7 @@ class TrainingRun:
     def train_epoch(self) -> None:
         """Make the remaining updates of an epoch, until the run is over."""
         updates = self.setup.sampler.updates(self.state.epoch)
-        rest = updates[self.state.update_in_epoch :]
+        rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
         work = ((update, self.learner.make_batches(update)) for update in rest)
         for update, batches in prefetch(work):
             outcome = self.update(update, batches)

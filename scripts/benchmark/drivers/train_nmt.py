@@ -15,7 +15,7 @@ from nmt.distributed import World
 from nmt.model.fast import packing
 from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
-from nmt.translate.windows import prefetch
+from nmt.translate.lines import prefetch
 
 
 def main() -> None:
