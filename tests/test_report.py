@@ -143,14 +143,16 @@ def test_characters_with_a_piece_and_odd_ones_are_counted_apart(tokenizer: Token
 
 
 def test_quantiles_and_bars_are_those_of_the_lengths(tokenizer: Tokenizer) -> None:
-    found = report(tokenizer, part(tokenizer))["train"]["src"]["lengths"]
-    lengths = np.sort([len(tokenizer.encode(line)) + 1 for line in SRC])
     shares = {"median": 0.5, "p90": 0.9, "p99": 0.99}
-    quantiles = {name: int(lengths[int(np.ceil(q * 300)) - 1]) for name, q in shares.items()}
-    assert {name: found[name] for name in quantiles} == quantiles
-    bars = np.bincount(lengths // found["bar_width"]).tolist()
-    assert found["bars"] == bars
-    assert len(bars) <= 50
+    for lines in (SRC, [" ".join(SRC[: 1 + n % 20]) for n in range(300)]):
+        found = report(tokenizer, part(tokenizer, lines))["train"]["src"]["lengths"]
+        lengths = np.sort([len(tokenizer.encode(line)) + 1 for line in lines])
+        quantiles = {name: int(lengths[int(np.ceil(q * 300)) - 1]) for name, q in shares.items()}
+        assert {name: found[name] for name in quantiles} == quantiles
+        width, bars = found["bar_width"], found["bars"]
+        assert bars == np.bincount(lengths // width).tolist()
+        assert len(bars) <= 50
+        assert width == 1 or len(bars) > 25
 
 
 EVIL = '<script src="http://evil/x.js">alert(1)</script>&\u202e'
