@@ -22,8 +22,7 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from nmt.config import PreprocessConfig, Step, resolve
-from nmt.data.arrow import ShardFile, ShardWriter
-from nmt.data.binary import CorpusIndex, write_index
+from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import replace_file, write_json
