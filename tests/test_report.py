@@ -110,6 +110,7 @@ def test_each_defect_brings_its_advice_and_clean_text_none(tokenizer: Tokenizer)
     for advice, defective in DEFECTS.items():
         lines = defective(tokenizer)["advice"]
         assert any(advice in line for line in lines), (advice, lines)
+        assert sum("filter.duplicates" in line for line in lines) <= 1, lines  # for one cause
 
 
 def test_unknown_tokens_above_a_thousandth_bring_advice() -> None:
@@ -117,7 +118,8 @@ def test_unknown_tokens_above_a_thousandth_bring_advice() -> None:
     assert report(plain, part(plain))["advice"] == []
     found = report(plain, part(plain, [*SRC, "你 好 " * 5], [*TGT, "a"]))
     assert any("source tokens are unknown" in line for line in found["advice"])
-    assert found["train"]["src"]["unknown_share"] > 0.001
+    side = found["train"]["src"]
+    assert side["unknown_share"] == round(side["unknown_tokens"] / side["tokens"], 6) > 0.001
     assert found["train"]["src"]["uncovered"][0]["code"] in ("U+4F60", "U+597D")
 
 
@@ -233,4 +235,5 @@ def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
     ).split("\n")
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
+    assert sum(line.startswith("› corpus") for line in lines) == 8
     assert any(line.startswith("› 22 more") for line in lines)
