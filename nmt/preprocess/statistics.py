@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.characters import CodePoints, Ints, Signatures, Tally, normal_form
+from nmt.preprocess.characters import CodePoints, Ints, Signatures, normal_form
 
 EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
 _BINS_AN_OCTAVE = 16
@@ -42,14 +42,14 @@ class SideStatistics:
     num_unknown: int = 0  # tokens <unk>
     num_bytes: int = 0  # tokens that stand for a byte of a character without a piece
     longest: int = 0  # tokens, EOS included
-    characters: Tally = field(default_factory=Tally)  # by code point
+    characters: Counter[int] = field(default_factory=Counter)  # by code point
 
     def merge(self, other: SideStatistics) -> None:
         """Add the counts of other text."""
         for name in ("num_tokens", "num_words", "num_unknown", "num_bytes"):
             setattr(self, name, getattr(self, name) + getattr(other, name))
         self.longest = max(self.longest, other.longest)
-        self.characters.add(other.characters)
+        self.characters.update(other.characters)
 
 
 @dataclass
@@ -103,14 +103,14 @@ class Statistics:
     sides: tuple[SideStatistics, SideStatistics] = field(
         default_factory=lambda: (SideStatistics(), SideStatistics())
     )
-    lengths: Tally = field(default_factory=Tally)
+    lengths: Counter[int] = field(default_factory=Counter)
     """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
     overlaps: dict[str, SplitOverlap] = field(default_factory=dict)  # by held-out split
 
     def merge(self, other: Statistics) -> None:
         """Add the counts of the text that comes after."""
         self.num_pairs += other.num_pairs
-        self.lengths.add(other.lengths)
+        self.lengths.update(other.lengths)
         for mine, theirs in zip(self.sides, other.sides, strict=True):
             mine.merge(theirs)
         for name, overlap in other.overlaps.items():
@@ -120,8 +120,8 @@ class Statistics:
         """Return plain values."""
         return {
             "num_pairs": self.num_pairs,
-            "sides": [{**vars(s), "characters": s.characters.to_json()} for s in self.sides],
-            "lengths": self.lengths.to_json(),
+            "sides": [{**vars(s), "characters": _columns(s.characters)} for s in self.sides],
+            "lengths": _columns(self.lengths),
             "overlaps": {name: overlap.to_json() for name, overlap in self.overlaps.items()},
         }
 
@@ -129,16 +129,26 @@ class Statistics:
     def from_json(cls, content: dict[str, Any]) -> Statistics:
         """Read what `to_json` returned."""
         src, tgt = (
-            SideStatistics(**{**side, "characters": Tally.from_json(side["characters"])})
+            SideStatistics(**{**side, "characters": _counter(side["characters"])})
             for side in content["sides"]
         )
         overlaps = content["overlaps"].items()
         return cls(
             num_pairs=content["num_pairs"],
             sides=(src, tgt),
-            lengths=Tally.from_json(content["lengths"]),
+            lengths=_counter(content["lengths"]),
             overlaps={name: SplitOverlap.from_json(overlap) for name, overlap in overlaps},
         )
+
+
+def _columns(counts: Counter[int]) -> list[list[int]]:
+    """Return the keys, which JSON keeps as numbers only in lists, and their counts."""
+    keys = sorted(counts)
+    return [keys, [counts[key] for key in keys]]
+
+
+def _counter(columns: list[list[int]]) -> Counter[int]:
+    return Counter(dict(zip(*columns, strict=True)))
 
 
 class Measurer:
@@ -184,7 +194,7 @@ class Measurer:
             side.num_unknown, side.num_bytes = int(kinds[_UNKNOWN]), int(kinds[_BYTE])
             side.longest = int(lengths.max())
             bins.append(length_bins(lengths))
-        statistics.lengths = Tally.of(bins[0] * NUM_BINS + bins[1])
+        statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
         if self._held_out is not None:
             signatures = (codes[0].signatures(), codes[1].signatures())
             found = self._held_out.find(texts, signatures, file=file, lines=lines)
