@@ -27,10 +27,11 @@ from dirt import (
 
 from nmt.config import DataConfig, FilterConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
-from nmt.preprocess.chunks import ChunkReader, Format, Source
+from nmt.preprocess import chunks
+from nmt.preprocess.chunks import Format, Source, read_chunks
 from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, Cleaned, PairCounts
-from nmt.preprocess.filters import EMPTY, NUL
 
+EMPTY, NUL = "empty side", "NUL character"
 SEEDS = range(30)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]
 POLICIES = [  # invalid, filter.nul, held_out
@@ -156,7 +157,9 @@ def test_fields_are_cleaned_as_line_by_line() -> None:
     check(Format.jsonl, hostile_json, read_json, POLICIES[1:])
 
 
-def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
+def test_counts_do_not_depend_on_how_a_file_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = hostile_pairs(3, number=200)
     paths = (tmp_path / "a.src", tmp_path / "b.tgt")
     for path, side in zip(paths, lines, strict=True):
@@ -165,11 +168,11 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
     config = settings(Invalid.drop)
     story = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):
-        with ChunkReader([source], pairs_a_chunk=size) as reader:
-            parts = [clean_and_filter(chunk, config) for chunk in reader.read()]
+        monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", size)
+        parts = [clean_and_filter(chunk, config) for chunk in read_chunks([source])]
         total = PairCounts()
         for part in parts:
-            total.merge(PairCounts.from_json(json.loads(json.dumps(part.counts.to_json()))))
+            total.merge(PairCounts.from_json(json.loads(json.dumps(vars(part.counts)))))
         kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
         assert kept == story.kept
         assert_same_counts(total, story, 200)

@@ -123,7 +123,7 @@ def find_duplicates(folder: Path) -> int:
         ends = np.cumsum([len(hashes) for _, _, hashes in parts])[:-1]
         for (path, start, _), mask in zip(parts, np.split(is_repeated, ends), strict=True):
             rows = np.memmap(path.with_suffix(".rows"), "<u4", mode="r")
-            with _seen_path(folder, int(path.name.split(".")[0])).open("ab") as stream:
+            with folder.joinpath(path.name.split(".")[0] + ".seen").open("ab") as stream:
                 rows[start : start + len(mask)][mask].tofile(stream)
     return total
 
@@ -131,14 +131,9 @@ def find_duplicates(folder: Path) -> int:
 def read_seen(folder: Path, task: int, num_rows: int) -> Flags:
     """Return which rows (num_rows,) of a task came before, as `find_duplicates` noted it."""
     seen = np.zeros(num_rows, bool)
-    path = _seen_path(folder, task)
-    if path.exists():
+    if (path := folder / f"{task}.seen").exists():
         seen[np.fromfile(path, "<u4")] = True
     return seen
-
-
-def _seen_path(folder: Path, task: int) -> Path:
-    return folder / f"{task}.seen"
 
 
 def _parts(paths: list[Path]) -> Iterator[list[tuple[Path, int, Hashes]]]:
