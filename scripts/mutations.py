@@ -6,6 +6,7 @@ The text must stand exactly once in the file. Keep breaks small: a bound, a sign
 
 DATA = "nmt/data/"
 SEARCH = "nmt/search/"
+PREP = "nmt/preprocess/"
 
 # fmt: off
 MUTATIONS: list[tuple[str, str, str, str, str]] = [
@@ -75,6 +76,49 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("speed-of-resumed", "nmt/progress.py", "(self.done - self._first) / self._seconds()", "self.done / self._seconds()", "progress"),
     ("remaining", "nmt/progress.py", "pace * (self._total - self.done)", "pace * self._total", "progress"),
     ("log-interval", "nmt/progress.py", ">= LOG_SECONDS:", "> LOG_SECONDS:", "progress"),
+    # --- nmt/preprocess/chunks.py, sources.py
+    ("overlong-line", PREP + "chunks.py", '(end := text.find(b"\\n")) > MAX_LINE_BYTES', '(end := text.find(b"\\n")) >= MAX_LINE_BYTES', "chunks"),
+    ("overlong-rest", PREP + "chunks.py", "[: MAX_LINE_BYTES + 1]", "[:MAX_LINE_BYTES]", "chunks"),
+    ("chunk-bytes", PREP + "chunks.py", 'BYTES_A_CHUNK, side="right"', 'BYTES_A_CHUNK + 1, side="right"', "chunks"),
+    ("chunk-cut-by-blocks", PREP + "chunks.py", "len(self._text) < BYTES_A_CHUNK", "len(self._text) < BYTES_A_CHUNK // 2", "chunks"),
+    ("chunk-first-line", PREP + "chunks.py", "self._files, self._next_line = [], 1", "self._files = []", "chunks"),
+    ("chunk-disk-bytes", PREP + "chunks.py", "self._closed_bytes += file.disk_bytes", "self._closed_bytes = file.disk_bytes", "chunks"),
+    ("unequal-counts", PREP + "chunks.py", "num_before = self._num_lines - len(self.ends)", "num_before = self._num_lines", "chunks"),
+    ("place-of-side", PREP + "chunks.py", "names[side % len(names)]", "names[0]", "clean"),
+    ("corpora-order", PREP + "sources.py", "sorted(config.corpora.items())", "config.corpora.items()", "sources"),
+    ("stdin-twice", PREP + "sources.py", "if num_stdin > 1:", "if num_stdin > 2:", "sources"),
+    ("spool-of-plan", PREP + "sources.py", "in (Step.all, Step.plan):", "in (Step.all, Step.plan, Step.merge):", "sources"),
+    ("pattern-slash", PREP + "sources.py", '"([^/]*)"', '"(.*)"', "sources"),
+    ("pattern-order", PREP + "sources.py", "files = sorted(p for p", "files = list(p for p", "sources"),
+    # --- nmt/preprocess/clean.py, filters.py, characters.py
+    ("broken-byte", PREP + "clean.py", "byte, value = error.start + 1,", "byte, value = error.start,", "clean"),
+    ("bom-inside", PREP + "clean.py", 're.compile(r"\\A\\ufeff")', 're.compile(r"\\ufeff")', "clean"),
+    ("first-examples", PREP + "clean.py", "key=lambda place: place.line)[:NUM_EXAMPLES]", "key=lambda place: place.line)", "clean"),
+    ("examples-of-merge", PREP + "clean.py", "(self.examples.get(name, []) + places)[:NUM", "(places + self.examples.get(name, []))[:NUM", "clean"),
+    ("columns-short", PREP + "clean.py", "if len(cells) < last:", "if len(cells) < last - 1:", "clean"),
+    ("columns-swapped", PREP + "clean.py", "[cells[first - 1] for cells in rows], [cells[second - 1]", "[cells[second - 1] for cells in rows], [cells[first - 1]", "clean"),
+    ("surrogates-counted", PREP + "clean.py", "self.num_broken += number", "pass", "clean"),
+    ("nul-rows", PREP + "clean.py", '" ", side, cleaned.rows)', '" ", side)', "clean"),
+    ("held-out-repaired", PREP + "clean.py", "repair = held_out or invalid", "repair = invalid", "clean"),
+    ("too-long-bound", PREP + "filters.py", "tgt + 1 > config.max_length", "tgt > config.max_length", "filters"),
+    ("ratio-bound", PREP + "filters.py", "src > ratio * tgt", "src >= ratio * tgt", "filters"),
+    ("unknown-bound", PREP + "filters.py", "unknown[1] > share * tgt", "unknown[1] >= share * tgt", "filters"),
+    ("foreign-bound", PREP + "filters.py", "share > filters.max_foreign for", "share >= filters.max_foreign for", "filters"),
+    ("duplicate-rows", PREP + "filters.py", "repeated[cleaned.rows]", "repeated[: len(cleaned.rows)]", "clean"),
+    ("digits-native", PREP + "characters.py", "is_native[[0, *(", "is_native[[*(", "filters"),
+    ("raised-letters", PREP + "characters.py", "\\p{Decomposition_Type=Super}", "", "filters"),
+    ("line-end-counted", PREP + "characters.py", "if code != _LINE_END})", "})", "statistics"),
+    # --- nmt/preprocess/duplicates.py, encode.py
+    ("swapped-sides", PREP + "duplicates.py", "sources + targets * _ODD", "sources + targets", "duplicates"),
+    ("first-of-equals", PREP + "duplicates.py", "is_repeated[order[1:][same]]", "is_repeated[order[:-1][same]]", "duplicates"),
+    ("task-order", PREP + "duplicates.py", "[*map(int, path.name.split(\".\")[:2])]", "path.name", "duplicates"),
+    ("hash-range-end", PREP + "duplicates.py", 'last, side="right"', 'last, side="left"', "duplicates"),
+    ("stale-seen", PREP + "duplicates.py", "path.unlink()", "pass", "duplicates"),
+    ("space-sign", PREP + "encode.py", "or _SPACE in text:", "or False:", "encode"),
+    ("words-of-unigram", PREP + "encode.py", "trainer.get(3, [yes])[-1] == bpe", "True", "encode"),
+    ("words-kept", PREP + "encode.py", "again = new & self._older_words.keys()", "again = set[str]()", "encode"),
+    ("selected-lengths", PREP + "encode.py", "_cumulate(self.lengths[keep])", "_cumulate(self.lengths)[: keep.sum() + 1]", "encode"),
+    ("varint-shift", PREP + "encode.py", "varint() << 7", "varint() << 8", "encode"),
     # --- nmt/search/beam.py
     ("beam-bound-high", SEARCH + "beam.py", "best.sums > bars", "best.sums > bars + 0.05", "search"),
     ("beam-bound-low", SEARCH + "beam.py", "best.sums > bars", "best.sums > bars - 0.05", "search"),
