@@ -88,7 +88,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("corpora-order", PREP + "sources.py", "sorted(config.corpora.items())", "config.corpora.items()", "sources"),
     ("stdin-twice", PREP + "sources.py", "if num_stdin > 1:", "if num_stdin > 2:", "sources"),
     ("spool-of-plan", PREP + "sources.py", "in (Step.all, Step.plan):", "in (Step.all, Step.plan, Step.merge):", "sources"),
-    ("pattern-slash", PREP + "sources.py", '"([^/]*)"', '"(.*)"', "sources"),
+    ("pattern-is-file", PREP + "sources.py", "name) or os.path.exists(path):", "name):", "sources"),
     ("pattern-order", PREP + "sources.py", "files = sorted(p for p", "files = list(p for p", "sources"),
     # --- nmt/preprocess/clean.py, filters.py, characters.py
     ("broken-byte", PREP + "clean.py", "byte, value = error.start + 1,", "byte, value = error.start,", "clean"),

@@ -59,22 +59,15 @@ class PairCounts:
     replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by kind
     examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
 
-    def drop(self, reason: str, number: int, places: list[Place]) -> None:
-        """Count dropped pairs of one chunk; `places` are the first of them."""
-        self.kept -= number
-        self.dropped[reason] += number
-        self._remember(reason, places)
+    def count(self, counter: Counter[str], name: str, number: int, places: list[Place]) -> None:
+        """Count what was dropped or replaced in one chunk, if anything; `places` are the first.
 
-    def replace(self, kind: str, number: int, places: list[Place]) -> None:
-        """Count what was stripped or replaced in one chunk, if anything; `places` are the first."""
+        A place of the chunk that is later may have been found before.
+        """
         if number:
-            self.replaced[kind] += number
-            self._remember(kind, places)
-
-    def _remember(self, name: str, places: list[Place]) -> None:
-        """Add places of the same chunk; one that is later may have been found before."""
-        known = dict.fromkeys(self.examples.get(name, []) + places)
-        self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
+            counter[name] += number
+            known = dict.fromkeys(self.examples.get(name, []) + places)
+            self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
 
     def merge(self, other: PairCounts) -> None:
         """Add the counts of pairs that come after these."""
@@ -126,7 +119,8 @@ class Cleaned:
         for i in dropped[:NUM_EXAMPLES].tolist():
             row, side = int(self.rows[i]), int(not at_sides[0][i])
             places.append(self.chunk.place(row, side, (at_bytes or {}).get((row, side))))
-        self.counts.drop(reason, len(dropped), places)
+        self.counts.kept -= len(dropped)
+        self.counts.count(self.counts.dropped, reason, len(dropped), places)
         stay = np.flatnonzero(keep).tolist()
         self.src, self.tgt = [self.src[i] for i in stay], [self.tgt[i] for i in stay]
         self.rows = self.rows[keep]
@@ -187,7 +181,8 @@ def _settle(
     """Drop rows of the chunk with a fault, or count `number` (or the faults) as replaced."""
     if repair:
         places = [cleaned.chunk.place(*spot, faults[spot].byte) for spot in sorted(faults)]
-        cleaned.counts.replace(reason, len(faults) if number is None else number, places)
+        number = len(faults) if number is None else number
+        cleaned.counts.count(cleaned.counts.replaced, reason, number, places)
     elif faults:
         rows = [[row for row, at in faults if at == side] for side in (0, 1)]
         at_bytes = {spot: fault.byte for spot, fault in faults.items()}
@@ -196,8 +191,7 @@ def _settle(
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
     """Replace `pattern` in lines; return how often, and the rows that had it."""
-    rows = [row for row, line in enumerate(lines) if pattern.search(line)]
-    number = 0
+    rows, number = [row for row, line in enumerate(lines) if pattern.search(line)], 0
     for row in rows:
         lines[row], times = pattern.subn(by, lines[row])
         number += times
@@ -302,7 +296,8 @@ class _Reader:
         """Replace `pattern` in lines of one side, all of the chunk or those in `rows`; count it."""
         number, found = _substitute(lines, pattern, by)
         first = found[:NUM_EXAMPLES] if rows is None else rows[found[:NUM_EXAMPLES]].tolist()
-        self.counts.replace(kind, number, [self._chunk.place(row, side) for row in first])
+        places = [self._chunk.place(row, side) for row in first]
+        self.counts.count(self.counts.replaced, kind, number, places)
 
 
 def _parse(line: str) -> tuple[dict[str, Any], str | None]:

@@ -82,9 +82,8 @@ class HashWriter:
 
     def _write(self) -> None:
         hashes = np.concatenate([hashes for hashes, _ in self._waiting])
-        rows = [rows for _, rows in self._waiting if rows is not None]
         columns: dict[str, np.ndarray[Any, Any]]
-        if rows:
+        if rows := [rows for _, rows in self._waiting if rows is not None]:
             order = np.argsort(hashes[:, 0], kind="stable")
             columns = {"pairs": hashes[order, 0], "rows": np.concatenate(rows)[order].astype("<u4")}
         else:
@@ -100,7 +99,7 @@ class HashWriter:
 def count_repeats(folder: Path) -> dict[str, int]:
     """Count the pairs, sources and targets that came before, in the files of all tasks."""
     numbers = dict.fromkeys(KINDS, 0)
-    for kind in KINDS:
+    for kind in numbers:
         for parts in _parts(list(folder.glob(f"*.{kind}"))):
             part = np.sort(np.concatenate([hashes for _, _, hashes in parts]))
             numbers[kind] += int(np.count_nonzero(part[1:] == part[:-1]))

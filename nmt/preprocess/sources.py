@@ -37,7 +37,8 @@ _SPLITS_OF_DATASETS = {"train": "train", "valid": "validation", "test": "test"}
 
 def has_split(config: DataConfig, split: str) -> bool:
     """Return whether the settings name a corpus for `split` (train, valid or test)."""
-    return config.corpus is not Corpus.files or any(part.given for _, part in _parts(config, split))
+    parts = _parts(config, split)
+    return config.corpus is not Corpus.files or any(part.given for _, _, part in parts)
 
 
 def find_sources(config: PreprocessConfig, split: str, spool: Path) -> list[Source]:
@@ -51,7 +52,7 @@ def find_sources(config: PreprocessConfig, split: str, spool: Path) -> list[Sour
         return [finder.bundled()]
     _check_files(config.data)
     parts = _parts(config.data, split)
-    return [source for name, part in parts for source in finder.find(name, part)]
+    return [source for part in parts for source in finder.find(*part)]
 
 
 def total_disk_bytes(sources: Sequence[Source]) -> int:
@@ -59,19 +60,19 @@ def total_disk_bytes(sources: Sequence[Source]) -> int:
     return sum(path.stat().st_size for source in sources for path in source.paths)
 
 
-def _parts(config: DataConfig, split: str) -> list[tuple[str, SplitConfig]]:
-    """Name the settings that make up a split."""
+def _parts(config: DataConfig, split: str) -> list[tuple[str, str, SplitConfig]]:
+    """Return the settings that make up a split: key, name of the corpus, values."""
     if split == "train" and config.corpora:
-        return list(sorted(config.corpora.items()))
-    return [("", getattr(config, split))]
+        corpora = sorted(config.corpora.items())
+        return [(f"data.corpora.{name}", name, part) for name, part in corpora]
+    return [(f"data.{split}", "", getattr(config, split))]
 
 
 def _check_files(config: DataConfig) -> None:
     """Find what is missing before hours are spent on what is there."""
     num_stdin = 0
     for split in SPLITS:
-        for name, part in _parts(config, split):
-            key = _key(split, name)
+        for key, name, part in _parts(config, split):
             if name and not part.given:
                 raise ConfigError(f"{key} names no text; give {key}.src=FILE and {key}.tgt=FILE")
             for file in itertools.chain.from_iterable(_file_names(part, key)):
@@ -99,10 +100,6 @@ def _is_stream(name: str) -> bool:
     return name == STDIN or (path.exists() and not path.is_file() and not path.is_dir())
 
 
-def _key(split: str, corpus: str) -> str:
-    return f"data.corpora.{corpus}" if corpus else f"data.{split}"
-
-
 @dataclass(frozen=True)
 class _Finder:
     """Makes the sources of one split."""
@@ -119,7 +116,7 @@ class _Finder:
         paths = self._spool([".src", ".tgt"], [[side.encode() for side in sides]])
         return Source("", Format.pair, paths, (corpus.value, corpus.value))
 
-    def find(self, corpus: str, part: SplitConfig) -> Iterator[Source]:
+    def find(self, key: str, corpus: str, part: SplitConfig) -> Iterator[Source]:
         """Yield the sources of one corpus."""
         data, suffix = self.config.data, f"-{corpus}" if corpus else ""
         tags = (part.src_tag, part.tgt_tag) if isinstance(part, CorpusConfig) else (None, None)
@@ -132,7 +129,7 @@ class _Finder:
             yield Source(corpus, Format.pair, paths, (name, name), columns, fields, *tags)
             return
         kind = Format.pair if part.src else Format.tsv if part.tsv else Format.jsonl
-        for number, names in enumerate(_file_names(part, _key(self.split, corpus))):
+        for number, names in enumerate(_file_names(part, key)):
             paths = ()
             for side, name in enumerate(names):
                 path = resolve(name)
