@@ -21,8 +21,7 @@ from nmt import Translator
 from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
-from nmt.search.hypotheses import Hypothesis
-from nmt.search.penalties import score
+from nmt.search.hypotheses import Hypothesis, score
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import Backend, NativeBackend, load_models
 from nmt.translate.ctranslate2 import load_ctranslate2

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import pytest
-import torch
-from conftest import BOS, EOS, PAD, UNK, random_source, tiny_model
+from conftest import BOS, EOS, PAD, UNK, tiny_model
 from searching import (
-    IDS,
-    LENGTHS,
     Sentence,
     Taste,
     ToyStepper,
     assert_same,
     config,
-    decided_model,
     enumerate_all,
     find,
     judge,
     source_of,
-    teacher_forced,
     toy_log_probs,
     toy_source,
 )
@@ -54,30 +49,6 @@ def test_a_prefix_beyond_the_limit_may_still_end(beam_size: int) -> None:
     assert best.finished
     assert len(best.tokens) > settings.max_length_b
     assert_same([best], [judge(tuple(best.tokens), source_of(source, 3), settings, stepper.taste)])
-
-
-@pytest.mark.parametrize("mode", [{"beam_size": 1}, {"beam_size": 4}])
-def test_forced_tokens_count_with_the_probability_that_the_model_gives_them(
-    mode: dict[str, int],
-) -> None:
-    model, source = decided_model(), random_source(LENGTHS)
-    prefixes = [[4 + (row + i) % 15 for i in range(row % 4)] for row in range(len(LENGTHS))]
-    found = find(ModelStepper(model), source, config(a=1.0, b=8, **mode), prefixes=prefixes)
-    for row, (hypotheses, prefix) in enumerate(zip(found, prefixes, strict=True)):
-        for h in hypotheses:
-            assert h.tokens[: len(prefix)] == prefix
-            expected = teacher_forced(model, source, row, h.tokens)
-            assert h.token_log_probs == pytest.approx(expected, abs=1e-4)
-
-
-def test_forcing_what_greedy_search_says_changes_nothing() -> None:
-    stepper, source = ModelStepper(decided_model()), random_source(LENGTHS)
-    free = find(stepper, source, config(1, a=1.0, b=8))
-    prefixes = [h.tokens[: len(h.tokens) // 2] for (h,) in free]
-    forced = find(stepper, source, config(1, a=1.0, b=8), prefixes=prefixes)
-    assert sum(map(len, prefixes)) > 20
-    for before, after in zip(free, forced, strict=True):
-        assert_same(after, before)
 
 
 @pytest.mark.parametrize("control", [PAD, BOS, EOS])
@@ -159,13 +130,3 @@ def test_control_symbols_spelt_out_stay_text(tokenizer: Tokenizer, beam_size: in
             assert not {ids.pad, ids.bos} & set(h.tokens)
             assert ids.eos not in h.tokens[:-1]
             assert tokenizer.decode(h.tokens[:-1]).startswith(tokenizer.decode(prefix))
-
-
-def test_control_symbols_are_never_chosen_however_likely() -> None:
-    """A model that likes PAD, BOS and EOS best says neither of the first two."""
-    model = decided_model()
-    with torch.no_grad():
-        model.embedding.weight[[PAD, BOS]] *= 3.0
-    for settings in (config(1), config(4), config(4, sampling=True)):
-        for hypotheses in search(ModelStepper(model), *random_source(LENGTHS), settings, IDS):
-            assert all(not {PAD, BOS} & set(h.tokens) for h in hypotheses)

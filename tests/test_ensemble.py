@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import BOS, EOS, PAD, hidden_states, random_source, sentences, tokenizer_config
+from conftest import random_source, sentences, tokenizer_config
 from searching import (
     IDS,
     LENGTHS,
@@ -24,8 +24,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.search.stepper import EnsembleStepper, ModelStepper
-from nmt.translate.backend import load_models
-from nmt.translate.scoring import score_pairs
+from nmt.translate.backend import load_models, score_pairs
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 both_means = pytest.mark.parametrize("combine", list(Combine))
@@ -48,33 +47,6 @@ def test_each_step_is_the_mean_of_full_forward_passes(beam_size: int, combine: C
                 if combine is Combine.probabilities:
                     mean = math.log(sum(map(math.exp, parts)) / 3)
                 assert found == pytest.approx(mean, abs=1e-4)
-
-
-@both_means
-@torch.no_grad()
-def test_greedy_search_takes_the_token_with_the_highest_mean(combine: Combine) -> None:
-    source = random_source(LENGTHS)
-    for row, (h,) in enumerate(find(ensemble(combine), source, config(1, a=1.0, b=8))):
-        length = source[1][row : row + 1]
-        src, tgt_in = source[0][row : row + 1, : int(length)], torch.tensor([[BOS, *h.tokens[:-1]]])
-        hidden = [hidden_states(m, src, length, tgt_in)[0] for m in MODELS]
-        logits = [m.logits(x) for m, x in zip(MODELS, hidden, strict=True)]
-        tables = [x.double().log_softmax(-1) for x in logits]
-        stacked = torch.stack(tables)  # (M, T, V)
-        is_arithmetic = combine is Combine.probabilities
-        mean = stacked.exp().mean(0) if is_arithmetic else stacked.mean(0).exp()
-        mean[:, [PAD, BOS]] = -1
-        assert mean.argmax(-1).tolist() == h.tokens
-        assert EOS not in h.tokens[:-1]
-
-
-@both_means
-def test_a_model_three_times_over_is_that_model(combine: Combine) -> None:
-    source, settings = random_source(LENGTHS), config(4, a=1.0, b=8, alignment=True)
-    one = ModelStepper(MODELS[0])
-    found = find(EnsembleStepper([one, one, one], combine), source, settings)
-    for several, single in zip(found, find(one, source, settings), strict=True):
-        assert_same(several, single)
 
 
 @both_means

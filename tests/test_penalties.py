@@ -10,13 +10,7 @@ import torch
 
 from nmt.config import Normalization, SearchConfig
 from nmt.errors import ConfigError
-from nmt.search.penalties import coverage_of, least_log_prob, normalizer, score
-
-
-def test_the_length_penalty_counts_eos() -> None:
-    assert normalizer(1, SearchConfig(length_penalty=0.6)) == 1.0
-    assert normalizer(7, SearchConfig(length_penalty=1.0)) == pytest.approx(2.0)
-    assert normalizer(7, SearchConfig(length_penalty=0.6)) == pytest.approx(2**0.6)
+from nmt.search.hypotheses import coverage_of, least_log_prob, score
 
 
 def test_scores_follow_the_written_formulas() -> None:

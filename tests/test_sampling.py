@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 from collections import Counter
 from typing import Any
@@ -22,7 +21,6 @@ from searching import (
     find,
     judge,
     source_of,
-    teacher_forced,
     toy_log_probs,
     toy_source,
 )
@@ -150,19 +148,6 @@ def test_seeds_draws_and_equal_sentences_differ() -> None:
     assert occurrences([[1, 2], [1], [1, 2], [1, 2], [1]]) == [0, 0, 1, 2, 1]
 
 
-def test_draws_have_the_scores_of_a_full_forward_pass() -> None:
-    model, source = decided_model(), random_source(LENGTHS)
-    settings = config(4, a=1.0, b=8, sampling=True, temperature=1.5, top_k=8)
-    found = find(ModelStepper(model), source, settings)
-    ends = set()
-    for row, hypotheses in enumerate(found):
-        for h in hypotheses:
-            ends.add((len(h.tokens), h.finished))
-            expected = teacher_forced(model, source, row, h.tokens)
-            assert h.token_log_probs == pytest.approx(expected, abs=1e-4)
-    assert len(ends) > 6  # draws of a sentence end at different times
-
-
 def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last() -> None:
     log_probs = torch.tensor([[0.4, 0.1, 0.1, 0.3, 0.1]]).log()
     for cut, kept in (
@@ -175,13 +160,3 @@ def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last
     ):
         logits = narrow(log_probs, config(1, sampling=True, **cut))
         assert (logits[0] > float("-inf")).nonzero().flatten().tolist() == kept, cut
-
-
-def test_top_k_of_one_is_greedy_search() -> None:
-    source = random_source(LENGTHS)
-    stepper = ModelStepper(decided_model())
-    greedy = find(stepper, source, config(1, a=1.0, b=8))
-    for settings in ({"top_k": 1}, {"top_p": 1e-9}, {"temperature": 0.001}):
-        found = find(stepper, source, config(1, a=1.0, b=8, sampling=True, **settings))
-        for one, other in itertools.zip_longest(found, greedy):
-            assert_same(one, other)

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import EOS, VOCAB_SIZE, random_source, sentences
+from conftest import EOS, VOCAB_SIZE, sentences
 from exporting import short_sentences, trained_model
 from searching import IDS, decided_model, save_tiny, teacher_forced
 from toy import command
@@ -19,8 +19,7 @@ from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search import stepper as stepper_module
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import load_models
-from nmt.translate.scoring import score_pairs
+from nmt.translate.backend import load_models, score_pairs
 
 Rows = list[list[int]]
 SRC = ["", *sentences(12, seed=3), "the </s> <pad> house", "größer", ""]
@@ -75,13 +74,6 @@ def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
     for some, all_at_once in zip(log_probs_of(stepper, *pairs), whole, strict=True):
         assert some == pytest.approx(all_at_once, abs=1e-6)
     assert max(sizes) == 3
-
-
-def test_a_source_is_what_a_score_depends_on() -> None:
-    stepper, (src, lengths) = ModelStepper(decided_model()), random_source([5, 6])
-    rows = [src[i, : lengths[i] - 1].tolist() for i in range(2)]
-    one, other = log_probs_of(stepper, rows, [[7, 8], [7, 8]])
-    assert one != pytest.approx(other, abs=1e-2)
 
 
 # --- nmt-score
@@ -218,12 +210,3 @@ def test_nmt_score_says_of_a_translation_what_nmt_translate_said(copier: Path) -
         assert h["finished"]
         for name in ("log_prob", "score", "token_log_probs"):
             assert s[name] == pytest.approx(h[name], abs=1e-4)
-
-
-def test_the_best_translation_does_not_depend_on_how_many_are_written(copier: Path) -> None:
-    four, one = translated(copier, "n_best=4"), translated(copier, "n_best=1")
-    for first, (only,) in zip(four, (line["hypotheses"] for line in one), strict=True):
-        best = first["hypotheses"][0]
-        assert best["tokens"] == only["tokens"]
-        assert best["score"] == pytest.approx(only["score"], abs=1e-5)
-    assert {len(line["hypotheses"]) for line in four} == {4}

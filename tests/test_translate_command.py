@@ -268,7 +268,7 @@ def test_prefixes_start_the_translations_and_must_be_as_many(
     places = [f"input={write_lines(tmp_path / 'in', sentences(5, seed=2))}"]
     prefixes = ["the", "", "größer Haus", "", ""]
     places.append(f"prefixes={write_lines(tmp_path / 'prefixes', prefixes)}")
-    found = output_of(model, *places, folder=tmp_path)
+    found = output_of(model, *places, "window_lines=2", folder=tmp_path)
     free = output_of(model, places[0], folder=tmp_path)
     for text, plain, prefix in zip(found, free, prefixes, strict=True):
         assert text.startswith(prefix) if prefix else text == plain

@@ -21,10 +21,9 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import NativeBackend
-from nmt.translate.batches import MAX_FAILURES, BatchSearch, Failure
+from nmt.translate.backend import MAX_FAILURES, BatchSearch, Failure, NativeBackend
+from nmt.translate.lines import LineOptions, Segment, cut_windows, prefetch
 from nmt.translate.translator import TranslationError, Translator
-from nmt.translate.windows import LineOptions, Segment, cut_windows, prefetch
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
 LINES = ["", *sentences(30, seed=8), " ", "the " * 60]
@@ -279,14 +278,6 @@ def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(
 
 
 # --- prefixes, scores, settings
-
-
-def test_a_translation_starts_with_its_prefix(translator: Translator) -> None:
-    lines, prefixes = LINES[1:6], ["the tree", "", "größer Haus", "", "a"]
-    found = translator.translate(lines, prefixes=prefixes, window_lines=2)
-    plain = translator.translate(lines)
-    for text, free, prefix in zip(found, plain, prefixes, strict=True):
-        assert text.startswith(prefix) if prefix else text == free
 
 
 def test_prefixes_must_be_as_many_as_the_lines(translator: Translator) -> None:

@@ -81,7 +81,7 @@ _ALL = (
             "nmt-translate model_dir=runs/mine n_best=4 format=json input=in.en output=out",
         ),
         schema=config.TranslateConfig,
-        run="nmt.cli.translate:run",
+        run="nmt.cli.translate:translate",
         groups=("experiment",),
     ),
     Command(
@@ -106,7 +106,7 @@ _ALL = (
             "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
         ),
         schema=config.ScoreConfig,
-        run="nmt.cli.score:run",
+        run="nmt.cli.translate:score",
     ),
     Command(
         name="export",

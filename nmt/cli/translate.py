@@ -1,72 +1,159 @@
-"""Runs `nmt-translate`."""
+"""Runs `nmt-translate` and `nmt-score`, which read and write files, stdin and stdout."""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import logging
 import os
+import stat
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, fields
+from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any
 
 import torch
 
 from nmt import __version__
 from nmt.checkpoint import find_model
-from nmt.cli.streams import find_output, is_typed, num_bytes, open_input, open_output
-from nmt.config import Engine, OutputFormat, SearchConfig, TooLong, TranslateConfig, resolve
-from nmt.data.text import count_lines, open_bytes, read_input
+from nmt.config import (
+    Engine,
+    OutputFormat,
+    ScoreConfig,
+    SearchConfig,
+    TooLong,
+    TranslateConfig,
+    resolve,
+)
+from nmt.data.text import (
+    WaitingLines,
+    count_lines,
+    open_bytes,
+    pair_lines,
+    read_input,
+    read_stream,
+)
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
+from nmt.files import replace_file
 from nmt.progress import Progress
-from nmt.translate.output import LineCounts, render
+from nmt.translate.lines import LineCounts, LineOptions, render
 from nmt.translate.resume import HashedInput, PartFile, RankShare, fingerprint, finish
 from nmt.translate.translator import Translator
-from nmt.translate.windows import LineOptions
 
 log = logging.getLogger(__name__)
 
 
-class _Job(NamedTuple):
-    """What to translate with, and how."""
-
-    config: TranslateConfig
-    translator: Translator
-    search: SearchConfig
-    options: LineOptions
-    share: RankShare
-
-
-def run(config: TranslateConfig, config_yaml: str) -> None:
-    """Translate `input` to `output`; a file is written beside its place, renamed into it when
-    whole, and resumed after a kill.
+def translate(config: TranslateConfig, config_yaml: str) -> None:
+    """Translate `input` to `output`: to a stream each window as soon as it is translated; a file is
+    written beside its place, renamed into it when whole, and resumed after a kill.
     """
     share = RankShare.from_environment(os.environ)
-    output = _find_output(config, share)
-    _check_inputs(config)
+    path = _check_places(config, share)
     set_num_threads(config.num_threads)
     if share.rank:
         logging.getLogger("nmt").setLevel(logging.WARNING)
-    job = _load(config, share)
-    counts = _to_stream(job) if output is None else _to_file(job, output)
-    if not share.rank:
-        _report(counts, config)
-
-
-def _load(config: TranslateConfig, share: RankShare) -> _Job:
     device = config.device
     if share.world_size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
         local_rank = int(os.environ.get("LOCAL_RANK", share.rank))
         device = f"cuda:{local_rank % torch.cuda.device_count()}"  # each process has its own
-    translator = Translator.load(
-        config.model_dir,
-        device=device,
-        dtype=config.dtype,
-        backend=config.backend,
-        combine=config.combine,
-        num_threads=config.num_threads,
-    )
+    translator = _load(config, device)
+    search, options = _settings(config, translator)
+    is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
+    counts = LineCounts()
+    with contextlib.ExitStack() as stack:
+        if path is None:
+            stream = _open_stream(config.output, stack)
+            lines, has_more = _open_input(config.input)
+            source = HashedInput(lines, _read_prefixes(config))
+            windows = source.windows(share, config.window_lines, has_more=has_more)
+        else:
+            part = stack.enter_context(PartFile(share.part_path(path), _describe(config, search)))
+            source = _resume_input(config, part)
+            windows = source.windows(share, config.window_lines)
+        progress = stack.enter_context(_progress(config, source.num_lines, is_typed=is_typed))
+        for window, results in translator.translate_windows(windows, search, options):
+            data, window_counts = render(window, results, config.format)
+            if path is None:
+                stream.write(data)
+                stream.flush()
+                counts.add(window_counts)
+            else:
+                part.append(data, window_counts, window)
+            progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
+        progress.update(source.num_lines - progress.done, read_bytes=source.num_bytes)
+        if path is not None:
+            part.complete(source.num_lines, source.sha256)
+        if path is not None or not is_typed:
+            progress.finish()
+        if path is not None:
+            counts = finish(path, share, part, config.window_lines)
+    if not share.rank:
+        _report(counts, config)
+
+
+def score(config: ScoreConfig, config_yaml: str) -> None:
+    """Score the pairs of `src` and `tgt` in windows; write one line each, to a stream as they come,
+    to a file that is renamed into its place when whole.
+    """
+    assert config.src is not None
+    assert config.tgt is not None
+    path = _find_output(config.output)
+    set_num_threads(config.num_threads)
+    translator = _load(config, config.device)
+    places = (config.src, config.tgt)
+    src_name, tgt_name = ("stdin" if place == "-" else place for place in places)
+    pairs = pair_lines(*map(read_input, places), names=(src_name, tgt_name))
+    with contextlib.ExitStack() as stack:
+        if path is None:
+            stream = _open_stream(config.output, stack)
+        else:
+            stream = stack.enter_context(stack.enter_context(replace_file(path)).open("wb"))
+        for index, content in enumerate(_score(pairs, translator, config)):
+            if config.format is OutputFormat.text:
+                line = str(content[config.measure.value])
+            else:
+                line = json.dumps({"index": index, **content}, ensure_ascii=False)
+            stream.write(line.encode("utf-8") + b"\n")
+            if path is None:
+                stream.flush()
+
+
+def _score(
+    pairs: Iterator[tuple[str, str]], translator: Translator, config: ScoreConfig
+) -> Iterator[dict[str, Any]]:
+    """Yield what JSON shows of each pair."""
+    keys = ("length_penalty", "normalization", "word_reward", "coverage_penalty", "alignment")
+    settings = {key: getattr(config, key) for key in keys}
+    translator.backend.check(translator.search_config(**settings), scoring=True)
+    src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
+    while window := list(islice(pairs, config.window_lines)):
+        sources, targets = zip(*window, strict=True)
+        options = {"max_tokens": config.max_tokens, **settings}
+        found = translator.score_hypotheses(sources, targets, **options)
+        for hypothesis, source in zip(found, sources, strict=True):
+            content: dict[str, Any] = {
+                "log_prob": hypothesis.log_prob,
+                "per_token": hypothesis.log_prob / max(len(hypothesis.tokens), 1),
+                "score": hypothesis.score,
+                "tokens": tgt.pieces(hypothesis.tokens[:-1]),
+                "token_log_probs": hypothesis.token_log_probs,
+            }
+            if hypothesis.alignment is not None:
+                content["source_tokens"] = src.pieces([*src.encode(source), src.eos_id])
+                content["alignment"] = hypothesis.alignment
+            yield content
+
+
+def _load(config: TranslateConfig | ScoreConfig, device: str) -> Translator:
+    names = ("dtype", "backend", "combine", "num_threads")
+    options = {name: getattr(config, name) for name in names}
+    return Translator.load(config.model_dir, device=device, **options)
+
+
+def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchConfig, LineOptions]:
     names = [field.name for field in fields(SearchConfig)]
     search = translator.search_config(**{name: getattr(config, name) for name in names})
     if config.n_best > search.beam_size and not search.sampling:
@@ -74,76 +161,94 @@ def _load(config: TranslateConfig, share: RankShare) -> _Job:
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
     translator.backend.check(search)
-    options = LineOptions(
-        n_best=config.n_best,
-        with_scores=config.format is OutputFormat.json,
-        max_tokens=config.max_tokens,
-        too_long=config.too_long,
-        max_source_length=config.max_source_length,
-    )
-    return _Job(config, translator, search, options, share)
+    names = ["n_best", "max_tokens", "too_long", "max_source_length"]
+    options = {name: getattr(config, name) for name in names}
+    return search, LineOptions(with_scores=config.format is OutputFormat.json, **options)
 
 
-def _to_stream(job: _Job) -> LineCounts:
-    """Write to stdout, or to a pipe or device; each window as soon as it is translated."""
-    config, total = job.config, LineCounts()
-    lines, has_more = open_input(config.input)
-    source = HashedInput(lines, _read_prefixes(config))
-    windows = source.windows(job.share, config.window_lines, has_more=has_more)
-    with open_output(config.output) as stream, _progress(config, 0) as progress:
-        for window, results in job.translator.translate_windows(windows, job.search, job.options):
-            data, counts = render(window, results, config.format)
-            stream.write(data)
-            stream.flush()
-            total.add(counts)
-            progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
-        if not is_typed(config.input):
-            progress.finish()
-    return total
+# --- inputs and outputs
 
 
-def _to_file(job: _Job, output: Path) -> LineCounts:
-    """Write to a file by way of a part file, from which a later process resumes."""
-    config, share = job.config, job.share
-    with PartFile(share.part_path(output), _describe(job)) as part:
-        source = _open_source(config, part)
-        windows = source.windows(share, config.window_lines)
-        with _progress(config, part.state.lines) as progress:
-            for window, results in job.translator.translate_windows(
-                windows, job.search, job.options
-            ):
-                part.append(*render(window, results, config.format), window)
-                progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
-            progress.update(source.num_lines - progress.done, read_bytes=source.num_bytes)
-            part.complete(source.num_lines, source.sha256)
-            progress.finish()
-        return finish(output, share, part, config.window_lines)
-
-
-def _describe(job: _Job) -> dict[str, Any]:
-    """Return all that decides what is written, but the input.
-
-    `max_tokens`, `device` and `num_threads` are left out: they may change when a job is resumed.
+def _check_places(config: TranslateConfig, share: RankShare) -> Path | None:
+    """Return the file to write, None for a stream. Before the model is loaded, refuse what cannot
+    be read or written, and prefixes that are not as many as the lines.
     """
-    config = job.config
-    is_native = config.backend is Engine.native
-    folders = [resolve(folder) for folder in config.model_dir]
-    names = ("n_best", "format", "too_long", "max_source_length", "window_lines", "backend")
-    return {
-        "nmt": __version__,
-        "model": [fingerprint(find_model(f) if is_native else f) for f in folders],
-        "prefixes": config.prefixes is not None,
-        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
-        **asdict(job.search),
-    }
+    path = _find_output(config.output)
+    if path is not None:
+        if config.input != "-" and path == resolve(config.input).resolve():
+            raise ConfigError(
+                f"output={config.output}: is the input; give the path of another file"
+            )
+        if not os.access(path.parent, os.W_OK):
+            raise ConfigError(
+                f"output={config.output}: {path.parent} cannot be written to; choose another folder"
+            )
+    for key, is_stream in (("input", config.input == "-"), ("output", path is None)):
+        if is_stream and share.world_size > 1:
+            raise ConfigError(
+                f"{key}={getattr(config, key)}: {share.world_size} processes "
+                f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
+            )
+    for text in (config.input, config.prefixes):
+        if text is not None and text != "-":
+            open_bytes(resolve(text)).close()
+    if config.prefixes == "-":
+        raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
+    if config.prefixes is not None and config.input != "-":
+        num_lines, num_prefixes = count_lines(config.input), count_lines(config.prefixes)
+        if num_lines != num_prefixes:
+            raise DataError(
+                f"{config.input} has {num_lines} lines, {config.prefixes} {num_prefixes}; "
+                "prefixes need one line for each, which may be empty"
+            )
+    return path
 
 
-def _open_source(config: TranslateConfig, part: PartFile) -> HashedInput:
+def _find_output(output: str) -> Path | None:
+    """Return the file to write, None for a stream: stdout, a pipe or a device."""
+    if output == "-":
+        if sys.stdout is None:
+            raise ConfigError("stdout is closed; give output=FILE")
+        return None
+    path = resolve(output)
+    if not path.parent.is_dir():
+        raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
+    if path.is_dir():
+        raise ConfigError(f"output={output}: is a folder; give the path of a file")
+    path = path.resolve()  # a link stays, and what it points to is replaced
+    return None if path.exists() and not path.is_file() else path
+
+
+def _open_stream(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
+    return sys.stdout.buffer if output == "-" else stack.enter_context(resolve(output).open("wb"))
+
+
+def _stdin_status() -> os.stat_result | None:
+    """Return the status of stdin, None when it is closed or no file of the system."""
+    try:
+        return os.fstat(sys.stdin.buffer.fileno())
+    except (AttributeError, OSError):
+        return None
+
+
+def _open_input(path: str) -> tuple[Iterator[str], Callable[[], bool]]:
+    """Open the input; also return a function that says whether more of it is there already."""
+    details = _stdin_status() if path == "-" else None
+    if details is None or stat.S_ISREG(details.st_mode):
+        return read_input(path), lambda: True
+    waiting = WaitingLines(sys.stdin.buffer.fileno())  # for a terminal, pipe or socket
+    return read_stream(waiting, "stdin"), waiting.has_more
+
+
+def _read_prefixes(config: TranslateConfig) -> Iterator[str] | None:
+    return None if config.prefixes is None else read_input(config.prefixes)
+
+
+def _resume_input(config: TranslateConfig, part: PartFile) -> HashedInput:
     """Open the input where an earlier process stopped, or at its start when that is of no use."""
     if part.difference:
         log.warning("%s is of another job (%s); starting over", part.path, part.difference)
-    source = HashedInput(read_input(config.input), _read_prefixes(config))
-    done = part.state
+    source, done = HashedInput(read_input(config.input), _read_prefixes(config)), part.state
     source.skip(done.lines)
     is_same = not done.lines or (source.num_lines, source.sha256) == (done.lines, done.sha256)
     if is_same:
@@ -161,72 +266,47 @@ def _open_source(config: TranslateConfig, part: PartFile) -> HashedInput:
     return source
 
 
-def _read_prefixes(config: TranslateConfig) -> Iterator[str] | None:
-    return None if config.prefixes is None else read_input(config.prefixes)
+def _describe(config: TranslateConfig, search: SearchConfig) -> dict[str, Any]:
+    """Return all that decides what is written, but the input.
 
-
-def _check_inputs(config: TranslateConfig) -> None:
-    """Refuse what cannot be read, and prefixes that are not as many as the lines, before the model
-    is loaded.
+    `max_tokens`, `device` and `num_threads` are left out: they may change when a job is resumed.
     """
-    for path in (config.input, config.prefixes):
-        if path is not None and path != "-":
-            open_bytes(resolve(path)).close()
-    if config.prefixes == "-":
-        raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
-    if config.prefixes is None or config.input == "-":
-        return
-    num_lines, num_prefixes = count_lines(config.input), count_lines(config.prefixes)
-    if num_lines != num_prefixes:
-        raise DataError(
-            f"{config.input} has {num_lines} lines, {config.prefixes} {num_prefixes}; "
-            "prefixes need one line for each, which may be empty"
-        )
+    folders = [resolve(folder) for folder in config.model_dir]
+    if config.backend is Engine.native:
+        folders = [find_model(folder) for folder in folders]
+    names = ("n_best", "format", "too_long", "max_source_length", "window_lines", "backend")
+    return {
+        "nmt": __version__,
+        "model": [fingerprint(folder) for folder in folders],
+        "prefixes": config.prefixes is not None,
+        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
+        **asdict(search),
+    }
 
 
-def _find_output(config: TranslateConfig, share: RankShare) -> Path | None:
-    """Return the file to write, None for a stream; refuse what cannot be written to."""
-    path = find_output(config.output)
-    if path is not None:
-        if config.input != "-" and path == resolve(config.input).resolve():
-            raise ConfigError(
-                f"output={config.output}: is the input; give the path of another file"
-            )
-        if not os.access(path.parent, os.W_OK):
-            raise ConfigError(
-                f"output={config.output}: {path.parent} cannot be written to; choose another folder"
-            )
-    if share.world_size > 1:
-        for key, is_stream in (("input", config.input == "-"), ("output", path is None)):
-            if is_stream:
-                raise ConfigError(
-                    f"{key}={getattr(config, key)}: {share.world_size} processes "
-                    f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
-                )
-    return path
+# --- what is logged
 
 
-def _progress(config: TranslateConfig, done_lines: int) -> Progress:
+def _progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Progress:
     shows_output = config.output == "-" and sys.stdout is not None and sys.stdout.isatty()
-    has_bar = not shows_output and not is_typed(config.input)
-    size = num_bytes(config.input)
+    size = None
+    if config.input == "-":
+        details = _stdin_status()
+        size = details.st_size if details and stat.S_ISREG(details.st_mode) else None
+    elif not config.input.endswith(".gz"):
+        size = resolve(config.input).stat().st_size
+    has_bar = not shows_output and not is_typed
     return Progress("translate", "lines", total_bytes=size, done=done_lines, has_bar=has_bar)
 
 
 def _report(counts: LineCounts, config: TranslateConfig) -> None:
     if counts.met_limit:
-        log.warning(
-            "%d translations met the length limit; see max_length_a and max_length_b",
-            counts.met_limit,
-        )
+        message = "%d translations met the length limit; see max_length_a and max_length_b"
+        log.warning(message, counts.met_limit)
     if counts.too_long:
         what = "cut off" if config.too_long is TooLong.truncate else "translated in parts"
-        log.warning(
-            "%d lines of more than max_source_length=%d tokens were %s",
-            counts.too_long,
-            config.max_source_length,
-            what,
-        )
+        message = "%d lines of more than max_source_length=%d tokens were %s"
+        log.warning(message, counts.too_long, config.max_source_length, what)
     if counts.failed:
         raise NmtError(
             f"{counts.failed} lines could not be translated and are empty in the output; "

@@ -1,20 +1,21 @@
-"""What search works on, the hypotheses that are alive in all sentences, and what it returns."""
+"""What search works on, the hypotheses that are alive in all sentences; what it returns, and how a
+hypothesis is scored. The formulas and their derivation are in docs/search.md.
+"""
 
-# B sentences, S source, V vocab; rows, the live hypotheses, sorted by sentence
+# B sentences, S source, V vocab, N hypotheses; rows, the live hypotheses, sorted by sentence
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from nmt.config import SearchConfig
+from nmt.config import Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.search.penalties import coverage_of, score
 from nmt.search.stepper import Stepper
 
 NEVER = float("-inf")
@@ -96,6 +97,55 @@ class Live:
         return replace(self, aligned=aligned, attended=self.attended + weights)
 
 
+def normalizer(length: Any, config: SearchConfig) -> Any:
+    """Return what the log-probability of `length` tokens, EOS counted, is divided by; `length` is a
+    number or a tensor. With `wu` it is ((5 + length) / 6)^alpha (Wu et al., 2016, equation 14).
+    """
+    if config.normalization is Normalization.wu:
+        return ((5 + length) / 6) ** config.length_penalty
+    return length if config.normalization is Normalization.average else 1
+
+
+def score(log_prob: float, length: int, config: SearchConfig, coverage: float = 0.0) -> float:
+    """Return (log_prob + reward * length) / normalizer(length) + beta * coverage.
+
+    `log_prob` is in nats; `length` counts EOS; `coverage` comes from `coverage_of`.
+    """
+    total = (log_prob + config.word_reward * length) / float(normalizer(length, config))
+    return total + config.coverage_penalty * coverage
+
+
+def least_log_prob(scores: Tensor, first: Tensor, last: Tensor, config: SearchConfig) -> Tensor:
+    """Return the log-probability that a live hypothesis must exceed to end with a score above each
+    of `scores` (N,), when it can have `first` to `last` tokens then, both (N,); all in float64.
+
+    Its log-probability can only fall and its coverage term is at most 0. So the bound is the least
+    of g(l) = score * normalizer(l) - reward * l, at one of both ends or where g' is 0.
+    """
+    lengths = [first, last]
+    alpha, reward = config.length_penalty, config.word_reward
+    if config.normalization is Normalization.wu and reward and alpha not in (0, 1):
+        # g' = score * alpha / 6 * ((5 + l) / 6)^(alpha - 1) - reward
+        turn = 6 * (6 * reward / (scores * alpha)) ** (1 / (alpha - 1)) - 5  # NaN where g has none
+        turn = turn.nan_to_num(0.0, posinf=0.0).maximum(first).minimum(last)
+        lengths += [turn.floor(), turn.ceil()]
+    bounds = [scores * normalizer(length, config) - reward * length for length in lengths]
+    return torch.stack(bounds).amin(dim=0)
+
+
+def coverage_of(attended: Tensor, num_words: Tensor) -> Tensor:
+    """Return sum_i log(min(sum_j p_ij, 1)) of each hypothesis, (N,) (Wu et al., 2016, equation 14).
+
+    Args:
+        attended: attention that each source token got from all target tokens (N, S).
+        num_words: source tokens of each, without EOS (N,).
+    """
+    tiny = torch.finfo(attended.dtype).tiny  # the logarithm of an unseen token stays finite
+    logs = attended.clamp(tiny, 1.0).log()  # (N, S)
+    is_word = torch.arange(attended.size(1), device=attended.device) < num_words.unsqueeze(1)
+    return logs.masked_fill(~is_word, 0.0).sum(dim=1)
+
+
 Constraint = Callable[[Tensor, Live], Tensor]
 """Applied between a step and the choice of tokens: takes log-probabilities of the next token
 (rows, V), which it may change in place, and the hypotheses so far; returns log-probabilities.
@@ -113,10 +163,11 @@ class SearchTask:
     src_lengths: Tensor  # (B,), EOS included
     config: SearchConfig
     ids: ControlIds
-    constraints: tuple[Constraint, ...]
+    constraints: Sequence[Constraint]  # further ones than the settings ask for
     limits: list[int]  # most tokens of each translation, EOS included
     n_best: int  # results of each sentence, at most
-    keys: list[int]  # of each sentence's draws, when sampling
+    keys: Sequence[int] = ()  # of each sentence's draws, when sampling
+    forced: Tensor | None = None  # (B, longest prefix), token ids; -1 where the choice is free
 
     @property
     def needs_attention(self) -> bool:
@@ -147,11 +198,20 @@ class SearchTask:
     def constrain(
         self, log_probs: Tensor, live: Live, stepper: Stepper, state: Any
     ) -> tuple[Tensor, Live]:
-        """Return the log-probabilities of the next token (rows, V) as the constraints change them,
-        and the hypotheses with the attention of this step recorded.
+        """Return the log-probabilities of the next token (rows, V) with minus infinity for what may
+        not be generated, and the hypotheses with the attention of this step recorded.
         """
         if self.needs_attention:
             live = live.attend(stepper.attention(state))
+        for token in (self.ids.pad, self.ids.bos):
+            log_probs[:, token] = NEVER
+        if live.length < self.config.min_length:
+            log_probs[:, self.ids.eos] = NEVER
+        if self.forced is not None and live.length < self.forced.size(1):
+            wanted = self.forced[live.sentences, live.length].unsqueeze(1)  # (rows, 1)
+            kept = log_probs.gather(1, wanted.clamp(min=0))  # (rows, 1), as the model gives it
+            log_probs.masked_fill_(wanted >= 0, NEVER)
+            log_probs.scatter_(1, wanted.clamp(min=0), kept)
         for constraint in self.constraints:
             log_probs = constraint(log_probs, live)
         return log_probs, live

@@ -1,29 +1,36 @@
-"""Search over a `Stepper`: greedy, sampling and beam; the contract stands in docs/search.md.
+"""Search over a `Stepper`: greedy, sampling and beam; docs/search.md says what is guaranteed.
 
-Every draw of a sentence has a random generator of its own, seeded with the seed, the source ids,
-the number of the draw and a key that tells equal sentences apart. So it depends on no neighbor,
-batch or device.
+Every sentence is searched as if it were alone: its beam, its length limit, its end and its draws
+depend on no neighbor, batch or device.
 """
 
-# B sentences, S source, K draws of each (1 when greedy), V vocab
-# rows, the hypotheses alive: when sampling B * K, all draws of a sentence side by side
+# B live sentences, S source, K beam size, or draws of each sentence (1 when greedy), V vocab
+# rows, the live hypotheses, sorted by sentence; in a beam, best first
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from nmt.config import SearchConfig
-from nmt.errors import ModelError
-from nmt.model.fast.top import likeliest
-from nmt.search.beam import beam_search
-from nmt.search.constraints import at_least, check_prefixes, forbid, force
-from nmt.search.hypotheses import NEVER, Constraint, ControlIds, Hypothesis, SearchTask
+from nmt.errors import ConfigError, ModelError
+from nmt.model.fast.cache import Grid
+from nmt.model.fast.top import Continuations, best_continuations, likeliest
+from nmt.search.hypotheses import (
+    NEVER,
+    Constraint,
+    ControlIds,
+    Hypothesis,
+    Live,
+    SearchTask,
+    least_log_prob,
+)
 from nmt.search.stepper import Stepper
 
 
@@ -60,18 +67,16 @@ def search(
     """
     prefixes = prefixes or [()] * len(src)
     check_prefixes(prefixes, ids)
-    built_in = [forbid(ids.pad, ids.bos)]
-    if config.min_length:
-        built_in.append(at_least(config.min_length, ids.eos))
-    if any(prefixes):
-        built_in.append(force(prefixes, stepper.device))
-    earliest = [max(config.min_length, len(prefix)) + 1 for prefix in prefixes]
-    limits = [max(pair) for pair in zip(length_limits(src_lengths, config), earliest, strict=True)]
-    rules = (*built_in, *constraints)
+    longest, forced = max(map(len, prefixes), default=0), None
+    if longest:
+        padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
+        forced = torch.tensor(padded, device=stepper.device)  # (B, longest)
+    limits = length_limits(src_lengths, config, prefixes)
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
     wanted = min(n_best or config.beam_size, config.beam_size)
-    task = SearchTask(src, src_lengths, config, ids, rules, limits, wanted, list(keys or ()))
+    batch = (src, src_lengths, config, ids)
+    task = SearchTask(*batch, constraints, limits, wanted, keys or (), forced)
     uses_beam = config.beam_size > 1 and not config.sampling
     found = beam_search(stepper, task) if uses_beam else greedy_or_sampling(stepper, task)
     if not all(row and all(math.isfinite(h.log_prob) for h in row) for row in found):
@@ -81,14 +86,114 @@ def search(
     return found
 
 
-def length_limits(src_lengths: Tensor, config: SearchConfig) -> list[int]:
+def check_prefixes(prefixes: Sequence[Sequence[int]], ids: ControlIds) -> None:
+    """Raise a `ConfigError` for a forced prefix that holds a control symbol."""
+    names = {ids.pad: "padding", ids.bos: "the start symbol", ids.eos: "the end symbol"}
+    for number, prefix in enumerate(prefixes):
+        for token in prefix:
+            if token in names:
+                raise ConfigError(
+                    f"the forced prefix of sentence {number} holds id {token}, {names[token]}; "
+                    "leave control symbols out"
+                )
+
+
+def length_limits(
+    src_lengths: Tensor, config: SearchConfig, prefixes: Sequence[Sequence[int]]
+) -> list[int]:
     """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted)
-    + b.
+    + b, or more where the least length or a forced prefix needs them.
     """
     return [
-        int(config.max_length_a * (length - 1)) + config.max_length_b
-        for length in src_lengths.tolist()
+        max(
+            int(config.max_length_a * (length - 1)) + config.max_length_b,
+            max(config.min_length, len(prefix)) + 1,
+        )
+        for length, prefix in zip(src_lengths.tolist(), prefixes, strict=True)
     ]
+
+
+def beam_search(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
+    """Return up to `task.n_best` hypotheses a sentence, best first, finished ones before others."""
+    pools = [_Pool(task.n_best) for _ in task.limits]
+    limits = torch.tensor(task.limits, device=stepper.device)
+    state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
+    live = task.first(stepper.device)
+    while len(live):
+        log_probs = stepper.step(task.newest(live), state)  # (rows, V)
+        log_probs, live = task.constrain(log_probs, live, stepper, state)
+        ended, best = _extend(live, log_probs, task)
+        _collect(ended, pools, task)
+        sentences = live.sentences[best.rows[:, 0]]  # (B,)
+        bars = _bars(pools, sentences, live.length + 1, task).unsqueeze(1)  # (B, 1)
+        can_win = best.sums > bars  # (B, K)
+        is_last = (limits[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
+        if is_last.any():  # what is alive at the limit is a result, if an unfinished one
+            _collect(_take(live, best, can_win & is_last), pools, task)
+        going = can_win & ~is_last  # (B, K)
+        rows, live = best.rows[going], _take(live, best, going)
+        if len(live):
+            state = stepper.reorder(state, rows)
+    return [pool.kept for pool in pools]
+
+
+@dataclass
+class _Pool:
+    """The best hypotheses of one sentence that have come to an end, at most `size`."""
+
+    size: int
+    kept: list[Hypothesis] = field(default_factory=list)
+
+    def add(self, hypothesis: Hypothesis) -> None:
+        self.kept.append(hypothesis)
+        self.kept.sort(key=lambda h: (h.finished, h.score), reverse=True)  # stable: first come
+        del self.kept[self.size :]
+
+    @property
+    def bar(self) -> float:
+        """The score above which a hypothesis gets in."""
+        return self.kept[-1].score if len(self.kept) == self.size else NEVER
+
+
+def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: SearchTask) -> Tensor:
+    """Return the log-probability above which a hypothesis of `length` tokens can still become one
+    of the results, for each of `sentences` (B,).
+    """
+    numbers = sentences.tolist()
+    bars = [pools[i].bar for i in numbers]
+    last = [max(length + 1, task.limits[i]) for i in numbers]
+    columns = torch.tensor([bars, last], dtype=torch.float64, device=sentences.device)
+    # where there is a bar, hypotheses may end: no longer prefix or least length is to be met
+    first = torch.full_like(columns[1], length + 1)
+    return least_log_prob(columns[0], first, columns[1], task.config)
+
+
+def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Live, Continuations]:
+    """Return the hypotheses that end, and the K best continuations that go on (B, K).
+
+    A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
+    continuations at most K end, so that K can go on.
+    """
+    size = task.config.beam_size
+    sentences, numbers = torch.unique_consecutive(live.sentences, return_inverse=True)
+    grid = Grid(numbers, len(sentences))
+    best = best_continuations(live.sums, log_probs, grid, 2 * size)  # (B, 2K)
+    is_end = best.tokens == task.ids.eos
+    ended = _take(live, best, (is_end & (best.sums > NEVER))[:, :size])
+    best = best._replace(sums=best.sums.masked_fill(is_end, NEVER))
+    order = is_end.to(torch.uint8).argsort(dim=1, stable=True)[:, :size]  # the first K that go on
+    return ended, Continuations(*(column.gather(1, order) for column in best))
+
+
+def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
+    """Return the continuations where `chosen` (B, up to 2K) is true as hypotheses."""
+    sums, rows, tokens, log_probs = (column[:, : chosen.size(1)][chosen] for column in best)
+    return live.select(rows).extend(sums, tokens, log_probs)
+
+
+def _collect(ended: Live, pools: list[_Pool], task: SearchTask) -> None:
+    for sentence, hypothesis in task.close(ended) if len(ended) else ():
+        pools[sentence].add(hypothesis)
 
 
 def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
@@ -127,7 +232,11 @@ def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothes
 
 
 class Sampler:
-    """Draws the next token of every row."""
+    """Draws the next token of every row.
+
+    Every draw of a sentence has a random generator of its own, seeded with the seed, the source
+    ids, the number of the draw and a key that tells equal sentences apart.
+    """
 
     def __init__(self, task: SearchTask) -> None:
         self.config = task.config

@@ -1,33 +1,42 @@
-"""What `Translator` knows of an engine: search and scoring over ids, one batch at a time.
-
-An engine knows nothing of text, lines or files. `NativeBackend` computes with torch, and is loaded
-here; the one that runs an exported model by CTranslate2 has its own file.
+"""What `Translator` knows of an engine: search and scoring over ids, one batch at a time; the
+engine that computes with torch; and segments that go through an engine in batches of similar
+length. The engine that runs an exported model by CTranslate2 has its own file.
 """
+
+# B sentences, S source, T target; EOS is part of both lengths
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
+import torch
+
 from nmt.checkpoint import build_model, find_model, load_info, load_tokenizer, load_weights
 from nmt.config import Combine, DType, SearchConfig, choose, resolve
-from nmt.data.batch import pad_source
+from nmt.data.batch import bucket, pad, pad_source
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
-from nmt.search.hypotheses import ControlIds, Hypothesis
-from nmt.search.search import search
+from nmt.search.hypotheses import ControlIds, Hypothesis, Live, SearchTask
+from nmt.search.search import occurrences, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper
-from nmt.translate.scoring import score_pairs
 
 log = logging.getLogger(__name__)
 
 Ids = Sequence[int]
 _CPU_TOKENS = 16384  # half as many are 5 to 10 % slower, twice as many no faster
 _GPU_TOKENS = 65536  # a guess: it has not been measured
+MAX_FAILURES = 32
+"""After so many in a row, a segment that was translated before shows whether the engine still
+works.
+"""
 
 
 @runtime_checkable
@@ -52,11 +61,9 @@ class Backend(Protocol):
         n_best: int | None = None,
         with_scores: bool = True,
     ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each row, best first.
+        """Return the hypotheses of each row of source ids, best first; no row has EOS or is empty.
 
         Args:
-            rows: source ids of a batch of sentences, without EOS, none of them empty.
-            config: how to search.
             prefixes: target ids that each translation starts with, possibly none, without BOS.
             keys: a number for each row that sampling depends on; an engine may ignore it.
             n_best: how many of each row the caller looks at, None for all; more may come.
@@ -107,8 +114,7 @@ class NativeBackend:
         with_scores: bool = True,
     ) -> list[list[Hypothesis]]:
         """See `Backend.search`."""
-        src, src_lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
-        batch = (src, src_lengths, config, self._ids)
+        batch = (*pad_source(rows, self.tokenizer), config, self._ids)  # (B, S), (B,)
         return search(self.stepper, *batch, prefixes=prefixes, keys=keys, n_best=n_best)
 
     def score(
@@ -116,6 +122,41 @@ class NativeBackend:
     ) -> list[Hypothesis]:
         """See `Backend.score`."""
         return score_pairs(self.stepper, rows, targets, config, self._ids, max_tokens=max_tokens)
+
+
+def score_pairs(
+    stepper: Stepper,
+    rows: Sequence[Ids],
+    targets: Sequence[Ids],
+    config: SearchConfig,
+    ids: ControlIds,
+    *,
+    max_tokens: int = 4096,
+) -> list[Hypothesis]:
+    """Do what `Backend.score` asks for, by one forward pass a batch (teacher forcing)."""
+    if not rows:
+        return []
+    found: dict[int, Hypothesis] = {}
+    src_ids = ids.src or ids
+    pairs = zip(rows, targets, strict=True)
+    lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in pairs], dtype=np.int32)
+    for batch in bucket(lengths, max(max_tokens, int(lengths.max())), np.arange(len(lengths))):
+        src = pad([rows[i] for i in batch], pad_id=src_ids.pad, eos=src_ids.eos)  # (B, S)
+        outputs = [targets[i] for i in batch]
+        tgt_in = pad(outputs, pad_id=ids.pad, bos=ids.bos)  # (B, T)
+        tgt_out = pad(outputs, pad_id=ids.pad, eos=ids.eos)  # (B, T)
+        src_lengths = torch.from_numpy(lengths[batch, 0]).long()  # (B,)
+        task = SearchTask(src, src_lengths, config, ids, (), lengths[batch, 1].tolist(), n_best=1)
+        scored = stepper.score(src, src_lengths, tgt_in, tgt_out, attention=task.needs_attention)
+        for i, length in enumerate(task.limits):
+            row = slice(i, i + 1)
+            log_probs = scored.log_probs[row, :length].cpu()  # (1, T)
+            live = Live(torch.tensor([i]), log_probs.sum(dim=1), tgt_out[row, :length], log_probs)
+            if scored.attention is not None:
+                weights = scored.attention[row, :length].cpu()  # (1, T, S)
+                live = replace(live, aligned=weights.argmax(dim=2), attended=weights.sum(dim=1))
+            found |= {int(batch[i]): hypothesis for _, hypothesis in task.close(live)}
+    return [found[i] for i in range(len(rows))]
 
 
 def load_models(
@@ -153,3 +194,100 @@ def load_models(
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
     tokenizer = load_tokenizer(found[0], infos[0])
     return LoadedModel(NativeBackend(stepper, tokenizer), tokenizer, infos[0].search)
+
+
+@dataclass(frozen=True)
+class Segment:
+    """One line, or a part of a long one."""
+
+    ids: list[int]  # of the source, without EOS, at least one
+    prefix: list[int]  # target ids that the translation starts with; may be empty
+
+
+@dataclass(frozen=True)
+class Failure:
+    """Why a segment has no translation."""
+
+    reason: str
+
+
+Outcome = list[Hypothesis] | Failure
+
+
+@dataclass
+class BatchSearch:
+    """Searches with fixed settings; remembers whether the engine works at all."""
+
+    backend: Backend
+    config: SearchConfig
+    n_best: int  # hypotheses of each segment that are looked at
+    max_tokens: int  # bound on a batch: rows * beam * longest source, EOS included
+    with_scores: bool = True  # whether the scores of hypotheses are looked at
+    num_failed: int = 0  # segments that failed in a row, over all threads
+    known: Segment | None = None  # one that was translated
+
+    def translate(self, segments: Sequence[Segment]) -> list[Outcome]:
+        """Return the hypotheses of each segment, best first, or why there are none. Searches as
+        many batches at a time as the engine has workers.
+
+        Raises what the engine raised when it failed with `MAX_FAILURES` segments in a row and with
+        one that it translated before.
+        """
+        results: list[Outcome] = [[] for _ in segments]
+        if not segments:
+            return results
+        lengths = np.array([[len(segment.ids) + 1] * 2 for segment in segments], dtype=np.int32)
+        keys = occurrences(segment.ids for segment in segments)
+        most = max(self.max_tokens // self.config.beam_size, int(lengths.max()))
+        batches = bucket(lengths, most, np.arange(len(segments)))
+        rows = [[segments[i] for i in batch] for batch in batches]
+        their_keys = [[keys[i] for i in batch] for batch in batches]
+        if self.backend.num_workers == 1:
+            found = list(map(self._search, rows, their_keys))
+        else:
+            with ThreadPoolExecutor(self.backend.num_workers) as pool:
+                found = list(pool.map(self._search, rows, their_keys))
+        for batch, outcomes in zip(batches, found, strict=True):
+            for i, outcome in zip(batch, outcomes, strict=True):
+                results[i] = outcome
+        return results
+
+    def _search(self, rows: Sequence[Segment], keys: Sequence[int]) -> list[Outcome]:
+        prefixes = [row.prefix for row in rows]
+        try:
+            found = self.backend.search(
+                [row.ids for row in rows],
+                self.config,
+                prefixes if any(prefixes) else None,
+                keys=keys,
+                n_best=self.n_best,
+                with_scores=self.with_scores,
+            )
+        except Exception as error:  # whatever it is, the other segments are to be translated
+            if len(rows) == 1:
+                self.num_failed += 1
+                if self.num_failed >= MAX_FAILURES and not self._works():
+                    raise
+            reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+        else:
+            self.num_failed, self.known = 0, rows[0]
+            return [*found]
+        # outside the except block, where the error would keep the memory of the batch alive
+        if len(rows) == 1:
+            return [Failure(reason)]
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        log.warning("a batch of %d sentences failed (%s); trying its halves", len(rows), reason)
+        half = len(rows) // 2
+        return self._search(rows[:half], keys[:half]) + self._search(rows[half:], keys[half:])
+
+    def _works(self) -> bool:
+        """Try again a segment that was translated; the engine may be broken for good."""
+        if self.known is None:
+            return False
+        try:
+            self.backend.search([self.known.ids], self.config, [self.known.prefix], keys=[0])
+        except Exception:  # the same as without a segment to try
+            return False
+        self.num_failed = 0
+        return True

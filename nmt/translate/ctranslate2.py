@@ -23,10 +23,8 @@ from nmt.config import DType, ExportFormat, SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.search.constraints import check_prefixes
-from nmt.search.hypotheses import ControlIds, Hypothesis
-from nmt.search.penalties import score
-from nmt.search.search import length_limits
+from nmt.search.hypotheses import ControlIds, Hypothesis, score
+from nmt.search.search import check_prefixes, length_limits
 from nmt.translate.backend import LoadedModel
 
 Ids = Sequence[int]
@@ -97,11 +95,8 @@ class CTranslate2Backend:
         check_prefixes(prefixes, self._control)
         self._check_lengths(rows)
         n_best = config.beam_size if n_best is None else n_best
-        own_limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config)
-        limits = [  # as the native search has them
-            min(max(limit, config.min_length + 1, len(prefix) + 1), self._max_positions - 1)
-            for limit, prefix in zip(own_limits, prefixes, strict=True)
-        ]
+        limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config, prefixes)
+        limits = [min(limit, self._max_positions - 1) for limit in limits]
         is_beam = config.beam_size > 1 and not config.sampling
         request = _Request(rows, prefixes, limits, config, n_best, with_scores, is_beam)
         found: list[list[_Found]] = [[] for _ in rows]
@@ -115,9 +110,8 @@ class CTranslate2Backend:
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
         """See `Backend.score`."""
-        self._check_lengths(rows)
-        self._check_lengths(targets)
-        pieces = [_look_up(self._pieces, target) for target in targets]
+        self._check_lengths([*rows, *targets])
+        pieces = [[self._pieces[i] for i in target] for target in targets]
         scored = self._score(rows, pieces, max_tokens)
         found = [_Found([*target, self._eos], math.nan, None) for target in pieces]
         return [self._close(h, part, config) for h, part in zip(found, scored, strict=True)]
@@ -126,7 +120,7 @@ class CTranslate2Backend:
         self, rows: Sequence[Ids], targets: list[list[str]], max_tokens: int = _SCORED_TOKENS
     ) -> list[list[float]]:
         results = self._engine.score_batch(
-            [_look_up(self._src_pieces, row) for row in rows],
+            [[self._src_pieces[i] for i in row] for row in rows],
             targets,
             max_input_length=0,
             max_batch_size=min(max_tokens, _SCORED_TOKENS),
@@ -167,9 +161,15 @@ class CTranslate2Backend:
 
             draws = config.beam_size
             ctranslate2.set_random_seed(config.seed)  # has no effect after its first draw
+            strategy = {"sampling_topk": config.top_k, "sampling_topp": config.top_p}
+            strategy |= {"beam_size": 1, "sampling_temperature": config.temperature}
+        else:
+            # with an exponent of 0 it ranks as we do, and ends once so many are sure to be the best
+            asked = request.n_best if config.length_exponent == 0 else config.beam_size
+            strategy = {"beam_size": config.beam_size, "num_hypotheses": asked}
         repeated = [i for i in some for _ in range(draws)]
-        source = [_look_up(self._src_pieces, request.rows[i]) for i in repeated]
-        forced = [_look_up(self._pieces, request.prefixes[i]) for i in repeated]
+        source = [[self._src_pieces[token] for token in request.rows[i]] for i in repeated]
+        forced = [[self._pieces[token] for token in request.prefixes[i]] for i in repeated]
         results = self._engine.translate_batch(
             source,
             forced if any(forced) else None,
@@ -181,7 +181,7 @@ class CTranslate2Backend:
             return_attention=config.alignment,
             suppress_sequences=self._forbidden,
             length_penalty=config.length_exponent,
-            **_strategy(request),
+            **strategy,
         )
         exponent, aligned = config.length_exponent, config.alignment
         found = [_read(result, exponent, aligned=aligned) for result in results]
@@ -247,25 +247,6 @@ class CTranslate2Backend:
                 f"a sentence has {longest} tokens and the exported model takes "
                 f"{self._max_positions - 1}; export with a larger max_positions"
             )
-
-
-def _look_up(pieces: Sequence[str], ids: Ids) -> list[str]:
-    return [pieces[i] for i in ids]
-
-
-def _strategy(request: _Request) -> dict[str, Any]:
-    """Return CTranslate2's options for greedy search, beam search or sampling."""
-    config = request.config
-    if config.sampling:
-        return {
-            "beam_size": 1,
-            "sampling_topk": config.top_k,
-            "sampling_topp": config.top_p,
-            "sampling_temperature": config.temperature,
-        }
-    # with an exponent of 0 it ranks as we do, and ends once so many are sure to be the best
-    asked = request.n_best if config.length_exponent == 0 else config.beam_size
-    return {"beam_size": config.beam_size, "num_hypotheses": asked}
 
 
 def _read(result: Any, exponent: float, *, aligned: bool) -> list[_Found]:

@@ -26,8 +26,7 @@ from typing import Any
 
 from nmt.errors import ConfigError, NmtError
 from nmt.files import sync, write_json
-from nmt.translate.output import LineCounts
-from nmt.translate.windows import Window, cut_windows
+from nmt.translate.lines import LineCounts, Window, cut_windows
 
 try:
     import fcntl
@@ -75,8 +74,8 @@ class HashedInput:
         self.num_lines = 0
         self.num_bytes = 0
         self._hashes = [hashlib.sha256(), hashlib.sha256()]  # of lines, of prefixes
-        self._lines = self._read_lines(lines)
-        self._prefixes = None if prefixes is None else self._read_prefixes(prefixes)
+        self._lines = self._read(lines, self._hashes[0])
+        self._prefixes = None if prefixes is None else self._read(prefixes, self._hashes[1])
 
     @property
     def sha256(self) -> str:
@@ -106,18 +105,14 @@ class HashedInput:
             if window.first_line // window_lines % share.world_size == share.rank:
                 yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
 
-    def _read_lines(self, lines: Iterable[str]) -> Iterator[str]:
+    def _read(self, lines: Iterable[str], digest: Any) -> Iterator[str]:
         for line in lines:
             data = line.encode("utf-8") + b"\n"
-            self._hashes[0].update(data)
-            self.num_lines += 1
-            self.num_bytes += len(data)
+            digest.update(data)
+            if digest is self._hashes[0]:
+                self.num_lines += 1
+                self.num_bytes += len(data)
             yield line
-
-    def _read_prefixes(self, prefixes: Iterable[str]) -> Iterator[str]:
-        for prefix in prefixes:
-            self._hashes[1].update(prefix.encode("utf-8") + b"\n")
-            yield prefix
 
 
 @dataclass
@@ -145,10 +140,20 @@ class PartFile:
         self._saved_seconds = time.monotonic()
 
     def __enter__(self) -> PartFile:
-        with contextlib.ExitStack() as undo, _named(self.path):
-            self._stream = undo.enter_context(self.path.open("ab", buffering=0))
-            self._lock()
-            undo.pop_all()  # it stays open
+        with _named(self.path):
+            self._stream = self.path.open("ab", buffering=0)
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            is_ours = os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
+        except (BlockingIOError, FileNotFoundError):  # the latter when it was just renamed
+            is_ours = False
+        if not is_ours:
+            self._stream.close()
+            raise ConfigError(
+                f"{self.path} is being written by another process; wait for it, or set another "
+                "output"
+            )
         self.state, self.difference = read_state(self.path, self.job)
         self.state.is_done = False  # there may be more input by now
         return self
@@ -156,7 +161,13 @@ class PartFile:
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
         if error is not None:
             with contextlib.suppress(NmtError, ValueError):  # the disk, which is why we are here
-                self._keep()
+                if self.state.lines:
+                    self._save()
+                    count = self.state.lines
+                    log.info("%d lines are kept; the same command goes on from there", count)
+                else:
+                    for file in (state_path(self.path), state_path(self.path, ".tmp"), self.path):
+                        file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # of lines that no saved state counts
             self._stream.close()
 
@@ -184,19 +195,6 @@ class PartFile:
         self.state.lines, self.state.sha256, self.state.is_done = lines, sha256, True
         self._save()
 
-    def _lock(self) -> None:
-        try:
-            if fcntl is not None:
-                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            is_ours = os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
-        except (BlockingIOError, FileNotFoundError):  # the latter when it was just renamed
-            is_ours = False
-        if not is_ours:
-            raise ConfigError(
-                f"{self.path} is being written by another process; wait for it, or set another "
-                "output"
-            )
-
     def _save(self) -> None:
         with _named(self.path):
             os.fsync(self._stream.fileno())
@@ -206,14 +204,6 @@ class PartFile:
             sync(temporary)
             os.replace(temporary, state_path(self.path))
         self._saved_seconds = time.monotonic()
-
-    def _keep(self) -> None:
-        if self.state.lines:
-            self._save()
-            log.info("%d lines are kept; the same command goes on from there", self.state.lines)
-        else:
-            for file in (state_path(self.path), state_path(self.path, ".tmp"), self.path):
-                file.unlink(missing_ok=True)
 
 
 def read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:

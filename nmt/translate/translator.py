@@ -13,18 +13,20 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError, nearest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import Stepper
-from nmt.translate.backend import Backend, NativeBackend, load_models
-from nmt.translate.batches import BatchSearch
-from nmt.translate.output import EMPTY, LineResult, Translation, to_results
-from nmt.translate.windows import (
+from nmt.translate.backend import Backend, BatchSearch, NativeBackend, load_models
+from nmt.translate.lines import (
+    EMPTY,
     MAX_SOURCE_LENGTH,
     WINDOW_LINES,
     LineOptions,
+    LineResult,
+    Translation,
     Window,
     check_lines,
     cut_windows,
     encode_window,
     prefetch,
+    to_results,
 )
 
 _NO_PAIR = Hypothesis([], 0.0, 0.0, True, [])  # of two empty lines, which are certain

@@ -8,7 +8,7 @@ import torch
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
-from nmt.translate.windows import LineOptions, cut_windows
+from nmt.translate.lines import LineOptions, cut_windows
 
 
 def main() -> None:
