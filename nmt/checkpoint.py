@@ -1,8 +1,4 @@
-"""Model folders: weights in safetensors, config in JSON, the tokenizer; every checkpoint is one.
-
-It knows how a model is stored and found, not how it is trained: a trainer adds a file of its own to
-the folder.
-"""
+"""Model folders: weights in safetensors, config in JSON, the tokenizer; every checkpoint is one."""
 
 from __future__ import annotations
 
@@ -90,7 +86,7 @@ def load_info(folder: Path) -> ModelInfo:
     if not path.is_file():
         what = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
         raise ModelError(f"{folder} {what}; give a run, a checkpoint or a model folder")
-    return _parse_info(path, _read_content(path))
+    return _read_info(path)[0]
 
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
@@ -101,18 +97,18 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
         raise ModelError(
             f"{folder} {what}; make one with nmt-export model_dir={folder} format=ctranslate2"
         )
-    content = _read_content(path)
+    info, made = _read_info(path)
     try:
-        made = content.pop("export")
         export = ExportInfo(
             ExportFormat(made["format"]), Quantization(made["quantization"]), made["max_positions"]
         )
     except (TypeError, KeyError, ValueError) as error:
         raise ModelError(f"{path} does not fit this nmt ({error}); export again") from None
-    return _parse_info(path, content), export
+    return info, export
 
 
-def _read_content(path: Path) -> dict[str, Any]:
+def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
+    """Read the info of a model and, in `nmt.json`, what is said of the export."""
     try:
         content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = content.pop("format_version")
@@ -123,15 +119,11 @@ def _read_content(path: Path) -> dict[str, Any]:
             f"{path.parent} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; "
             "update nmt"
         )
-    return content
-
-
-def _parse_info(path: Path, content: dict[str, Any]) -> ModelInfo:
     try:
-        model = content.pop("model")
+        model, export = content.pop("model"), content.pop("export", {})
         model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])
         search = SearchConfig(**content.pop("search"))
-        return ModelInfo(model=ModelConfig(**model), search=search, **content)
+        return ModelInfo(model=ModelConfig(**model), search=search, **content), export
     except (TypeError, KeyError, ValueError) as error:
         raise ModelError(
             f"{path} does not fit this nmt ({error}); use the nmt that wrote it"
@@ -169,10 +161,7 @@ def build_model(
 
 
 class _NoDraws(TorchFunctionMode):
-    """Leaves new weights undefined, since others are about to take their place.
-
-    The device `meta` would do so too, but torch imports its compiler for it, which takes seconds.
-    """
+    """Leaves new weights undefined. With the device `meta`, torch would import its compiler."""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
@@ -183,18 +172,10 @@ class _NoDraws(TorchFunctionMode):
 
 
 def find_model(folder: Path) -> Path:
-    """Return the model folder that `folder` stands for: itself, or a run's average, best or latest
-    checkpoint.
-    """
-    choices = (
-        folder,
-        folder / "average",
-        folder / "checkpoints/best",
-        folder / "checkpoints/latest",
-    )
-    for choice in choices:
-        if (choice / CONFIG).is_file():
-            return choice.resolve()
+    """Return `folder`, or of a run's folder its average, best or latest checkpoint."""
+    for part in (".", "average", "checkpoints/best", "checkpoints/latest"):
+        if (folder / part / CONFIG).is_file():
+            return (folder / part).resolve()
     load_info(folder)
     raise AssertionError("load_info raises for a folder without config.json")
 

@@ -1,14 +1,11 @@
-"""The processes that train together: which of them this one is, its device, what they exchange.
-
-Each rank computes on one device. What ranks agree on travels through torch.distributed; with one
-rank every exchange is the value itself.
-"""
+"""The processes that train together: which of them this one is, its device, what they exchange."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
 import os
+import re
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,18 +87,14 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     except StoppedError:  # by all ranks alike
         dist.destroy_process_group()
         raise
-    except (dist.DistError, RuntimeError) as error:
-        # of which gloo raises a plain RuntimeError
-        is_late = any(
-            text in str(error) for text in ("Timed out", "timed out", "timeout", "Timeout")
-        )
+    except (dist.DistError, RuntimeError) as error:  # of which gloo raises a plain RuntimeError
+        is_late = re.search(r"[Tt]imed out|[Tt]imeout", str(error)) is not None
         if not (isinstance(error, dist.DistError) or "gloo" in str(error) or is_late):
             raise
         reason = " ".join(str(error).split())[:300]
+        lost = "the connection to another rank is lost"
         if is_late:
             lost = f"no answer from another rank within timeout_seconds={timeout_seconds}"
-        else:
-            lost = "the connection to another rank is lost"
         raise PeerError(
             f"{lost}; the same command goes on from the newest checkpoint ({reason})"
         ) from error
@@ -134,10 +127,7 @@ def from_main(value: T) -> T:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device that the setting `device` names, if this machine has it.
-
-    Without a number, each rank of a machine has the GPU of its own.
-    """
+    """Return the device that the setting names; each rank of a machine has a GPU of its own."""
     if name == "auto":
         if torch.cuda.is_available():
             return find_device("cuda", local_rank)
@@ -145,11 +135,8 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()):
         raise ConfigError(f"device={name}: must be one of {_DEVICES}")
-    count = {
-        "cpu": 1,
-        "cuda": torch.cuda.device_count(),
-        "mps": int(torch.backends.mps.is_available()),
-    }
+    count = {"cpu": 1, "cuda": torch.cuda.device_count()}
+    count["mps"] = int(torch.backends.mps.is_available())
     number = int(index or (local_rank if kind == "cuda" else 0))
     if number >= count[kind]:
         raise DeviceError(
@@ -160,7 +147,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
-    """Turn the setting `dtype` into the format of matrix products on `device`."""
+    """Turn the setting `dtype` into the format of matrix multiplications on `device`."""
     # bfloat16 and float16 run on every CPU, if slowly without instructions for them
     has_bfloat16 = device.type == "cpu" or (
         device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
@@ -182,9 +169,7 @@ def set_num_threads(num_threads: int) -> None:
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 512 MiB of freed memory, instead of returning it to the system at
-    every step of a search. It acts on glibc alone, until the process ends.
-    """
+    """Let this process keep up to 512 MiB of freed memory between the steps of a search (glibc)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
         trim_threshold, mmap_threshold = -1, -3  # numbers of malloc.h; the latter may be 32 MiB

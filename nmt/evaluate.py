@@ -170,8 +170,11 @@ def compare(
     signatures, results = paired()
     rows = []
     for name, metric in paired.metrics.items():
+        # what the metric needs of each line, (lines, counts), whose sum gives the score: sacreBLEU
+        # has no public function for it, but every metric has this method
         before, after = (
-            _line_counts(metric, lines, references) for lines in (baseline, hypotheses)
+            np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
+            for lines in (baseline, hypotheses)
         )
         low, high = _difference_interval(metric, before, after, seed=test.seed)
         num_changed = int((before != after).any(axis=1).sum())
@@ -275,49 +278,38 @@ def _bleu_metric(tokenize: str) -> BLEU:
 
 def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) -> Score:
     score = metric.corpus_score(hypotheses, references)
-    return Score(score.name, float(score.score), str(metric.get_signature()), _detail(score))
-
-
-def _detail(score: object) -> dict[str, float]:
+    detail = {}
     if isinstance(score, BLEUScore):
-        return {
+        detail = {
             **{f"precision_{n}": p for n, p in enumerate(score.precisions, start=1)},
             "brevity_penalty": score.bp,
             "length_ratio": score.ratio,
             "hypothesis_tokens": score.sys_len,
             "reference_tokens": score.ref_len,
         }
-    if isinstance(score, TERScore):
-        return {"num_edits": score.num_edits, "reference_tokens": score.ref_length}
-    return {}
+    elif isinstance(score, TERScore):
+        detail = {"num_edits": score.num_edits, "reference_tokens": score.ref_length}
+    return Score(score.name, float(score.score), str(metric.get_signature()), detail)
 
 
 @contextmanager
 def _sacrebleu_seed(seed: int) -> Iterator[None]:
     """Set the environment variable that PairedTest takes its seed from when it is built."""
-    before = os.environ.get("SACREBLEU_SEED")
+    before = {key: value for key, value in os.environ.items() if key == "SACREBLEU_SEED"}
     os.environ["SACREBLEU_SEED"] = str(seed)
     try:
         yield
     finally:
         del os.environ["SACREBLEU_SEED"]
-        if before is not None:
-            os.environ["SACREBLEU_SEED"] = before
-
-
-def _line_counts(metric: SacreMetric, lines: Lines, references: Sequence[Lines]) -> _Counts:
-    """Count what the metric needs of each line: (lines, counts); their sum gives the score.
-
-    sacreBLEU has no public function for it; every metric implements the two methods used here and
-    in `_difference_interval`. The interval of a difference does not follow from the scores' own.
-    """
-    return np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
+        os.environ.update(before)
 
 
 def _difference_interval(
     metric: SacreMetric, baseline: _Counts, system: _Counts, *, seed: int
 ) -> tuple[float, float]:
-    """Bound system minus baseline by the 2.5th and 97.5th percentile of paired resamples."""
+    """Bound system minus baseline by the 2.5th and 97.5th percentile of paired resamples; it does
+    not follow from the intervals of the scores.
+    """
 
     def value(counts: _Counts) -> float:
         return float(metric._compute_score_from_stats(counts.sum(axis=0).tolist()).score)

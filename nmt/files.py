@@ -32,7 +32,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     folder = folder.resolve()  # a link stays, and what it points to is replaced
     if folder.is_file() or is_foreign(folder, marker):
         raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
-    temporary = _beside(folder, "tmp")
+    temporary, old = _beside(folder, "tmp"), _beside(folder, "old")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     _remove(temporary)  # left by a process of this number that was killed
     try:
@@ -44,11 +44,10 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         share_files(temporary)
         sync_tree(temporary)
         if folder.exists():
-            old = _beside(folder, "old")
             _remove(old)
             os.rename(folder, old)
         os.rename(temporary, folder)
-        _remove(_beside(folder, "old"))
+        _remove(old)
         sync(folder.parent)
     finally:
         _remove(temporary)

@@ -6,7 +6,6 @@ import logging
 import sys
 import time
 from datetime import timedelta
-from types import TracebackType
 
 from tqdm import tqdm
 
@@ -21,9 +20,8 @@ class Progress:
     Args:
         name: of the job; begins each line.
         unit: what is counted, in the plural: pairs, lines, updates.
-        total: how many there are, None when unknown.
-        total_bytes: size of the input. Without `total`, it is estimated from the bytes that were
-            read so far; without both, there is no remaining time.
+        total: how many there are; with `total_bytes` of input it is estimated from the bytes read
+            so far, and without both there is no remaining time.
         done: what an earlier process has done.
         has_bar: False where a bar would disturb other output on the terminal.
     """
@@ -46,32 +44,19 @@ class Progress:
         self._bar = None
         if has_bar and sys.stderr.isatty():
             self._bar = tqdm(
-                desc=name,
-                unit=f" {unit}",
-                total=total,
-                initial=done,
-                file=sys.stderr,
-                mininterval=0.2,
-                dynamic_ncols=True,
-            )
+                desc=name, unit=f" {unit}", total=total, initial=done,
+                file=sys.stderr, mininterval=0.2, dynamic_ncols=True,
+            )  # fmt: skip
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def update(self, count: int = 1, *, read_bytes: int = 0, text_bytes: int = 0) -> None:
-        """Count what was done since the last call.
-
-        Args:
-            read_bytes: how far the input is read, from its start, of `total_bytes`.
-            text_bytes: how much text was done since the last call; adds MB/s.
+        """Count what was done since the last call, and its `text_bytes`, shown as MB/s;
+        `read_bytes` is how far the input is read, from its start, of `total_bytes`.
         """
         self.done += count
         self._text_bytes += text_bytes

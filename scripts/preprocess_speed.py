@@ -4,7 +4,7 @@
 
 For 1 and 2 threads, in turn: `SentencePieceProcessor.encode(lines, num_threads=N)` on both sides,
 already read, against the whole command from start to end with an existing tokenizer. Prints wall
-and processor seconds; the latter say more on a machine that others use too.
+time and CPU time; the latter says more on a machine that others use too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _ENCODE = (
 
 
 def encode_alone(texts: list[str], model: str, num_threads: int) -> tuple[float, float]:
-    """Return wall and processor seconds of SentencePiece."""
+    """Return wall time and CPU time of SentencePiece, in seconds."""
     command = [sys.executable, "-c", _ENCODE, model, str(num_threads), *texts[:2]]
     done = subprocess.run(command, check=True, capture_output=True, text=True)
     wall, cpu = map(float, done.stdout.split())
@@ -36,7 +36,7 @@ def encode_alone(texts: list[str], model: str, num_threads: int) -> tuple[float,
 
 
 def preprocess(texts: list[str], model: str, num_threads: int) -> tuple[float, float]:
-    """Return wall and processor seconds of the command with all its processes."""
+    """Return wall time and CPU time of the command with all its processes, in seconds."""
     keys = ("train.src", "train.tgt", "valid.src", "valid.tgt")
     sources = [f"data.{key}={text}" for key, text in zip(keys, texts, strict=True)]
     with tempfile.TemporaryDirectory() as folder:

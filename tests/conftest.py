@@ -105,6 +105,14 @@ def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Ten
     return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
 
 
+def assert_near(
+    found: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
+) -> None:
+    """Compare tensors, or sequences of them; `case` is named on failure."""
+    compare = torch.testing.assert_close
+    compare(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
+
+
 def sentences(count: int, seed: int = 0) -> list[str]:
     """Draw sentences of 1 to 12 words."""
     draw = random.Random(seed)
@@ -126,18 +134,28 @@ def tokenizer() -> Tokenizer:
 def trained_models(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
 ) -> dict[str, Path]:
-    """Model folders of all norms and layouts of positions, trained until they are sure."""
+    """Model folders of both norms and layouts of positions, trained until they are sure."""
     from exporting import trained_model  # which imports this module
 
     place = tmp_path_factory.mktemp("trained")
     shape = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
     return {
-        f"{norm.value}-{layout.value}": trained_model(
-            place / f"{norm.value}-{layout.value}", tokenizer, norm=norm, positions=layout, **shape
+        name: trained_model(place / name, tokenizer, norm=norm, positions=layout, **shape)
+        for name, norm, layout in (
+            ("post-sinusoidal", Norm.post, Positions.sinusoidal),
+            ("pre-sinusoidal_concat", Norm.pre, Positions.sinusoidal_concat),
         )
-        for norm in Norm
-        for layout in Positions
     }
+
+
+@pytest.fixture(scope="session")
+def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The data folder of the toy corpus (`toy.write_corpus`)."""
+    from toy import command, write_corpus  # which imports this module
+
+    place = tmp_path_factory.mktemp("toy")
+    assert command("preprocess", *write_corpus(place)) == 0
+    return place / "data"
 
 
 def decode_by_steps(

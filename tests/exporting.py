@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import random
 import subprocess
@@ -10,12 +11,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import sentencepiece
 import torch
 import torch.nn.functional as F
-from conftest import WORDS, hidden_states, tiny_config, tiny_model
+from conftest import (
+    WORDS,
+    hidden_states,
+    sentences,
+    tiny_config,
+    tiny_model,
+    tokenizer_config,
+)
 
 from nmt.checkpoint import ModelInfo, save_model
-from nmt.config import ExportConfig, ExportFormat, Quantization, SearchConfig
+from nmt.config import ExportConfig, ExportFormat, PreprocessConfig, Quantization, SearchConfig
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.export.folder import export
@@ -63,10 +72,13 @@ def save(folder: Path, model: Transformer, tokenizer: Tokenizers) -> Path:
     return folder
 
 
-def random_model(folder: Path, tokenizer: Tokenizer, seed: int = 3, **changes: Any) -> Path:
+def random_model(folder: Path, tokenizer: Tokenizers, seed: int = 3, **changes: Any) -> Path:
     """Write a model folder with random weights, biases and norms."""
-    model = tiny_model(seed, vocab_size=tokenizer.vocab_size, sharpness=2.0, **changes)
-    return save(folder, model, tokenizer)
+    sizes = {
+        "vocab_size": tokenizer.tgt.vocab_size,
+        "src_vocab_size": tokenizer.src_vocab_size,
+    }
+    return save(folder, tiny_model(seed, sharpness=2.0, **sizes, **changes), tokenizer)
 
 
 def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
@@ -118,14 +130,36 @@ def native(folder: Path, lines: list[str], config: SearchConfig) -> list[list[Hy
     return loaded.backend.search(rows, limited)
 
 
-def without_nmt(script: str, job: Any) -> Any:
-    """Run a script of this folder in a process that cannot import nmt; JSON goes in and out."""
+def without_nmt(library: ExportFormat, tasks: list[dict[str, Any]]) -> Any:
+    """Run the tasks of run_exported.py in a process that cannot import nmt."""
+    script = str(Path(__file__).parent / "run_exported.py")
     result = subprocess.run(
-        [sys.executable, "-I", str(Path(__file__).parent / script)],
-        input=json.dumps(job),
+        [sys.executable, "-I", script, library.value],
+        input=json.dumps(tasks),
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
+
+
+def foreign_models(folder: Path, **names: str) -> PreprocessConfig:
+    """Train models with SentencePiece's own ids, and with those of T5, which has no BOS."""
+    kinds: dict[str, dict[str, Any]] = {
+        "src": {"vocab_size": 70},
+        "tgt": {"vocab_size": 330, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **names},
+    }
+    for side, options in kinds.items():
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences(200)),
+            model_writer=model,
+            model_type="bpe",
+            byte_fallback=side == "tgt",
+            minloglevel=2,
+            **options,
+        )
+        (folder / f"{side}.model").write_bytes(model.getvalue())
+    files = {"model": str(folder / "src.model"), "tgt_model": str(folder / "tgt.model")}
+    return PreprocessConfig(tokenizer=tokenizer_config(separate=True, **files))

@@ -24,7 +24,7 @@ from nmt.training.validation import Validation
 PLACES: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
     "save": (files, "sync_tree"),
-    "rename": (files, "_swap"),
+    "rename": (os, "rename"),
     "link": (checkpoints, "replace_link"),
     "remove": (checkpoints.Saver, "_remove_old"),
     "validation": (Validation, "loss"),

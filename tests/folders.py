@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.arrow import ShardFile, ShardWriter
-from nmt.data.binary import CorpusIndex, write_index
+from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
 from nmt.files import write_json
 
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]

@@ -16,7 +16,7 @@ from toy import assert_same_weights, read_records, train, write_data
 
 from nmt.data import batching
 from nmt.data.batch import batch_cost, bucket, padding_share
-from nmt.data.batching import TokenBatchSampler, Updates
+from nmt.data.batching import TokenBatchSampler
 from nmt.data.mixing import CorpusRange, make_mix
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
@@ -79,17 +79,6 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
             assert (len(rows) + 1) * longest[following[0]] > bound, seed
         some = np.arange(0, len(lengths), 3)  # of a part of the pairs
         assert sorted(np.concatenate(bucket(lengths, 200, some)).tolist()) == some.tolist()
-
-
-def test_bucket_breaks_ties_by_the_order() -> None:
-    lengths = np.full((6, 2), 4, dtype=np.int32)
-    order = np.array([3, 1, 5, 0, 2, 4])
-    batches = [rows.tolist() for rows in bucket(lengths, 8, order)]
-    assert batches == [[3, 1], [5, 0], [2, 4]]
-
-
-def test_a_batch_costs_its_rows_times_its_longest_side() -> None:
-    assert batch_cost(np.array([[3, 9], [5, 2], [1, 1]], dtype=np.int32)) == 3 * 9
 
 
 def test_padding_share_equals_a_count_of_empty_places_which_sorting_saves() -> None:
@@ -155,15 +144,6 @@ def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batche
         assert planned == expected, seed
 
 
-def test_epochs_differ_in_the_pairs_of_a_batch_and_in_the_order_of_batches() -> None:
-    lengths = np.random.default_rng(3).integers(2, 8, (2000, 2)).astype(np.int32)
-    one, other = ([rows for update in plan(sampler(lengths), e) for rows in update] for e in (0, 1))
-    shared = {frozenset(rows) for rows in one} & {frozenset(rows) for rows in other}
-    assert len(shared) < len(one) / 10
-    longest = [int(lengths[rows].max()) for rows in one]
-    assert longest not in (sorted(longest), sorted(longest, reverse=True))
-
-
 def test_ranks_share_the_pairs_of_every_update_that_one_rank_makes(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -176,16 +156,10 @@ def test_ranks_share_the_pairs_of_every_update_that_one_rank_makes(
         for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
             together = [row for batches in shares for row in flat(batches)]
             assert together == flat(update), (pool, seed, world_size)  # in order, hence each once
-
-
-def test_every_rank_knows_the_size_of_the_whole_update() -> None:
-    lengths = random_lengths(8)
-    ranks = [sampler(lengths, rank=rank, world_size=3).updates(0) for rank in range(3)]
-    for shares in zip(*ranks, strict=True):
-        rows = np.concatenate([rows for share in shares for rows in share.batches])
-        for share in shares:
-            counts = [share.num_src_tokens, share.num_tokens]
-            assert counts == lengths[rows].sum(axis=0).tolist()
+        one = sampler(lengths, rank=world_size - 1, world_size=world_size)
+        for update, rows in zip(one.updates(1), alone, strict=True):  # a rank knows the whole size
+            sizes = [update.num_src_tokens, update.num_tokens]
+            assert sizes == lengths[flat(rows)].sum(axis=0).tolist(), (pool, seed, world_size)
 
 
 def test_ranks_have_equal_work_and_no_sliver_of_a_batch() -> None:
@@ -282,23 +256,6 @@ def test_each_pool_is_shuffled_in_its_own_way() -> None:
 
 
 @pytest.mark.usefixtures("small_pools")
-def test_a_slice_of_updates_plans_nothing_and_is_the_same_updates(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    updates = sampler(random_lengths(8)).updates(2)
-    everything = list(updates)
-    again = sampler(random_lengths(8)).updates(2)
-    with monkeypatch.context() as patch:
-        patch.setattr(batching, "bucket", None)
-        rest = again[3:]
-        assert isinstance(rest, Updates)
-        assert len(rest) == len(everything) - 3
-    assert [u.num_tokens for u in rest] == [u.num_tokens for u in everything[3:]]
-    with pytest.raises(IndexError):
-        again[len(again)]
-
-
-@pytest.mark.usefixtures("small_pools")
 def test_two_pools_in_turn_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
     updates = sampler(random_lengths(8)).updates(0)
     calls = []
@@ -307,6 +264,8 @@ def test_two_pools_in_turn_are_planned_once_each(monkeypatch: pytest.MonkeyPatch
         assert updates[0].num_tokens
         assert updates[-1].num_tokens
     assert len(calls) == 2
+    with pytest.raises(IndexError):
+        updates[len(updates)]
     assert updates.pool_of(0)[0] is updates[0]
     assert len(updates.pool_of(0)) < len(updates)
 
@@ -327,15 +286,7 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
     assert drawn.tolist() == [2] * 7000 + [1] * 14_000
 
 
-def test_a_corpus_that_is_left_out_bounds_nothing() -> None:
-    lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
-    corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
-    one = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))
-    assert one.longest == 7
-    assert one.rows_to_try().tolist() == [0, 2]
-
-
-def test_what_is_tried_of_a_large_corpus_holds_its_longest_pairs(
+def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(batching, "_POOL_PAIRS", 50)
@@ -345,6 +296,10 @@ def test_what_is_tried_of_a_large_corpus_holds_its_longest_pairs(
         rows = one.rows_to_try()
         assert len(rows) <= 51
         assert int(lengths[rows].max()) == one.longest == int(lengths.max())
+    lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
+    corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
+    one = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
+    assert (one.longest, one.rows_to_try().tolist()) == (7, [0, 2])
 
 
 @pytest.mark.usefixtures("small_pools")

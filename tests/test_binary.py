@@ -15,9 +15,8 @@ import pyarrow as pa
 import pytest
 from folders import flat, write_folder, write_old_folder, write_shard
 
-from nmt.data import arrow
-from nmt.data.arrow import MappedShard, ShardWriter
-from nmt.data.binary import CorpusIndex, open_split, write_index
+from nmt.data import binary
+from nmt.data.binary import CorpusIndex, MappedShard, ShardWriter, open_split, write_index
 from nmt.errors import DataError
 from nmt.files import write_json
 
@@ -42,7 +41,7 @@ def as_lists(pairs: Any) -> list[tuple[list[int], list[int]]]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small files have several record batches."""
-    monkeypatch.setattr(arrow, "_ROWS_A_BATCH", 7)
+    monkeypatch.setattr(binary, "_ROWS_A_BATCH", 7)
 
 
 # --- one file
@@ -58,15 +57,12 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
         assert found[0][0].dtype == found[0][1].dtype == kind
     with ShardWriter(tmp_path / "x", src_vocab_size=LARGE, tgt_vocab_size=300) as writer:
         writer.add(*flat([[LARGE - 1]]), *flat([[299]]))
+    write_shard(tmp_path / "empty", [([], [1]), ([], [2])], 300)
+    assert as_lists([MappedShard(tmp_path / "empty")[1]]) == [([], [2])]
     src, tgt = MappedShard(tmp_path / "x")[0]
     assert (src.dtype, tgt.dtype) == (np.int32, np.uint16)
     with pytest.raises(pa.ArrowInvalid):  # refused, not wrapped
         write_shard(tmp_path / "x.arrow", [([70_000], [1])], SMALL)
-
-
-def test_a_file_may_have_no_token_on_a_side(tmp_path: Path) -> None:
-    write_shard(tmp_path / "x.arrow", [([], [1]), ([], [2])], 300)
-    assert as_lists([MappedShard(tmp_path / "x.arrow")[1]]) == [([], [2])]
 
 
 @pytest.mark.parametrize("has_text", [False, True])
@@ -129,6 +125,8 @@ def test_corpora_shards_and_record_batches_are_one_list(tmp_path: Path) -> None:
     found = [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora]
     assert found == [("news", 0, 21, 1.0), ("none", 21, 0, 1.0), ("web", 21, 39, 0.5)]
     assert as_lists(open_split(tmp_path, "valid")) == pairs[:21]
+    with pytest.raises(IndexError):
+        data[60]
 
 
 def test_a_folder_of_version_1_still_opens(tmp_path: Path) -> None:
@@ -162,12 +160,6 @@ def test_sentences_are_views_of_the_memory_map(tmp_path: Path) -> None:
     one, other = data[1998], data[1998]
     assert np.shares_memory(one[0], other[0])
     assert np.shares_memory(one[1], other[1])
-
-
-def test_a_pair_outside_the_data_is_an_index_error(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"": random_pairs(3, 300)}, 300)
-    with pytest.raises(IndexError):
-        open_split(tmp_path, "train")[3]
 
 
 def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_path: Path) -> None:
@@ -212,7 +204,7 @@ def read_all(pickled: bytes, channel: Any) -> None:
 def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, method: str) -> None:
     ids = np.random.default_rng(0).integers(0, 300, 8_000_000, dtype=np.uint16)
     offsets = np.arange(0, len(ids) + 1, 200)
-    arrow._ROWS_A_BATCH = 5_000
+    binary._ROWS_A_BATCH = 5_000
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add(ids, offsets, ids, offsets)
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}

@@ -19,7 +19,7 @@ import safetensors.torch
 import torch
 from faults import train_and_die
 from ranks import child
-from toy import assert_same_weights, command, read_records, train, write_corpus
+from toy import assert_same_weights, read_records, train
 
 from nmt import checkpoint, files
 from nmt.training.learner import Learner
@@ -29,11 +29,10 @@ FULL = r"checkpoint of update (\d+) in .*run not written: .+; step-00000004 is t
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data folder and a run of 12 updates, with checkpoints at 4, 8 and 12."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    assert command("preprocess", *write_corpus(folder)) == 0
-    assert train(folder / "data", folder / "run", *PLAIN) == 0
+def whole(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 12 updates, with checkpoints at 4, 8 and 12."""
+    folder = tmp_path_factory.mktemp("checkpoints") / "run"
+    assert train(toy_data, folder, *PLAIN) == 0
     return folder
 
 
@@ -69,14 +68,15 @@ def bound_files() -> Iterator[Callable[[int], None]]:
 
 
 def test_a_failing_write_leaves_the_last_good_checkpoint(
-    root: Path,
+    whole: Path,
+    toy_data: Path,
     tmp_path: Path,
     bound_files: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before_save(lambda update: bound_files(-1 if update == 4 else 20_000), monkeypatch)
-    code = train(root / "data", tmp_path / "run", *PLAIN)
+    code = train(toy_data, tmp_path / "run", *PLAIN)
     bound_files(-1)
     err = capfd.readouterr().err
     assert code == 2
@@ -84,26 +84,27 @@ def test_a_failing_write_leaves_the_last_good_checkpoint(
     assert re.fullmatch(f"nmt-train: {FULL}; free space .*", err.splitlines()[-1])
     assert steps(tmp_path / "run") == [4]
     monkeypatch.undo()
-    assert train(root / "data", tmp_path / "run", *PLAIN) == 0
-    assert_same_weights(root / "run", tmp_path / "run")
+    assert train(toy_data, tmp_path / "run", *PLAIN) == 0
+    assert_same_weights(whole, tmp_path / "run")
 
 
 def test_a_write_that_failed_is_no_error_when_a_later_one_succeeds(
-    root: Path,
+    whole: Path,
+    toy_data: Path,
     tmp_path: Path,
     bound_files: Callable[[int], None],
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     before_save(lambda update: bound_files(-1 if update == 12 else 20_000), monkeypatch)
-    assert train(root / "data", tmp_path / "run", *PLAIN) == 0
+    assert train(toy_data, tmp_path / "run", *PLAIN) == 0
     err = capfd.readouterr().err
     assert re.findall(r"checkpoint of update (\d+) .* none before it; the run goes on", err) == [
         "4",
         "8",
     ]
     assert steps(tmp_path / "run") == [12]
-    assert_same_weights(root / "run", tmp_path / "run")
+    assert_same_weights(whole, tmp_path / "run")
 
 
 @pytest.fixture
@@ -128,40 +129,36 @@ def fill(disk: Path) -> None:
 
 
 def test_a_full_disk_ends_no_run_and_loses_nothing(
-    root: Path,
+    whole: Path,
+    toy_data: Path,
     small_disk: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     run = small_disk / "run"
     before_save(lambda update: update == 8 and fill(small_disk), monkeypatch)
-    assert train(root / "data", run, *PLAIN) == 2
+    assert train(toy_data, run, *PLAIN) == 2
     err = capfd.readouterr().err
     assert "No space left on device" in err.splitlines()[-1]
     assert "12 of 12 updates" in err
     assert steps(run) == [4]
     monkeypatch.undo()
     (small_disk / "ballast").unlink()
-    assert train(root / "data", run, *PLAIN) == 0
-    assert_same_weights(root / "run", run)
+    assert train(toy_data, run, *PLAIN) == 0
+    assert_same_weights(whole, run)
     assert [r["update"] for r in read_records(run, "nll")][-1] == 12
 
 
-def test_a_disk_that_is_full_from_the_start_is_one_line(
-    root: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
+def test_a_disk_that_is_full_or_read_only_from_the_start_is_one_line(
+    toy_data: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     fill(small_disk)
-    assert train(root / "data", small_disk / "run", *PLAIN) == 2
+    assert train(toy_data, small_disk / "run", *PLAIN) == 2
     assert "No space left on device" in capfd.readouterr().err.splitlines()[-1]
-
-
-def test_a_run_folder_that_cannot_be_written_is_one_line(
-    root: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
-    assert train(root / "data", small_disk / "run", *PLAIN) == 2
+    assert train(toy_data, small_disk / "other", *PLAIN) == 2
     last = capfd.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(r"nmt-train: /.*/disk/run.*: Read-only file system", last)
+    assert re.fullmatch(r"nmt-train: /.*/disk/other.*: Read-only file system", last)
 
 
 # --- damage
@@ -180,7 +177,7 @@ def remove(path: Path) -> None:
 
 
 def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    whole: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     damages: list[tuple[str, Callable[[Path], None]]] = [
         ("model.safetensors", truncate),
@@ -190,41 +187,38 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
         ("trainer.pt", remove),
     ]
     for i, (name, damage) in enumerate(damages):
-        run = tmp_path / str(i)
-        shutil.copytree(root / "run", run, symlinks=True)
+        run = shutil.copytree(whole, tmp_path / str(i), symlinks=True)
         damage(run / "checkpoints/step-00000012" / name)
-        assert train(root / "data", run, *PLAIN) == 0
+        assert train(toy_data, run, *PLAIN) == 0
         err = capfd.readouterr().err
         message = rf"step-00000012/{name} .*; trying the checkpoint before"
         assert bool(re.search(message, err)) == (damage is not remove), (name, damage)
         assert "go on after update 8, from" in err
-        assert_same_weights(root / "run", run)
+        assert_same_weights(whole, run)
         assert steps(run) == [4, 8, 12]
 
 
 def test_a_run_with_damaged_checkpoints_alone_does_not_begin_again(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    whole: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(root / "run", run, symlinks=True)
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
     for path in run.glob("checkpoints/step-*/trainer.pt"):
         truncate(path)
-    assert train(root / "data", run, *PLAIN) == 2
+    assert train(toy_data, run, *PLAIN) == 2
     last = capfd.readouterr().err.splitlines()[-1]
     assert re.fullmatch(
-        r"nmt-train: no checkpoint in .*run can be read; choose another run_dir", last
+        "nmt-train: no checkpoint in .*run can be read; choose another run_dir", last
     )
 
 
 def test_a_damaged_checkpoint_does_not_count_among_the_newest_to_keep(
-    root: Path, tmp_path: Path
+    whole: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    shutil.copytree(root / "run", run, symlinks=True)
+    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
     truncate(run / "checkpoints/step-00000012/trainer.pt")
     few = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
     with child(
-        tmp_path / "log", train_and_die, "update", 3, "0", root / "data", run, *PLAIN, *few
+        tmp_path / "log", train_and_die, "update", 3, "0", toy_data, run, *PLAIN, *few
     ) as one:
         assert one.wait() == -9
     found = {int(path.name[5:]) for path in run.glob("checkpoints/step-*")}
@@ -236,7 +230,7 @@ def test_a_damaged_checkpoint_does_not_count_among_the_newest_to_keep(
 
 
 def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, seen = tmp_path / "run", []
 
@@ -253,7 +247,7 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
         monkeypatch.setattr(os, name, noting(getattr(os, name)))
     few = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
-    assert train(root / "data", run, *PLAIN, *few) == 0
+    assert train(toy_data, run, *PLAIN, *few) == 0
     monkeypatch.undo()
     assert 0 not in seen[seen.index(1) :]
     assert max(seen) == 2
@@ -275,7 +269,7 @@ def test_what_a_kill_left_while_a_folder_was_replaced_is_put_back_or_removed(
 
 
 def test_saving_does_not_hold_up_training(
-    root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
     save, update = checkpoint.save_model, Learner.update
@@ -292,15 +286,11 @@ def test_saving_does_not_hold_up_training(
 
     monkeypatch.setattr(checkpoint, "save_model", slow_save)
     monkeypatch.setattr(Learner, "update", noted_update)
-    assert train(root / "data", tmp_path / "run", *PLAIN, "max_updates=8") == 0
+    assert train(toy_data, tmp_path / "run", *PLAIN, "max_updates=8") == 0
     begin, end = events.index("begin"), events.index("end")
     assert events[begin:end].count("update") == 4
-    assert_not_torn(root, tmp_path)
-
-
-def assert_not_torn(root: Path, tmp_path: Path) -> None:
-    """What was written while training went on is what there was when it was saved."""
-    places = [folder / "run/checkpoints/step-00000004" for folder in (root, tmp_path)]
+    # what was written while training went on is what there was when it was saved
+    places = [run / "checkpoints/step-00000004" for run in (whole, tmp_path / "run")]
     one, other = (safetensors.torch.load_file(place / "model.safetensors") for place in places)
     assert all(torch.equal(one[name], other[name]) for name in one)
     states = [torch.load(place / "trainer.pt", weights_only=True) for place in places]

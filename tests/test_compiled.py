@@ -41,7 +41,7 @@ class Traced(Exception):
 
 
 def tracer(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
-    """Return a backend that notes graphs and runs none, since a processor has not all kernels."""
+    """Return a backend that notes graphs and runs none, since a CPU lacks some kernels."""
 
     def note(graph: torch.fx.GraphModule, _: Any) -> Any:
         graphs.append(graph)
@@ -100,7 +100,7 @@ def test_a_compiler_that_does_not_work_is_named_in_one_line(
     assert line == "compile=false, since torch.compile does not work here: no C compiler"
 
 
-def test_a_processor_compiles_only_when_told_to() -> None:
+def test_a_cpu_compiles_only_on_request() -> None:
     assert compiled.make_compiler(None, CPU) is None
     assert compiled.make_compiler(False, CPU) is None
     assert compiled.make_compiler(True, CPU) is not None
@@ -137,18 +137,6 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
     assert 1 <= compiler.num_graphs - before <= 5  # one of the model, few of the loss
     assert compiler.seconds > 0
     assert "compiled graph" in caplog.text
-
-
-@pytest.mark.slow
-def test_a_compiled_model_still_runs_plain_elsewhere(tokenizer: Tokenizer) -> None:
-    compiler = Compiler()
-    objective = make_objective(tokenizer, compiler)
-    before = compiler.num_graphs
-    objective.model.eval()
-    batch = make_batch([([5], [6])], tokenizer)
-    objective.model(batch.src, batch.sources, batch.tgt_in, batch.targets)
-    assert compiler.num_graphs == before
-    assert all(name.startswith("model.") for name in objective.state_dict())
 
 
 def test_a_model_that_cannot_be_compiled_runs_as_it_is_where_nobody_asked(

@@ -117,7 +117,7 @@ def test_the_resolved_yaml_holds_every_setting() -> None:
 
 
 def test_every_dataclass_and_choice_can_be_imported_from_the_package() -> None:
-    for name in ("evaluate", "model", "options", "preprocess", "training", "translate"):
+    for name in ("options", "preprocess", "training", "translate"):
         module = importlib.import_module(f"nmt.config.{name}")
         for attribute, value in vars(module).items():
             if isinstance(value, type) and value.__module__ == module.__name__:

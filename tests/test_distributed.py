@@ -17,16 +17,18 @@ import pytest
 import torch
 import torch.distributed as dist
 from ranks import ranks, run_ranks
-from test_gradients import assert_close, exact_gradient, gradient
+from test_gradients import accumulate, assert_close, change, exact_gradient, gradient
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from toy import command, make_setup, read_weights, train, write_corpus, write_data
+from toy import make_setup, read_weights, train, write_data
 
 from nmt.checkpoint import load_info
+from nmt.config import DType
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import (
     World,
+    find_dtype,
     find_world,
     from_main,
     gather,
@@ -34,6 +36,7 @@ from nmt.distributed import (
     process_group,
     sum_over_ranks,
 )
+from nmt.errors import DeviceError
 from nmt.training import validation
 from nmt.training.learner import Learner, Outcome
 from nmt.training.start import Setup
@@ -44,7 +47,6 @@ LENGTHS += [(9, 4), (1, 2)]
 BATCHES = [[8], [0, 3, 4, 7, 9], [1, 2, 5, 6], [10, 11]]  # 60, 8, 89 and 6 target tokens
 # by number of ranks: the batches of each rank
 LAYOUTS: dict[int, list[list[list[list[int]]]]] = {
-    1: [[BATCHES]],
     2: [[BATCHES[:2], BATCHES[2:]], [BATCHES[:1], BATCHES[1:]], [BATCHES, []]],
     4: [[[batch] for batch in BATCHES], [BATCHES[:1], [], BATCHES[1:3], BATCHES[3:]]],
 }
@@ -78,33 +80,37 @@ def connected(data_dir: Path, **changes: Any) -> Iterator[Setup]:
 # --- gradients
 
 
-def accumulate(folder: Path, data_dir: Path) -> None:
-    """Save the gradient of each layout on each rank, and how often ranks exchanged it."""
+def share(folder: Path, data_dir: Path) -> None:
+    """Save the gradient of each layout on this rank, and how often ranks exchanged it; with two
+    ranks, also what updates came to that are not finite on rank 1 alone.
+    """
     exchanges = []
 
     def counting(group, bucket):  # type: ignore[no-untyped-def]  # DDP cannot read annotations
         exchanges.append(bucket.buffer().numel())
         return allreduce_hook(group, bucket)
 
-    with connected(data_dir) as setup:
+    with connected(data_dir, ema_decay=0.5) as setup:
         learner, world = setup.learner, setup.world
-        if world.size > 1:
-            learner.objective.register_comm_hook(None, counting)  # type: ignore[operator]
+        learner.objective.register_comm_hook(None, counting)  # type: ignore[operator]
         found = []
         for layout in LAYOUTS[world.size]:
             exchanges.clear()
-            learner.accumulate_gradient(make_update(layout[world.rank]))
+            accumulate(learner, make_update(layout[world.rank]))
             found.append((gradient(learner), sum(exchanges)))
             learner.optimizer.zero_grad()
         torch.save(found, folder / f"{world.size}-{world.rank}.pt")
+        if world.size == 2:
+            outcomes = [update_with(learner, fault, world.rank) for fault in FAULTS]
+            torch.save(outcomes, folder / f"{world.rank}.pt")
 
 
 @pytest.fixture(scope="module")
-def accumulated(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the gradients of every layout."""
-    folder = tmp_path_factory.mktemp("gradients")
+def shared(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what `share` saves."""
+    folder = tmp_path_factory.mktemp("shared")
     for size in LAYOUTS:
-        run_ranks(folder, size, accumulate, folder, data_dir)
+        run_ranks(folder, size, share, folder, data_dir)
     return folder
 
 
@@ -115,41 +121,30 @@ def exact(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return exact_gradient(learner, list(range(len(LENGTHS))))
 
 
-@pytest.mark.parametrize("size", LAYOUTS)
 def test_gradients_are_the_same_however_ranks_share_the_batches(
-    accumulated: Path, exact: dict[str, Tensor], size: int
+    shared: Path, exact: dict[str, Tensor]
 ) -> None:
-    ((alone, _),) = torch.load(accumulated / "1-0.pt")
-    num_weights = sum(g.numel() for g in exact.values())
-    for rank in range(size):
-        found = torch.load(accumulated / f"{size}-{rank}.pt")
-        assert len(found) == len(LAYOUTS[size])
-        for share, num_exchanged in found:
-            assert_close(share, exact)
-            assert_close(share, alone)
-            assert num_exchanged == (
-                num_weights if size > 1 else 0
-            )  # each once, however many batches
+    for size, layouts in LAYOUTS.items():
+        for rank in range(size):
+            found = torch.load(shared / f"{size}-{rank}.pt")
+            assert len(found) == len(layouts)
+            for part, num_exchanged in found:
+                assert_close(part, exact)  # each weight once, however many batches
+                assert num_exchanged == sum(g.numel() for g in exact.values()), (size, rank)
 
 
 # --- figures and skipped updates
 
 
-def update_with_faults(folder: Path, data_dir: Path) -> None:
-    """Make updates of which some are not finite on rank 1 alone; save what each left behind."""
-    with connected(data_dir, ema_decay=0.5) as setup:
-        learner, rank = setup.learner, setup.world.rank
-        layout = LAYOUTS[2][0][rank]
-        stops = [False, rank == 1, False, False]
-        found = []
-        for fault, stop in zip(FAULTS, stops, strict=True):
-            original = learner.losses
-            if rank == 1:
-                learner.losses = FAULTS[fault](learner)  # type: ignore[method-assign]
-            outcome = learner.update(make_update(layout), 0.01, is_stop_asked=stop)
-            learner.losses = original  # type: ignore[method-assign]
-            found.append((outcome, snapshot(learner)))
-        torch.save(found, folder / f"{rank}.pt")
+def update_with(learner: Learner, fault: str, rank: int) -> tuple[Outcome, dict[str, Tensor]]:
+    """Make an update with a fault on rank 1 alone; return its figures and what it left behind."""
+    original = learner.losses
+    if rank == 1:
+        learner.losses = FAULTS[fault](learner)  # type: ignore[method-assign]
+    is_asked = rank == 1 and fault == "loss"
+    outcome = change(learner, make_update(LAYOUTS[2][0][rank]), stop=is_asked)
+    learner.losses = original  # type: ignore[method-assign]
+    return outcome, snapshot(learner)
 
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:
@@ -182,11 +177,9 @@ FAULTS: dict[str, Any] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> list[list[Any]]:
+def outcomes(shared: Path) -> list[list[Any]]:
     """What each fault came to, by rank."""
-    folder = tmp_path_factory.mktemp("faults")
-    run_ranks(folder, 2, update_with_faults, folder, data_dir)
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    return [torch.load(shared / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
 
 
 def test_ranks_agree_on_every_figure_of_an_update(outcomes: list[list[Any]]) -> None:
@@ -205,8 +198,7 @@ def test_the_figures_of_an_update_are_sums_over_ranks(
     outcomes: list[list[Any]], data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
 ) -> None:
     alone = make_setup(data_dir, tmp_path).learner
-    whole: Outcome = alone.update(make_update(BATCHES), 0.01, is_stop_asked=False)
-    shared: Outcome = outcomes[0][0][0]
+    whole, shared = change(alone, make_update(BATCHES)), outcomes[0][0][0]
     assert shared.loss_sum == pytest.approx(whole.loss_sum, rel=1e-6)
     assert shared.nll_sum == pytest.approx(whole.nll_sum, rel=1e-6)
     assert shared.num_positions == whole.num_positions
@@ -244,14 +236,16 @@ def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
         (folder / f"{world.size}-{world.rank}.json").write_text(json.dumps(record))
 
 
-def test_validation_figures_are_the_same_for_any_number_of_ranks(tmp_path: Path) -> None:
-    assert command("preprocess", *write_corpus(tmp_path)) == 0
+def test_validation_figures_are_the_same_for_any_number_of_ranks(
+    toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(validation, "_LINES_A_BATCH", 3)  # put back at the end
     learnt = ["max_updates=80", "valid_bleu=false", "optimizer.learning_rate_scale=3"]
-    assert train(tmp_path / "data", tmp_path / "run", *learnt) == 0
-    for size in (1, 2, 3):
-        run_ranks(tmp_path, size, validate, tmp_path, tmp_path / "data", tmp_path / "run")
+    assert train(toy_data, tmp_path / "run", *learnt) == 0
+    validate(tmp_path, toy_data, tmp_path / "run")
+    run_ranks(tmp_path, 3, validate, tmp_path, toy_data, tmp_path / "run")
     records = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?-?.json"))]
-    assert len(records) == 6
+    assert len(records) == 4
     assert all(record == records[0] for record in records)
     assert records[0]["valid_bleu"] > 0
 
@@ -294,3 +288,14 @@ def test_a_number_of_ranks_without_a_rank_is_no_launcher(monkeypatch: pytest.Mon
     assert not is_launched()
     monkeypatch.setenv("RANK", "1")
     assert is_launched()
+
+
+# --- devices
+
+
+def test_a_cpu_has_every_format_and_float32_by_default() -> None:
+    for choice in DType:
+        wanted = "float32" if choice is DType.auto else choice.value
+        assert find_dtype(choice, CPU) is getattr(torch, wanted)
+    with pytest.raises(DeviceError, match="dtype=float16: mps here has no float16; use dtype=flo"):
+        find_dtype(DType.float16, torch.device("mps"))

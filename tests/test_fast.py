@@ -1,12 +1,17 @@
-"""Each fast kernel, and the accelerated model as a whole, against the plain model."""
+"""Each fast kernel, and the accelerated model as a whole, against the plain one: packed sentences,
+steps with a cache, dropout in its places, activation checkpointing.
+"""
 
 from __future__ import annotations
 
 import itertools
+import json
 import math
-from collections.abc import Callable
+import random
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,6 +19,7 @@ import torch
 import torch.nn.functional as F
 from conftest import (
     VOCAB_SIZE,
+    assert_near,
     decode_by_steps,
     hidden_states,
     plain,
@@ -24,107 +30,110 @@ from conftest import (
 )
 from torch import Tensor, nn
 
-from nmt.config import Norm, Positions
+from nmt.checkpoint import ModelInfo, load_info, save_model
+from nmt.config import ModelConfig, Norm, Positions, SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer, accelerate, freeze, layers, packing
-from nmt.model.fast.layers import FastDropout, FastLinear, linear, matmul, transposed_matmul
+from nmt.model.fast.cache import Grid
+from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
 from nmt.model.fast.packing import PackedMask, attend_packed, pack
-from nmt.model.transformer import Transformer, attend, causal_mask, padding_mask
+from nmt.model.fast.top import NEVER, Continuations, best_continuations, likeliest
+from nmt.model.transformer import FeedForward, Transformer, attend, causal_mask, padding_mask
+from nmt.training.loss import Objective
+from nmt.training.microbatches import Batch, make_batch
 
-HAS_ONEDNN = torch.backends.mkldnn.is_available()
 LENGTHS = [7, 3, 5, 1]
-MODELS: dict[str, dict[str, Any]] = {
-    f"{norm.value}-{layout.value}-{'separate' if separate else 'joint'}": {
-        "norm": norm,
-        "positions": layout,
-        "src_vocab_size": 29 if separate else None,
-    }
-    for norm, layout, separate in itertools.product(Norm, Positions, (False, True))
+B, S, T, D, D_FF, LAYERS = 4, 7, 6, 16, 32, 2
+EVERYWHERE = {
+    "embedding_dropout": 0.11,
+    "dropout": 0.22,
+    "attention_dropout": 0.33,
+    "activation_dropout": 0.44,
 }
 
 
-@pytest.fixture(
-    params=[
-        False,
-        pytest.param(
-            True, marks=pytest.mark.skipif(not HAS_ONEDNN, reason="this torch has no oneDNN")
-        ),
-    ],
-    ids=["MKL", "oneDNN"],
-)
+@pytest.fixture(params=[False, True], ids=["MKL", "oneDNN"])
 def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Use MKL, then oneDNN, whatever the CPU; the second also fuses the ReLU."""
+    if request.param and not torch.backends.mkldnn.is_available():
+        pytest.skip("this torch has no oneDNN")
     monkeypatch.setattr(layers, "is_onednn_faster", lambda: request.param)
     return bool(request.param)
+
+
+def models() -> Iterator[tuple[str, FastTransformer]]:
+    """Make a model of each norm, layout of positions, number of vocabularies, and depth."""
+    for norm, layout, src_vocab_size in itertools.product(Norm, Positions, (None, 29)):
+        case = f"{norm.value} {layout.value} {src_vocab_size}"
+        depth = 3 if src_vocab_size else 1
+        shape = {"norm": norm, "positions": layout, "num_heads": 2, "num_decoder_layers": depth}
+        yield case, tiny_model(src_vocab_size=src_vocab_size, **shape)
+
+
+def forward(model: Transformer) -> Tensor:
+    return hidden_states(model, *random_source(LENGTHS), random_target(B, T))
 
 
 # --- the whole model
 
 
-@pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("is_fused", [True, False], ids=["fused", "unfused"])
-def test_the_accelerated_model_is_the_plain_one_forward_and_backward(
-    name: str, is_fused: bool, library: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda _: is_fused)
-    model = tiny_model(**MODELS[name])
-    twin = plain(model)
-    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 7)
-    found, expected = (
-        hidden_states(model, src, lengths, tgt),
-        hidden_states(twin, src, lengths, tgt),
-    )
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-    scores = model.logits(found), twin.logits(expected)
-    torch.testing.assert_close(*scores, atol=1e-4, rtol=1e-5)
-    for logits in scores:
-        F.cross_entropy(logits.flatten(0, 1), tgt.roll(-1, 1).flatten()).backward()
-    for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-        assert ours.grad is not None, name
-        torch.testing.assert_close(
-            ours.grad, theirs.grad, atol=1e-5, rtol=1e-4, msg=lambda text, name=name: name + text
-        )
+def test_the_accelerated_model_is_the_plain_one_forward_and_backward(library: bool) -> None:
+    tgt = random_target(B, T)
+    for case, model in models():
+        twin = plain(model)
+        found, expected = forward(model), forward(twin)
+        assert_near(found, expected, case)
+        scores = model.logits(found), twin.logits(expected)
+        assert_near(*scores, case, atol=1e-4)
+        for logits in scores:
+            F.cross_entropy(logits.flatten(0, 1), tgt.roll(-1, 1).flatten()).backward()
+        for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
+            assert ours.grad is not None, name
+            assert_near(ours.grad, theirs.grad, (case, name), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", MODELS)
 @torch.inference_mode()
-def test_steps_with_frozen_weights_are_the_plain_model_at_once(name: str, library: bool) -> None:
-    model = tiny_model(**MODELS[name])
-    source, tgt = random_source(LENGTHS), random_target(len(LENGTHS), 20)
-    expected = hidden_states(plain(model), *source, tgt)
-    for is_frozen in (False, True):
-        if is_frozen:
+def test_steps_with_frozen_weights_are_the_plain_model_at_once(library: bool) -> None:
+    source, tgt = random_source(LENGTHS), random_target(B, 20)
+    for case, model in models():
+        twin = plain(model)
+        expected = hidden_states(twin, *source, tgt)
+        for _ in range(2):  # as it is, then frozen
+            found = decode_by_steps(model, *source, tgt)
+            assert_near(found, expected, case)
+            assert_near(model.logits(found), twin.logits(found), case, atol=1e-4)
             freeze(model)
-        found = decode_by_steps(model, *source, tgt)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        logits = model.logits(found)
-        torch.testing.assert_close(logits, plain(model).logits(found), atol=1e-4, rtol=1e-5)
-    assert bool(model.encoder_layers[0].feed_forward.inner.reordered) is library
-    assert bool(model.reordered) is library
+        decode_by_steps(model, *source, tgt)
+        assert bool(model.encoder_layers[0].feed_forward.inner.reordered) is library
+        model.logits(found)
+        assert bool(model.reordered) is library
 
 
+@torch.no_grad()
 def test_an_accelerated_model_still_takes_boolean_masks_and_records_attention() -> None:
-    model, (src, lengths), tgt = tiny_model(), random_source(LENGTHS), random_target(4, 6)
-    twin, sources, targets = plain(model), padding_mask(lengths, 7), causal_mask(6)
-    expected = twin(src, sources, tgt, targets)
-    torch.testing.assert_close(model(src, sources, tgt, targets), expected, atol=1e-5, rtol=1e-5)
+    model, (src, lengths), tgt = tiny_model(), random_source(LENGTHS), random_target(B, T)
+    twin, masks = plain(model), (padding_mask(lengths, S), causal_mask(T))
 
-    def weights(run: Callable[[dict[Any, Any]], Any], owner: Transformer) -> Tensor:
-        layer: Any = owner.decoder_layers[1]
-        record: dict[Any, Any] = {layer.cross_attention: None}
-        run(record)
-        return record[layer.cross_attention]
+    def record_of(owner: Transformer) -> tuple[Any, dict[Any, Any]]:
+        module: Any = owner.decoder_layers[1]
+        return module.cross_attention, {module.cross_attention: None}
 
-    wanted = weights(lambda record: twin(src, sources, tgt, targets, record), twin)  # (B, H, T, S)
-    packed = pack(LENGTHS), tgt.flatten(), pack([6] * 4)
-    ids = packed[0].unpad(src)
-    found = weights(lambda record: model(ids, *packed, record), model)
-    torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
+    attention, record = record_of(twin)
+    expected = twin(src, masks[0], tgt, masks[1], record)
+    wanted = record[attention]  # (B, H, T, S)
+    assert_near(model(src, masks[0], tgt, masks[1]), expected)
+    attention, record = record_of(model)
+    sources, targets = pack(LENGTHS), pack([T] * B)
+    model(sources.unpad(src), sources, tgt.flatten(), targets, record)
+    assert_near(record[attention], wanted)
     cache, steps = model.start(src, lengths), []
     for column in tgt.T:
-        steps.append(weights(lambda record, ids=column: model.step(ids, cache, record), model))
+        model.step(column, cache, record)
+        steps.append(record[attention])
     stepped = torch.cat(steps, dim=2)  # (B, H, T, S or more)
-    torch.testing.assert_close(stepped[..., :7], wanted, atol=1e-5, rtol=1e-5)
-    assert (stepped[..., 7:] == 0).all()
+    assert_near(stepped[..., :S], wanted)
+    assert (stepped[..., S:] == 0).all()
 
 
 def test_accelerating_shares_parameters_and_names() -> None:
@@ -151,30 +160,38 @@ def test_threads_translate_with_one_model_at_once(library: bool) -> None:
     freeze(model)  # so that the threads make the copies of the weights
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(torch.inference_mode()(decode), range(4)))
-    torch.testing.assert_close(found, expected, atol=1e-6, rtol=1e-6)
+    assert_near(found, expected, atol=1e-6, rtol=1e-6)
 
 
-@pytest.mark.parametrize("norm", list(Norm))
-def test_under_autocast_the_model_is_the_plain_one_but_for_rounding(norm: Norm) -> None:
-    model, source = tiny_model(norm=norm), random_source(LENGTHS)
-    tgt = random_target(4, 6)
-    exact = hidden_states(plain(model), *source, tgt)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        runs = [hidden_states(plain(model), *source, tgt), hidden_states(model, *source, tgt)]
-        runs.append(decode_by_steps(model, *source, tgt))
-    for found in runs:
-        error = (found - exact).norm() / exact.norm()
-        assert 1e-4 < error < 0.02
+def test_under_autocast_the_model_is_the_plain_one_but_for_rounding() -> None:
+    for case, model in models():
+        exact = forward(plain(model))
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            runs = [forward(plain(model)), forward(model)]
+            runs.append(decode_by_steps(model, *random_source(LENGTHS), random_target(B, T)))
+        for found in runs:
+            assert 1e-4 < (found - exact).norm() / exact.norm() < 0.02, case
 
 
-# --- attention over packed sentences
+# --- packed sentences
 
 
-@pytest.mark.parametrize("is_fused", [True, False])
-def test_attention_over_packed_sentences_is_the_plain_one(
-    is_fused: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(packing, "_takes_cpu_kernel", lambda _: is_fused)
+def test_padding_and_back_is_the_same() -> None:
+    for lengths in ([3, 7, 1, 5], [4, 4, 4], [4, 3, 4], [6], [1, 1], [2, 0, 5, 0]):
+        packed, x = pack(lengths), torch.randn(sum(lengths), 2, 3)
+        padded = packed.pad(x)
+        assert padded.shape == (len(lengths), max(lengths), 2, 3)
+        assert torch.equal(packed.unpad(padded), x)
+        for row, part in zip(padded, x.split(lengths), strict=True):
+            assert torch.equal(row[: len(part)], part)
+        places = [place for length in lengths for place in range(length)]
+        assert packed.positions.tolist() == places
+        assert packed.offsets.dtype is torch.int32  # as kernels of a GPU want them
+        assert packed.offsets.tolist() == [sum(lengths[:i]) for i in range(len(lengths) + 1)]
+        assert packed.is_full == (len(set(lengths)) == 1)
+
+
+def test_attention_over_packed_sentences_is_the_plain_one() -> None:
     torch.manual_seed(0)
     cases = [
         ([3, 7, 1, 5], [3, 7, 1, 5], False),
@@ -192,32 +209,10 @@ def test_attention_over_packed_sentences_is_the_plain_one(
         padded = [targets.pad(inputs[0]), sources.pad(inputs[1]), sources.pad(inputs[2])]
         heads, _ = attend(*(x.transpose(1, 2) for x in padded), mask.visible())
         expected = targets.unpad(heads.transpose(1, 2))
-        torch.testing.assert_close(found, expected, msg=lambda text, case=case: f"{case}: {text}")
+        assert_near(found, expected, case, atol=1e-7)
         weights = torch.randn_like(found)
         gradients = [torch.autograd.grad((y * weights).sum(), inputs) for y in (found, expected)]
-        torch.testing.assert_close(*gradients, msg=lambda text, case=case: f"{case}: {text}")
-
-
-def test_a_gradient_through_sentences_without_tokens_is_a_number() -> None:
-    x = torch.randn(7, 2, 8, requires_grad=True)
-    keys = torch.randn(9, 2, 8, requires_grad=True)
-    found = attend_packed(x, keys, keys, PackedMask(pack([4, 3]), pack([9, 0])))
-    found[:4].sum().backward()  # the second sentence counts nothing
-    alone = attend_packed(x[:4], keys, keys, PackedMask(pack([4]), pack([9])))
-    torch.testing.assert_close(found[:4], alone)
-    assert x.grad is not None
-    assert keys.grad is not None
-    assert (x.grad[4:] == 0).all()
-    expected = torch.autograd.grad(alone.sum(), [x, keys])
-    torch.testing.assert_close([x.grad, keys.grad], [expected[0], expected[1]])
-
-
-def test_backward_keeps_no_padded_tensor() -> None:
-    sentences, saved = pack([10, 1, 1, 1]), []
-    inputs = [torch.randn(13, 2, 8, requires_grad=True) for _ in range(3)]
-    with torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x) or x, lambda x: x):
-        attend_packed(*inputs, PackedMask(sentences, sentences, is_causal=True))
-    assert max(x.numel() for x in saved) == 13 * 2 * 8
+        assert_near(*gradients, case, atol=1e-7)
 
 
 def flash_by_loops(
@@ -240,61 +235,97 @@ def flash_by_loops(
 
 
 @torch.inference_mode()  # a translation may be the first to ask
-def test_an_attention_over_variable_lengths_is_tried_against_padding() -> None:
-    def blind(*args: Any, window_size: tuple[int, int]) -> Tensor:
-        return flash_by_loops(*args, window_size=(-1, -1))
-
-    assert packing._agrees(flash_by_loops, torch.device("cpu"))
-    assert not packing._agrees(blind, torch.device("cpu"))
-
-
-@pytest.mark.parametrize("norm", list(Norm))
-def test_a_model_with_attention_over_variable_lengths_is_the_plain_one(norm: Norm) -> None:
-    model, (src, lengths), tgt = (
-        tiny_model(d_model=32, norm=norm),
-        random_source([9, 2, 5]),
-        [3, 8, 1],
-    )
+def test_attention_over_variable_lengths_is_compared_with_padding_and_then_used() -> None:
     calls = []
 
     def flash(*args: Any, **options: Any) -> Tensor:
         calls.append(args[0].shape)
         return flash_by_loops(*args, **options)
 
+    def blind(*args: Any, window_size: tuple[int, int]) -> Tensor:
+        return flash_by_loops(*args, window_size=(-1, -1))
+
+    assert packing._agrees(flash, torch.device("cpu"))
+    assert not packing._agrees(blind, torch.device("cpu"))
+    calls.clear()
+    model, (src, lengths), tgt = tiny_model(d_model=32), random_source([9, 2, 5]), [3, 8, 1]
     sources, targets = (replace(pack(x), flash=flash) for x in (lengths.tolist(), tgt))
     ids = random_target(3, 8)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         found = model(sources.unpad(src), sources, targets.unpad(ids), targets)
     assert len(calls) == 2 + 4  # of every attention
     expected = targets.unpad(hidden_states(plain(model), src, lengths, ids))
-    torch.testing.assert_close(found, expected, atol=0.1, rtol=0.05)
+    assert_near(found, expected, atol=0.1, rtol=0.05)
+
+
+# --- batches
+
+
+def draw_pairs(seed: int, count: int) -> list[tuple[list[int], list[int]]]:
+    draw = random.Random(seed)
+
+    def ids() -> list[int]:
+        return [draw.randrange(4, 300) for _ in range(draw.randint(1, 13))]
+
+    return [(ids(), ids()) for _ in range(count)]
+
+
+def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
+    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    batch = make_batch([([10, 11, 12], [20, 21]), ([13], [22, 23, 24, 25])], tokenizer)
+    assert batch.src.tolist() == [10, 11, 12, eos, 13, eos]
+    assert batch.tgt_in.tolist() == [bos, 20, 21, bos, 22, 23, 24, 25]
+    assert batch.tgt_out.tolist() == [20, 21, eos, 22, 23, 24, 25, eos]
+    assert batch.sources.offsets.tolist() == [0, 4, 6]
+    assert batch.targets.offsets.tolist() == [0, 3, 8]
+    assert (batch.num_tokens, batch.num_src_tokens) == (3 + 5, 4 + 2)
+
+
+def sums_and_gradients(tokenizer: Tokenizer, batch: Batch, **changes: Any) -> list[Tensor]:
+    model = tiny_model(vocab_size=tokenizer.vocab_size, **changes).train()
+    objective = Objective(model, smoothing=0.1)
+    loss, nll = objective(batch)
+    loss.backward()
+    return [loss.detach(), nll, *(w.grad for w in objective.parameters() if w.grad is not None)]
+
+
+def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
+    for num_pairs, round_to, norm in itertools.product((1, 2, 7), (8, 64), Norm):
+        case, pairs = (num_pairs, round_to, norm), draw_pairs(0, num_pairs)
+        exact, batch = (make_batch(pairs, tokenizer, round_to=r) for r in (1, round_to))
+        for ids in (batch.src, batch.tgt_in, batch.tgt_out):
+            assert len(ids) % round_to == 0, case
+        assert batch.sources.num_sentences == batch.targets.num_sentences > num_pairs, case
+        assert batch.sources.longest == exact.sources.longest, case  # no more padding in attention
+        assert batch.targets.longest == exact.targets.longest, case
+        assert (batch.num_tokens, batch.num_src_tokens) == (exact.num_tokens, exact.num_src_tokens)
+        found = sums_and_gradients(tokenizer, batch, norm=norm)
+        single = [make_batch([pair], tokenizer) for pair in pairs]
+        alone = [sums_and_gradients(tokenizer, one, norm=norm) for one in single]
+        expected = [torch.stack(parts).sum(0) for parts in zip(*alone, strict=True)]
+        assert_near(found, expected, case, rtol=1e-4, atol=1e-4)
 
 
 # --- linear layers
 
 
-@pytest.mark.parametrize("activation", ["none", "relu"])
-def test_values_and_gradients_are_those_of_float64(activation: str, library: bool) -> None:
+def test_values_and_gradients_of_linear_layers_are_those_of_float64(library: bool) -> None:
     torch.manual_seed(1)
-    for rows, inner, outer in [((7,), 5, 3), ((2, 3), 16, 40), ((65, 3), 32, 96), ((1, 1), 8, 1)]:
-        shapes = ((*rows, inner), (outer, inner), (outer,))
-        ours = [torch.randn(shape, requires_grad=True) for shape in shapes]
+    shapes = [((7,), 5, 3), ((2, 3), 16, 40), ((65, 3), 32, 96), ((1, 1), 8, 1)]
+    for (rows, inner, outer), activation in itertools.product(shapes, ("none", "relu")):
+        case = rows, activation
+        ours = [torch.randn(s, requires_grad=True) for s in ((*rows, inner), (outer, inner), outer)]
         theirs = [x.detach().double().requires_grad_() for x in ours]
-        y = linear(*ours, activation=activation)
-        expected = F.linear(*theirs)
+        y, expected = linear(*ours, activation=activation), F.linear(*theirs)
         expected = expected.relu() if activation == "relu" else expected
         error = torch.randn_like(expected)
         y.backward(error.float())
         expected.backward(error)
-        torch.testing.assert_close(y.double(), expected, atol=1e-5, rtol=1e-5)
+        assert_near(y.double(), expected, case)
         for one, other in zip(ours, theirs, strict=True):
-            torch.testing.assert_close(one.grad.double(), other.grad, atol=1e-4, rtol=1e-4)
-
-
-def test_matrix_multiplications_without_a_gradient_are_torchs(library: bool) -> None:
-    a, b, c = torch.randn(70, 5), torch.randn(5, 9), torch.randn(70, 9)
-    torch.testing.assert_close(matmul(a, b), a @ b)
-    torch.testing.assert_close(transposed_matmul(a, c), a.T @ c)
+            assert_near(one.grad.double(), other.grad, case, atol=1e-4, rtol=1e-4)
+    a, b = torch.randn(70, 5), torch.randn(70, 9)
+    assert_near(transposed_matmul(a, b), a.T @ b)
     assert linear(torch.zeros(0, 3), torch.randn(4, 3, requires_grad=True)).shape == (0, 4)
 
 
@@ -305,29 +336,30 @@ def test_blocks_are_columns_of_the_whole_and_frozen_ones_too(library: bool) -> N
         x = torch.randn(rows, 2, 6)
         whole = F.linear(x, layer.weight, layer.bias)
         for _ in range(3):  # as it is, frozen, frozen again with the copies made
-            torch.testing.assert_close(layer(x), whole)
-            torch.testing.assert_close(layer.block(x, 3, 9), whole[..., 3:9])
-            torch.testing.assert_close(layer.block(x, 0, 9, activation="relu"), whole.relu())
+            assert_near(layer(x), whole)
+            assert_near(layer.block(x, 3, 9), whole[..., 3:9])
+            assert_near(layer.block(x, 0, 6), whole[..., :6])
+            assert_near(layer.block(x, 0, 9, activation="relu"), whole.relu())
             freeze(layer)
 
 
 # --- dropout
 
 
-@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_dropout_drops_its_share_and_keeps_the_mean_and_the_gradient_agrees(share: float) -> None:
+def test_dropout_drops_its_share_and_keeps_the_mean_and_the_gradient_agrees() -> None:
     torch.manual_seed(3)
-    x = torch.ones(1000, 101, requires_grad=True)
-    y = FastDropout(share).train()(x)
-    dropped = (y == 0).double().mean().item()
-    deviation = math.sqrt(share * (1 - share) / x.numel())
-    assert abs(dropped - share) < 5 * deviation + 2**-16
-    kept = y[y != 0]
-    torch.testing.assert_close(kept, torch.full_like(kept, 1 / (1 - share)), atol=0, rtol=1e-4)
-    rows_dropped = (y == 0).double().mean(dim=0)  # no place in the row is dropped more often
-    assert (rows_dropped - share).abs().max() < 6 * math.sqrt(share * (1 - share) / 1000)
-    y.sum().backward()
-    assert torch.equal(x.grad, y.detach())  # of ones, value and gradient are both mask * scale
+    for share in (0.1, 0.5, 0.9):
+        x = torch.ones(1000, 101, requires_grad=True)
+        y = FastDropout(share).train()(x)
+        is_zero = (y == 0).double()
+        deviation = math.sqrt(share * (1 - share))
+        assert abs(is_zero.mean() - share) < 5 * deviation / math.sqrt(x.numel()) + 2**-16
+        kept = y[y != 0]
+        assert_near(kept, torch.full_like(kept, 1 / (1 - share)), share, atol=0, rtol=1e-4)
+        columns = is_zero.mean(dim=0)  # no place in the row is dropped more often
+        assert (columns - share).abs().max() < 6 * deviation / math.sqrt(1000)
+        y.sum().backward()
+        assert torch.equal(x.grad, y.detach())  # of ones, value and gradient are both mask * scale
 
 
 def test_dropout_depends_on_the_seed_and_nothing_is_dropped_outside_training() -> None:
@@ -338,3 +370,279 @@ def test_dropout_depends_on_the_seed_and_nothing_is_dropped_outside_training() -
     assert torch.equal(layer(x), first)
     assert not torch.equal(first, second)
     assert layer.eval()(x) is x
+
+
+Drop = tuple[float, tuple[int, ...]]
+
+
+@pytest.fixture
+def drops(monkeypatch: pytest.MonkeyPatch) -> list[Drop]:
+    """Collect share and shape of all that is dropped; of attention its queries and keys."""
+    found: list[Drop] = []
+
+    def watch(kind: type[nn.Dropout]) -> None:
+        usual = kind.forward
+
+        def seen(self: nn.Dropout, x: Tensor) -> Tensor:
+            if self.training and self.p > 0:
+                found.append((self.p, tuple(x.shape[-2:] if x.dim() == 4 else x.shape)))
+            return usual(self, x)
+
+        monkeypatch.setattr(kind, "forward", seen)
+
+    attention = F.scaled_dot_product_attention
+
+    def seen_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, **rest: Any) -> Tensor:
+        if dropout_p > 0:
+            found.append((dropout_p, (q.size(2), k.size(2))))
+        return attention(q, k, v, dropout_p=dropout_p, **rest)
+
+    watch(nn.Dropout)
+    watch(FastDropout)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", seen_attention)
+    return found
+
+
+def expected_drops(
+    embedding: float, residual: float, attention: float, activation: float, *, is_packed: bool
+) -> list[Drop]:
+    """List the places of figure 1 in their order."""
+    sources, targets = ((sum(LENGTHS),), (B * T,)) if is_packed else ((B, S), (B, T))
+
+    def sublayer(share: float, shape: tuple[int, ...], tokens: tuple[int, ...]) -> list[Drop]:
+        return [(share, shape), (residual, (*tokens, D))]
+
+    encoder = sublayer(attention, (S, S), sources)
+    encoder += sublayer(activation, (*sources, D_FF), sources)
+    decoder = sublayer(attention, (T, T), targets) + sublayer(attention, (T, S), targets)
+    decoder += sublayer(activation, (*targets, D_FF), targets)
+    places = [(embedding, (*sources, D)), *LAYERS * encoder, (embedding, (*targets, D))]
+    places += LAYERS * decoder
+    return [place for place in places if place[0] > 0]
+
+
+def test_each_share_is_dropped_in_its_places_and_in_no_other(drops: list[Drop]) -> None:
+    cases: list[tuple[dict[str, float], Any]] = [
+        (EVERYWHERE, (0.11, 0.22, 0.33, 0.44)),
+        ({"dropout": 0.1}, (0.1, 0.1, 0, 0)),  # the paper's, section 5.4
+        ({"dropout": 0.1, "embedding_dropout": 0.0}, (0, 0.1, 0, 0)),
+        ({"embedding_dropout": 0.1}, (0.1, 0, 0, 0)),
+        ({"attention_dropout": 0.1}, (0, 0, 0.1, 0)),
+        ({"activation_dropout": 0.1}, (0, 0, 0, 0.1)),
+    ]
+    for (shares, expected), norm in itertools.product(cases, Norm):
+        model = tiny_model(norm=norm, **shares)
+        for variant, is_packed in ((model, True), (plain(model), False)):
+            drops.clear()
+            forward(variant.train())
+            assert drops == expected_drops(*expected, is_packed=is_packed), (
+                shares,
+                norm,
+                is_packed,
+            )
+            drops.clear()
+            forward(variant.eval())
+            assert drops == []
+
+
+def assert_dropped_half(found: Tensor, whole: Tensor) -> None:
+    """Assert that each number is 0 or twice what it was, and about half of them are 0."""
+    is_zero = found == 0
+    assert_near(found, torch.where(is_zero, 0.0, 2 * whole))
+    share = is_zero[whole.abs() > 1e-4].float().mean()
+    assert 0.4 < float(share) < 0.6
+
+
+@torch.no_grad()
+def test_sums_with_positions_and_outputs_of_sublayers_are_dropped_before_the_residual_sum() -> None:
+    model: Any = tiny_model(embedding_dropout=0.5, dropout=0.5)
+    layer, seen = model.encoder_layers[0], []
+    for module in (layer, layer.self_attention, layer.self_attention_norm):
+        module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+    layer.self_attention.register_forward_hook(lambda *call: seen.append(call[-1]))
+    src, lengths = random_source([30, 20])
+    model.start(src, lengths)
+    embedded = seen[0]
+    seen.clear()
+    model.train().start(src, lengths)
+    dropped, x, output, total = seen[:4]  # the layer's input, that of attention, its output
+    assert_dropped_half(dropped, embedded)
+    moved = total - x
+    assert_dropped_half(torch.where(moved.abs() < 1e-6, 0.0, moved), output)
+
+
+def test_a_share_outside_0_to_1_is_refused() -> None:
+    for place, share in itertools.product(EVERYWHERE, (-0.1, 1.0)):
+        with pytest.raises(ConfigError, match=f"model.{place}={share}: must be from 0 to below 1"):
+            tiny_config(**{place: share})
+
+
+# --- old configs, activation checkpointing
+
+
+def test_a_config_from_before_these_keys_is_read_as_their_defaults(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    config = tiny_config(dropout=0.1)
+    info = ModelInfo(config, SearchConfig(), VOCAB_SIZE, "en", "de", tokenizer.sha256, 1)
+    folder = tmp_path / "model"
+    save_model(folder, Transformer(config, VOCAB_SIZE).state_dict(), info, tokenizer)
+    content = json.loads((folder / "config.json").read_text("utf-8"))
+    for key in set(EVERYWHERE) - {"dropout"}:
+        del content["model"][key]
+    (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    assert load_info(folder).model == config
+
+
+def trainable(config: ModelConfig, *, recompute: bool = True) -> FastTransformer:
+    return accelerate(Transformer(config, VOCAB_SIZE, activation_checkpointing=recompute))
+
+
+def gradients(config: ModelConfig, *, recompute: bool) -> list[Tensor]:
+    """Return loss and gradients of one batch, and what the generator draws after it."""
+    torch.manual_seed(0)
+    model = trainable(config, recompute=recompute)
+    loss = model.logits(forward(model)).logsumexp(-1).sum()
+    loss.backward()
+    found = [p.grad for p in model.parameters() if p.grad is not None]
+    assert len(found) == len(list(model.parameters()))
+    return [loss.detach(), *found, torch.rand(3)]
+
+
+def test_activation_checkpointing_changes_no_bit_of_loss_gradients_and_generator() -> None:
+    for norm, bfloat16 in itertools.product(Norm, (False, True)):
+        config = tiny_config(norm=norm, num_decoder_layers=3, **EVERYWHERE)
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
+            usual, saving = (gradients(config, recompute=on) for on in (False, True))
+        pairs = zip(usual, saving, strict=True)
+        assert all(torch.equal(one, other) for one, other in pairs), (norm, bfloat16)
+
+
+def test_activation_checkpointing_runs_each_layer_twice_and_only_in_training() -> None:
+    model = trainable(tiny_config())
+    calls: list[str] = []
+    for name, module in model.named_modules():
+        if isinstance(module, FeedForward):
+            module.outer.register_forward_hook(lambda *_, name=name: calls.append(name))
+    forward(model.eval()).sum().backward()
+    assert len(calls) == 2 * LAYERS
+    calls.clear()
+    forward(model.train()).sum().backward()
+    assert sorted(calls) == sorted(2 * list(dict.fromkeys(calls)))
+    assert len(calls) == 4 * LAYERS
+
+
+def test_activation_checkpointing_keeps_a_fraction_of_the_memory() -> None:
+    def kept_bytes(recompute: bool) -> int:
+        model = trainable(tiny_config(num_encoder_layers=6, dropout=0.1), recompute=recompute)
+        weights, saved = {p.data_ptr() for p in model.parameters()}, {}
+
+        def keep(x: Tensor) -> Tensor:
+            if x.data_ptr() not in weights:
+                saved[x.data_ptr()] = x
+            return x
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+            assert hidden_states(
+                model, *random_source([30] * 8), random_target(8, 30)
+            ).requires_grad
+        return sum(x.nbytes for x in saved.values())
+
+    assert kept_bytes(True) < 0.2 * kept_bytes(False)
+
+
+# --- the cache of decoding
+
+
+def test_rows_go_to_their_cells_and_come_back() -> None:
+    for counts in ([2, 2, 2], [1, 3, 2], [1], [4], [0, 3, 0, 1], [8] * 5):
+        sentences = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
+        grid = Grid(sentences, len(counts))
+        rows = torch.randn(len(sentences), 3)
+        cells = grid.spread(rows)
+        assert cells.shape == (len(counts), max(counts), 3)
+        expected = iter(rows)
+        for sentence, count in enumerate(counts):
+            assert all(torch.equal(cells[sentence, i], next(expected)) for i in range(count))
+            assert grid.is_empty[sentence].tolist() == [i >= count for i in range(max(counts))]
+        assert torch.equal(grid.collect(cells)[: len(rows)], rows), counts
+        assert len(grid.collect(cells)) == grid.num_collected >= len(rows)
+
+
+@pytest.mark.parametrize("seed", range(6))
+@torch.no_grad()
+def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    model = tiny_model(norm=list(Norm)[seed % 2])
+    oracle, (src, lengths), widest = plain(model), random_source([5, 20, 1, 9]), 1 + seed
+    cache = model.start(src, lengths)
+    sentences = torch.arange(4)
+    history = torch.zeros(len(sentences), 0, dtype=torch.long)
+    num_columns = []
+    for t in range(40):
+        tokens = torch.randint(4, VOCAB_SIZE, (len(sentences),), generator=generator)
+        history = torch.cat([history, tokens.unsqueeze(1)], dim=1)  # (R, T)
+        found = model.step(tokens, cache)
+        expected = hidden_states(oracle, src[sentences], lengths[sentences], history)[:, -1]
+        assert_near(found, expected, (seed, t))
+        num_columns.append(cache.visible.size(1))
+        # each sentence goes on with some of its rows, sooner or later with none
+        ends = torch.rand(4, generator=generator) < 0.03
+        rows = []
+        for sentence in sentences.unique().tolist():
+            own = (sentences == sentence).nonzero().squeeze(1)
+            count = int(torch.randint(1, widest + 1, (), generator=generator))
+            picks = torch.randint(0, len(own), (0 if ends[sentence] and t else count,))
+            rows += own[picks].tolist()
+        if not rows:
+            break
+        sentences, history = sentences[rows], history[rows]
+        cache.reorder(torch.tensor(rows))
+        assert len(sentences.unique()) > 0.75 * len(cache.source_bias)  # others leave the memory
+        assert {len(keys) for keys, _ in cache.sources.values()} == {len(cache.source_bias)}
+    assert t > 20
+    if widest > 1:
+        bounds = [1.5 * (i + 1 + 4 * widest) + 32 for i in range(t + 1)]
+        assert all(n < bound for n, bound in zip(num_columns, bounds, strict=True))
+
+
+# --- the best continuations, against sorting everything
+
+
+def test_the_best_are_those_of_a_stable_sort_of_all() -> None:
+    for seed in range(60):
+        generator = torch.Generator().manual_seed(seed)
+        bounds = (4, 6, 300, 9)
+        batch, beams, vocab, count = (
+            int(torch.randint(1, bound, (), generator=generator)) for bound in bounds
+        )
+        counts = torch.randint(1, beams + 1, (batch,), generator=generator)  # rows of each sentence
+        sentences = torch.arange(batch).repeat_interleave(counts)
+        log_probs = torch.randn(len(sentences), vocab, generator=generator)
+        sums = torch.randn(len(sentences), generator=generator).round()
+        if seed % 3 == 0:
+            log_probs = log_probs.round()  # ties
+        if seed % 4 == 0:
+            log_probs[:, ::2] = NEVER  # forbidden tokens
+        if seed % 5 == 0:
+            sums[1:] = NEVER  # rows without use
+        found = best_continuations(sums, log_probs, Grid(sentences, batch), count)
+        for sentence in range(batch):
+            rows = (sentences == sentence).nonzero().squeeze(1)
+            totals = (sums[rows].unsqueeze(1) + log_probs[rows]).flatten()
+            values, order = totals.sort(descending=True, stable=True)
+            usable = (values > NEVER)[:count]
+            best = Continuations(*(column[sentence, : len(usable)][usable] for column in found))
+            assert torch.equal(best.sums, values[:count][usable]), seed
+            assert (found.sums[sentence, int(usable.sum()) :] == NEVER).all(), seed
+            assert torch.equal(best.rows, rows[order[:count][usable] // vocab]), seed
+            assert torch.equal(best.tokens, order[:count][usable] % vocab), seed
+            assert torch.equal(best.log_probs, log_probs[best.rows, best.tokens]), seed
+
+
+def test_the_likeliest_token_is_the_first_of_the_highest() -> None:
+    for vocab in (1, 5, 63, 64, 65, 128, 1000):
+        generator = torch.Generator().manual_seed(vocab)
+        log_probs = torch.randn(50, vocab, generator=generator).mul(2).round()
+        expected = [row.index(max(row)) for row in log_probs.tolist()]
+        assert likeliest(log_probs).tolist() == expected, vocab

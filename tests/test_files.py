@@ -55,13 +55,6 @@ def test_a_folder_appears_whole_with_its_parents_when_its_block_ends(tmp_path: P
     assert [path.name for path in (tmp_path / "a/b").iterdir()] == ["new"]
 
 
-def test_an_old_folder_is_replaced_as_a_whole(tmp_path: Path) -> None:
-    fill(tmp_path / "data", "old")
-    (tmp_path / "data/stale").write_text("stale")
-    fill(tmp_path / "data", "text")
-    assert tree(tmp_path) == {"data": ""} | {f"data/{k}": v for k, v in WRITTEN.items()}
-
-
 def test_an_exception_leaves_everything_as_it_was(tmp_path: Path) -> None:
     for error in (RuntimeError, KeyboardInterrupt, SystemExit):
         interrupt(tmp_path / "new", error)
@@ -102,9 +95,10 @@ def test_what_a_killed_process_left_behind_is_in_nobodys_way(tmp_path: Path) -> 
     assert tree(tmp_path / "data") == WRITTEN
 
 
-def test_a_folder_behind_a_link_is_replaced(tmp_path: Path) -> None:
+def test_an_old_folder_is_replaced_as_a_whole_behind_a_link_too(tmp_path: Path) -> None:
     """A data folder often lies on another disk."""
     fill(tmp_path / "disk/data", "old")
+    (tmp_path / "disk/data/stale").write_text("stale")
     (tmp_path / "data").symlink_to("disk/data")
     fill(tmp_path / "data", "text")
     assert tree(tmp_path / "data") == WRITTEN

@@ -6,7 +6,6 @@ unpadded, by the plain model and torch's cross-entropy over whole logits in floa
 
 from __future__ import annotations
 
-import threading
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -22,8 +21,7 @@ from nmt.config import DType, OptimizerConfig
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
 from nmt.training.checkpoints import TrainerState
-from nmt.training.learner import Learner
-from nmt.training.microbatches import Prefetcher
+from nmt.training.learner import Learner, Outcome
 from nmt.training.train import TrainingRun
 
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
@@ -54,6 +52,16 @@ def make_update(batches: list[Any]) -> Update:
     rows = [np.array(batch, dtype=np.int64) for batch in batches]
     sides = np.array([LENGTHS[i] for batch in batches for i in batch]).sum(0)
     return Update(rows, num_tokens=int(sides[1]), num_src_tokens=int(sides[0]))
+
+
+def accumulate(learner: Learner, update: Update) -> Tensor:
+    """Add up the gradient of an update."""
+    return learner.accumulate_gradient(update, learner.make_batches(update))
+
+
+def change(learner: Learner, update: Update, rate: float = 0.01, *, stop: bool = False) -> Outcome:
+    """Make an update."""
+    return learner.update(update, learner.make_batches(update), rate, is_stop_asked=stop)
 
 
 def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
@@ -96,7 +104,7 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
 def test_gradients_are_the_mean_over_all_target_tokens_however_cut(learner: Learner) -> None:
     exact = exact_gradient(learner, list(range(10)))
     for name, cut in CUTS.items():
-        assert len(learner.accumulate_gradient(make_update(cut))) == len(cut), name
+        assert len(accumulate(learner, make_update(cut))) == len(cut), name
         assert_close(gradient(learner), exact)
         learner.optimizer.zero_grad()
 
@@ -107,13 +115,13 @@ def test_an_update_reports_the_norm_that_its_gradient_had_before_clipping(
     clipped = OptimizerConfig(max_grad_norm=1e-3)
     learner = make_setup(data_dir, tmp_path, optimizer=clipped).learner
     exact = exact_gradient(learner, list(range(10)))
-    outcome = learner.update(make_update(CUTS["two"]), 1e-4, is_stop_asked=False)
+    outcome = change(learner, make_update(CUTS["two"]))
     norm = torch.stack([g.norm() for g in exact.values()]).norm()
     assert outcome.gradient_norm == pytest.approx(norm.item(), rel=1e-5)
 
 
 def test_updates_leave_no_gradient_behind(learner: Learner) -> None:
-    updates = [learner.update(make_update(CUTS["two"]), 0.0, is_stop_asked=False) for _ in range(2)]
+    updates = [change(learner, make_update(CUTS["two"]), 0.0) for _ in range(2)]
     assert gradient(learner) == {}
     assert updates[0].gradient_norm == updates[1].gradient_norm > 0
     assert updates[0].loss_sum == updates[1].loss_sum
@@ -125,7 +133,8 @@ def test_an_update_steps_with_the_rate_of_its_number(data_dir: Path, tmp_path: P
     rates = []
     for update in range(3):
         run = TrainingRun(setup, TrainerState(update=update), stop=[])
-        run.update(make_update([range(10)]), None)
+        work = make_update([range(10)])
+        run.update(work, setup.learner.make_batches(work))
         rates.append(setup.learner.optimizer.param_groups[0]["lr"])
         run.log.close()
     peak = (16 * 4) ** -0.5
@@ -142,7 +151,7 @@ def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path
             assert parameter.dtype is torch.float32
         # one token of a million: without a scale most gradients would be 0 in float16
         update = replace(make_update(CUTS["unequal"]), num_tokens=10**6)
-        learner.accumulate_gradient(update)
+        accumulate(learner, update)
         learner.scaler.unscale_(learner.optimizer)
         num_tokens = sum(tgt for _, tgt in LENGTHS)
         for name, exact in exact_gradient(learner, list(range(10))).items():
@@ -158,41 +167,7 @@ def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> No
     halves = make_setup(data_dir, tmp_path, dtype=DType.float16).learner
     full = make_setup(data_dir, tmp_path).learner
     update = make_update(CUTS["two"])
-    halves.update(update, 0.01, is_stop_asked=False)
+    change(halves, update)
     for learner, other in ((halves, full), (full, halves), (halves, halves)):
         learner.load_state_dict(other.state_dict(), other.best_model.state_dict())
-        assert learner.update(update, 0.01, is_stop_asked=False).is_finite
-
-
-# --- batches that are made ahead of their update
-
-UPDATES = [Update([], num_tokens=i, num_src_tokens=i) for i in range(5)]
-
-
-def test_every_update_gets_its_own_batches_whatever_was_expected() -> None:
-    prefetcher: Any = Prefetcher(lambda update: update.num_tokens)
-    order = [(0, 1), (1, 2), (4, 3), (2, None), (3, 3), (3, 0)]
-    for now, then in order:
-        following = None if then is None else UPDATES[then]
-        assert prefetcher.take(UPDATES[now], following) == now
-
-
-def test_the_following_batches_are_made_while_the_caller_works() -> None:
-    made = {update.num_tokens: threading.Event() for update in UPDATES}
-    prefetcher: Any = Prefetcher(lambda update: made[update.num_tokens].set())
-    prefetcher.take(UPDATES[0], UPDATES[1])
-    assert made[1].wait(10)
-    assert not made[2].is_set()
-
-
-def test_an_error_reaches_who_takes_the_batches() -> None:
-    def make(update: Update) -> Any:
-        if update.num_tokens == 2:
-            raise MemoryError("no room")
-        return update.num_tokens
-
-    prefetcher = Prefetcher(make)
-    assert prefetcher.take(UPDATES[1], UPDATES[2]) == 1
-    with pytest.raises(MemoryError, match="no room"):
-        prefetcher.take(UPDATES[2], None)
-    assert prefetcher.take(UPDATES[3], None) == 3
+        assert change(learner, update).is_finite

@@ -13,7 +13,7 @@ import pytest
 import torch
 from faults import poison, train_poisoned
 from ranks import child
-from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
+from toy import assert_same_weights, read_records, read_weights, train
 
 from nmt.config import OptimizerConfig, TrainConfig
 from nmt.data.batch import padding_share
@@ -31,16 +31,13 @@ LEFT_OUT = "not finite, left out"
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data folder and a run in which the loss of a pair is not a number."""
+def bad_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run in which the loss of a pair is not a number."""
     folder = tmp_path_factory.mktemp("guard")
-    assert command("preprocess", *write_corpus(folder)) == 0
-    never = ("update", 1000)
-    with child(
-        folder / "log", train_poisoned, PAIR, *never, folder / "data", folder / "run", *RICH
-    ) as one:
+    task = (train_poisoned, PAIR, "update", 1000, toy_data, folder / "run", *RICH)
+    with child(folder / "log", *task) as one:
         assert one.wait() == 0, one.stderr
-    return folder
+    return folder / "run"
 
 
 @pytest.fixture
@@ -51,14 +48,14 @@ def poisoned() -> Iterator[Callable[[int, float], None]]:
     Learner.losses = original  # type: ignore[method-assign]
 
 
-def sampler(root: Path) -> TokenBatchSampler:
-    lengths = open_split(root / "data", "train").lengths()
+def sampler(toy_data: Path) -> TokenBatchSampler:
+    lengths = open_split(toy_data, "train").lengths()
     return TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
 
 
-def plan(root: Path, num_epochs: int) -> list[list[list[int]]]:
+def plan(toy_data: Path, num_epochs: int) -> list[list[list[int]]]:
     """Return the pairs of each batch of each update."""
-    updates = [u for epoch in range(num_epochs) for u in sampler(root).updates(epoch)]
+    updates = [u for epoch in range(num_epochs) for u in sampler(toy_data).updates(epoch)]
     return [[rows.tolist() for rows in update.batches] for update in updates]
 
 
@@ -72,42 +69,47 @@ def named_pairs(text: str) -> list[int]:
 # --- what is not finite
 
 
-def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(root: Path) -> None:
-    events = read_records(root / "run", "event")
+def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
+    bad_run: Path, toy_data: Path
+) -> None:
+    events = read_records(bad_run, "event")
     assert {event["event"] for event in events} == {LEFT_OUT}
-    bad = [i for i, batches in enumerate(plan(root, 3)) if any(PAIR in rows for rows in batches)]
+    updates = plan(toy_data, 3)
+    bad = [i for i, batches in enumerate(updates) if any(PAIR in rows for rows in batches)]
     # each is about the update that would have been: those left out before it do not count
     assert [event["update"] for event in events] == [at + 1 - i for i, at in enumerate(bad)]
     assert len(bad) == 3
-    done = read_records(root / "run", "nll")
-    assert [record["update"] for record in done] == list(range(1, 21))
-    assert all(math.isfinite(record["loss"]) for record in done)
-    assert all(torch.isfinite(value).all() for value in read_weights(root / "run").values())
+    for event, at in zip(events, bad, strict=True):
+        assert event["batch"].startswith("loss nan for pairs ")
+        assert [named_pairs(event["batch"])] == [rows for rows in updates[at] if PAIR in rows]
+    assert all(torch.isfinite(value).all() for value in read_weights(bad_run).values())
 
 
-def test_a_bad_update_names_the_pairs_of_its_bad_batch(root: Path) -> None:
-    batches = [rows for batches in plan(root, 1) for rows in batches if PAIR in rows]
-    batch = read_records(root / "run", "event")[0]["batch"]
-    assert batch.startswith("loss nan for pairs ")
-    assert named_pairs(batch) == batches[0]
-
-
-def test_the_schedule_counts_done_updates_alone(root: Path) -> None:
+def test_the_figures_of_a_run_are_finite_and_its_schedule_counts_done_updates_alone(
+    bad_run: Path,
+) -> None:
     config = TrainConfig(optimizer=OptimizerConfig(warmup_steps=20))
     config.model.d_model = 16
-    for record in read_records(root / "run", "nll"):
+    records = read_records(bad_run, "nll")
+    assert [record["update"] for record in records] == list(range(1, 21))
+    names = "loss gradient_norm tokens_per_second memory_bytes model_flops_per_second"
+    for record in records:
+        assert all(0 < record[name] < math.inf for name in names.split())
         assert record["learning_rate"] == pytest.approx(learning_rate(record["update"], config))
-    path = root / "run/checkpoints/latest/trainer.pt"
+        assert 0 < record["model_flops_utilisation"] < math.inf
+        assert record["memory_bytes"] > 50e6
+        assert 0 < record["target_tokens_per_second"] < record["tokens_per_second"]
+    path = bad_run / "checkpoints/latest/trainer.pt"
     optimizer = torch.load(path, weights_only=True)["learner"]["optimizer"]
     assert optimizer["param_groups"][0]["lr"] == pytest.approx(learning_rate(20, config))
 
 
 def test_a_left_out_update_changes_nothing(
-    root: Path, tmp_path: Path, poisoned: Callable[[int, float], None]
+    bad_run: Path, toy_data: Path, tmp_path: Path, poisoned: Callable[[int, float], None]
 ) -> None:
     """Up to its first bad update a run is the one without the bad pair, and not one bit changes."""
-    before = read_records(root / "run", "event")[0]["update"] - 1
-    assert train(root / "data", tmp_path / "good", *RICH, f"max_updates={before}") == 0
+    before = read_records(bad_run, "event")[0]["update"] - 1
+    assert train(toy_data, tmp_path / "good", *RICH, f"max_updates={before}") == 0
     states: list[Any] = []
     original = Learner.update
 
@@ -124,7 +126,7 @@ def test_a_left_out_update_changes_nothing(
     poisoned(PAIR, float("inf"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "update", noting)
-        assert train(root / "data", tmp_path / "bad", *RICH, f"max_updates={before + 1}") == 0
+        assert train(toy_data, tmp_path / "bad", *RICH, f"max_updates={before + 1}") == 0
     ((weights, moments),) = states
     good = read_weights(tmp_path / "good")
     assert all(torch.equal(weights[name], good[name]) for name in good)
@@ -134,21 +136,21 @@ def test_a_left_out_update_changes_nothing(
 
 
 def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
-    root: Path, tmp_path: Path
+    bad_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
     for place, code in ((("update", 7), -9), (("update", 9), -9), (("update", 1000), 0)):
-        task = (train_poisoned, PAIR, *place, root / "data", run, *RICH)
+        task = (train_poisoned, PAIR, *place, toy_data, run, *RICH)
         with child(tmp_path / "log", *task) as one:
             assert one.wait() == code, one.stderr
-    assert_same_weights(root / "run", run)
+    assert_same_weights(bad_run, run)
     for key in ("nll", "event"):
-        ours, theirs = (read_records(folder, key) for folder in (run, root / "run"))
+        ours, theirs = (read_records(folder, key) for folder in (run, bad_run))
         assert [r["update"] for r in ours] == [r["update"] for r in theirs]
 
 
 def test_too_many_bad_updates_in_a_row_end_the_run(
-    root: Path,
+    toy_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
@@ -157,11 +159,11 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
     monkeypatch.setattr(
         Learner, "losses", lambda self, rows: (math.inf * (x := original(self, rows))[0], x[1])
     )
-    assert train(root / "data", tmp_path / "run", *PLAIN, "max_bad_updates=3") == 2
+    assert train(toy_data, tmp_path / "run", *PLAIN, "max_bad_updates=3") == 2
     err = capfd.readouterr().err
     last = err.splitlines()[-1]
     assert re.match(r"nmt-train: update 1: 3 times in a row .* not finite; last: loss inf", last)
-    third = [row for rows in plan(root, 1)[2] for row in rows]
+    third = [row for rows in plan(toy_data, 1)[2] for row in rows]
     assert named_pairs(last) == third[:20]
     assert err.count(LEFT_OUT) == 3
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
@@ -183,9 +185,9 @@ def high_scale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("high_scale")
-def test_overflows_lower_the_scale_and_do_not_end_the_run(root: Path, tmp_path: Path) -> None:
+def test_overflows_lower_the_scale_and_do_not_end_the_run(toy_data: Path, tmp_path: Path) -> None:
     options = [*PLAIN, "dtype=float16", "max_bad_updates=2"]
-    assert train(root / "data", tmp_path / "run", *options) == 0
+    assert train(toy_data, tmp_path / "run", *options) == 0
     num_left_out = len(read_records(tmp_path / "run", "event"))
     assert 5 < num_left_out < 34
     assert [r["update"] for r in read_records(tmp_path / "run", "nll")] == list(range(1, 21))
@@ -193,8 +195,8 @@ def test_overflows_lower_the_scale_and_do_not_end_the_run(root: Path, tmp_path: 
     state = torch.load(path, weights_only=True)
     assert state["learner"]["precision"]["scale"] == 2.0 ** (34 - num_left_out)
     assert state["state"]["bad_updates"] == 0
-    assert train(root / "data", tmp_path / "parts", *options, "max_updates=7") == 0
-    assert train(root / "data", tmp_path / "parts", *options) == 0
+    assert train(toy_data, tmp_path / "parts", *options, "max_updates=7") == 0
+    assert train(toy_data, tmp_path / "parts", *options) == 0
     assert_same_weights(tmp_path / "run", tmp_path / "parts")
 
 
@@ -208,23 +210,22 @@ def test_a_spike_stands_out_of_the_losses_before_it() -> None:
     assert not any(detector.is_spike(float(loss)) for loss in falling)
     assert detector.is_spike(3.5)
     assert not detector.is_spike(float(falling[-1]))
-
-
-def test_nothing_is_a_spike_before_there_is_something_to_compare_with() -> None:
-    detector = SpikeDetector()
+    detector = SpikeDetector()  # nothing to compare with yet
     assert not any(detector.is_spike(loss) for loss in (1.0, 50.0, 1.0, 900.0))
 
 
 def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
-    root: Path,
+    toy_data: Path,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     poisoned: Callable[[int, float], None],
 ) -> None:
     monkeypatch.setattr(checks, "_WINDOW", 5)
     poisoned(PAIR, 30.0)
-    assert train(root / "data", tmp_path / "run", *PLAIN) == 0
-    late = [(i, rows) for i, update in enumerate(plan(root, 3)) for rows in update if PAIR in rows]
+    assert train(toy_data, tmp_path / "run", *PLAIN) == 0
+    late = [
+        (i, rows) for i, update in enumerate(plan(toy_data, 3)) for rows in update if PAIR in rows
+    ]
     spikes = [e for e in read_records(tmp_path / "run", "event") if e["event"] == "loss spike"]
     assert spikes
     for event in spikes:
@@ -241,20 +242,10 @@ def test_many_pairs_are_cut_short() -> None:
 # --- figures
 
 
-def test_the_figures_of_a_run_are_there_finite_and_plausible(root: Path) -> None:
-    records = read_records(root / "run", "nll")
-    names = "gradient_norm learning_rate tokens_per_second memory_bytes model_flops_per_second"
-    for record in records:
-        assert all(0 < record[name] < math.inf for name in names.split())
-        assert 0 < record["model_flops_utilisation"] < 1
-        assert record["memory_bytes"] > 50e6
-        assert 0 < record["target_tokens_per_second"] < record["tokens_per_second"]
-
-
-def test_the_padding_share_is_that_of_the_batches(root: Path, tmp_path: Path) -> None:
+def test_the_padding_share_is_that_of_the_batches(toy_data: Path, tmp_path: Path) -> None:
     options = [*PLAIN, "log_every_updates=4", "max_updates=4"]
-    assert train(root / "data", tmp_path / "run", *options) == 0
+    assert train(toy_data, tmp_path / "run", *options) == 0
     (record,) = read_records(tmp_path / "run", "nll")
-    one = sampler(root)
+    one = sampler(toy_data)
     batches = [rows for update in one.updates(0)[:4] for rows in update.batches]
     assert record["padding_share"] == pytest.approx(padding_share(one.lengths, batches))

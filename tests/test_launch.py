@@ -12,18 +12,10 @@ from pathlib import Path
 
 import pytest
 from ranks import Child, child, run_ranks
-from toy import assert_same_weights, command, train, write_corpus
+from toy import assert_same_weights, train
 
 ENDLESS = ["valid_bleu=false", "max_updates=1000000", "log_every_updates=1000000"]
 TWO = [*ENDLESS, "devices=2"]
-
-
-@pytest.fixture(scope="module")
-def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A data folder."""
-    folder = tmp_path_factory.mktemp("launch")
-    assert command("preprocess", *write_corpus(folder)) == 0
-    return folder / "data"
 
 
 @contextmanager
@@ -78,18 +70,16 @@ def trains_on(one: Child, run_dir: Path) -> None:
     one.wait_until(lambda: last_update(run_dir) >= goal)
 
 
-def same_bits_as_a_whole_run(data_dir: Path, folder: Path) -> None:
+def same_bits_as_a_whole_run(toy_data: Path, folder: Path) -> None:
     """Compare the run with one on two ranks that nothing disturbed, at its newest checkpoint."""
     end = f"max_updates={last_update(folder / 'run')}"
-    run_ranks(folder, 2, train, data_dir, folder / "whole", *ENDLESS, end)
+    run_ranks(folder, 2, train, toy_data, folder / "whole", *ENDLESS, end)
     assert_same_weights(folder / "whole", folder / "run")
 
 
-def test_a_killed_rank_ends_the_run_which_names_it_and_goes_on(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, data_dir, run, *TWO) as one:
+    with launched(tmp_path, toy_data, run, *TWO) as one:
         trains_on(one, run)
         pids = rank_pids(tmp_path)
         assert len(pids) == 2
@@ -98,49 +88,46 @@ def test_a_killed_rank_ends_the_run_which_names_it_and_goes_on(
         last = one.stderr.splitlines()[-1]
         assert re.match(rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last)
         assert not any(is_alive(pid) for pid in pids)
-    further = f"max_updates={last_update(run) + 5}"
-    run_ranks(tmp_path, 2, train, data_dir, run, *ENDLESS, further)
-    same_bits_as_a_whole_run(data_dir, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_to_the_launcher_saves_and_the_run_goes_on(
-    data_dir: Path, tmp_path: Path, number: signal.Signals
+    toy_data: Path, tmp_path: Path, number: signal.Signals
 ) -> None:
     run = tmp_path / "run"
     for _ in range(2):
-        with launched(tmp_path, data_dir, run, *TWO) as one:
+        with launched(tmp_path, toy_data, run, *TWO) as one:
             trains_on(one, run)
             one.send(number)
             assert one.wait(60) == 75
             last = one.stderr.splitlines()[-1]
             assert re.match(rf"nmt-train: stopped by {number.name} after update \d+, which", last)
-    same_bits_as_a_whole_run(data_dir, tmp_path)
+    same_bits_as_a_whole_run(toy_data, tmp_path)
 
 
 @pytest.mark.slow
 def test_ranks_end_with_a_killed_launcher_and_the_run_goes_on_at_once(
-    data_dir: Path, tmp_path: Path
+    toy_data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, data_dir, run, *TWO) as one:
+    with launched(tmp_path, toy_data, run, *TWO) as one:
         trains_on(one, run)
         pids = rank_pids(tmp_path)
         one.send(signal.SIGKILL)
         assert one.wait() == -9
-    with launched(tmp_path, data_dir, run, *TWO) as one:  # while the old ranks may live
+    with launched(tmp_path, toy_data, run, *TWO) as one:  # while the old ranks may live
         trains_on(one, run)
         assert not any(is_alive(pid) for pid in pids)
         one.send(signal.SIGTERM)
         assert one.wait(60) == 75
-    same_bits_as_a_whole_run(data_dir, tmp_path)
+    same_bits_as_a_whole_run(toy_data, tmp_path)
 
 
 @pytest.mark.slow
-def test_a_rank_that_hangs_ends_the_run_within_the_timeout(data_dir: Path, tmp_path: Path) -> None:
+def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, data_dir, run, *TWO, "timeout_seconds=5") as one:
+    with launched(tmp_path, toy_data, run, *TWO, "timeout_seconds=5") as one:
         trains_on(one, run)
         pids = rank_pids(tmp_path)
         os.kill(pids[1], signal.SIGSTOP)
@@ -153,9 +140,9 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout(data_dir: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_a_mistake_of_the_user_is_one_line_from_all_ranks(data_dir: Path, tmp_path: Path) -> None:
+def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_path: Path) -> None:
     options = [*TWO, "max_tokens=3"]
-    with launched(tmp_path, data_dir, tmp_path / "run", *options) as one:
+    with launched(tmp_path, toy_data, tmp_path / "run", *options) as one:
         assert one.wait(60) == 2
         lines = one.stderr.splitlines()
     assert re.match(

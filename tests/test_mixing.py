@@ -16,7 +16,7 @@ from toy import assert_same_weights, read_records, train
 from nmt.config import TrainConfig
 from nmt.data import mixing
 from nmt.data.binary import open_split
-from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch, whole
+from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.training.learner import Learner
@@ -35,7 +35,7 @@ def corpora(**weights: float) -> list[CorpusRange]:
 
 def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int, int]:
     """Count how often each pair of a corpus comes in some epochs."""
-    corpus = next(share.corpus for share in mix.shares if share.corpus.name == name)
+    corpus = next(corpus for corpus in mix.corpora if corpus.name == name)
     drawn = Counter(row for epoch in epochs for row in mix.rows(seed, epoch).tolist())
     return {row: drawn[row] for row in range(corpus.start, corpus.start + corpus.num_pairs)}
 
@@ -45,7 +45,7 @@ def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int
 
 def test_without_weights_an_epoch_is_every_pair_once_in_order() -> None:
     assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))
-    assert whole(9).rows(3, 5).tolist() == list(range(9))
+    assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
 
 
 def test_a_whole_weight_is_how_often_each_pair_comes_in_each_epoch() -> None:
@@ -75,11 +75,6 @@ def test_the_pairs_of_half_an_epoch_are_drawn_at_random() -> None:
     ]
     assert len(set(drawn)) == 6
     assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
-
-
-def test_weights_of_training_take_the_place_of_those_of_the_folder() -> None:
-    mix = make_mix(corpora(a=3, b=0), {"b": 1, "c": 0})
-    assert mix.sizes(0) == [90, 7, 0]
 
 
 def test_a_large_corpus_is_shuffled_in_blocks_and_none_is_lost(
@@ -114,10 +109,7 @@ def test_temperature_evens_out_the_shares_and_keeps_the_length_of_the_epoch() ->
     even = pairs_an_epoch(sizes, weights, 1e9)
     assert even[1] / even[0] == pytest.approx(2)
     assert hot[2] == even[2] == 0
-
-
-def test_temperature_does_nothing_to_a_corpus_alone() -> None:
-    for size in range(1, 200):
+    for size in range(1, 200):  # a corpus alone stays as it is
         assert pairs_an_epoch([size], [0.7], 3.3) == [0.7 * size]
 
 
@@ -179,10 +171,10 @@ def drawn_corpora(data_dir: Path, monkeypatch: pytest.MonkeyPatch, *arguments: s
     seen: Counter[str] = Counter()
     original, data = Learner.accumulate_gradient, open_split(data_dir, "train")
 
-    def watching(learner: Learner, update: Any, following: Any) -> Any:
+    def watching(learner: Learner, update: Any, batches: Any) -> Any:
         firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
         seen.update([*SIZES][first - 4] for first in firsts)
-        return original(learner, update, following)
+        return original(learner, update, batches)
 
     monkeypatch.setattr(Learner, "accumulate_gradient", watching)
     assert train(data_dir, data_dir / "run", *RUN, *arguments) == 0

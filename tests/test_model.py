@@ -4,6 +4,7 @@ properties that masks promise; these hold for the accelerated model, too.
 
 from __future__ import annotations
 
+import itertools
 import math
 from typing import Any
 
@@ -14,6 +15,7 @@ from conftest import (
     EOS,
     PAD,
     VOCAB_SIZE,
+    assert_near,
     decode_by_steps,
     hidden_states,
     plain,
@@ -45,27 +47,11 @@ BIG = ModelConfig(d_model=1024, d_ff=4096, num_heads=16)
 # --- size
 
 
-def paper_parameters(config: ModelConfig, vocab_size: int) -> int:
-    """Count the weights of figure 1 one matrix at a time."""
-    d, d_ff = config.d_model, config.d_ff
-    attention, norm = 4 * (d * d + d), 2 * d
-    feed_forward = d * d_ff + d_ff + d_ff * d + d
-    encoder = attention + feed_forward + 2 * norm
-    decoder = 2 * attention + feed_forward + 3 * norm
-    layers = config.num_encoder_layers * encoder + config.num_decoder_layers * decoder
-    return vocab_size * d + layers
-
-
 def test_base_and_big_have_the_papers_number_of_parameters() -> None:
     for config, expected in ((BASE, 63_082_496), (BIG, 214_245_376)):
         with torch.device("meta"):
             model = Transformer(config, 37_000)
-        assert num_parameters(model) == expected == paper_parameters(config, 37_000)
-
-
-def test_pre_norm_adds_one_norm_to_each_stack() -> None:
-    post, pre = (num_parameters(Transformer(tiny_config(norm=norm), 50)) for norm in NORMS)
-    assert pre - post == 2 * 2 * 16
+        assert num_parameters(model) == expected
 
 
 # --- positions
@@ -101,55 +87,30 @@ LAYOUTS: dict[Positions, Any] = {
 }
 
 
-@pytest.mark.parametrize("layout", list(Positions))
-def test_positions_follow_their_formula(layout: Positions) -> None:
-    for d_model in (4, 16, 30):
-        table = sinusoidal_positions(300, d_model, layout)
-        assert table.dtype is torch.float32
-        expected = LAYOUTS[layout](300, d_model)
-        torch.testing.assert_close(table.double(), expected, atol=1e-7, rtol=0)
-
-
-@pytest.mark.parametrize("layout", list(Positions))
-def test_positions_of_a_bfloat16_model_are_the_formula_rounded_once(layout: Positions) -> None:
-    model = plain(tiny_model(positions=layout)).bfloat16()
-    src, lengths = random_source([1024])
-    model.encode(src, padding_mask(lengths, 1024))  # the table grows beyond its first 512 rows
-    table = model.positions[:1024]
-    assert table.dtype is torch.bfloat16
-    assert torch.equal(table, LAYOUTS[layout](1024, 16).float().bfloat16())
-
-
-def test_positions_of_a_bfloat16_model_of_base_size_are_distinct() -> None:
+def test_positions_follow_their_formula_and_bfloat16_rounds_it_once() -> None:
+    for layout, formula in LAYOUTS.items():
+        for d_model in (4, 16, 30):
+            table = sinusoidal_positions(300, d_model, layout)
+            assert table.dtype is torch.float32
+            assert_near(table.double(), formula(300, d_model), (layout, d_model), atol=1e-7, rtol=0)
+        model = plain(tiny_model(positions=layout)).bfloat16()
+        src, lengths = random_source([1024])
+        model.encode(src, padding_mask(lengths, 1024))  # the table grows beyond its first 512 rows
+        assert torch.equal(model.positions[:1024], formula(1024, 16).float().bfloat16()), layout
     model = Transformer(tiny_config(d_model=512), VOCAB_SIZE).bfloat16()
     table = model.position_table(1024)[:1024].float()
     assert len(torch.unique(table, dim=0)) == 1024
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_sentences_longer_than_the_table_of_positions_work(
-    norm: Norm, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    src, tgt = random_source([40, 9]), random_target(2, 33)
-    expected = hidden_states(plain(tiny_model(norm=norm)), *src, tgt)
+def test_sentences_longer_than_the_table_of_positions_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    src, tgt = random_source([5, 3]), random_target(2, 33)
+    expected = hidden_states(plain(tiny_model()), *src, tgt)
     monkeypatch.setattr(transformer, "NUM_POSITIONS", 4)
-    runs = {
-        "plain": lambda model: hidden_states(plain(model), *src, tgt),
-        "packed": lambda model: hidden_states(model, *src, tgt),
-        "steps": lambda model: decode_by_steps(model, *src, tgt),
-    }
-    for name, run in runs.items():
-        model = tiny_model(norm=norm)
+    models = plain(tiny_model()), tiny_model(), tiny_model()
+    runs = hidden_states, hidden_states, decode_by_steps
+    for model, run in zip(models, runs, strict=True):
         assert len(model.positions) == 4
-        torch.testing.assert_close(
-            run(model), expected, atol=1e-5, rtol=1e-5, msg=lambda text, name=name: name + text
-        )
-
-
-def test_the_table_of_positions_is_no_weight() -> None:
-    model = tiny_model()
-    assert "positions" not in model.state_dict()
-    assert all(parameter is not model.positions for parameter in model.parameters())
+        assert_near(run(model, *src, tgt), expected, (type(model), run))
 
 
 # --- torch's Transformer as the oracle
@@ -208,79 +169,38 @@ def oracle_embed(model: Transformer, ids: Tensor) -> Tensor:
     return vectors + paper_positions(ids.size(1), d_model).float()
 
 
-@pytest.mark.parametrize("depth", [(2, 2), (2, 5), (6, 1)])
-@pytest.mark.parametrize("norm", NORMS)
-def test_encoder_and_decoder_equal_torchs(norm: Norm, depth: tuple[int, int]) -> None:
-    layers = dict(zip(("num_encoder_layers", "num_decoder_layers"), depth, strict=True))
-    model = plain(tiny_model(norm=norm, **layers))
+def test_encoder_and_decoder_equal_torchs() -> None:
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
     sources = padding_mask(lengths, src.size(1))
     is_padding = ~sources[:, 0, 0]  # (B, S), True = ignored, torch's convention
-    for training in (False, True):
-        model.train(training)
+    options = {"tgt_mask": ~causal_mask(6), "memory_key_padding_mask": is_padding}
+    for case in itertools.product(NORMS, [(2, 2), (2, 5), (6, 1)], (False, True)):
+        norm, (num_encoder_layers, num_decoder_layers), training = case
+        layers = dict(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
+        model = plain(tiny_model(norm=norm, num_heads=2, **layers)).train(training)
         encoder, decoder = torch_stack(model, "encoder"), torch_stack(model, "decoder")
         memory = encoder(oracle_embed(model, src), src_key_padding_mask=is_padding)
-        found = model.encode(src, sources)
-        torch.testing.assert_close(found[~is_padding], memory[~is_padding], atol=1e-5, rtol=1e-5)
-        expected = decoder(
-            oracle_embed(model, tgt),
-            memory,
-            tgt_mask=~causal_mask(6),
-            memory_key_padding_mask=is_padding,
-        )
+        assert_near(model.encode(src, sources)[~is_padding], memory[~is_padding], case)
+        expected = decoder(oracle_embed(model, tgt), memory, **options)
         hidden = model(src, sources, tgt, causal_mask(6))
-        torch.testing.assert_close(hidden, expected, atol=1e-5, rtol=1e-5)
-        logits = expected @ model.embedding.weight.T
-        torch.testing.assert_close(model.logits(hidden), logits, atol=1e-4, rtol=1e-5)
-
-
-# --- attention, by loops
-
-
-def loop_attention(
-    attention: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor
-) -> tuple[Tensor, Tensor]:
-    """Compute equation 1 and section 3.2.2 for each sentence, head and query; `visible` is (B, T,
-    S). Also return the weights (B, H, T, S).
-    """
-    weights = attention.in_projection.weight.chunk(3)
-    biases = attention.in_projection.bias.chunk(3)
-    d_model, num_heads = x.size(-1), attention.num_heads
-    size = d_model // num_heads
-    joined = torch.zeros_like(x)
-    found = x.new_zeros(len(x), num_heads, x.size(1), memory.size(1))
-    for b in range(x.size(0)):
-        queries = x[b] @ weights[0].T + biases[0]
-        keys = memory[b] @ weights[1].T + biases[1]
-        values = memory[b] @ weights[2].T + biases[2]
-        for h in range(num_heads):
-            part = slice(h * size, (h + 1) * size)
-            for t in range(x.size(1)):
-                seen = [s for s in range(memory.size(1)) if visible[b, t, s]]
-                scores = [float(queries[t, part] @ keys[s, part]) / math.sqrt(size) for s in seen]
-                shares = [math.exp(score - max(scores)) for score in scores]
-                for s, share in zip(seen, shares, strict=True):
-                    found[b, h, t, s] = share / sum(shares)
-                    joined[b, t, part] += share / sum(shares) * values[s, part]
-    return joined @ attention.out_projection.weight.T + attention.out_projection.bias, found
+        assert_near(hidden, expected, case)
+        assert_near(model.logits(hidden), expected @ model.embedding.weight.T, case, atol=1e-4)
 
 
 @torch.no_grad()
-def test_attention_and_its_weights_equal_loops() -> None:
-    attention: Any = plain(tiny_model(3)).decoder_layers[0].cross_attention.double()
-    x, memory = (torch.randn(3, n, 16, dtype=torch.float64) for n in (5, 6))
+def test_attention_and_its_recorded_weights_equal_torchs() -> None:
+    attention: Any = plain(tiny_model(3)).decoder_layers[0].cross_attention
+    theirs = nn.MultiheadAttention(16, 4, batch_first=True).eval()
+    copy_attention(attention, theirs)
+    x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
     own, other = padding_mask(torch.tensor([5, 2, 1]), 5), padding_mask(torch.tensor([6, 3, 1]), 6)
-    cases = {
-        "self": (x, own),
-        "causal": (x, own & causal_mask(5)),
-        "cross": (memory, other),
-    }
+    cases = {"self": (x, own), "causal": (x, own & causal_mask(5)), "cross": (memory, other)}
     for name, (keys, mask) in cases.items():
         record: dict[Any, Tensor | None] = {attention: None}
         found = attention(x, keys, mask, record), record[attention]
-        visible = mask[:, 0].expand(3, 5, keys.size(1))
-        expected = loop_attention(attention, x, keys, visible)
-        torch.testing.assert_close(found, expected, msg=lambda text, name=name: name + text)
+        hidden = ~mask.expand(3, 4, 5, keys.size(1)).flatten(0, 1)  # (B * H, T, S)
+        expected = theirs(x, keys, keys, attn_mask=hidden, average_attn_weights=False)
+        assert_near(found, expected, name)
 
 
 def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:
@@ -309,6 +229,7 @@ def test_one_matrix_is_both_embeddings_and_the_output() -> None:
     model = plain(tiny_model())
     with_vocabulary = [n for n, t in model.state_dict().items() if VOCAB_SIZE in t.shape]
     assert with_vocabulary == ["embedding.weight"]
+    assert "positions" not in model.state_dict()
     src, sources = torch.tensor([[5, 6, EOS]]), padding_mask(torch.tensor([3]), 3)
     tgt, hidden = torch.tensor([[BOS, 5]]), torch.randn(16)
 
@@ -327,17 +248,15 @@ def test_one_matrix_is_both_embeddings_and_the_output() -> None:
 # --- causality, padding, neighbors
 
 
-def both(norm: Norm, **changes: Any) -> list[Transformer]:
-    """Return the accelerated model and the plain one."""
-    model = tiny_model(norm=norm, **changes)
-    twin = plain(model)
-    return [model, twin]
+def both_models(**changes: Any) -> list[Transformer]:
+    """Return accelerated models of both norms and the plain ones."""
+    fast = [tiny_model(norm=norm, **changes) for norm in NORMS]
+    return [*fast, *map(plain, fast)]
 
 
-@pytest.mark.parametrize("norm", NORMS)
-def test_a_position_sees_itself_and_the_past_but_no_future(norm: Norm) -> None:
+def test_a_position_sees_itself_and_the_past_but_no_future() -> None:
     tgt = random_target(2, 6)
-    for model in [m.train(mode) for mode in (False, True) for m in both(norm, dropout=0.1)]:
+    for model in [m.train(mode) for mode in (False, True) for m in both_models(dropout=0.1)]:
         embedded: list[Tensor] = []
         model.embedding.register_forward_hook(lambda *call, to=embedded: to.append(call[-1]))
         logits = model.logits(hidden_states(model, *random_source([5, 3]), tgt))
@@ -349,55 +268,27 @@ def test_a_position_sees_itself_and_the_past_but_no_future(norm: Norm) -> None:
             assert (sizes[: t + 1] > 0).all(), type(model)
 
 
-@pytest.mark.parametrize("norm", NORMS)
 @torch.no_grad()
-def test_later_targets_change_no_earlier_logits(norm: Norm) -> None:
-    src, tgt = random_source([5, 3]), random_target(2, 6)
-
-    def logits(model: Transformer, ids: Tensor) -> Tensor:
-        torch.manual_seed(1)  # the same dropout
-        return model.logits(hidden_states(model, *src, ids))
-
-    for model in [m.train(mode) for mode in (False, True) for m in both(norm, dropout=0.1)]:
-        for t in range(1, 6):
-            other = tgt.clone()
-            other[:, t:] = PAD if t == 3 else tgt[:, t:] % 19 + 4
-            first, second = logits(model, tgt), logits(model, other)
-            assert torch.equal(first[:, :t], second[:, :t]), type(model)
-            assert not torch.equal(first[:, t], second[:, t]), type(model)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@torch.no_grad()
-def test_what_stands_at_padded_places_changes_nothing(norm: Norm) -> None:
+def test_neither_padding_nor_other_sentences_change_anything() -> None:
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
     is_padding = torch.arange(src.size(1)) >= lengths[:, None]
     other = src.masked_scatter(is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4)
-    for model in both(norm):
-        expected = hidden_states(model, src, lengths, tgt)
-        torch.testing.assert_close(hidden_states(model, other, lengths, tgt), expected)
-        model.embedding.weight[PAD] = 1e4
-        torch.testing.assert_close(hidden_states(model, src, lengths, tgt), expected)
-
-
-@pytest.mark.parametrize("norm", NORMS)
-@torch.no_grad()
-def test_a_sentence_alone_is_as_in_a_batch(norm: Norm) -> None:
-    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
-    for model in both(norm):
+    for model in both_models():
         together = hidden_states(model, src, lengths, tgt)
+        assert_near(hidden_states(model, other, lengths, tgt), together, type(model))
         for i, length in enumerate(LENGTHS):
             for num_padding, num_targets in ((0, 2), (0, 6), (50, 2), (50, 6)):
                 row = nn.functional.pad(src[i : i + 1, :length], (0, num_padding), value=PAD)
                 start = tgt[i : i + 1, :num_targets]
                 alone = hidden_states(model, row, lengths[i : i + 1], start)
-                expected = together[i, :num_targets]
-                torch.testing.assert_close(alone[0], expected, atol=1e-5, rtol=1e-5)
+                assert_near(alone[0], together[i, :num_targets], (type(model), i, num_padding))
+        model.embedding.weight[PAD] = 1e4
+        assert_near(hidden_states(model, src, lengths, tgt), together, type(model))
 
 
 def test_an_empty_sentence_gives_numbers_and_finite_gradients() -> None:
     src, lengths = torch.tensor([[5, EOS], [PAD, PAD]]), torch.tensor([2, 0])
-    for model in both(Norm.post):
+    for model in both_models():
         hidden_states(model, src, lengths, random_target(2, 3)).square().sum().backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]
         assert len(gradients) == len(list(model.parameters()))

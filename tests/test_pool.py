@@ -53,8 +53,9 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_results_come_in_order_however_long_each_takes() -> None:
     seconds = [0.2, 0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
-    with WorkerPool(3, sleeper) as pool:
-        assert list(pool.map(seconds)) == [(s, s) for s in seconds]
+    for num_workers in (3, 0):
+        with WorkerPool(num_workers, sleeper) as pool:
+            assert list(pool.map(seconds)) == [(s, s) for s in seconds]
 
 
 def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
@@ -63,7 +64,7 @@ def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
         assert [result for _, result in pool.map(items)] == [item.upper() for item in items]
 
 
-def test_no_more_items_are_taken_than_workers_can_have() -> None:
+def test_no_more_items_are_taken_and_workers_started_than_needed() -> None:
     taken = 0
 
     def items() -> Iterator[float]:
@@ -76,37 +77,24 @@ def test_no_more_items_are_taken_than_workers_can_have() -> None:
         for number, _ in enumerate(pool.map(items()), start=1):
             assert taken - number < 3 * 2
     assert taken == 50
-
-
-def test_workers_start_as_they_are_needed() -> None:
     with WorkerPool(64, sleeper) as pool:
         assert list(pool.map([0.0])) == [(0.0, 0.0)]
         assert len(multiprocessing.active_children()) == 1
 
 
 def test_the_first_error_in_order_is_raised_after_the_results_before_it() -> None:
-    results: list[tuple[int, int]] = []
-    with WorkerPool(2, refuser) as pool, pytest.raises(DataError, match="3 is no good"):
-        results.extend(pool.map([0, 1, 2, 3, 5]))
-    assert results == [(0, 0), (1, 1), (2, 2)]
-
-
-def test_an_error_of_the_source_comes_after_the_results_of_what_it_gave() -> None:
-    def items() -> Iterator[float]:
-        yield 0.1
-        yield 0.0
+    def items() -> Iterator[int]:
+        yield from (0, 1, 2)
         raise DataError("the end is missing")
 
-    results: list[tuple[float, float]] = []
-    with WorkerPool(2, sleeper) as pool, pytest.raises(DataError, match="the end is missing"):
-        results.extend(pool.map(items()))
-    assert [result for _, result in results] == [0.1, 0.0]
-
-
-def test_a_bug_in_a_worker_shows_its_traceback() -> None:
+    for numbers, message in (([0, 1, 2, 3, 5], "3 is no good"), (items(), "the end is missing")):
+        results: list[tuple[int, int]] = []
+        with WorkerPool(2, refuser) as pool, pytest.raises(DataError, match=message):
+            results.extend(pool.map(numbers))
+        assert results == [(0, 0), (1, 1), (2, 2)]
     with WorkerPool(1, refuser) as pool, pytest.raises(ValueError, match="a bug") as caught:
         list(pool.map([5]))
-    assert "_refuse" in str(caught.value.__cause__)
+    assert "_refuse" in str(caught.value.__cause__)  # a bug shows its traceback
 
 
 def test_a_worker_that_dies_is_one_line() -> None:
@@ -141,6 +129,7 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
     wait_until_gone(workers)
 
 
-def test_as_many_workers_as_threads_or_else_processors() -> None:
-    assert count_workers(3) == 3
-    assert 1 <= count_workers(0) <= (os.cpu_count() or 1)
+def test_as_many_workers_as_threads_or_else_cores_and_none_for_one() -> None:
+    assert [count_workers(n) for n in (1, 2, 3)] == [0, 2, 3]
+    num_cores = len(os.sched_getaffinity(0))
+    assert count_workers(0) == (num_cores if num_cores > 1 else 0)

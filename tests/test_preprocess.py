@@ -7,14 +7,17 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pyarrow as pa
 import pytest
 from datasets import Dataset
 from preprocessing import ODD, read_back, read_report, tree, write_corpus, write_text
 from toy import command
 
+from nmt.config import TokenizerConfig
 from nmt.data.binary import read_meta
 from nmt.data.tokenizer import Tokenizer
+from nmt.preprocess.plan import Sample, sample_keys, sample_size
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +58,7 @@ def test_several_machines_write_what_one_does(
     assert tree(tmp_path) == {f"data/{k}": v for k, v in tree(place / "data").items()}
 
 
-def test_every_line_keeps_its_number_and_its_partner(place: Path) -> None:
+def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(place: Path) -> None:
     kept = [[int(re.match(r"\d+", line)[0]) for line in pair] for pair in read_back(place / "data")]  # type: ignore[index]
     assert all(src == tgt for src, tgt in kept)
     lines = [
@@ -77,11 +80,8 @@ def test_every_line_keeps_its_number_and_its_partner(place: Path) -> None:
             line = Path(example["file"]).read_bytes().split(b"\n")[example["line"] - 1]
             assert part in line
         assert len(report["examples"][reason]) == min(5, report["dropped"][reason])
-
-
-def test_held_out_pairs_all_stay(place: Path) -> None:
-    report = read_report(place / "data")["valid"]
-    assert (report["read"], report["kept"], report["dropped"]) == (12, 12, {})
+    held_out = read_report(place / "data")["valid"]
+    assert (held_out["read"], held_out["kept"], held_out["dropped"]) == (12, 12, {})
     for side in ("src", "tgt"):
         assert (place / f"data/valid.{side}").read_bytes().count(b"\n") == 12
     assert len(list(read_back(place / "data", "valid"))) == 12
@@ -141,21 +141,16 @@ def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 500}
 
 
-def test_many_drops_are_a_warning_with_the_main_reason(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert command("preprocess", *arguments(place, tmp_path / "data", "max_length=9")) == 0
-    warning = capfd.readouterr().err
-    assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", warning)
-
-
-def test_report_only_writes_nothing(
+def test_report_only_writes_nothing_and_many_drops_are_a_warning(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "scratch").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    assert command("preprocess", *arguments(place, tmp_path / "data", "report_only=true")) == 0
-    assert "empty side" in capfd.readouterr().out
+    changes = ["report_only=true", "max_length=9"]
+    assert command("preprocess", *arguments(place, tmp_path / "data", *changes)) == 0
+    shown = capfd.readouterr()
+    assert "empty side" in shown.out
+    assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", shown.err)
     assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]
 
 
@@ -181,3 +176,51 @@ def test_nothing_heavy_is_imported() -> None:
     ):
         code = f"import sys, {modules}; sys.exit({unwanted!r} in sys.modules)"
         assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0, modules
+
+
+NUM_PAIRS = 20_000
+
+
+def draw(size: int, cuts: list[int]) -> tuple[list[str], list[str]]:
+    """Sample pairs that are numbered, added in parts, as far as their keys are below the limit."""
+    sample = Sample(size)
+    for start, end in zip([0, *cuts], [*cuts, NUM_PAIRS], strict=True):
+        numbers = np.arange(start, end)
+        keys = sample_keys(1, "news", numbers)
+        chosen = numbers[keys < sample.limit]
+        lines = list(map(str, chosen))
+        sample.add(keys[keys < sample.limit], lines, [f"-{line}" for line in lines])
+    return sample.take()
+
+
+def test_the_smallest_keys_are_drawn_in_order_of_reading() -> None:
+    keys = sample_keys(1, "news", np.arange(NUM_PAIRS))
+    for size in (1, 700, NUM_PAIRS - 1, NUM_PAIRS, 10 * NUM_PAIRS):
+        expected = np.sort(np.argsort(keys)[:size])
+        for cuts in ([], [1], list(range(50, NUM_PAIRS, 50))):
+            src, tgt = draw(size, cuts)
+            assert src == list(map(str, expected)), (size, cuts[:2])
+            assert tgt == [f"-{line}" for line in src]
+    assert Sample(0).limit == 0  # asks for nothing
+
+
+def test_seeds_and_corpora_draw_other_pairs() -> None:
+    numbers = np.arange(NUM_PAIRS)
+    keys = [sample_keys(*key, numbers) for key in ((1, "a"), (2, "a"), (1, "b"))]
+    first = [set(np.argsort(k)[:1000].tolist()) for k in keys]
+    assert all(len(one & other) < 150 for one, other in zip(first, first[1:], strict=False))
+    assert all(len(np.unique(k)) == NUM_PAIRS for k in keys)
+
+
+def test_every_part_of_the_corpus_has_its_share() -> None:
+    numbers = np.array([int(line) for line in draw(2000, [7])[0]])
+    shares = np.bincount(numbers // (NUM_PAIRS // 10))
+    assert shares.min() > 130  # of 200; 5 standard deviations
+    assert shares.max() < 270
+
+
+def test_a_sample_gives_no_more_lines_than_asked_for() -> None:
+    assert sample_size(TokenizerConfig(max_sentences=9)) == 4  # of both sides
+    assert sample_size(TokenizerConfig(max_sentences=1)) == 1
+    assert sample_size(TokenizerConfig(max_sentences=9, separate=True)) == 9  # of each side
+    assert sample_size(TokenizerConfig(model="given.model")) == 0

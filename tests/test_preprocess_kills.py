@@ -69,7 +69,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def test_a_lost_worker_is_one_line_and_nobody_is_left(place: Path, tmp_path: Path) -> None:
-    with start(*arguments(place, tmp_path / "data")) as process:
+    with start(*arguments(place, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         for pid in workers:  # the parent alone: tests/test_pool.py
             os.kill(pid, signal.SIGKILL)
@@ -82,7 +82,7 @@ def test_a_lost_worker_is_one_line_and_nobody_is_left(place: Path, tmp_path: Pat
 
 
 def test_control_c_ends_all_quickly_and_quietly(place: Path, tmp_path: Path) -> None:
-    with start(*arguments(place, tmp_path / "data")) as process:
+    with start(*arguments(place, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=20) == 130

@@ -1,15 +1,18 @@
-"""A run that was killed, anywhere and however often, ends with the bits of one that was not."""
+"""A run that was killed or stopped, anywhere and however often, ends with the bits of one that was
+not.
+"""
 
 from __future__ import annotations
 
 import json
 import re
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 import torch
-from faults import train_and_die, train_and_record
+from faults import train_and_die, train_and_record, train_and_signal
 from ranks import child, ranks, run_ranks
 from toy import (
     assert_same_weights,
@@ -22,7 +25,9 @@ from toy import (
 
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import open_split
+from nmt.errors import EXIT_STOPPED
 from nmt.training.checkpoints import TrainerState, seed_update
+from nmt.training.checks import listen
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
 # dropout and accumulation are on in any case; several epochs pass
@@ -36,12 +41,12 @@ RICH = [
 
 
 @pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a data folder and runs that nothing disturbed, on 1 and on 2 ranks."""
+def root(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with whole runs on 1 rank and on 2, and one of 4 plain updates."""
     folder = tmp_path_factory.mktemp("resume")
-    assert command("preprocess", *write_corpus(folder)) == 0
-    assert train(folder / "data", folder / "one", *RICH) == 0
-    run_ranks(folder, 2, train, folder / "data", folder / "two", *RICH)
+    assert train(toy_data, folder / "one", *RICH) == 0
+    run_ranks(folder, 2, train, toy_data, folder / "two", *RICH)
+    assert train(toy_data, folder / "short", *SMALL, "max_updates=4") == 0
     return folder
 
 
@@ -51,37 +56,34 @@ def die(folder: Path, place: str, number: int, *arguments: object) -> None:
         assert one.wait() == -9, one.stderr
 
 
-@pytest.mark.parametrize(
-    "deaths",
-    [
-        [("update", 7), ("save", 1), ("update", 9), ("validation", 1)],
-        [("save", 1), ("rename", 2), ("link", 1), ("remove", 3)],
-    ],
-    ids=["between", "writing"],
-)
+def assert_same_run(one: Path, other: Path) -> None:
+    """Compare weights, validations and logged updates of two runs."""
+    assert_same_weights(one, other)
+    for key in ("valid_loss", "nll"):
+        found = [
+            [(r["update"], r.get("valid_loss")) for r in read_records(x, key)] for x in (one, other)
+        ]
+        assert found[0] == found[1]
+    assert not list((other / "checkpoints").glob(".*"))
+
+
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    root: Path, tmp_path: Path, deaths: list[tuple[str, int]]
+    root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    for place, number in deaths:
-        die(tmp_path, place, number, root / "data", tmp_path / "run", *RICH)
-    assert train(root / "data", tmp_path / "run", *RICH) == 0
-    assert_same_weights(root / "one", tmp_path / "run")
-    logged = [
-        [r["update"] for r in read_records(tmp_path / "run", k)] for k in ("nll", "valid_loss")
-    ]
-    assert logged == [[5, 10, 15, 20], [10, 20]]
-    kept = [
-        [r["valid_loss"] for r in read_records(run, "valid_loss")]
-        for run in (root / "one", tmp_path / "run")
-    ]
-    assert kept[0] == kept[1]
-    assert not list((tmp_path / "run/checkpoints").glob(".*"))
+    between = [("update", 7), ("save", 1), ("update", 9), ("validation", 1)]
+    writing = [("save", 1), ("rename", 2), ("link", 1), ("remove", 3)]
+    for i, deaths in enumerate((between, writing)):
+        run = tmp_path / str(i)
+        for place, number in deaths:
+            die(tmp_path, place, number, toy_data, run, *RICH)
+        assert train(toy_data, run, *RICH) == 0
+        assert_same_run(root / "one", run)
 
 
 def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
-    root: Path, tmp_path: Path
+    root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    places = (root / "data", tmp_path / "run", *RICH)
+    places = (toy_data, tmp_path / "run", *RICH)
     with ranks(tmp_path, 2, train_and_die, "update", 9, "1", *places) as (first, second):
         assert second.wait() == -9
         assert first.wait(30) == 1, first.stderr
@@ -92,8 +94,10 @@ def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
     assert_same_weights(root / "two", tmp_path / "run")
 
 
-def test_another_number_of_ranks_goes_on_with_every_pair_once(root: Path, tmp_path: Path) -> None:
-    places = (tmp_path / "rows", root / "data", tmp_path / "run", *SMALL)
+def test_another_number_of_ranks_goes_on_with_every_pair_once(
+    root: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    places = (tmp_path / "rows", toy_data, tmp_path / "run", *SMALL)
     recorded: list[list[int]] = []
     for size, end in ((2, 4), (1, 9), (2, 14)):
         run_ranks(tmp_path, size, train_and_record, *places, f"max_updates={end}")
@@ -104,17 +108,17 @@ def test_another_number_of_ranks_goes_on_with_every_pair_once(root: Path, tmp_pa
         assert ("no pair is repeated" in log) == (end > 4)
         for path in paths:
             path.unlink()
-    lengths = open_split(root / "data", "train").lengths()
+    lengths = open_split(toy_data, "train").lengths()
     sampler = TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
     planned = [u.batches for epoch in range(3) for u in sampler.updates(epoch)]
     assert recorded == [[int(i) for rows in batches for i in rows] for batches in planned[:14]]
 
 
-def test_a_run_on_two_ranks_is_that_on_one(root: Path, tmp_path: Path) -> None:
+def test_a_run_on_two_ranks_is_that_on_one(root: Path, toy_data: Path, tmp_path: Path) -> None:
     # eps makes the step linear in the gradient, so that rounding is not blown up
     still = [*SMALL, "max_updates=5", "model.dropout=0", "optimizer.eps=1", "valid_bleu=true"]
-    assert train(root / "data", tmp_path / "one", *still) == 0
-    run_ranks(tmp_path, 2, train, root / "data", tmp_path / "two", *still)
+    assert train(toy_data, tmp_path / "one", *still) == 0
+    run_ranks(tmp_path, 2, train, toy_data, tmp_path / "two", *still)
     one, two = read_weights(tmp_path / "one"), read_weights(tmp_path / "two")
     assert max(float((one[k] - two[k]).abs().max()) for k in one) < 1e-6
     for key in ("loss", "gradient_norm", "valid_loss", "valid_bleu"):
@@ -134,6 +138,69 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
     assert [draw(*key) for key in reversed(keys)] == drawn[::-1]
 
 
+# --- signals
+
+
+def test_a_signal_saves_and_the_same_command_goes_on(
+    root: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    cases = [
+        (signal.SIGTERM, "update", 6, 7),  # it was asked before the signal came, and after update 7
+        (signal.SIGUSR1, "update", 9, 10),  # when a validation is due
+        (signal.SIGTERM, "validation", 1, 11),
+        (signal.SIGUSR1, "save", 2, None),  # in the thread that writes, while updates go on
+    ]
+    for i, (number, place, call, saved) in enumerate(cases):
+        places = (toy_data, tmp_path / str(i), *RICH)
+        with child(tmp_path / "log", train_and_signal, number, place, call, "0", *places) as one:
+            assert one.wait() == EXIT_STOPPED == 75
+            last = one.stderr.splitlines()[-1]
+        newest = (tmp_path / str(i) / "checkpoints/latest").resolve().name
+        assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last
+        assert last.endswith("which is saved; the same command goes on")
+        assert saved is None or newest == f"step-{saved:08d}"
+        if saved == 10:  # it may take long, and who sent the signal may not wait
+            assert not read_records(tmp_path / str(i), "valid_loss")
+        assert train(*places) == 0
+        assert_same_run(root / "one", tmp_path / str(i))
+
+
+def test_a_signal_to_one_rank_stops_both(root: Path, toy_data: Path, tmp_path: Path) -> None:
+    places = (toy_data, tmp_path / "run", *RICH)
+    with ranks(tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *places) as both:
+        assert [one.wait() for one in both] == [EXIT_STOPPED] * 2
+        texts = [one.stderr.splitlines()[-1] for one in both]
+    assert "stopped by a signal to another rank after update 7" in texts[0]
+    assert "stopped by SIGTERM after update 7" in texts[1]
+    run_ranks(tmp_path, 2, train, *places)
+    assert_same_run(root / "two", tmp_path / "run")
+
+
+def test_a_signal_at_the_last_update_is_no_stop(root: Path, toy_data: Path, tmp_path: Path) -> None:
+    task = (train_and_signal, signal.SIGTERM, "update", 20, "0")
+    with child(tmp_path / "log", *task, toy_data, tmp_path / "run", *RICH) as one:
+        assert one.wait() == 0
+        assert "done after 20 updates" in one.stderr
+    assert_same_run(root / "one", tmp_path / "run")
+
+
+def test_ctrl_c_ends_a_run_at_once_with_130(root: Path, toy_data: Path, tmp_path: Path) -> None:
+    task = (train_and_signal, signal.SIGINT, "update", 7, "0")
+    with child(tmp_path / "log", *task, toy_data, tmp_path / "run", *RICH) as one:
+        assert one.wait() == 130
+        assert one.stderr.endswith("nmt-train: interrupted\n")
+    assert (tmp_path / "run/checkpoints/latest").resolve().name == "step-00000004"
+
+
+def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
+    before = signal.getsignal(signal.SIGTERM)
+    with listen() as received:
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        assert received == [signal.SIGUSR1, signal.SIGTERM]
+    assert signal.getsignal(signal.SIGTERM) is before
+
+
 # --- what is refused
 
 
@@ -141,20 +208,14 @@ def contents(folder: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
-@pytest.fixture(scope="module")
-def short(root: Path) -> Path:
-    """A run of 4 updates with the plain recipe."""
-    assert train(root / "data", root / "short", *SMALL, "max_updates=4") == 0
-    return root / "short"
-
-
 def test_a_run_does_not_go_on_with_other_settings(
-    root: Path, short: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, toy_data: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    short = root / "short"
     before = contents(short)
     changes = "max_tokens=150 tokens_per_update=300 seed=5 model.dropout=0.2 label_smoothing=0"
     for change in f"{changes} optimizer.warmup_steps=7 ema_decay=0.5".split():
-        assert train(root / "data", short, *SMALL, change) == 2, change
+        assert train(toy_data, short, *SMALL, change) == 2, change
         key, value = change.split("=")
         last = capfd.readouterr().err.splitlines()[-1]
         assert re.search(rf"short/.* belongs to another run \({key} was .*, is {value}", last)
@@ -162,11 +223,14 @@ def test_a_run_does_not_go_on_with_other_settings(
 
 
 def test_a_run_does_not_go_on_with_other_data(
-    root: Path, short: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    short = root / "short"
     before = contents(short)
-    arguments = [a.replace(str(root / "data"), str(tmp_path / "data")) for a in write_corpus(root)]
-    same = (root / "train.src.txt").read_text(encoding="utf-8")
+    arguments = [
+        a.replace(str(toy_data), str(tmp_path / "data")) for a in write_corpus(toy_data.parent)
+    ]
+    same = (toy_data.parent / "train.src.txt").read_text(encoding="utf-8")
     (tmp_path / "more").write_text(same.replace("red", "blue", 1), encoding="utf-8")
     arguments.append(f"data.train.src={tmp_path / 'more'}")
     assert command("preprocess", *arguments) == 0
@@ -175,11 +239,13 @@ def test_a_run_does_not_go_on_with_other_data(
     assert contents(short) == before
 
 
-def test_settings_that_change_no_weights_may_change(root: Path, tmp_path: Path) -> None:
+def test_settings_that_change_no_weights_may_change(
+    root: Path, toy_data: Path, tmp_path: Path
+) -> None:
     free = ["log_every_updates=1", "validate_every_updates=3", "checkpoint_every_updates=5"]
-    assert train(root / "data", tmp_path / "run", *RICH[:1], *RICH[2:], "max_updates=20") == 0
+    shutil.copytree(root / "one", tmp_path / "run", symlinks=True)
     shutil.rmtree(tmp_path / "run/checkpoints/step-00000020")
-    assert train(root / "data", tmp_path / "run", *RICH, *free, "keep_last=9") == 0
+    assert train(toy_data, tmp_path / "run", *RICH, *free, "keep_last=9") == 0
     assert_same_weights(root / "one", tmp_path / "run")
 
 
@@ -187,11 +253,11 @@ def test_settings_that_change_no_weights_may_change(root: Path, tmp_path: Path) 
 
 
 def test_init_from_takes_the_weights_and_begins_a_new_schedule(
-    root: Path, short: Path, tmp_path: Path
+    root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     still = ["optimizer.learning_rate_scale=1e-12", "max_updates=1", "log_every_updates=1"]
-    assert train(root / "data", tmp_path / "run", *SMALL, f"init_from={short}", *still) == 0
-    old, new = read_weights(short), read_weights(tmp_path / "run")
+    assert train(toy_data, tmp_path / "run", *SMALL, f"init_from={root / 'short'}", *still) == 0
+    old, new = read_weights(root / "short"), read_weights(tmp_path / "run")
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
     (record,) = read_records(tmp_path / "run", "nll")
     assert record["update"] == 1
@@ -199,28 +265,30 @@ def test_init_from_takes_the_weights_and_begins_a_new_schedule(
 
 
 def test_a_killed_run_with_init_from_goes_on_instead_of_beginning_again(
-    root: Path, short: Path, tmp_path: Path
+    root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    options = [*SMALL, f"init_from={short}", "max_updates=12"]
-    assert train(root / "data", tmp_path / "whole", *options) == 0
-    die(tmp_path, "update", 9, root / "data", tmp_path / "run", *options)
-    with child(tmp_path / "again", train, root / "data", tmp_path / "run", *options) as one:
+    options = [*SMALL, f"init_from={root / 'short'}", "max_updates=12"]
+    assert train(toy_data, tmp_path / "whole", *options) == 0
+    die(tmp_path, "update", 9, toy_data, tmp_path / "run", *options)
+    with child(tmp_path / "again", train, toy_data, tmp_path / "run", *options) as one:
         assert one.wait() == 0
         assert re.search("go on after update [48],", one.stderr)
         assert "begin with the weights" not in one.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
     assert not torch.equal(
-        *(read_weights(r)["embedding.weight"] for r in (short, tmp_path / "run"))
+        *(read_weights(r)["embedding.weight"] for r in (root / "short", tmp_path / "run"))
     )
 
 
 def test_init_from_refuses_another_tokenizer_and_other_shapes(
-    root: Path, short: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    options = [*SMALL, f"init_from={short}"]
-    assert train(root / "data", tmp_path / "run", *options, "model.d_ff=64") == 2
+    options = [*SMALL, f"init_from={root / 'short'}"]
+    assert train(toy_data, tmp_path / "run", *options, "model.d_ff=64") == 2
     assert "do not fit the model's config" in capfd.readouterr().err.splitlines()[-1]
-    arguments = [a.replace(str(root / "data"), str(tmp_path / "data")) for a in write_corpus(root)]
+    arguments = [
+        a.replace(str(toy_data), str(tmp_path / "data")) for a in write_corpus(toy_data.parent)
+    ]
     assert command("preprocess", *arguments, "tokenizer.vocab_size=300") == 0
     assert train(tmp_path / "data", tmp_path / "run", *options) == 2
     assert "its tokenizer is not the one of data_dir=" in capfd.readouterr().err.splitlines()[-1]

@@ -1,4 +1,4 @@
-"""Search over a Transformer against full forward passes without a cache, and over neighbours."""
+"""Search over a Transformer against full forward passes without a cache, and over neighbors."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, VOCAB_SIZE, hidden_states, plain, random_source
+from conftest import BOS, random_source
 from searching import (
     IDS,
     LENGTHS,
@@ -45,25 +45,23 @@ class Recorder(ModelStepper):
 
 
 @pytest.mark.parametrize("norm", list(Norm))
-@pytest.mark.parametrize("beam_size", [1, 2, 5])
-def test_scores_equal_a_full_forward_pass_over_the_same_tokens(norm: Norm, beam_size: int) -> None:
+def test_scores_equal_a_full_forward_pass_over_the_same_tokens(norm: Norm) -> None:
     model, source = decided_model(norm), random_source(LENGTHS)
-    stepper, settings = Recorder(model), config(beam_size, a=1.0, b=8)
-    results = find(stepper, source, settings)
-    lengths = set()
-    for row, hypotheses in enumerate(results):
-        assert len(hypotheses) == beam_size
-        for h in hypotheses:
-            lengths.add(len(h.tokens))
-            expected = teacher_forced(model, source, row, h.tokens)
-            assert h.token_log_probs == pytest.approx(expected, abs=1e-4)
-            assert h.log_prob == pytest.approx(sum(expected), abs=1e-4)
-            assert h.score == pytest.approx(
-                sum(expected) / ((5 + len(h.tokens)) / 6) ** 0.6, abs=1e-4
-            )
-    assert len(lengths) > 4  # sentences end at different times
-    assert {h.finished for hypotheses in results for h in hypotheses} == {True, False}
-    assert stepper.num_swaps > 3
+    for beam_size in (1, 2, 5):
+        stepper, settings = Recorder(model), config(beam_size, a=1.0, b=8)
+        results, lengths = find(stepper, source, settings), set()
+        for row, hypotheses in enumerate(results):
+            assert len(hypotheses) == beam_size
+            for h in hypotheses:
+                lengths.add(len(h.tokens))
+                expected = teacher_forced(model, source, row, h.tokens)
+                total = sum(expected)
+                score = total / ((5 + len(h.tokens)) / 6) ** 0.6
+                found = [*h.token_log_probs, h.log_prob, h.score]
+                assert found == pytest.approx([*expected, total, score], abs=1e-4)
+        assert len(lengths) > 4  # sentences end at different times
+        assert {h.finished for hypotheses in results for h in hypotheses} == {True, False}
+        assert stepper.num_swaps > 3
 
 
 def row_alone(source: Source, row: int) -> Source:
@@ -72,14 +70,13 @@ def row_alone(source: Source, row: int) -> Source:
 
 
 @every_mode
-def test_a_translation_depends_on_no_neighbour(mode: dict[str, Any]) -> None:
+def test_a_translation_depends_on_no_neighbor(mode: dict[str, Any]) -> None:
     stepper, settings = ModelStepper(decided_model()), config(a=1.0, b=8, **mode)
-    src, lengths = random_source([*LENGTHS * 6, 200])
-    count = len(LENGTHS) * 6
+    src, lengths = random_source([*LENGTHS * 4, 200])
+    count = len(LENGTHS) * 4
     expected = [find(stepper, row_alone((src, lengths), i), settings)[0] for i in range(count)]
     shuffled = np.random.default_rng(0).permutation(count).tolist()
-    batches = [shuffled[:64], shuffled[64:], [4, count, 0, 7]]
-    batches += [list(range(start, start + 7)) for start in range(0, 63, 7)]
+    batches = [shuffled[:40], shuffled[40:], [4, count, 0, 7], [*range(7)], [*range(14, 21)]]
     for rows in batches:
         width = int(lengths[rows].max())
         found = find(stepper, (src[rows, :width], lengths[rows]), settings, keys=[0] * len(rows))
@@ -112,7 +109,7 @@ def test_scoring_a_finished_hypothesis_gives_all_that_search_says_of_it(
         assert count > 3
 
 
-def test_scores_are_float32_when_products_are_bfloat16() -> None:
+def test_scores_are_float32_when_matrix_multiplications_are_bfloat16() -> None:
     model, source = decided_model(), random_source(LENGTHS)
     stepper = ModelStepper(model, torch.bfloat16)
     state = stepper.start(*source, attention=True)
@@ -125,28 +122,3 @@ def test_scores_are_float32_when_products_are_bfloat16() -> None:
     (found,) = find(stepper, row_alone(source, 0), config(3, a=1.0, b=8))
     again = scored_again(stepper, source, 0, found, config(3))
     assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in again], abs=0.5)
-
-
-@torch.inference_mode()
-def test_a_stepper_goes_on_with_the_rows_and_sentences_that_are_kept() -> None:
-    model, (src, lengths) = decided_model(), random_source([5, 2, 7, 3])
-    stepper = ModelStepper(model)
-    state = stepper.start(src, lengths)
-    sources, history = torch.arange(4), torch.full((4, 1), BOS)
-    plan = [  # rows to go on with
-        torch.arange(4),
-        torch.arange(4).repeat_interleave(2),
-        torch.tensor([1, 0, 3, 3, 4, 5, 7, 6]),
-        torch.tensor([1, 2, 2, 3, 6]),  # one has more hypotheses than another, one is done
-        torch.tensor([0, 1, 1, 1, 3, 4]),
-        torch.tensor([5, 5]),  # only the last goes on
-    ]
-    plan += [torch.tensor([0, 1]), torch.tensor([1, 0]), torch.tensor([0, 0])] * 12
-    for rows in plan:
-        found = stepper.step(history[:, -1], state)
-        full = hidden_states(plain(model), src[sources], lengths[sources], history)
-        expected = model.logits(full)[:, -1].log_softmax(-1)
-        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-5)
-        state = stepper.reorder(state, rows)
-        sources, history = sources[rows], history[rows]
-        history = torch.cat([history, torch.randint(4, VOCAB_SIZE, (len(rows), 1))], dim=1)

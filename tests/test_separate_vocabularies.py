@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import json
-import random
 import shutil
 from pathlib import Path
-from typing import Any
 
 import pytest
-import sentencepiece
 import torch
 from conftest import (
     hidden_states,
@@ -20,18 +16,17 @@ from conftest import (
     tiny_model,
     tokenizer_config,
 )
-from exporting import LIMIT, exported, native, random_model, save, without_nmt
-from toy import WORDS, assert_same_weights, command, train
+from exporting import LIMIT, exported, foreign_models, native, random_model
+from toy import WORDS, assert_same_weights, command, train, write_corpus
 
 from nmt import Translator
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
-from nmt.config import ExportFormat, Normalization, PreprocessConfig, SearchConfig
+from nmt.config import ExportFormat, Normalization, SearchConfig
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.training.microbatches import make_batch
 
-SIZES = {"train": 400, "valid": 30}
 SHAPE = [
     "model.d_model=32",
     "model.d_ff=64",
@@ -47,25 +42,13 @@ GREEDY = SearchConfig(beam_size=1, normalization=Normalization.none)
 BEAM = SearchConfig(beam_size=4, normalization=Normalization.none)
 
 
-def write_corpus(folder: Path) -> list[str]:
-    """Write sentences of one to three words; return the arguments that name them."""
-    draw, arguments = random.Random(1), [f"data_dir={folder / 'data'}"]
-    for split, size in SIZES.items():
-        rows = [draw.choices(list(WORDS), k=draw.randint(1, 3)) for _ in range(size)]
-        for side, table in (("src", {}), ("tgt", WORDS)):
-            lines = [" ".join(table.get(word, word) for word in row) for row in rows]
-            path = folder / f"{split}.{side}"
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-            arguments.append(f"data.{split}.{side}={path}")
-    return arguments
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder, a run that has learned it, and its average."""
     folder = tmp_path_factory.mktemp("separate")
     choices = ["separate=true", "vocab_size=36", "byte_fallback=false"]
-    settings = [*write_corpus(folder), *(f"tokenizer.{choice}" for choice in choices)]
+    files = write_corpus(folder, num_train=400, words=(1, 3))
+    settings = [*files, *(f"tokenizer.{choice}" for choice in choices)]
     assert command("preprocess", *settings, "num_threads=1") == 0
     more = ["max_updates=300", "checkpoint_every_updates=100", *SHAPE]
     assert train(folder / "data", folder / "run", *more) == 0
@@ -75,41 +58,14 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def lines(place: Path) -> list[str]:
-    return (place / "valid.src").read_text(encoding="utf-8").split("\n")[:-1]
+    return (place / "valid.src.txt").read_text(encoding="utf-8").split("\n")[:-1]
 
 
 @pytest.fixture(scope="module")
 def foreign(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A random model over two models of other people, of other sizes and with other ids."""
     folder = tmp_path_factory.mktemp("foreign")
-    tokenizer = open_tokenizers(foreign_models(folder))
-    assert isinstance(tokenizer, SeparateTokenizers)
-    sizes = {"vocab_size": tokenizer.tgt.vocab_size, "src_vocab_size": tokenizer.src.vocab_size}
-    return save(folder / "model", tiny_model(4, sharpness=2.0, **sizes), tokenizer)
-
-
-def foreign_models(folder: Path, **names: str) -> PreprocessConfig:
-    """Train models with SentencePiece's own ids, and with those of T5, which has no BOS."""
-    kinds: dict[str, dict[str, Any]] = {
-        "src": {"vocab_size": 70},
-        "tgt": {"vocab_size": 330, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **names},
-    }
-    for side, options in kinds.items():
-        model = io.BytesIO()
-        sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences(200)),
-            model_writer=model,
-            model_type="bpe",
-            byte_fallback=side == "tgt",
-            minloglevel=2,
-            **options,
-        )
-        (folder / f"{side}.model").write_bytes(model.getvalue())
-    return PreprocessConfig(
-        tokenizer=tokenizer_config(
-            separate=True, model=str(folder / "src.model"), tgt_model=str(folder / "tgt.model")
-        )
-    )
+    return random_model(folder / "model", open_tokenizers(foreign_models(folder)))
 
 
 # --- folders and weights
@@ -125,18 +81,15 @@ def test_folders_hold_a_model_for_each_side_and_no_joint_one(place: Path) -> Non
     assert tokenizer.tgt.unk_id not in tokenizer.tgt.encode("grün")
 
 
-def test_only_the_source_has_a_second_embedding(foreign: Path) -> None:
+def test_only_separate_vocabularies_have_a_second_embedding_and_size(
+    tokenizer: Tokenizer, foreign: Path, tmp_path: Path
+) -> None:
     info, weights = load_info(foreign), load_weights(foreign)
     assert (info.src_vocab_size, info.vocab_size) == (71, 331)  # each with what it lacked
     assert weights["src_embedding.weight"].shape == (71, 16)
     assert weights["embedding.weight"].shape == (331, 16)
-    assert "src_embedding.weight" not in tiny_model().state_dict()
-
-
-def test_a_joint_config_says_nothing_of_a_second_vocabulary(
-    tokenizer: Tokenizer, foreign: Path, tmp_path: Path
-) -> None:
     joint = random_model(tmp_path / "joint", tokenizer)
+    assert "src_embedding.weight" not in load_weights(joint)
     for folder, is_separate in ((joint, False), (foreign, True)):
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert ("src_vocab_size" in content) is is_separate
@@ -170,10 +123,11 @@ def test_a_batch_is_framed_by_the_control_symbols_of_each_side(foreign: Path) ->
     assert rounded.tgt_out.tolist() == [7, 1, 0, 0]
 
 
-def test_tokenizers_of_another_model_are_refused(place: Path, tmp_path: Path) -> None:
-    average = place / "run/average"
-    info = load_info(average)
-    right = load_tokenizer(average, info)
+def test_tokenizers_of_another_model_are_refused(
+    place: Path, tokenizer: Tokenizer, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    info = load_info(place / "run/average")
+    right = load_tokenizer(place / "run/average", info)
     swapped = SeparateTokenizers(right.tgt, right.src)
     save_tokenizers(tmp_path, swapped)
     assert swapped.sha256 != right.sha256
@@ -182,15 +136,15 @@ def test_tokenizers_of_another_model_are_refused(place: Path, tmp_path: Path) ->
     (tmp_path / "tokenizer.tgt.model").unlink()
     with pytest.raises(ModelError, match=r"tokenizer\.tgt\.model does not exist"):
         load_tokenizer(tmp_path, info)
-
-
-def test_training_refuses_another_tokenizer_than_the_data_was_made_with(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
     shutil.copytree(place / "data", tmp_path / "data")
     shutil.copy(tmp_path / "data/tokenizer.src.model", tmp_path / "data/tokenizer.tgt.model")
     assert train(tmp_path / "data", tmp_path / "run") == 2
     assert "not the one that the folder was made with" in capfd.readouterr().err
+    folders = [place / "run", random_model(tmp_path / "joint", tokenizer)]
+    with pytest.raises(ModelError, match="another tokenizer"):
+        Translator.load(folders, device="cpu")
+    with pytest.raises(ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same names"):
+        open_tokenizers(foreign_models(tmp_path, eos_piece="[END]"))
 
 
 # --- training, translating, scoring
@@ -198,7 +152,7 @@ def test_training_refuses_another_tokenizer_than_the_data_was_made_with(
 
 def test_a_model_learns_through_the_commands(place: Path, lines: list[str], tmp_path: Path) -> None:
     output = tmp_path / "out.txt"
-    places = [f"model_dir={place / 'run'}", f"input={place / 'valid.src'}", f"output={output}"]
+    places = [f"model_dir={place / 'run'}", f"input={place / 'valid.src.txt'}", f"output={output}"]
     assert command("translate", *places, "device=cpu", "num_threads=1") == 0
     found = output.read_text(encoding="utf-8").split("\n")[:-1]
     wanted = [" ".join(WORDS[word] for word in line.split()) for line in lines]
@@ -212,12 +166,10 @@ def test_an_interrupted_run_ends_with_the_same_weights(place: Path, tmp_path: Pa
     assert_same_weights(tmp_path / "one", tmp_path / "two")
 
 
-@pytest.mark.parametrize("model", ["learned", "foreign"])
 def test_given_translations_score_as_search_scores_them(
-    model: str, place: Path, foreign: Path, lines: list[str], tmp_path: Path
+    place: Path, lines: list[str], tmp_path: Path
 ) -> None:
-    folder = place / "run/average" if model == "learned" else foreign
-    sources = lines if model == "learned" else sentences(10, seed=4)
+    folder, sources = place / "run/average", lines
     options = [f"model_dir={folder}", "device=cpu", "num_threads=1", "format=json"]
     (tmp_path / "in").write_text("".join(f"{s}\n" for s in sources), encoding="utf-8")
     hypotheses = native(folder, sources, BEAM)
@@ -235,7 +187,7 @@ def test_given_translations_score_as_search_scores_them(
         if [*tokenizer.tgt.encode(text), tokenizer.tgt.eos_id] == hypothesis.tokens:
             assert score["log_prob"] == pytest.approx(hypothesis.log_prob, abs=1e-4)
             compared += 1
-    assert compared >= (25 if model == "learned" else 0)
+    assert compared >= 0.8 * len(lines)
     translator = Translator.load(folder, device="cpu")
     again = translator.score(sources, texts)
     assert [a.log_prob for a in again] == pytest.approx([s["log_prob"] for s in scored], abs=1e-4)
@@ -251,33 +203,6 @@ def test_a_prefix_is_text_of_the_target(place: Path) -> None:
 # --- exports
 
 
-def test_other_libraries_translate_alike(place: Path, foreign: Path, lines: list[str]) -> None:
-    ctranslate2 = exported(place / "run/average", ExportFormat.ctranslate2)
-    assert {p.name for p in ctranslate2.glob("*vocabulary.json")} == {
-        "source_vocabulary.json",
-        "target_vocabulary.json",
-    }
-    greedy = {"beam_size": 1, "return_end_token": True, "max_decoding_length": LIMIT}
-    forbidden = {"suppress_sequences": [["<pad>"], ["<s>"]]}
-    unknown = ["zzz house", "</s> red", "zqx"]
-    tasks = {place / "run/average": [*lines, *unknown], foreign: sentences(8, seed=5)}
-    job = [
-        {
-            "folder": str(exported(folder, ExportFormat.ctranslate2)),
-            "lines": some,
-            "options": {**greedy, **forbidden},
-        }
-        for folder, some in tasks.items()
-    ]
-    for (folder, some), found in zip(
-        tasks.items(), without_nmt("run_ctranslate2.py", job), strict=True
-    ):
-        tokenizer = load_tokenizer(folder, load_info(folder))
-        ours = [hypotheses[0].tokens for hypotheses in native(folder, some, GREEDY)]
-        assert [one["pieces"][0] for one in found] == list(map(tokenizer.tgt.pieces, ours))
-        assert [one["text"] for one in found] == list(map(tokenizer.tgt.decode, ours))
-
-
 def test_our_ctranslate2_backend_scores_and_translates_alike(
     place: Path, foreign: Path, lines: list[str]
 ) -> None:
@@ -289,55 +214,6 @@ def test_our_ctranslate2_backend_scores_and_translates_alike(
         assert other.translate(some, beam_size=1, max_length_a=0, max_length_b=LIMIT) == texts
         scores = [[s.log_prob for s in side.score(some, texts)] for side in (one, other)]
         assert scores[1] == pytest.approx(scores[0], abs=1e-3)
-
-
-def test_transformers_translates_alike(
-    place: Path, foreign: Path, lines: list[str], tmp_path: Path
-) -> None:
-    """With separate vocabularies, and with a joint one that has T5's ids and a BOS at its end."""
-    learned, joint = place / "run/average", tmp_path / "joint"
-    random_model(joint, load_tokenizer(foreign, load_info(foreign)).tgt)
-    tasks = {learned: [*lines, "house red tree"], joint: sentences(8, seed=7)}
-    job = []
-    for folder, some in tasks.items():
-        start = [[load_tokenizer(folder, load_info(folder)).tgt.bos_id]] * len(some)
-        output = str(exported(folder, ExportFormat.huggingface))
-        config = json.loads((Path(output) / "config.json").read_text(encoding="utf-8"))
-        assert config["share_encoder_decoder_embeddings"] is (folder == joint)
-        options = {"max_length": LIMIT + 1, "num_beams": 1}
-        job.append({"folder": output, "lines": some, "targets": start, "options": [options]})
-    results = without_nmt("run_transformers.py", job)
-    for (folder, some), found in zip(tasks.items(), results, strict=True):
-        tokenizer = load_tokenizer(folder, load_info(folder))
-        assert (found["missing"], found["unexpected"]) == ([], [])
-        src_ids = [[*tokenizer.src.encode(line), tokenizer.src.eos_id] for line in some]
-        assert found["input_ids"] == src_ids
-        ours = [hypotheses[0].tokens for hypotheses in native(folder, some, GREEDY)]
-        pad_id, rows = tokenizer.tgt.pad_id, found["found"][0]["ids"]
-        assert [[token for token in row[1:] if token != pad_id] for row in rows] == ours
-        assert found["texts"] == list(map(tokenizer.tgt.decode, ours))
-
-
-def test_marian_is_refused_where_control_symbols_stand_elsewhere(foreign: Path) -> None:
-    with pytest.raises(ModelError, match="use format=ctranslate2"):
-        exported(foreign, ExportFormat.huggingface)
-
-
-# --- models of other people
-
-
-def test_models_that_name_control_symbols_differently_are_refused(tmp_path: Path) -> None:
-    config = foreign_models(tmp_path, eos_piece="[END]")
-    with pytest.raises(ConfigError, match=r"<pad> <unk> <s> </s>.*\[END\].*the same names"):
-        open_tokenizers(config)
-
-
-def test_an_ensemble_of_joint_and_separate_is_refused(
-    place: Path, tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    folders = [place / "run", random_model(tmp_path / "joint", tokenizer)]
-    with pytest.raises(ModelError, match="another tokenizer"):
-        Translator.load(folders, device="cpu")
 
 
 def test_sides_of_equal_text_have_equal_models_in_two_files(tmp_path: Path) -> None:

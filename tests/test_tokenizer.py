@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from conftest import BOS, EOS, PAD, UNK, sentences, tokenizer_config
+from conftest import sentences, tokenizer_config
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.tokenizer import Tokenizer
@@ -20,15 +20,6 @@ from nmt.errors import ConfigError, DataError, ModelError
 
 TYPED = ["<s> </s> <pad> <unk> ▁", "</s>", "a</s>b", "<s>", "<pad><pad>", "<0x0A>"]
 RARE = ["😀 👩‍👩‍👧", "漢字 かな", "ᚠᚢᚦ", "𓀀𓁐", "Ωμέγα", "x́", "ﷺ", "🇩🇪"]
-
-
-def train(size: int, *, count: int = 200) -> Tokenizer:
-    return train_tokenizer(sentences(count), tokenizer_config(vocab_size=size))
-
-
-def test_control_symbols_have_four_ids_of_their_own(tokenizer: Tokenizer) -> None:
-    assert tokenizer.control_ids == [PAD, UNK, BOS, EOS]
-    assert tokenizer.vocab_size == 330
 
 
 def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer) -> None:
@@ -84,13 +75,16 @@ def test_control_symbols_vanish_from_decoded_text(tokenizer: Tokenizer) -> None:
 
 
 def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
-    with pytest.raises(ConfigError, match=r"vocab_size=9000 is too large") as caught:
-        train(9000)
-    assert "\n" not in str(caught.value)
-    largest = int(re.findall(r"vocab_size=(\d+)", str(caught.value))[-1])
-    assert train(largest).vocab_size == largest
-    with pytest.raises(ConfigError, match=f"largest possible is {largest}"):
-        train(largest + 1)
+    for kind in TokenizerType:
+        config = tokenizer_config(type=kind, vocab_size=9000)
+        with pytest.raises(ConfigError, match=r"vocab_size=9000 is too large") as caught:
+            train_tokenizer(corpus(), config)
+        assert "\n" not in str(caught.value)
+        largest = int(re.findall(r"vocab_size=(\d+)", str(caught.value))[-1])
+        config = tokenizer_config(type=kind, vocab_size=largest)
+        assert train_tokenizer(corpus(), config).vocab_size == largest
+        with pytest.raises(ConfigError, match=f"largest possible is {largest}"):
+            train_tokenizer(corpus(), tokenizer_config(type=kind, vocab_size=largest + 1))
 
 
 def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
@@ -101,6 +95,9 @@ def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
     assert found
     config = tokenizer_config(vocab_size=int(found[1]))
     assert train_tokenizer(alphabet(), config)
+    symbols = [f"<{number}>" for number in range(200)]
+    with pytest.raises(ConfigError, match=r"too small .* set it to (\d+) or more"):
+        train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
 
 
 def alphabet() -> list[str]:
@@ -169,23 +166,6 @@ def test_every_kind_of_model_gives_its_own_text_back() -> None:
         assert (tokenizer.unk_id in tokenizer.encode("abc ω")) is not byte_fallback
 
 
-def test_bpe_and_unigram_cut_text_differently() -> None:
-    kinds = [tokenizer_config(type=kind, vocab_size=400) for kind in TokenizerType]
-    bpe, unigram = (train_tokenizer(corpus(), config) for config in kinds)
-    assert any(bpe.pieces(bpe.encode(t)) != unigram.pieces(unigram.encode(t)) for t in corpus())
-
-
-def test_a_vocabulary_too_large_for_unigram_names_the_largest_which_then_works() -> None:
-    def make(size: int) -> Tokenizer:
-        kind = tokenizer_config(type=TokenizerType.unigram, vocab_size=size)
-        return train_tokenizer(corpus(), kind)
-
-    with pytest.raises(ConfigError, match="vocab_size=9000 is too large") as caught:
-        make(9000)
-    largest = int(re.findall(r"vocab_size=(\d+)", str(caught.value))[-1])
-    assert make(largest).vocab_size == largest
-
-
 def test_normalization_is_what_the_rule_says() -> None:
     rules = {"identity": "ﬁn Ａ", "nmt_nfkc": "fin A", "nfkc": "fin A", "nfkc_cf": "fin a"}
     for rule, text in rules.items():
@@ -213,12 +193,6 @@ def test_symbols_are_never_cut_nor_rewritten() -> None:
             assert tokenizer.decode(tokenizer.encode(shown)) == shown
         mixed = tokenizer.pieces(tokenizer.encode("FIX NUMBER number"))
         assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]  # others are other text
-
-
-def test_too_many_symbols_for_the_vocabulary_are_explained() -> None:
-    symbols = [f"<{number}>" for number in range(200)]
-    with pytest.raises(ConfigError, match=r"too small .* set it to (\d+) or more"):
-        train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
 
 
 def test_what_cannot_be_a_symbol_is_refused() -> None:

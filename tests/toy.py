@@ -29,15 +29,14 @@ WORDS = {
     "tree": "Baum",
     "sees": "sieht",
 }
-SIZES = {"train": 200, "valid": 20, "test": 20}
 
 
-def write_corpus(folder: Path) -> list[str]:
+def write_corpus(folder: Path, num_train: int = 200, words: tuple[int, int] = (2, 8)) -> list[str]:
     """Write train, valid and test files; return the arguments of nmt-preprocess that name them."""
     draw = random.Random(1)
     arguments = ["tokenizer.vocab_size=310", f"data_dir={folder / 'data'}", "data.tgt_lang=de"]
-    for split, size in SIZES.items():
-        rows = [draw.choices(list(WORDS), k=draw.randint(2, 8)) for _ in range(size)]
+    for split, size in {"train": num_train, "valid": 20, "test": 20}.items():
+        rows = [draw.choices(list(WORDS), k=draw.randint(*words)) for _ in range(size)]
         for side, table in (("src", {}), ("tgt", WORDS)):
             lines = [" ".join(table.get(word, word) for word in row) for row in rows]
             path = folder / f"{split}.{side}.txt"

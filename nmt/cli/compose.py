@@ -98,7 +98,7 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
         if key not in known:
             raise ConfigError(f"the YAML sets {key}, which no command has; {nearest(key, known)}")
     hints = typing.get_type_hints(schema)
-    given: dict[str, Any] = OmegaConf.to_container(composed, resolve=True)  # type: ignore[assignment]
+    given = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
     return OmegaConf.to_object(typed), OmegaConf.to_yaml(typed)
@@ -142,8 +142,8 @@ def check_argument(argument: str, command: Command) -> str:
         return f"{key}={value}"
     hint, is_named = _find_setting(key, value, command)
     if hint in (str, str | None) and value != "null":
-        is_quoted = len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""
-        value = value if is_quoted else _quote(value)
+        if not (len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""):
+            value = _quote(value)
     elif _is_list(hint) and value != "null":
         value = _quote_list(value)
     return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes its value

@@ -20,14 +20,7 @@ from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, Sign
 from torch.distributed.elastic.multiprocessing.errors import ChildFailedError, ProcessFailure
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
-from nmt.errors import (
-    EXIT_STOPPED,
-    EXIT_USER,
-    NmtError,
-    PeerError,
-    RankError,
-    StoppedError,
-)
+from nmt.errors import EXIT_STOPPED, EXIT_USER, NmtError, PeerError, RankError, StoppedError
 
 _HINTS = {
     "SIGKILL": "; was there enough memory?",
@@ -62,7 +55,11 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
         )
         if signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:  # by nohup, which torch would undo
             config.signals_to_handle = "SIGTERM,SIGINT,SIGQUIT"
-        before = signal.signal(signal.SIGUSR1, _pass_on)  # the launcher handles SIGTERM itself
+
+        def pass_on(number: int, frame: FrameType | None) -> NoReturn:
+            raise SignalException("asked to stop", sigval=signal.Signals(number))
+
+        before = signal.signal(signal.SIGUSR1, pass_on)  # the launcher handles SIGTERM itself
         number = None
         try:
             elastic_launch(config, sys.executable)("-m", "nmt.cli.train", str(path))
@@ -76,10 +73,6 @@ def launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> Non
         # Python may abort when it ends
         if number is not None:
             _report_signal(number, Path(folder))
-
-
-def _pass_on(number: int, frame: FrameType | None) -> NoReturn:
-    raise SignalException("asked to stop", sigval=signal.Signals(number))
 
 
 def _report_signal(number: signal.Signals, folder: Path) -> NoReturn:
@@ -104,22 +97,21 @@ def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
     if first.exitcode == EXIT_USER:
         raise NmtError(f"rank {first.local_rank}: {text}")
     is_plain = first.exitcode < 0 or kind == PeerError.__name__
-    what = text if is_plain else f"{kind}: {text}"
-    raise RankError(f"rank {first.local_rank}: {what}")
+    raise RankError(f"rank {first.local_rank}: {text if is_plain else f'{kind}: {text}'}")
 
 
 def _order(failure: ProcessFailure) -> tuple[int, int]:
-    """Order failures by their nearness to the cause, then by time.
-
-    A rank that failed by itself comes first; then those that were killed, be it by the launcher
-    after a failure elsewhere, or that waited in vain; those that lost another rank come after.
+    """Order failures by nearness to the cause, then by time: a rank that failed by itself; those
+    killed or waiting in vain; those that lost another rank; those that the launcher ended.
     """
     kind, text = _kind_and_text(failure)
-    is_of_peer = kind == PeerError.__name__
-    if failure.exitcode > 0 and not is_of_peer:
-        return 0, failure.timestamp
-    has_lost = is_of_peer and "no answer" not in text
-    place = 3 if failure.exitcode == -signal.SIGTERM else 2 if has_lost else 1
+    place = 1
+    if failure.exitcode == -signal.SIGTERM:
+        place = 3
+    elif kind == PeerError.__name__:
+        place = 1 if "no answer" in text else 2
+    elif failure.exitcode > 0:
+        place = 0
     return place, failure.timestamp
 
 
@@ -130,6 +122,5 @@ def _kind_and_text(failure: ProcessFailure) -> tuple[str, str]:
         hint = _HINTS.get(number.name, "")
         return number.name, f"process {failure.pid} was killed by {number.name}{hint}"
     message: Any = failure.message  # a text, or what `record` wrote
-    message = message["message"] if isinstance(message, dict) else message
-    kind, _, text = message.partition(": ")
+    kind, _, text = (message["message"] if isinstance(message, dict) else message).partition(": ")
     return kind, text

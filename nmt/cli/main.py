@@ -31,34 +31,28 @@ def __getattr__(name: str) -> Callable[[], int]:
 
 def nmt() -> int:
     """Dispatch `nmt NAME ...`; without a name, list the commands."""
-    name, rest = (sys.argv[1] if len(sys.argv) > 1 else "--help"), sys.argv[2:]
-    if name in COMMANDS:
-        return main(COMMANDS[name], rest)
-    try:
-        if name not in ("-h", "--help", "--version"):
-            raise NmtError(f"no command {name}; {nearest(name, COMMANDS)}")
-        print(f"nmt {__version__}" if name == "--version" else list_commands(), flush=True)
-    except _QUIET as error:
-        return exit_status(error, "nmt")
-    return EXIT_DONE
+    name, *rest = sys.argv[1:] or ["--help"]
+    return main(COMMANDS[name], rest) if name in COMMANDS else main(None, [name])
 
 
-def main(command: Command, argv: Sequence[str] | None = None) -> int:
-    """Run `command` with the arguments of the process and return its exit status."""
+def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
+    """Run `command`, or `nmt` alone, with the arguments of the process; return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     log_to_stderr()
     try:
         if {"-h", "--help"} & set(arguments):
-            print(command_help(command))
+            print(list_commands() if command is None else command_help(command))
         elif "--version" in arguments:
             print(f"nmt {__version__}")
+        elif command is None:
+            raise NmtError(f"no command {arguments[0]}; {nearest(arguments[0], COMMANDS)}")
         else:
             from nmt.cli.compose import with_config  # imports Hydra
 
             with_config(command, arguments, functools.partial(_import_and_run, command))
         sys.stdout.flush()
     except _QUIET as error:
-        return exit_status(error, f"nmt-{command.name}")
+        return exit_status(error, f"nmt-{command.name}" if command else "nmt")
     return EXIT_DONE
 
 

@@ -26,7 +26,7 @@ log = logging.getLogger(__name__)
 def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     """Run the configured step of preprocessing, print the report and log what comes next."""
     from nmt.preprocess.prepare import prepare
-    from nmt.preprocess.rendering import report_table
+    from nmt.preprocess.report import report_table
 
     report = prepare(config)
     if report is not None:
@@ -51,37 +51,30 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
     evaluate.check_tokenizer(tokenize)
     references = [list(read_input(path)) for path in config.references]
-    hypotheses = list(read_input(config.hypotheses)) if config.hypotheses else _translate(config)
-    options: dict[str, Any] = {
-        "tokenize": tokenize,
-        "metrics": config.metrics,
-        "force": config.force,
-    }
-    scores = evaluate.evaluate(hypotheses, references, **options)
+    if config.hypotheses:
+        hypotheses = list(read_input(config.hypotheses))
+    else:
+        from nmt.distributed import set_num_threads
+        from nmt.translate.translator import Translator
+
+        assert config.model_dir is not None
+        assert config.src is not None
+        set_num_threads(config.num_threads)
+        translator = Translator.load(config.model_dir, device=config.device)
+        hypotheses = translator.translate(list(read_input(config.src)))
+    how: dict[str, Any] = {"tokenize": tokenize, "metrics": config.metrics, "force": config.force}
+    scores = evaluate.evaluate(hypotheses, references, **how)
     comparisons = []
     if config.baseline is not None:
         test = evaluate.Significance(
             method=config.method, num_samples=config.num_samples, seed=config.seed
         )
         baseline = list(read_input(config.baseline))
-        comparisons = evaluate.compare(
-            hypotheses, references, baseline=baseline, test=test, **options
-        )
+        comparisons = evaluate.compare(hypotheses, references, baseline=baseline, test=test, **how)
     if config.format is OutputFormat.json:
         print(json.dumps(evaluate.as_json(scores, comparisons), indent=2))
     else:
         print(evaluate.as_table(scores, comparisons))
-
-
-def _translate(config: EvaluateConfig) -> list[str]:
-    from nmt.distributed import set_num_threads
-    from nmt.translate.translator import Translator
-
-    assert config.model_dir is not None
-    assert config.src is not None
-    set_num_threads(config.num_threads)
-    translator = Translator.load(config.model_dir, device=config.device)
-    return translator.translate(list(read_input(config.src)))
 
 
 def export(config: ExportConfig, config_yaml: str) -> None:

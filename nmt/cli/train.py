@@ -9,6 +9,7 @@ import logging
 import os
 import sys
 import threading
+import time
 from pathlib import Path
 
 import torch
@@ -25,7 +26,6 @@ from nmt.export.folder import announce
 from nmt.training.train import dry_run, train
 
 log = logging.getLogger("nmt.cli.train")  # whose `__name__` is `__main__` in a rank of the launcher
-_PARENT_SECONDS = 0.5  # between two checks whether the launcher lives
 
 
 def run(config: TrainConfig, config_yaml: str) -> None:
@@ -63,7 +63,7 @@ def _watch_parent() -> None:
 
     def watch() -> None:
         while os.getppid() == parent:
-            threading.Event().wait(_PARENT_SECONDS)
+            time.sleep(0.5)
         os._exit(1)
 
     threading.Thread(target=watch, name="watch-parent", daemon=True).start()

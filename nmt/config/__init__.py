@@ -6,15 +6,6 @@ This package imports neither Hydra nor torch. A new setting is a field of its da
 dataclass or enum is also named here, since other packages import from `nmt.config` alone.
 """
 
-from nmt.config.evaluate import (
-    EvaluateConfig,
-    ExportConfig,
-    ExportFormat,
-    Method,
-    Metric,
-    Quantization,
-)
-from nmt.config.model import ModelConfig, Norm, Positions, SearchConfig
 from nmt.config.options import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
@@ -43,14 +34,24 @@ from nmt.config.preprocess import (
 from nmt.config.training import (
     AverageConfig,
     BestMetric,
+    ModelConfig,
+    Norm,
     Optimizer,
     OptimizerConfig,
+    Positions,
     Schedule,
+    SearchConfig,
     TrainConfig,
 )
 from nmt.config.translate import (
     Combine,
     Engine,
+    EvaluateConfig,
+    ExportConfig,
+    ExportFormat,
+    Method,
+    Metric,
+    Quantization,
     ScoreConfig,
     ScoreMeasure,
     TooLong,

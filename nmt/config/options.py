@@ -48,15 +48,13 @@ def option(
     above: float | None = None,
     below: float | None = None,
 ) -> Any:
-    """Declare a setting: its default, the line that `--help` shows for it, and its range.
-
-    `low` and `high` are in the range, `above` and `below` are not; `check_ranges` applies them.
+    """Declare a setting: its default (for a type what it constructs), the line of `--help`, and its
+    range: `low` and `high` are in it, `above` and `below` are not; `check_ranges` applies them.
     """
     metadata = {"help": help, "range": (low, high, above, below)}
-    if isinstance(default, list):
-        return field(default_factory=lambda: list(default), metadata=metadata)
-    if isinstance(default, type):
-        return field(default_factory=default, metadata=metadata)
+    if isinstance(default, (list, type)):
+        factory = default.copy if isinstance(default, list) else default
+        return field(default_factory=factory, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
@@ -67,27 +65,19 @@ def check_ranges(config: Any, prefix: str = "") -> None:
     for setting in fields(config):
         value = getattr(config, setting.name)
         low, high, above, below = setting.metadata["range"]
-        if value is None or (low, high, above, below) == (None, None, None, None):
+        if value is None or low is above is None:  # no range has an upper bound alone
             continue
-        valid = (
-            (low is None or value >= low)
-            and (high is None or value <= high)
-            and (above is None or value > above)
-            and (below is None or value < below)
-        )
-        require(valid, prefix + setting.name, value, _describe_range(low, high, above, below))
-
-
-def _describe_range(
-    low: float | None, high: float | None, above: float | None, below: float | None
-) -> str:
-    if above is not None:
-        return f"must be above {above}" + ("" if high is None else f" and at most {high}")
-    if high is not None:
-        return f"must be from {low} to {high}"
-    if below is not None:
-        return f"must be from {low} to below {below}"
-    return "must not be negative" if low == 0 else f"must be at least {low}"
+        if above is not None:
+            rule = f"must be above {above}" + ("" if high is None else f" and at most {high}")
+        elif high is not None:
+            rule = f"must be from {low} to {high}"
+        elif below is not None:
+            rule = f"must be from {low} to below {below}"
+        else:
+            rule = "must not be negative" if low == 0 else f"must be at least {low}"
+        is_above = value >= low if above is None else value > above
+        is_below = (high is None or value <= high) and (below is None or value < below)
+        require(is_above and is_below, prefix + setting.name, value, rule)
 
 
 def require(valid: bool, key: str, value: object, rule: str) -> None:

@@ -16,7 +16,7 @@ from nmt.data.tokenizer import Tokenizers
 
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
-CPU_PIECE_TOKENS = 1024
+MICRO_BATCH_TOKENS = 1024
 """Cost of what a CPU computes at a time of a batch: memory grows with it, and 768 is 2 to 4 %
 slower.
 """
@@ -55,25 +55,16 @@ def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
 
 
 def pad(
-    rows: Sequence[Ids],
-    *,
-    pad_id: int,
-    bos: int | None = None,
-    eos: int | None = None,
+    rows: Sequence[Ids], *, pad_id: int, bos: int | None = None, eos: int | None = None
 ) -> Tensor:
     """Stack rows of ids to (B, longest), padded on the right, with BOS before or EOS after each
     when given.
     """
-    start = int(bos is not None)
-    longest = max(len(row) for row in rows) + start + int(eos is not None)
-    table = np.full((len(rows), longest), pad_id, dtype=np.int64)
+    before, after = ([] if symbol is None else [symbol] for symbol in (bos, eos))
+    rows = [[*before, *row, *after] for row in rows]
+    table = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
     for i, row in enumerate(rows):
-        end = start + len(row)
-        table[i, start:end] = row
-        if bos is not None:
-            table[i, 0] = bos
-        if eos is not None:
-            table[i, end] = eos
+        table[i, : len(row)] = row
     return torch.from_numpy(table)
 
 

@@ -8,17 +8,18 @@ replay. The pairs of an epoch are planned in pools of a few million, each when i
 
 from __future__ import annotations
 
+import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, lru_cache
-from typing import Any, overload
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 
 from nmt.data import Lengths, Rows
 from nmt.data.batch import batch_cost, bucket
-from nmt.data.mixing import CorpusRange, Mix, whole
+from nmt.data.mixing import CorpusRange, Mix, make_mix
 from nmt.errors import ConfigError
 
 _POOL_PAIRS = 5_000_000  # most pairs that are sorted together
@@ -34,45 +35,25 @@ class Update:
 
 
 class Updates(Sequence[Update]):
-    """The updates of an epoch, or of a part of it; those of a pool of pairs are planned together,
-    when one of them is asked for.
-
-    Args:
-        plan: returns the updates of a pool.
-        starts: number of the first update of each pool, and the end.
-        num_pairs: of the whole epoch.
-        places: numbers of the updates that are meant; all by default.
+    """The updates of an epoch of `num_pairs`; those of a pool of pairs are planned together, when
+    one of them is asked for. `starts` holds the number of the first of each pool, and the end.
     """
 
     def __init__(
-        self,
-        plan: Callable[[int], list[Update]],
-        starts: list[int],
-        num_pairs: int,
-        places: range | None = None,
+        self, pools: Sequence[Callable[[], list[Update]]], starts: list[int], num_pairs: int
     ) -> None:
-        self._plan, self._starts = plan, starts
-        self.num_pairs = num_pairs
-        self._places = range(starts[-1]) if places is None else places
+        self._pools, self._starts, self.num_pairs = pools, starts, num_pairs
 
     def __len__(self) -> int:
-        return len(self._places)
+        return self._starts[-1]
 
-    @overload
-    def __getitem__(self, index: int) -> Update: ...
-    @overload
-    def __getitem__(self, index: slice) -> Updates: ...
-    def __getitem__(self, index: int | slice) -> Update | Updates:
-        """Return an update, or some of them without planning them."""
-        if isinstance(index, slice):
-            return Updates(self._plan, self._starts, self.num_pairs, self._places[index])
-        place = self._places[index]
-        pool = bisect_right(self._starts, place) - 1
-        return self._plan(pool)[place - self._starts[pool]]
+    def __getitem__(self, index: int) -> Update:  # type: ignore[override]  # no slices
+        index = range(len(self))[index]
+        return self.pool_of(index)[index - self._starts[bisect_right(self._starts, index) - 1]]
 
     def pool_of(self, index: int) -> list[Update]:
         """Return the updates that are planned together with one: of a small corpus, all."""
-        return self._plan(bisect_right(self._starts, self._places[index]) - 1)
+        return self._pools[bisect_right(self._starts, index) - 1]()
 
 
 class TokenBatchSampler:
@@ -101,8 +82,10 @@ class TokenBatchSampler:
         world_size: int = 1,
     ) -> None:
         self.lengths = lengths
-        self.mix = whole(len(lengths)) if mix is None else mix
-        self._longest_rows = [self._longest_row(share.corpus) for share in self.mix.drawn]
+        self.mix = mix or make_mix([CorpusRange("", 0, len(lengths), 1.0)], {})
+        self._longest_rows = [
+            c.start + int(np.maximum(*lengths[c.start : c.end].T).argmax()) for c in self.mix.drawn
+        ]
         self.longest = int(lengths[self._longest_rows].max())
         if self.longest > max_tokens:
             raise ConfigError(
@@ -125,40 +108,20 @@ class TokenBatchSampler:
         """
         sizes = self.mix.sizes(epoch)
         num_pools = -(-sum(sizes) // _POOL_PAIRS)
-
-        def plan(pool: int) -> list[Update]:
-            num_updates = starts[pool + 1] - starts[pool] if num_pools > 1 else None
-            return self._plan(epoch, pool, num_pools, num_updates)
-
+        counts: list[int | None] = [None]
         if num_pools > 1:
             starts = self._pool_starts(sizes, num_pools)
+            counts = [end - start for start, end in itertools.pairwise(starts)]
         else:  # as many updates as come out
             starts = [0, len(self._plan(epoch, 0, 1, None))]
-        return Updates(plan, starts, sum(sizes))
+        pools = [partial(self._plan, epoch, i, num_pools, count) for i, count in enumerate(counts)]
+        return Updates(pools, starts, sum(sizes))
 
     def rows_to_try(self) -> Rows:
         """Return pairs among which are the largest batches: all of a small corpus, else a sample
         with the longest pairs.
         """
-        rows = self.mix.sample(_POOL_PAIRS)
-        is_whole = len(rows) == sum(share.corpus.num_pairs for share in self.mix.drawn)
-        return rows if is_whole else np.concatenate([rows, self._longest_rows])
-
-    def _longest_row(self, corpus: CorpusRange) -> int:
-        lengths = self.lengths[corpus.start : corpus.start + corpus.num_pairs]
-        parts = range(0, len(lengths), 1 << 20)  # numpy's argmax copies what is read-only
-        start = max(parts, key=lambda start: int(lengths[start : start + parts.step].max()))
-        part = lengths[start : start + parts.step]
-        return corpus.start + start + int(part.max(axis=1).argmax())
-
-    @cached_property
-    def _mean_tokens(self) -> list[float]:
-        """Target tokens of the mean pair of each corpus; 0 for those that are left out."""
-        means = []
-        for share in self.mix.shares:
-            start, end = share.corpus.start, share.corpus.start + share.corpus.num_pairs
-            means.append(float(self.lengths[start:end, 1].mean()) if share.drawn > 0 else 0.0)
-        return means
+        return np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)
 
     def _pool_starts(self, sizes: list[int], num_pools: int) -> list[int]:
         """Decide how many updates each pool makes, without planning any; return where they start,
@@ -167,9 +130,13 @@ class TokenBatchSampler:
         The pools have equal shares of every corpus, so they make equally many; the tokens of an
         update differ between pools as far as the means of millions of pairs do.
         """
-        num_tokens = float(np.dot(sizes, self._mean_tokens))
+        means = [  # target tokens of a pair
+            float(self.lengths[c.start : c.end, 1].mean()) if size else 0.0
+            for c, size in zip(self.mix.corpora, sizes, strict=True)
+        ]
         most = num_pools * sum(size // num_pools for size in sizes)  # a pair each
-        num_updates = max(num_pools, min(round(num_tokens / self.tokens_per_update), most))
+        wanted = round(float(np.dot(sizes, means)) / self.tokens_per_update)
+        num_updates = max(num_pools, min(wanted, most))
         return [num_updates * pool // num_pools for pool in range(num_pools + 1)]
 
     def _plan_pool(
@@ -190,7 +157,7 @@ class TokenBatchSampler:
                 num_tokens=int(tokens[start:end, 1].sum()),
                 num_src_tokens=int(tokens[start:end, 0].sum()),
             )
-            for start, end in zip(cuts[:-1], cuts[1:], strict=True)
+            for start, end in itertools.pairwise(cuts)
         ]
 
     def _group(
@@ -199,48 +166,41 @@ class TokenBatchSampler:
         """Cut batches of `tokens` into updates as equal as can be, `num_updates` if it is given;
         return where each starts, and the end. A batch belongs where its middle lies.
         """
-        ends, is_fixed = np.cumsum(tokens), num_updates is not None
-        if num_updates is None:
-            wanted = max(1, round(int(ends[-1]) / self.tokens_per_update))
-            num_updates = min(wanted, len(tokens))
-        places = np.arange(1, num_updates)
-        cuts = np.searchsorted(ends - tokens / 2, int(ends[-1]) * places / num_updates)
-        if is_fixed:  # each has a batch
+        ends, total = np.cumsum(tokens), int(tokens.sum())
+        wanted = min(max(1, round(total / self.tokens_per_update)), len(tokens))
+        places = np.arange(1, num_updates or wanted)
+        cuts = np.searchsorted(ends - tokens / 2, total * places / (num_updates or wanted))
+        if num_updates:  # each has a batch
             cuts = np.maximum.accumulate(cuts - places) + places
             cuts = np.clip(cuts, places, len(tokens) - places[::-1])
         return [0, *sorted({int(cut) for cut in cuts} - {0, len(tokens)}), len(tokens)]
 
     def _share(self, batches: list[Rows]) -> list[Rows]:
         """Return this rank's part of an update: the batches laid in a line, by cost, and the line
-        cut into `world_size` equal pieces.
+        cut into `world_size` equal pieces. A cut that would leave a sliver moves to the edge of the
+        batch.
         """
         if self.world_size == 1:
             return batches
-        ends = np.cumsum([batch_cost(self.lengths[rows]) for rows in batches])
-        start, end = (self._cut(batches, ends, rank) for rank in (self.rank, self.rank + 1))
+        costs = [batch_cost(self.lengths[rows]) for rows in batches]
+        starts = np.cumsum([0, *costs])  # of the batches in the line, and the end
+        firsts = np.cumsum([0, *map(len, batches)])  # their first rows, and the end
+        share = starts[-1] / self.world_size
+        cuts = []  # the rows where the parts of this rank and of the next one start
+        for rank in (self.rank, self.rank + 1):
+            batch = min(int(np.searchsorted(starts, rank * share, side="right")), len(batches)) - 1
+            offset = rank * share - starts[batch]
+            if rank == self.world_size:
+                cuts.append(firsts[-1])
+            elif offset < share / 8:
+                cuts.append(firsts[batch])
+            elif costs[batch] - offset < share / 8:
+                cuts.append(firsts[batch + 1])
+            else:
+                part = float(offset / costs[batch])
+                cuts.append(firsts[batch] + round(len(batches[batch]) * part))
         pieces = [
-            rows[start[1] if i == start[0] else 0 : end[1] if i == end[0] else len(rows)]
-            for i, rows in enumerate(batches)
-            if start[0] <= i <= end[0]
+            rows[max(cuts[0] - first, 0) : max(cuts[1] - first, 0)]
+            for first, rows in zip(firsts, batches, strict=False)
         ]
         return [rows for rows in pieces if len(rows)]
-
-    def _cut(
-        self, batches: list[Rows], ends: np.ndarray[Any, np.dtype[np.int64]], rank: int
-    ) -> tuple[int, int]:
-        """Return (batch, row) where the part of `rank` starts; a cut that would leave a sliver
-        moves to the edge of the batch.
-        """
-        if rank == self.world_size:
-            return len(batches), 0
-        share = ends[-1] / self.world_size
-        goal = rank * share
-        batch = int(np.searchsorted(ends, goal, side="right"))
-        num_rows = len(batches[batch])
-        width = ends[batch] - (ends[batch - 1] if batch else 0)
-        offset = goal - (ends[batch] - width)
-        if offset < share / 8:
-            return batch, 0
-        if width - offset < share / 8:
-            return batch + 1, 0
-        return batch, round(num_rows * float(offset / width))

@@ -23,68 +23,68 @@ _MOST_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of ne
 
 @dataclass(frozen=True)
 class CorpusRange:
-    """One corpus: the pairs `start` to `start + num_pairs` of the split."""
+    """One corpus: the pairs `start` to `end` of the split."""
 
     name: str  # "" when the split has one without a name
     start: int
     num_pairs: int
     weight: float
 
-
-@dataclass(frozen=True)
-class Share:
-    """The part of one corpus in every epoch."""
-
-    corpus: CorpusRange
-    drawn: float  # pairs an epoch; one epoch rounds down and another up
-
-    def cuts(self, epoch: int) -> tuple[int, int]:
-        """Return from where to where an epoch takes the stream of passes."""
-        return round(epoch * self.drawn), round((epoch + 1) * self.drawn)
+    @property
+    def end(self) -> int:
+        """The first pair after it."""
+        return self.start + self.num_pairs
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The corpora of a run."""
+    """The corpora of a run, and how many pairs of each an epoch draws. Where that is no whole
+    number, one epoch rounds down and another up.
+    """
 
-    shares: Sequence[Share]
+    corpora: Sequence[CorpusRange]
+    amounts: Sequence[float]
 
     @property
-    def drawn(self) -> list[Share]:
-        """The shares of the corpora that are not left out."""
-        return [share for share in self.shares if share.drawn > 0]
+    def drawn(self) -> list[CorpusRange]:
+        """The corpora that are not left out."""
+        both = zip(self.corpora, self.amounts, strict=True)
+        return [corpus for corpus, amount in both if amount > 0]
 
     def sizes(self, epoch: int) -> list[int]:
         """Return how many pairs of each corpus an epoch draws."""
-        return [end - start for start, end in (share.cuts(epoch) for share in self.shares)]
+        return [round((epoch + 1) * a) - round(epoch * a) for a in self.amounts]
 
     def rows(self, seed: int, epoch: int, pool: int = 0, num_pools: int = 1) -> Rows:
         """Return the pairs of one of `num_pools` equal parts of an epoch; each has its share of
         every corpus. Their order means nothing.
         """
         pieces = []
-        for number, share in enumerate(self.shares):
-            start, end = share.cuts(epoch)
-            size = end - start
-            first, last = (start + size * p // num_pools for p in (pool, pool + 1))
-            rows = _take(share.corpus.num_pairs, first, last, (seed, number))
-            pieces.append(rows + share.corpus.start)
+        sizes = self.sizes(epoch)
+        for number, (corpus, amount) in enumerate(zip(self.corpora, self.amounts, strict=True)):
+            place, end = (  # in the endless stream of passes
+                round(epoch * amount) + sizes[number] * p // num_pools for p in (pool, pool + 1)
+            )
+            while place < end:
+                passes, first = divmod(place, corpus.num_pairs)
+                last = min(first + end - place, corpus.num_pairs)
+                rows = _part_of_pass(corpus.num_pairs, first, last, (seed, number, passes))
+                pieces.append(corpus.start + rows)
+                place += last - first
         return np.concatenate(pieces)
 
     def sample(self, most: int) -> Rows:
         """Return the pairs that any epoch draws, evenly spaced ones when they are over `most`."""
-        corpora = [share.corpus for share in self.drawn]
-        step = -(-sum(corpus.num_pairs for corpus in corpora) // most)
-        return np.concatenate([np.arange(c.start, c.start + c.num_pairs, step) for c in corpora])
+        step = -(-sum(corpus.num_pairs for corpus in self.drawn) // most)
+        return np.concatenate([np.arange(c.start, c.end, step) for c in self.drawn])
 
     def __str__(self) -> str:
-        if all(share.drawn == share.corpus.num_pairs for share in self.shares):
+        if all(a == c.num_pairs for c, a in zip(self.corpora, self.amounts, strict=True)):
             return "every pair once"
-        parts = (
-            f"{share.drawn:.9g} of {share.corpus.num_pairs} pairs of {share.corpus.name or 'train'}"
-            for share in self.shares
+        return " + ".join(
+            f"{amount:.9g} of {corpus.num_pairs} pairs of {corpus.name or 'train'}"
+            for corpus, amount in zip(self.corpora, self.amounts, strict=True)
         )
-        return " + ".join(parts)
 
 
 def pairs_an_epoch(
@@ -114,42 +114,26 @@ def make_mix(
     names = [corpus.name for corpus in corpora]
     for name in weights:
         if name not in names:
-            named = [name for name in names if name]
             hint = "the folder was made from data.train, without names"
-            hint = nearest(name, named) if named else hint
+            hint = hint if names == [""] else nearest(name, names)
             raise ConfigError(f"mix.{name}: no corpus of data_dir has this name; {hint}")
     sizes = [corpus.num_pairs for corpus in corpora]
     chosen = [weights.get(corpus.name, corpus.weight) for corpus in corpora]
     amounts = pairs_an_epoch(sizes, chosen, temperature)
     if max(amounts) < 1:
         raise ConfigError("the weights of mix leave no pair an epoch; give a corpus a larger one")
-    return Mix([Share(c, amount) for c, amount in zip(corpora, amounts, strict=True)])
+    return Mix(corpora, amounts)
 
 
-def whole(num_pairs: int) -> Mix:
-    """Draw every pair once an epoch."""
-    return make_mix([CorpusRange("", 0, num_pairs, 1.0)], {})
-
-
-def _take(num_pairs: int, start: int, end: int, key: tuple[int, int]) -> Rows:
-    """Return the pairs at places `start` to `end` of the endless stream of passes."""
-    pieces = [np.empty(0, dtype=np.int64)]
-    while start < end:
-        number, first = divmod(start, num_pairs)
-        last = min(first + end - start, num_pairs)
-        pieces.append(_part_of_pass(num_pairs, number, first, last, key))
-        start += last - first
-    return np.concatenate(pieces)
-
-
-def _part_of_pass(num_pairs: int, number: int, start: int, end: int, key: tuple[int, int]) -> Rows:
-    """Return the pairs at places `start` to `end` of one pass, whose blocks are shuffled."""
+def _part_of_pass(num_pairs: int, start: int, end: int, key: tuple[int, int, int]) -> Rows:
+    """Return the pairs at places `start` to `end` of one pass, whose blocks are shuffled; `key` is
+    the seed and the numbers of corpus and pass.
+    """
     if end - start == num_pairs:
         return np.arange(num_pairs)
-    seed, corpus = key
     width = -(-num_pairs // _MOST_BLOCKS)
     num_blocks = -(-num_pairs // width)
-    draw = np.random.default_rng(np.random.SeedSequence(seed, spawn_key=(corpus, number)))
+    draw = np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
     blocks = draw.permutation(num_blocks)
     missing = num_blocks * width - num_pairs  # of the last block
     end_of_short = (int(np.flatnonzero(blocks == num_blocks - 1)[0]) + 1) * width - missing

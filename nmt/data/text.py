@@ -88,10 +88,9 @@ def clean_line(raw: bytes, place: str) -> str:
     try:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
-        byte = raw[error.start]
         raise DataError(
-            f"{place}: byte {error.start + 1} (0x{byte:02x}) is not UTF-8; convert the file, "
-            "for example with iconv -f latin1 -t utf-8"
+            f"{place}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; convert the "
+            "file, for example with iconv -f latin1 -t utf-8"
         ) from None
     return on_one_line(text.removeprefix("\ufeff").removesuffix("\r"))
 
@@ -156,33 +155,30 @@ class WaitingLines:
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: deque[bytes] = deque()
-        self._start = bytearray()  # of the line that has no end yet
+        self._rest = bytearray()  # of a line that has no end yet
         self._is_over = False
 
     def __iter__(self) -> Iterator[bytes]:
-        while True:
-            while not self._lines and not self._is_over:
-                self._read()
-            if not self._lines:
-                return
-            yield self._lines.popleft()
+        while not self._is_over:
+            while self._lines:
+                yield self._lines.popleft()
+            select.select([self._descriptor], [], [])  # some pass on pipes that do not block
+            data = os.read(self._descriptor, 1 << 16)
+            self._is_over = not data
+            *lines, end = data.split(b"\n")
+            for line in lines:
+                self._rest += line + b"\n"
+                self._lines.append(bytes(self._rest))
+                self._rest.clear()
+            self._rest += end
+        if self._rest:
+            yield bytes(self._rest)
 
     def has_more(self) -> bool:
         """Say whether a line, or the end, is there or comes within an instant."""
-        if self._lines or self._is_over:
-            return True
-        return bool(select.select([self._descriptor], [], [], _PATIENCE_SECONDS)[0])
-
-    def _read(self) -> None:
-        select.select([self._descriptor], [], [])  # some pass on pipes that do not block
-        data = os.read(self._descriptor, 1 << 16)
-        self._start += data
-        if b"\n" in data:
-            *lines, self._start = self._start.split(b"\n")
-            self._lines.extend(bytes(line) + b"\n" for line in lines)
-        if not data:
-            self._is_over = True
-            self._lines.extend([bytes(self._start)] if self._start else [])
+        ready = [self._descriptor]
+        is_known = bool(self._lines) or self._is_over
+        return is_known or bool(select.select(ready, [], [], _PATIENCE_SECONDS)[0])
 
 
 def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:

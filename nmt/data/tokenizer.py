@@ -8,6 +8,7 @@ in `nmt/data/vocabulary.py`.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +32,8 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
+        self.src = self.tgt = self  # of both languages
+        self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
     @classmethod
@@ -48,21 +51,6 @@ class Tokenizer:
                 "tokenizer.model, which adds what is missing"
             )
         return tokenizer
-
-    @property
-    def src(self) -> Tokenizer:
-        """The tokenizer of the source, which is this one."""
-        return self
-
-    @property
-    def tgt(self) -> Tokenizer:
-        """The tokenizer of the target, which is this one too."""
-        return self
-
-    @property
-    def src_vocab_size(self) -> None:
-        """Size of a vocabulary that the source has for itself: there is none."""
-        return None
 
     @property
     def sha256(self) -> str:
@@ -85,21 +73,15 @@ class Tokenizer:
         """
         try:
             ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
-        except TypeError:
-            self._check_unicode(texts)
+        except TypeError:  # SentencePiece does not name the text
+            for number, text in enumerate(texts):
+                if found := re.search("[\ud800-\udfff]", text):
+                    raise DataError(
+                        f"text {number}, from 0, has half a surrogate pair at character "
+                        f"{found.start()}; decode it with errors='replace'"
+                    ) from None
             raise
         return ids
-
-    def _check_unicode(self, texts: Sequence[str]) -> None:
-        """Name the text that SentencePiece cannot take; it says itself only that there is one."""
-        for number, text in enumerate(texts):
-            try:
-                text.encode("utf-8")
-            except UnicodeEncodeError as error:
-                raise DataError(
-                    f"text {number}, from 0, has half a surrogate pair at character {error.start}; "
-                    "decode it with errors='replace'"
-                ) from None
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
@@ -110,8 +92,7 @@ class Tokenizer:
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Show ids as pieces, for people to read."""
-        pieces = self.all_pieces()
-        return [pieces[i] for i in ids]
+        return [self.all_pieces()[i] for i in ids]
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary; piece i has the id i."""

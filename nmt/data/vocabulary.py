@@ -40,8 +40,8 @@ def train_tokenizers(
     """
     src_symbols, tgt_symbols = _symbols(config)
     if not config.tokenizer.separate:
-        symbols = [*src_symbols, *tgt_symbols]
-        return train_tokenizer(chain(sources, targets), config.tokenizer, symbols)
+        both = chain(sources, targets)
+        return train_tokenizer(both, config.tokenizer, src_symbols + tgt_symbols)
     return SeparateTokenizers(
         train_tokenizer(sources, config.tokenizer, src_symbols),
         train_tokenizer(targets, config.tokenizer, tgt_symbols),
@@ -54,7 +54,7 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     assert config.tokenizer.model is not None
     src_path = resolve(config.tokenizer.model)
     if config.tokenizer.tgt_model is None:
-        return adopt_tokenizer(src_path, [*src_symbols, *tgt_symbols])
+        return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
     tgt_path = resolve(config.tokenizer.tgt_model)
     src, tgt = adopt_tokenizer(src_path, src_symbols), adopt_tokenizer(tgt_path, tgt_symbols)
     names = [" ".join(one.pieces(one.control_ids)) for one in (src, tgt)]
@@ -70,10 +70,10 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target: those of the settings, and the corpora's tags."""
-    corpora = config.data.corpora.values()
+    corpora, own = config.data.corpora.values(), config.tokenizer.symbols
     src_tags = [corpus.src_tag for corpus in corpora if corpus.src_tag is not None]
     tgt_tags = [corpus.tgt_tag for corpus in corpora if corpus.tgt_tag is not None]
-    return [*config.tokenizer.symbols, *src_tags], [*config.tokenizer.symbols, *tgt_tags]
+    return [*own, *src_tags], [*own, *tgt_tags]
 
 
 def train_tokenizer(
@@ -114,7 +114,18 @@ def train_tokenizer(
             minloglevel=2,
         )
     except RuntimeError as error:
-        raise _explain(error, config.vocab_size) from None
+        message, key = " ".join(str(error).split()), f"tokenizer.vocab_size={config.vocab_size}"
+        if found := _TOO_LARGE.search(message):
+            raise ConfigError(
+                f"{key} is too large for this corpus; the largest possible is {found[1]}: "
+                f"set tokenizer.vocab_size={found[1]} or less"
+            ) from None
+        if found := _TOO_SMALL.search(message):
+            raise ConfigError(
+                f"{key} is too small for the characters of this corpus; "
+                f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
+            ) from None
+        raise DataError(f"the tokenizer cannot be trained on this corpus: {message}") from None
     if num_long:
         log.warning(
             "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
@@ -123,21 +134,6 @@ def train_tokenizer(
             _MAX_SENTENCE_BYTES,
         )
     return Tokenizer(model.getvalue())
-
-
-def _explain(error: RuntimeError, vocab_size: int) -> ConfigError | DataError:
-    message, key = " ".join(str(error).split()), f"tokenizer.vocab_size={vocab_size}"
-    if found := _TOO_LARGE.search(message):
-        return ConfigError(
-            f"{key} is too large for this corpus; the largest possible is {found[1]}: "
-            f"set tokenizer.vocab_size={found[1]} or less"
-        )
-    if found := _TOO_SMALL.search(message):
-        return ConfigError(
-            f"{key} is too small for the characters of this corpus; "
-            f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
-        )
-    return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
 
 
 def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
@@ -157,7 +153,8 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
             f"tokenizer.model={path} is no SentencePiece model; give the .model file that "
             "SentencePiece wrote"
         ) from None
-    added = [symbol for symbol in dict.fromkeys(symbols) if not _has(processor, symbol)]
+    old = set(processor.id_to_piece(list(range(processor.vocab_size()))))
+    added = [symbol for symbol in dict.fromkeys(symbols) if symbol not in old]
     for symbol in symbols:
         if symbol not in added and not _is_symbol(model, symbol):
             raise ConfigError(
@@ -168,7 +165,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     for kind, (id_field, name_field, name) in _CONTROLS.items():
         if getattr(processor, f"{kind}_id")() < 0:
             # the name may belong to a piece that text can become
-            name = f"<nmt:{kind}>" if _has(processor, name) else name
+            name = f"<nmt:{kind}>" if name in old else name
             new_id = processor.vocab_size() + len(added)
             spec = _field(id_field, new_id) + _field(name_field, name)
             appended += _piece(name, _CONTROL) + _field(_TRAINER_SPEC, spec)
@@ -176,10 +173,6 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     if added:
         log.info("%s: added %s to its pieces", path, " ".join(added))
     return Tokenizer(model + appended)
-
-
-def _has(processor: sentencepiece.SentencePieceProcessor, piece: str) -> bool:
-    return bool(processor.id_to_piece(processor.piece_to_id(piece)) == piece)
 
 
 def _is_symbol(model: bytes, piece: str) -> bool:
@@ -206,8 +199,6 @@ def _field(number: int, value: int | str | bytes) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    head = b""
-    while value > 127:
-        head += bytes([value & 127 | 128])
-        value >>= 7
-    return head + bytes([value])
+    if value < 128:
+        return bytes([value])
+    return bytes([value & 127 | 128]) + _varint(value >> 7)

@@ -55,8 +55,8 @@ def padding_mask(lengths: Tensor, width: int) -> Tensor:
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """Show each position itself and those before it, (T, T): it "prevents leftward information
-    flow" in the decoder. Padding on the right is hidden from all real tokens, too.
+    """Show each position itself and those before it, (T, T), to "prevent leftward information flow
+    in the decoder". Padding on the right is hidden from all real tokens, too.
     """
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
@@ -176,7 +176,8 @@ class Layer(nn.Module):
     """What both kinds of layers share: sub-layers, each with dropout, residual sum and norm.
 
     Post-norm is LayerNorm(x + Sublayer(x)) (section 3.1). Pre-norm is x + Sublayer(LayerNorm(x)),
-    as in the Annotated Transformer; it trains without warm-up and in deep stacks.
+    as in the Annotated Transformer; it trains without warm-up (Xiong et al., 2020) and in deep
+    stacks.
     """
 
     def __init__(self, config: ModelConfig) -> None:

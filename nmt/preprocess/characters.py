@@ -194,14 +194,15 @@ def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
     Only letters have a script: not marks, digits, signs, raised letters such as the ordinal ª, and
     letters that all scripts share.
     """
-    codes = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")  # there are no letters above
-    text = codes.tobytes().decode("utf-32-le")
-    letters = "".join(regex.findall(r"(?V1)[\p{L}--\p{Decomposition_Type=Super}]+", text))
-    named = [rf"\p{{Script={name}}}" for name in _CODES]
-    rest = r"\p{Script=Common}\p{Script=Inherited}" + "".join(named)
+    every = np.r_[0:0xD800, 0xE000:0x40000].astype("<u4")  # there are no letters above
+    shared = r"[\p{Decomposition_Type=Super}\p{Script=Common}\p{Script=Inherited}]"
+    runs = regex.findall(rf"(?V1)[\p{{L}}--{shared}]+", every.tobytes().decode("utf-32-le"))
+    letters = "".join(runs)
     table = np.zeros(0x110000, np.uint8)
-    for run in regex.finditer("|".join(f"({one}+)" for one in (*named, f"[^{rest}]")), letters):
-        table[list(map(ord, run[0]))] = run.lastindex
+    table[[ord(letter) for letter in letters]] = len(SCRIPTS)  # the last, other scripts
+    for number, name in enumerate(_CODES, start=1):
+        for run in regex.findall(rf"\p{{Script={name}}}+", letters):
+            table[[ord(letter) for letter in run]] = number
     return table
 
 

@@ -14,8 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import count, groupby
@@ -68,7 +67,9 @@ def make_plan(job: Job) -> CorpusPlan:
         if drops_duplicates(config):
             num_pairs = _scan(job)
         elif config.step is Step.plan:
-            num_pairs = TaskReader(job).count_pairs()
+            reader = TaskReader(job)
+            list(reader.read(lambda task: False))  # yields nothing, and counts
+            num_pairs = reader.num_pairs
     if drops_duplicates(config):
         find_duplicates(job.work.hashes)
     job.work.write(folder / _PLAN, {"num_pairs": num_pairs})
@@ -90,24 +91,14 @@ def drops_duplicates(config: PreprocessConfig) -> bool:
 
 def _train(config: PreprocessConfig, folder: Path) -> None:
     """Train tokenizers on the sample in `folder`, and write them there."""
-    src, tgt = map(_lines, _sample_paths(folder))
-    save_tokenizers(folder, train_tokenizers(config, src, tgt))
+    src, tgt = (path.open(encoding="utf-8", newline="\n") for path in _sample_paths(folder))
+    with src, tgt:
+        sides = ((line.removesuffix("\n") for line in stream) for stream in (src, tgt))
+        save_tokenizers(folder, train_tokenizers(config, *sides))
 
 
 def _sample_paths(folder: Path) -> tuple[Path, Path]:
     return folder / "sample.src", folder / "sample.tgt"
-
-
-def _lines(path: Path) -> Iterator[str]:
-    with path.open(encoding="utf-8", newline="\n") as stream:
-        for line in stream:
-            yield line.removesuffix("\n")
-
-
-@dataclass(frozen=True)
-class _ScanItem:
-    part: TaskChunk
-    limit: np.uint64  # of the keys in the sample so far
 
 
 @dataclass(frozen=True)
@@ -121,14 +112,17 @@ class _ScannedChunk:
     hashes: Hashes | None
 
 
-def _scan_chunk(config: PreprocessConfig, item: _ScanItem) -> _ScannedChunk:
-    """Pick candidates for the sample from a chunk, and hash its pairs."""
-    chunk = item.part.chunk
+def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> _ScannedChunk:
+    """Pick candidates for the sample from a chunk, those with keys below a limit, and hash its
+    pairs.
+    """
+    part, limit = item
+    chunk = part.chunk
     cleaned = clean(chunk, config, held_out=False)
     drop_by_text(cleaned, config)
     numbers = chunk.first_pair + cleaned.rows
-    keys = sample_keys(config.seed, item.part.task.corpus, numbers)
-    chosen = np.flatnonzero(keys < item.limit)
+    keys = sample_keys(config.seed, part.task.corpus, numbers)
+    chosen = np.flatnonzero(keys < limit)
     hashes = None
     if drops_duplicates(config):
         hashes = hash_duplicates(cleaned.src, cleaned.tgt, config.filter.duplicates)
@@ -150,23 +144,20 @@ def _scan(job: Job) -> dict[str, int]:
         num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
         return num_pairs
     sample, reader = Sample(sample_size(tokenizer)), TaskReader(job)
-    items = (_ScanItem(part, sample.limit) for part in reader.read(lambda task: True))
+    items = ((part, sample.limit) for part in reader.read(lambda task: True))
     num_workers = count_workers(job.config.num_threads)
+    make = partial(partial, _scan_chunk, job.config)
     with (
         reader.progress("plan") as progress,
-        WorkerPool[_ScanItem, _ScannedChunk](
-            num_workers, partial(partial, _scan_chunk, job.config)
-        ) as pool,
+        WorkerPool[tuple[TaskChunk, np.uint64], _ScannedChunk](num_workers, make) as pool,
     ):
-        for task, group in groupby(pool.map(items), key=lambda pair: pair[0].part.task):
-            with ExitStack() as stack:
-                if drops_duplicates(job.config):
-                    hashes = stack.enter_context(HashWriter(job.work.hashes, task.order))
-                for item, seen in group:
+        for task, group in groupby(pool.map(items), key=lambda pair: pair[0][0].task):
+            with HashWriter(job.work.hashes, task.order) as hashes:
+                for (part, _), seen in group:
                     sample.add(seen.keys, seen.src, seen.tgt)
                     if seen.hashes is not None:
-                        hashes.add(seen.hashes, seen.rows + item.part.rows.start)
-                    count_chunk(progress, item.part)
+                        hashes.add(seen.hashes, seen.rows + part.rows.start)
+                    count_chunk(progress, part)
         progress.finish()
     sides = sample.take()
     if tokenizer.model is None and not sides[0]:
@@ -241,51 +232,32 @@ class TaskReader:
     def __init__(self, job: Job, num_pairs: Mapping[str, int] | None = None) -> None:
         self._job, self._known = job, num_pairs
         self.num_pairs: dict[str, int] = {}
-        self._disk_bytes = 0  # of the corpora that are done
-
-    def count_pairs(self) -> dict[str, int]:
-        """Return the number of pairs of each corpus, for which all are read."""
-        for _ in self.read(lambda task: False):
-            pass
-        return self.num_pairs
 
     def read(self, is_wanted: Callable[[ShardTask], bool]) -> Iterator[TaskChunk]:
         """Yield the input of the tasks that are wanted, and pass over that of others; with pairs
         counted before, stop a corpus after the last task that is wanted.
         """
-        for corpus, sources in self._job.sources.items():
-            last = None
-            if self._known is not None:
-                tasks = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
-                last = max((task.number for task in tasks), default=-1)
-            with ChunkReader(sources) as reader:
-                self.num_pairs[corpus] = 0
-                yield from self._read_corpus(corpus, reader, is_wanted, last)
-            if self._known is not None:
-                self.num_pairs[corpus] = self._known[corpus]
-            self._disk_bytes += total_disk_bytes(sources)
-
-    def _read_corpus(
-        self,
-        corpus: str,
-        reader: ChunkReader,
-        is_wanted: Callable[[ShardTask], bool],
-        last: int | None,
-    ) -> Iterator[TaskChunk]:
         size = self._job.config.shard_pairs
-        for number in count():
-            if last is not None and number > last:
-                return
-            task, num_pairs = self._job.task(corpus, number), 0
-            if is_wanted(task):
-                for chunk in reader.read(size):
-                    num_pairs += chunk.num_pairs
-                    yield TaskChunk(task, chunk, self._disk_bytes + chunk.disk_bytes)
-            else:
-                num_pairs = reader.skip(size)
-            self.num_pairs[corpus] += num_pairs
-            if num_pairs < size:
-                return
+        disk_bytes = 0  # of the corpora that are done
+        for corpus, sources in self._job.sources.items():
+            numbers: Iterable[int] = count()
+            if self._known is not None:
+                wanted = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
+                numbers = range(max((task.number for task in wanted), default=-1) + 1)
+            num_pairs = 0
+            with ChunkReader(sources) as reader:
+                for number in numbers:
+                    task = self._job.task(corpus, number)
+                    if is_wanted(task):
+                        for chunk in reader.read(size):
+                            num_pairs += chunk.num_pairs
+                            yield TaskChunk(task, chunk, disk_bytes + chunk.disk_bytes)
+                    else:
+                        num_pairs += reader.skip(size)
+                    if num_pairs < task.first_pair + size:
+                        break
+            self.num_pairs[corpus] = self._known[corpus] if self._known else num_pairs
+            disk_bytes += total_disk_bytes(sources)
 
     def progress(self, name: str) -> Progress:
         """Start to show how far a pass over all corpora is."""

@@ -25,30 +25,30 @@ _ITEMS_A_WORKER = 3  # that wait, are worked on, or are done before those in fro
 
 
 def count_workers(num_threads: int) -> int:
-    """Return `num_threads`, or for 0 the number of processors that this process may use."""
-    if num_threads:
-        return num_threads
-    if hasattr(os, "sched_getaffinity"):  # where a scheduler gives a job a part of a machine
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
+    """Return the number of worker processes: none for one thread, which the process itself has;
+    for 0 threads, as many as the CPU cores that it may use.
+    """
+    if num_threads == 0:
+        affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
+        num_threads = len(affinity(0)) if affinity else os.cpu_count() or 1
+    return num_threads if num_threads > 1 else 0
 
 
 class WorkerPool(Generic[Item, Result]):
-    """At most `num_workers` processes, each with a function of its own that `make` returns there.
+    """At most `num_workers` processes, each with a function of its own that `make` returns there;
+    0 calls it in this process.
 
     They start as there is work for them. Items, results and `make` must be picklable. Leaving the
     context ends the processes, whatever they are doing.
     """
 
     def __init__(self, num_workers: int, make: Callable[[], Callable[[Item], Result]]) -> None:
-        self._num_workers = num_workers
+        self._num_workers, self._make = num_workers, make
         self._others = set(multiprocessing.active_children())
-        self._executor = ProcessPoolExecutor(
-            num_workers,
-            mp_context=multiprocessing.get_context("spawn"),
-            initializer=_start_worker,
-            initargs=(make,),
-        )
+        self._executor: ProcessPoolExecutor | None = None
+        if num_workers:
+            context = multiprocessing.get_context("spawn")
+            self._executor = ProcessPoolExecutor(num_workers, context, _start_worker, (make,))
 
     def __enter__(self) -> WorkerPool[Item, Result]:
         return self
@@ -56,7 +56,8 @@ class WorkerPool(Generic[Item, Result]):
     def __exit__(self, *exc_info: object) -> None:
         for process in set(multiprocessing.active_children()) - self._others:
             process.kill()
-        self._executor.shutdown(cancel_futures=True)
+        if self._executor is not None:
+            self._executor.shutdown(cancel_futures=True)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result, in order; an `NmtError` that iterating over `items`
@@ -65,8 +66,30 @@ class WorkerPool(Generic[Item, Result]):
         Only a few items a worker are under way at a time. Raises the exception of the first item
         that has one, and an `NmtError` where a worker was lost.
         """
+        if self._executor is None:
+            function = self._make()
+            yield from ((item, function(item)) for item in items)
+            return
+        waiting: deque[tuple[Item, Future[Result]]] = deque()
+        last_error: NmtError | None = None
         try:
-            yield from self._map(items)
+            for item in _until_error(items):
+                if isinstance(item, NmtError):
+                    last_error = item
+                    break
+                try:
+                    with _interrupts_deferred():  # this may start a process
+                        waiting.append((item, self._executor.submit(_work, item)))
+                except OSError as error:
+                    raise NmtError(
+                        f"a worker process cannot be started: {error.strerror}; "
+                        "set fewer num_threads"
+                    ) from None
+                if len(waiting) == _ITEMS_A_WORKER * self._num_workers:
+                    first, future = waiting.popleft()
+                    yield first, future.result()
+            for first, future in waiting:
+                yield first, future.result()
         except MemoryError:
             raise NmtError("a worker process has no memory left; set fewer num_threads") from None
         except BrokenProcessPool:
@@ -74,32 +97,8 @@ class WorkerPool(Generic[Item, Result]):
                 "a worker process was killed, as happens when memory runs out; give the same "
                 "command again with fewer num_threads, it goes on with what is done"
             ) from None
-
-    def _map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        waiting: deque[tuple[Item, Future[Result]]] = deque()
-        last_error: NmtError | None = None
-        for item in _until_error(items):
-            if isinstance(item, NmtError):
-                last_error = item
-                break
-            waiting.append((item, self._submit(item)))
-            if len(waiting) == _ITEMS_A_WORKER * self._num_workers:
-                first, future = waiting.popleft()
-                yield first, future.result()
-        for first, future in waiting:
-            yield first, future.result()
         if last_error is not None:
             raise last_error
-
-    def _submit(self, item: Item) -> Future[Result]:
-        """Hand an item to the workers; this may start one."""
-        try:
-            with _interrupts_deferred():
-                return self._executor.submit(_work, item)
-        except OSError as error:
-            raise NmtError(
-                f"a worker process cannot be started: {error.strerror}; set fewer num_threads"
-            ) from None
 
 
 def _until_error(items: Iterable[Item]) -> Iterator[Item | NmtError]:

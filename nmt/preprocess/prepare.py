@@ -1,47 +1,54 @@
-"""Makes a data folder, in steps that one machine does in a row or several share: plan, shard,
-merge.
+"""Makes a data folder in three steps, that one machine does in a row or several share: plan (see
+`plan.py`), shard, merge.
 
-The folder is filled in a work folder beside its place and renamed into it, so that an interrupted
-run leaves none, and the next one goes on.
+A shard is one Arrow file, and the task that writes it reads its pairs from the input itself, so
+that any process on any machine can do it, in any order. It is done when its JSON file is there,
+with the counts of its pairs; written again, it has the same bytes. The data folder is filled in a
+work folder beside its place and renamed into it: an interrupted run leaves none, and the next one
+goes on.
 """
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import asdict, replace
+from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
 from nmt.config import PreprocessConfig, Step, resolve
-from nmt.data.binary import CorpusIndex, write_index
+from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
-from nmt.files import write_json
-from nmt.preprocess.clean import Cleaned, PairCounts
-from nmt.preprocess.duplicates import count_repeats
+from nmt.files import replace_file, write_json
+from nmt.preprocess.chunks import ShardTask, TaskChunk, read_chunks
+from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
+from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
+from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
 from nmt.preprocess.filters import check_filters
-from nmt.preprocess.plan import drops_duplicates, make_plan, read_plan
-from nmt.preprocess.rendering import report_page
-from nmt.preprocess.report import CorpusResult, build_report
-from nmt.preprocess.sharding import (
-    read_result,
-    read_split,
-    result_path,
-    text_of,
-    write_shards,
-    write_split,
+from nmt.preprocess.plan import (
+    CorpusPlan,
+    TaskReader,
+    count_chunk,
+    drops_duplicates,
+    make_plan,
+    read_plan,
 )
+from nmt.preprocess.pool import WorkerPool, count_workers
+from nmt.preprocess.report import CorpusResult, build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
-from nmt.preprocess.statistics import HeldOut
+from nmt.preprocess.statistics import HeldOut, Statistics
 from nmt.preprocess.workspace import Job, Workspace, open_workspace
+from nmt.progress import Progress
 
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")
 _MANY_DROPPED = 0.05
-_NUM_NAMED = 3
 
 
 def prepare(config: PreprocessConfig) -> dict[str, Any] | None:
@@ -68,20 +75,25 @@ def prepare(config: PreprocessConfig) -> dict[str, Any] | None:
 
 
 def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
+    found = find_sources(config, "train", work.spool)
+    sources = {name: list(part) for name, part in groupby(found, key=lambda s: s.corpus)}
+    held_out = {
+        split: find_sources(config, split, work.spool)
+        for split in _HELD_OUT
+        if has_split(config.data, split)
+    }
+    job = Job(config, work, sources, held_out)
     step = Step.shard if config.shard is not None else config.step
     is_planning = step in (Step.all, Step.plan)
-    job = _find_input(config, work)
     begin = work.start if is_planning else work.join
     begin(job.fingerprint())
-    splits = {split: read_split(job, split) for split in job.held_out}
-    held_out = HeldOut({split: text_of(chunks) for split, chunks in splits.items()})
+    splits = {split: _read_split(job, split) for split in held_out}
     plan = make_plan(job) if is_planning else read_plan(job)
-    if step is Step.plan:
-        return None
     num_pairs = plan.num_pairs
-    if step is not Step.merge:
-        num_pairs = write_shards(job, plan, held_out)
-    if step is Step.shard:
+    if step in (Step.all, Step.shard):
+        known = HeldOut({split: _text_of(chunks) for split, chunks in splits.items()})
+        num_pairs = _write_shards(job, plan, known)
+    if step in (Step.plan, Step.shard):
         return None
     assert num_pairs is not None
     report = _merge(job, splits, plan.tokenizers, num_pairs)
@@ -90,15 +102,118 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
     return report
 
 
-def _find_input(config: PreprocessConfig, work: Workspace) -> Job:
-    found = find_sources(config, "train", work.spool)
-    sources = {name: list(part) for name, part in groupby(found, key=lambda s: s.corpus)}
-    held_out = {
-        split: find_sources(config, split, work.spool)
-        for split in _HELD_OUT
-        if has_split(config.data, split)
-    }
-    return Job(config, work, sources, held_out)
+def _read_split(job: Job, split: str) -> list[Cleaned]:
+    """Read a validation or test set, of which all pairs stay; an empty one is a `DataError`."""
+    chunks = read_chunks(job.held_out[split])
+    cleaned = [clean(chunk, job.config, held_out=True) for chunk in chunks]
+    if not cleaned:
+        raise DataError(
+            f"the {split} corpus is empty; give data.{split} a file with sentence pairs"
+        )
+    return cleaned
+
+
+def _text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
+    """Return all sources and all targets."""
+    src = [line for chunk in chunks for line in chunk.src]
+    return src, [line for chunk in chunks for line in chunk.tgt]
+
+
+def _write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, int]:
+    """Write all shards, or those of `shard`, that are not done; return the pairs of each corpus."""
+    totals = job.work.units / "totals"  # no task has a name without .json
+    wanted, num_pairs = None, plan.num_pairs
+    if job.config.shard is not None:
+        assert num_pairs is not None
+        number, count = map(int, job.config.shard.split("/"))
+        wanted = set(job.tasks(num_pairs)[number - 1 :: count])
+    elif num_pairs is None and totals.exists():  # an earlier run came to the end of the corpora
+        num_pairs = json.loads(totals.read_text(encoding="utf-8"))
+    reader = TaskReader(job, num_pairs)
+
+    def is_wanted(task: ShardTask) -> bool:
+        return (wanted is None or task in wanted) and not _result_path(job, task).exists()
+
+    has_hashes = not drops_duplicates(job.config)
+    make = partial(
+        ChunkEncoder, job.config, job.work.plan, held_out=held_out, has_hashes=has_hashes
+    )
+    with (
+        reader.progress("encode") as progress,
+        WorkerPool[EncodeItem, EncodedChunk](count_workers(job.config.num_threads), make) as pool,
+    ):
+        done = pool.map(_items(job, reader.read(is_wanted)))
+        for task, group in groupby(done, key=lambda pair: pair[0].part.task):
+            path = None if job.config.report_only else job.work.data / f"{task.name}.arrow"
+            chunks = _counted(job, task, group, progress)
+            result, shard = _write_shard(job, path, chunks, plan.tokenizers)
+            content = {
+                "counts": result.counts.to_json(),
+                "statistics": result.statistics.to_json(),
+                "shard": None if shard is None else asdict(shard),
+            }
+            job.work.write(_result_path(job, task), content)
+        progress.finish()
+    if wanted is None:
+        job.work.write(totals, reader.num_pairs)
+    return reader.num_pairs
+
+
+def _result_path(job: Job, task: ShardTask) -> Path:
+    return job.work.units / f"{task.name}.json"
+
+
+def _items(job: Job, parts: Iterable[TaskChunk]) -> Iterator[EncodeItem]:
+    """Add to each chunk which of its pairs came before, where such are dropped."""
+    for task, group in groupby(parts, key=lambda part: part.task):
+        seen: Mask | None = None
+        if drops_duplicates(job.config):
+            seen = read_seen(job.work.hashes, task.order, job.config.shard_pairs)
+        for part in group:
+            yield EncodeItem(part, None if seen is None else seen[part.rows])
+
+
+def _counted(
+    job: Job, task: ShardTask, group: Iterable[tuple[EncodeItem, EncodedChunk]], progress: Progress
+) -> Iterator[EncodedChunk]:
+    """Yield the chunks of a task; write the hashes of its pairs where repeated ones are counted."""
+    with HashWriter(job.work.hashes, task.order) as hashes:
+        for item, encoded in group:
+            if encoded.hashes is not None:
+                hashes.add(encoded.hashes)
+            yield encoded
+            count_chunk(progress, item.part)
+
+
+def _write_shard(
+    job: Job, path: Path | None, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
+) -> tuple[CorpusResult, ShardFile | None]:
+    """Write encoded pairs to `path`, which is there when they all are; without a pair it is not.
+
+    Without a path they are counted alone.
+    """
+    result = CorpusResult()
+    if path is None:
+        for chunk in chunks:
+            result.merge(chunk.counts, chunk.statistics)
+        return result, None
+    with replace_file(path) as temporary:
+        with ShardWriter(
+            temporary,
+            src_vocab_size=tokenizers.src.vocab_size,
+            tgt_vocab_size=tokenizers.tgt.vocab_size,
+            has_text=job.config.keep_text,
+        ) as writer:
+            for chunk in chunks:
+                result.merge(chunk.counts, chunk.statistics)
+                texts = {"src_text": chunk.src_text, "tgt_text": chunk.tgt_text}
+                src, tgt = chunk.src, chunk.tgt
+                writer.add(src.flat, src.offsets, tgt.flat, tgt.offsets, **texts)
+        shard = replace(writer.shard, file=path.name)
+    if shard.pairs == 0:
+        path.unlink()
+        return result, None
+    return result, shard
 
 
 def _merge(
@@ -110,12 +225,17 @@ def _merge(
     """Make the data folder of shards that are done: held-out splits, report, and the index over
     all; return the report. No training text is read here, and no shard is written again.
     """
-    _check_complete(job, num_pairs)
     corpora, index = _add_up(job, num_pairs)
     _check_kept(job, corpora)
     results = {"train": corpora}
+    encoder = ChunkEncoder(job.config, job.work.plan, held_out=None, has_hashes=False)
     for split, chunks in splits.items():
-        result, shard = write_split(job, split, chunks, tokenizers)
+        for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
+            text = "".join(line + "\n" for line in lines)
+            (job.work.data / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
+        path = job.work.data / f"{split}-00000.arrow"
+        result, shard = _write_shard(job, path, map(encoder.encode_held_out, chunks), tokenizers)
+        assert shard is not None  # there is a pair, and none is dropped
         results[split], index[split] = {"": result}, [CorpusIndex("", 1.0, [shard])]
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
@@ -124,30 +244,29 @@ def _merge(
     return report
 
 
-def _check_complete(job: Job, num_pairs: Mapping[str, int]) -> None:
-    """Raise a `ConfigError` that names shards which nobody has written."""
+def _add_up(
+    job: Job, num_pairs: Mapping[str, int]
+) -> tuple[dict[str, CorpusResult], dict[str, list[CorpusIndex]]]:
+    """Return what the shards of each corpus came to, and the index of those that hold a pair; a
+    `ConfigError` names shards that nobody has written.
+    """
     tasks = job.tasks(num_pairs)
-    missing = [task for task in tasks if not result_path(job, task).exists()]
+    missing = [task for task in tasks if not _result_path(job, task).exists()]
     if missing:
-        names = ", ".join(f"{task.name}.arrow" for task in missing[:_NUM_NAMED])
-        more = f" and {len(missing) - _NUM_NAMED} more" if len(missing) > _NUM_NAMED else ""
+        names = ", ".join(f"{task.name}.arrow" for task in missing[:3])
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
         raise ConfigError(
             f"{len(missing)} of {len(tasks)} shards are not there: {names}{more}; run the jobs of "
             "shard=NUMBER/COUNT that failed again, or all: what is done is passed over"
         )
-
-
-def _add_up(
-    job: Job, num_pairs: Mapping[str, int]
-) -> tuple[dict[str, CorpusResult], dict[str, list[CorpusIndex]]]:
-    """Return what the shards of each corpus came to, and the index of those that hold a pair."""
     results, index = {}, []
     for corpus, size in num_pairs.items():
         results[corpus], shards = CorpusResult(), []
         for task in job.tasks({corpus: size}):
-            result, shard = read_result(job, task)
-            results[corpus].merge(result.counts, result.statistics)
-            shards += [] if shard is None else [shard]
+            content = json.loads(_result_path(job, task).read_text(encoding="utf-8"))
+            counts = PairCounts.from_json(content["counts"])
+            results[corpus].merge(counts, Statistics.from_json(content["statistics"]))
+            shards += [ShardFile(**content["shard"])] if content["shard"] else []
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
             index.append(CorpusIndex(corpus, weight, shards))

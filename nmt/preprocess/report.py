@@ -1,30 +1,24 @@
-"""What is known of a corpus: the content of report.json, and advice on what looks wrong.
-
-The table on the terminal and report.html show the same content (`rendering.py`); docs/formats.md
-describes the keys.
+"""The content of report.json, with advice on what looks wrong; the table on the terminal and
+report.html show it. docs/formats.md describes the keys.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from tabulate import tabulate
 
 from nmt.config import PreprocessConfig
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import describe_characters
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.statistics import (
-    KINDS,
-    NUM_BINS,
-    STRICTNESS,
-    SplitOverlap,
-    Statistics,
-    bin_starts,
-)
+from nmt.preprocess.statistics import KINDS, NUM_BINS, STRICTNESS, Statistics, bin_starts
 
 FORMAT_VERSION = 1
 _MOST_BARS = 50  # of a histogram
@@ -42,7 +36,18 @@ _MOST_ODD = 0.001
 _MOST_OVERLAP = 0.01  # of sources or targets of a held-out set, which short sentences share
 _MOST_TOKENS_A_WORD = 3.0
 _UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
+
+_MOST_SHOWN = 8  # corpora, and pieces of advice, on the terminal
+_BARS = " ▁▂▃▄▅▆▇█"
+_SPLITS = ("train", "valid", "test")
 _SIDES = (("src", "source"), ("tgt", "target"))
+_LANGUAGES = (("src", "src_lang"), ("tgt", "tgt_lang"))
+_PER_SIDE = {  # columns of the table, and their format
+    "tokens a pair": ("tokens_per_pair", ".1f"),
+    "tokens a word": ("tokens_per_word", ".2f"),
+    "unknown": ("unknown_share", ".2%"),
+    "bytes": ("byte_share", ".2%"),
+}
 Report = dict[str, Any]
 
 
@@ -74,37 +79,43 @@ def build_report(
     `duplicates` is how many training pairs, sources and targets came before (keys as `KINDS`), None
     where nobody counted.
     """
-    report: Report = {name: _split(corpora, tokenizers) for name, corpora in splits.items()}
-    for name, times in _times_an_epoch(splits["train"], config).items():
-        report["train"]["corpora"][name]["times"] = round(times, 6)
-    overlaps = _total(splits["train"]).statistics.overlaps
+    report: Report = {}
+    for split, corpora in splits.items():
+        total = CorpusResult()
+        for result in corpora.values():
+            total.merge(result.counts, result.statistics)
+        report[split] = _summary(total)
+        for i, (side, tokenizer) in enumerate((("src", tokenizers.src), ("tgt", tokenizers.tgt))):
+            characters = total.statistics.sides[i].characters
+            report[split][side] |= describe_characters(characters, tokenizer)
+            report[split][side]["lengths"] = _lengths(total.statistics, i)
+        named = {name: result for name, result in corpora.items() if name}
+        report[split]["corpora"] = {name: _summary(result) for name, result in named.items()}
+        if split == "train":
+            overlaps = total.statistics.overlaps
+            for name, times in _times_an_epoch(named, config).items():
+                report["train"]["corpora"][name]["times"] = times
     report |= {
         "format_version": FORMAT_VERSION,
         "src_lang": config.data.src_lang,
         "tgt_lang": config.data.tgt_lang,
         "max_length": config.max_length,
         "duplicates": None if duplicates is None else dict(duplicates),
-        "overlap": {name: _overlap(overlaps[name]) for name in splits if name in overlaps},
+        "overlap": {},
     }
-    report["advice"] = [line for part in _ADVICE for line in part(report)]
+    for split in (name for name in splits if name in overlaps):
+        overlap = overlaps[split]
+        found: Report = {"num_rows": overlap.num_rows, "examples": overlap.examples}
+        for strictness in STRICTNESS:
+            found[strictness] = {}
+            for kind in KINDS:
+                name = f"{strictness} {kind}"
+                rows, pairs = len(overlap.seen.get(name, ())), overlap.matches[name]
+                found[strictness][kind] = {"held_out_rows": rows, "train_pairs": pairs}
+        report["overlap"][split] = found
+    gravest_first = (_advise_drops, _advise_tokens, _advise_characters, _advise_pairs)
+    report["advice"] = [line for part in gravest_first for line in part(report)]
     return report
-
-
-def _total(corpora: Corpora) -> CorpusResult:
-    total = CorpusResult()
-    for result in corpora.values():
-        total.merge(result.counts, result.statistics)
-    return total
-
-
-def _split(corpora: Corpora, tokenizers: Tokenizers) -> Report:
-    total = _total(corpora)
-    summary, statistics = _summary(total), total.statistics
-    for i, (side, tokenizer) in enumerate((("src", tokenizers.src), ("tgt", tokenizers.tgt))):
-        summary[side] |= describe_characters(statistics.sides[i].characters, tokenizer)
-        summary[side]["lengths"] = _lengths(statistics, i)
-    summary["corpora"] = {name: _summary(result) for name, result in corpora.items() if name}
-    return summary
 
 
 def _summary(result: CorpusResult) -> Report:
@@ -165,25 +176,12 @@ def _lengths(statistics: Statistics, side: int) -> Report:
     return quantiles | {"bar_width": width, "bars": bars.tolist()}
 
 
-def _overlap(overlap: SplitOverlap) -> Report:
-    """Count the rows of a held-out split that training text has, and the pairs that have them."""
-    found: Report = {"num_rows": overlap.num_rows, "examples": overlap.examples}
-    for strictness in STRICTNESS:
-        found[strictness] = {}
-        for kind in KINDS:
-            name = f"{strictness} {kind}"
-            rows, pairs = len(overlap.seen.get(name, ())), overlap.matches[name]
-            found[strictness][kind] = {"held_out_rows": rows, "train_pairs": pairs}
-    return found
-
-
 def _times_an_epoch(corpora: Corpora, config: PreprocessConfig) -> dict[str, float]:
     """Return how often an epoch draws each pair of a named corpus, as the data folder asks for."""
-    sizes = {name: result.statistics.num_pairs for name, result in corpora.items() if name}
-    weights = [config.data.corpora[name].weight for name in sizes]
-    drawn = pairs_an_epoch([*sizes.values()], weights, config.data.temperature)
-    times = zip(sizes.items(), drawn, strict=True)
-    return {name: number / size if size else 0.0 for (name, size), number in times}
+    sizes = [result.statistics.num_pairs for result in corpora.values()]
+    weights = [config.data.corpora[name].weight for name in corpora]
+    drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
+    return dict(zip(corpora, map(_share, drawn, sizes), strict=True))
 
 
 def _share(part: float, whole: float) -> float:
@@ -191,7 +189,7 @@ def _share(part: float, whole: float) -> float:
     return round(part / whole, 6) if whole else 0.0
 
 
-def _advise_overlap(report: Report) -> Iterator[str]:
+def _advise_drops(report: Report) -> Iterator[str]:
     for name, found in report["overlap"].items():
         size, pairs = found["num_rows"], found["normalised"]["pairs"]["held_out_rows"]
         if pairs:
@@ -208,9 +206,6 @@ def _advise_overlap(report: Report) -> Iterator[str]:
                     f"{rows:,} of {size:,} {name} {kind} ({rows / size:.1%}) are in the training "
                     f"text: state it beside scores, or take these pairs out."
                 )
-
-
-def _advise_drops(report: Report) -> Iterator[str]:
     train = report["train"]
     num_dropped = train["read"] - train["kept"]
     if num_dropped > _MOST_DROPPED * train["read"]:
@@ -222,7 +217,7 @@ def _advise_drops(report: Report) -> Iterator[str]:
 
 
 def _advise_tokens(report: Report) -> Iterator[str]:
-    for split in (name for name in ("train", "valid", "test") if name in report):
+    for split in filter(report.__contains__, _SPLITS):
         for key, side in _SIDES:
             counts = report[split][key]
             if counts["unknown_share"] > _MOST_UNKNOWN:
@@ -265,8 +260,8 @@ def _advise_characters(report: Report) -> Iterator[str]:
             )
 
 
-def _advise_duplicates(report: Report) -> Iterator[str]:
-    size = report["train"]["read"]
+def _advise_pairs(report: Report) -> Iterator[str]:
+    train, size = report["train"], report["train"]["read"]
     for kind, option in (("pairs", "pair"), ("sources", "src"), ("targets", "tgt")):
         number = (report["duplicates"] or {}).get(kind, 0)
         if number > _MOST_DUPLICATES[kind] * size:
@@ -274,11 +269,7 @@ def _advise_duplicates(report: Report) -> Iterator[str]:
                 f"{number / size:.0%} of the training {kind} came before: "
                 f"filter.duplicates={option} keeps the first of each."
             )
-            return  # those of one side are more, for the same cause
-
-
-def _advise_ratio(report: Report) -> Iterator[str]:
-    train = report["train"]
+            break  # those of one side are more, for the same cause
     ratio, steep = train["length_ratio"], train["steep_pairs"]
     if not 1 / _MOST_RATIO <= ratio <= _MOST_RATIO:
         yield (
@@ -290,20 +281,131 @@ def _advise_ratio(report: Report) -> Iterator[str]:
             f"{steep / train['kept']:.1%} of the training pairs have a side more than three times "
             "as long as the other: filter.max_ratio=3 drops what is hardly a translation."
         )
-
-
-def _advise_weights(report: Report) -> Iterator[str]:
-    corpora = report["train"]["corpora"].values()
+    corpora = train["corpora"].values()
     if corpora and not any(corpus["times"] for corpus in corpora):
         yield "The weights leave no training pair an epoch: give a corpus a larger one."
 
 
-_ADVICE = (  # the gravest first
-    _advise_overlap,
-    _advise_drops,
-    _advise_tokens,
-    _advise_characters,
-    _advise_duplicates,
-    _advise_ratio,
-    _advise_weights,
-)
+def report_table(report: Report) -> str:
+    """Return the report in lines of at most 100 characters."""
+    rows = []
+    for split in filter(report.__contains__, _SPLITS):
+        corpora = report[split]["corpora"]
+        shown = [(f"› {name}"[:12], part) for name, part in corpora.items()][:_MOST_SHOWN]
+        for name, part in [(split, report[split]), *shown]:
+            sides = [
+                f"{part['src'][key]:{form}}/{part['tgt'][key]:{form}}"
+                for key, form in _PER_SIDE.values()
+            ]
+            rows.append([name, f"{part['read']:,}", f"{part['kept']:,}", *sides])
+        if len(corpora) > _MOST_SHOWN:
+            rows.append([f"› {len(corpora) - _MOST_SHOWN} more"])
+    table = tabulate(
+        rows,
+        headers=["", "read", "kept", *(f"{name}\nsrc/tgt" for name in _PER_SIDE)],
+        tablefmt="plain",
+        colalign=["left", *["right"] * 6],
+        disable_numparse=True,
+    )
+    advice = [("!", text) for text in report["advice"][:_MOST_SHOWN]]
+    if len(report["advice"]) > _MOST_SHOWN:
+        advice.append(("!", f"and {len(report['advice']) - _MOST_SHOWN} more, in report.json"))
+    blocks = [_paragraphs(some) for some in ([*_details(report)], advice) if some]
+    return "\n\n".join([table, *blocks])
+
+
+def _paragraphs(rows: list[tuple[str, str]]) -> str:
+    """Put a name before each text, which is wrapped; a name that comes again is left out."""
+    shown = [
+        ("" if i and name == rows[i - 1][0] != "!" else name, text)
+        for i, (name, text) in enumerate(rows)
+    ]
+    widths = [None, 98 - max(len(name) for name, _ in shown)]
+    text: str = tabulate(shown, tablefmt="plain", maxcolwidths=widths, disable_numparse=True)
+    return text
+
+
+def _details(report: Report) -> Iterator[tuple[str, str]]:
+    """Yield what stands below the table, each line with its name."""
+    train = report["train"]
+    for what in ("dropped", "replaced"):
+        for split in filter(report.__contains__, _SPLITS):
+            part = report[split]
+            for reason, number in sorted(part[what].items(), key=lambda item: (-item[1], item[0])):
+                places = part["examples"].get(reason, [])
+                first = f", first at {places[0]['file']}:{places[0]['line']}" if places else ""
+                share = f" ({number / part['read']:.1%})" if what == "dropped" else ""
+                where = "" if split == "train" else f" in {split}"
+                yield what, f"{reason} {number:,}{share}{where}{first}"
+    if report["duplicates"] is not None:
+        size, numbers = train["read"], report["duplicates"].items()
+        texts = [f"{kind} {number:,} ({number / size:.1%})" for kind, number in numbers]
+        yield "duplicates", ", ".join(texts)
+    for split, found in report["overlap"].items():
+        exact, normalized = (
+            " ".join(f"{kind['held_out_rows']:,}" for kind in found[strictness].values())
+            for strictness in STRICTNESS
+        )
+        yield (
+            "overlap",
+            f"{split}, pairs sources targets of {found['num_rows']:,} that are in train: "
+            f"{exact} exact, {normalized} normalised",
+        )
+    for side, language in _LANGUAGES:
+        lengths = train[side]["lengths"]
+        most, end = max(lengths["bars"]), lengths["bar_width"] * len(lengths["bars"])
+        bars = "".join(_BARS[-(-8 * bar // most)] for bar in lengths["bars"])  # any pair shows
+        yield (
+            "lengths",
+            f"{report[language]:<4}{bars}  0 to {end - 1:,} tokens; median "
+            f"{lengths['median']:,}, 99 % up to {lengths['p99']:,}",
+        )
+    for side, language in _LANGUAGES:
+        part = train[side]
+        scripts = [f"{name} {share:.1%}" for name, share in list(part["scripts"].items())[:3]]
+        text = (
+            f"{report[language]:<4}{part['covered_share']:.3%} have a piece; {', '.join(scripts)}"
+        )
+        odd = [f"{o['code']} {o['name'].lower()} {o['count']:,}" for o in part["odd"][:2]]
+        if odd:
+            text += f"; {part['odd_characters']:,} odd: {', '.join(odd)}"
+        yield "characters", text
+
+
+def report_page(report: Report) -> str:
+    """Return report.html. Text of the user is set as text, whatever is in it."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        autoescape=True,
+        finalize=_shown,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.globals.update(percent=_percent, ticks=_ticks)
+    splits = {name: report[name] for name in _SPLITS if name in report}
+    template = environment.get_template("report.html.j2")
+    return template.render(report=report, splits=splits, sides=_LANGUAGES)
+
+
+def _shown(value: object) -> object:
+    """Format what the template puts out: numbers, and text where characters that hide, or turn the
+    text around, show as codes.
+    """
+    if isinstance(value, int | float):
+        return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
+    if type(value) is str:  # not HTML that a macro has made
+        return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in value)
+    return value
+
+
+def _percent(part: float, whole: float = 1.0, digits: int = 2) -> str:
+    """Format a share; nothing of nothing is 0 %."""
+    return f"{part / whole if whole else 0:.{digits}%}"
+
+
+def _ticks(end: int, most: int) -> range:
+    """Return about `most` round numbers from 0 to `end`, as the marks of an axis."""
+    steps = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
+    return range(0, end + 1, next(step for step in steps if step * most >= end))

@@ -11,7 +11,7 @@ import contextlib
 import filecmp
 import os
 import sys
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any
 
@@ -65,10 +65,14 @@ def read_dataset(split: SplitConfig, fields: Sequence[str], default_split: str) 
     """
     name = describe(split)
     tables = _tables(split, fields, split.dataset_split or default_split)
-    with _explained(name), contextlib.closing(tables):
-        for table in tables:
-            src, tgt = (_lines(_column(table, field, name, fields), name) for field in fields)
-            yield src, tgt
+    try:
+        with contextlib.closing(tables):
+            for table in tables:
+                src, tgt = (_lines(_column(table, field, name, fields), name) for field in fields)
+                yield src, tgt
+    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise DataError(f"dataset {name} cannot be read: {reason}") from None
 
 
 def _tables(split: SplitConfig, fields: Sequence[str], part: str) -> Tables:
@@ -81,26 +85,23 @@ def _tables(split: SplitConfig, fields: Sequence[str], part: str) -> Tables:
     datasets = _library()
     if any((path / name).is_file() for name in _SAVED):
         saved = datasets.load_from_disk(str(path))
-        yield from _stream(saved if isinstance(saved, dict) else {part: saved}, split, part)
-        return
-    builder = _builder(datasets, split)
-    files = [Path(file) for file in (builder.config.data_files or {}).get(part, [])]
-    if files and all(file.suffix in (".parquet", ".arrow") and file.is_file() for file in files):
-        for file in files:  # in less memory than the library, which reads whole groups of rows
-            yield from _read_file(file, fields)
-        return
-    if hasattr(builder.config, "batch_size"):  # of Parquet on the hub
-        builder.config.batch_size = _ROWS_A_BATCH
-    yield from _stream(builder.as_streaming_dataset(), split, part)
-
-
-def _stream(splits: Mapping[str, Any], split: SplitConfig, part: str) -> Iterator[pa.Table]:
+        splits = saved if isinstance(saved, dict) else {part: saved}
+    else:
+        builder = _builder(datasets, split)
+        files = [Path(file) for file in (builder.config.data_files or {}).get(part, [])]
+        if files and all(f.suffix in (".parquet", ".arrow") and f.is_file() for f in files):
+            for file in files:  # in less memory than the library, which reads whole groups of rows
+                yield from _read_file(file, fields)
+            return
+        if hasattr(builder.config, "batch_size"):  # of Parquet on the hub
+            builder.config.batch_size = _ROWS_A_BATCH
+        splits = builder.as_streaming_dataset()
     if part not in splits:
         raise DataError(f"{split.dataset} has no split {part}; {nearest(part, splits)}")
     yield from splits[part].with_format("arrow").iter(batch_size=_ROWS_A_BATCH)
 
 
-def _read_file(path: Path, fields: Sequence[str]) -> Iterator[pa.Table]:
+def _read_file(path: Path, fields: Sequence[str]) -> Tables:
     if path.suffix == ".parquet":
         with pq.ParquetFile(path, memory_map=True) as file:
             names = file.schema_arrow.names
@@ -114,21 +115,16 @@ def _read_file(path: Path, fields: Sequence[str]) -> Iterator[pa.Table]:
             f"{path} is no .parquet or .arrow file; read text with src and tgt, tsv or jsonl"
         )
     with pa.memory_map(str(path)) as stream:
-        for batch in _record_batches(stream):
+        is_file = stream.read(6) == b"ARROW1"  # of the two formats of Arrow
+        stream.seek(0)
+        if is_file:
+            reader = pa.ipc.open_file(stream)
+            batches = map(reader.get_batch, range(reader.num_record_batches))
+        else:
+            batches = pa.ipc.open_stream(stream)
+        for batch in batches:
             for start in range(0, batch.num_rows, _ROWS_A_BATCH):
                 yield pa.Table.from_batches([batch.slice(start, _ROWS_A_BATCH)])
-
-
-def _record_batches(stream: pa.NativeFile) -> Iterator[pa.RecordBatch]:
-    """Yield the batches of either of Arrow's two formats of files."""
-    is_file = stream.read(6) == b"ARROW1"
-    stream.seek(0)
-    if not is_file:
-        yield from pa.ipc.open_stream(stream)
-        return
-    reader = pa.ipc.open_file(stream)
-    for i in range(reader.num_record_batches):
-        yield reader.get_batch(i)
 
 
 def _builder(datasets: Any, split: SplitConfig) -> Any:
@@ -158,15 +154,6 @@ def _library() -> Any:
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as well
     return datasets
-
-
-@contextlib.contextmanager
-def _explained(name: str) -> Iterator[None]:
-    try:
-        yield
-    except (OSError, ValueError, RuntimeError, pa.ArrowException) as error:
-        reason = " ".join(str(error).split())[:300]
-        raise DataError(f"dataset {name} cannot be read: {reason}") from None
 
 
 def _column(table: pa.Table, field: str, name: str, wanted: Sequence[str]) -> pa.ChunkedArray:

@@ -10,7 +10,7 @@ same however the text was cut. It knows nothing of dropped pairs, and draws no c
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,9 +26,8 @@ STRICTNESS = ("exact", "normalised")
 KINDS = ("pairs", "sources", "targets")
 NUM_EXAMPLES = 5
 _PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
-Flags = np.ndarray[Any, np.dtype[np.bool_]]
-Rows = Set[int]
-_NO_ROWS: Rows = frozenset()
+Rows = Iterable[int]
+RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
 FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
 
@@ -44,13 +43,6 @@ class SideStatistics:
     longest: int = 0  # tokens, EOS included
     characters: Tally = field(default_factory=Tally)  # by code point
 
-    def merge(self, other: SideStatistics) -> None:
-        """Add the counts of other text."""
-        for name in ("num_tokens", "num_words", "num_unknown", "num_bytes"):
-            setattr(self, name, getattr(self, name) + getattr(other, name))
-        self.longest = max(self.longest, other.longest)
-        self.characters.add(other.characters)
-
 
 @dataclass
 class SplitOverlap:
@@ -63,36 +55,11 @@ class SplitOverlap:
     seen: dict[str, set[int]] = field(default_factory=dict)  # rows of the split that were matched
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def count(self, rows_by_side: Sequence[tuple[Rows, Rows]], place: tuple[str, int]) -> None:
-        """Count a training pair at `place` (file, line): `rows_by_side` are the rows of the split
-        with its source, and those with its target, each exact and normalised.
-        """
-        for strictness, src, tgt in zip(STRICTNESS, *rows_by_side, strict=True):
-            for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
-                if rows:
-                    name, (file, line) = f"{strictness} {kind}", place
-                    example = {"file": file, "line": line, "held_out_line": min(rows) + 1}
-                    self._add(name, 1, rows, [example])
-
-    def merge(self, other: SplitOverlap) -> None:
-        """Add what was found in text that comes after."""
-        for name, number in other.matches.items():
-            self._add(name, number, other.seen[name], other.examples[name])
-
-    def _add(self, name: str, number: int, rows: Rows, examples: list[dict[str, Any]]) -> None:
+    def add(self, name: str, number: int, rows: Rows, examples: list[dict[str, Any]]) -> None:
+        """Count training pairs that match these rows."""
         self.matches[name] += number
         self.seen.setdefault(name, set()).update(rows)
         self.examples[name] = [*self.examples.get(name, []), *examples][:NUM_EXAMPLES]
-
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        return {**vars(self), "seen": {name: sorted(rows) for name, rows in self.seen.items()}}
-
-    @classmethod
-    def from_json(cls, content: dict[str, Any]) -> SplitOverlap:
-        """Read what `to_json` returned."""
-        seen = {name: set(rows) for name, rows in content["seen"].items()}
-        return cls(content["num_rows"], Counter(content["matches"]), seen, content["examples"])
 
 
 @dataclass
@@ -112,33 +79,36 @@ class Statistics:
         self.num_pairs += other.num_pairs
         self.lengths.add(other.lengths)
         for mine, theirs in zip(self.sides, other.sides, strict=True):
-            mine.merge(theirs)
-        for name, overlap in other.overlaps.items():
-            self.overlaps.setdefault(name, SplitOverlap(overlap.num_rows)).merge(overlap)
+            for name in ("num_tokens", "num_words", "num_unknown", "num_bytes"):
+                setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
+            mine.longest = max(mine.longest, theirs.longest)
+            mine.characters.add(theirs.characters)
+        for split, found in other.overlaps.items():
+            overlap = self.overlaps.setdefault(split, SplitOverlap(found.num_rows))
+            for name, number in found.matches.items():
+                overlap.add(name, number, found.seen[name], found.examples[name])
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        return {
-            "num_pairs": self.num_pairs,
-            "sides": [{**vars(s), "characters": s.characters.to_json()} for s in self.sides],
-            "lengths": self.lengths.to_json(),
-            "overlaps": {name: overlap.to_json() for name, overlap in self.overlaps.items()},
+        sides = [vars(side) | {"characters": side.characters.to_json()} for side in self.sides]
+        overlaps = {
+            split: vars(o) | {"seen": {name: sorted(rows) for name, rows in o.seen.items()}}
+            for split, o in self.overlaps.items()
         }
+        counts = {"sides": sides, "lengths": self.lengths.to_json(), "overlaps": overlaps}
+        return vars(self) | counts
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Statistics:
         """Read what `to_json` returned."""
-        src, tgt = (
-            SideStatistics(**{**side, "characters": Tally.from_json(side["characters"])})
-            for side in content["sides"]
-        )
-        overlaps = content["overlaps"].items()
-        return cls(
-            num_pairs=content["num_pairs"],
-            sides=(src, tgt),
-            lengths=Tally.from_json(content["lengths"]),
-            overlaps={name: SplitOverlap.from_json(overlap) for name, overlap in overlaps},
-        )
+        statistics = cls(content["num_pairs"], lengths=Tally.from_json(content["lengths"]))
+        for side, counts in zip(statistics.sides, content["sides"], strict=True):
+            vars(side).update(counts | {"characters": Tally.from_json(counts["characters"])})
+        for split, o in content["overlaps"].items():
+            overlap = statistics.overlaps[split] = SplitOverlap(o["num_rows"])
+            for name, number in o["matches"].items():
+                overlap.add(name, number, o["seen"][name], o["examples"][name])
+        return statistics
 
 
 class Measurer:
@@ -187,8 +157,7 @@ class Measurer:
         statistics.lengths = Tally.of(bins[0] * NUM_BINS + bins[1])
         if self._held_out is not None:
             signatures = (codes[0].signatures(), codes[1].signatures())
-            found = self._held_out.find(texts, signatures, file=file, lines=lines)
-            statistics.overlaps = found
+            statistics.overlaps = self._held_out.find(texts, signatures, file=file, lines=lines)
         return statistics
 
 
@@ -204,11 +173,18 @@ class HeldOut:
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
-        self._splits = {name: tuple(map(_HeldOutSide, sides)) for name, sides in splits.items()}
-        self._sizes = {name: len(sides[0]) for name, sides in splits.items()}
-        every = [line for sides in splits.values() for line in sides[0]]
-        others = [line for sides in splits.values() for line in sides[1]]
-        self._signatures = [np.unique(CodePoints(side).signatures()) for side in (every, others)]
+        self._sizes = {split: len(sides[0]) for split, sides in splits.items()}
+        self._rows: dict[tuple[str, str], list[RowsByText]] = {}  # by split, strictness and side
+        for split, sides in splits.items():
+            self._rows[split, "exact"] = [_rows_by_text(lines) for lines in sides]
+            forms = [_rows_by_text([*map(normal_form, lines)]) for lines in sides]
+            for rows in forms:
+                rows.pop("", None)  # lines of punctuation alone are only the same when exact
+            self._rows[split, "normalised"] = forms
+        self._signatures = []  # of the lines of all splits, sorted, of each side
+        for i in range(2):
+            lines = [line for sides in splits.values() for line in sides[i]]
+            self._signatures.append(np.unique(CodePoints(lines).signatures()))
 
     def find(
         self, texts: Texts, signatures: tuple[Signatures, Signatures], *, file: str, lines: Ints
@@ -221,44 +197,34 @@ class HeldOut:
             file: where they are from.
             lines: their numbers there (N,).
         """
-        found = {name: SplitOverlap(size) for name, size in self._sizes.items()}
-        may_match = [_is_among(signatures[i], self._signatures[i]) for i in range(2)]  # (N,) each
-        for row in np.flatnonzero(may_match[0] | may_match[1]).tolist():
-            for name, overlap in found.items():
-                hits = [
-                    side.find(text[row]) if may[row] else (_NO_ROWS, _NO_ROWS)
-                    for side, text, may in zip(self._splits[name], texts, may_match, strict=True)
-                ]
-                overlap.count(hits, (file, int(lines[row])))
+        found = {split: SplitOverlap(size) for split, size in self._sizes.items()}
+        may_match = np.zeros(len(lines), dtype=bool)  # (N,)
+        for known, mine in zip(self._signatures, signatures, strict=True):
+            if len(known):  # isin of numpy would sort both
+                places = np.minimum(np.searchsorted(known, mine), len(known) - 1)
+                may_match |= known[places] == mine
+        for row in np.flatnonzero(may_match).tolist():
+            pair = texts[0][row], texts[1][row]
+            forms = normal_form(pair[0]), normal_form(pair[1])
+            for split, overlap in found.items():
+                src, tgt = set[int](), set[int]()
+                for strictness, keys in zip(STRICTNESS, (pair, forms), strict=True):
+                    src_rows, tgt_rows = self._rows[split, strictness]
+                    src = src | src_rows.get(keys[0], set())
+                    tgt = tgt | tgt_rows.get(keys[1], set())
+                    for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
+                        if rows:
+                            example = {"file": file, "line": int(lines[row])}
+                            example["held_out_line"] = min(rows) + 1
+                            overlap.add(f"{strictness} {kind}", 1, rows, [example])
         return found
 
 
-class _HeldOutSide:
-    """One side of a split: the rows that hold a text, or its normal form."""
-
-    def __init__(self, texts: Sequence[str]) -> None:
-        self._exact = _rows_by(texts)
-        self._normal = _rows_by([normal_form(text) for text in texts])
-        self._normal.pop("", None)  # lines of punctuation alone are only the same when exact
-
-    def find(self, text: str) -> tuple[Rows, Rows]:
-        exact = self._exact.get(text, _NO_ROWS)
-        return exact, exact | self._normal.get(normal_form(text), _NO_ROWS)
-
-
-def _rows_by(texts: Sequence[str]) -> dict[str, set[int]]:
-    rows: dict[str, set[int]] = {}
+def _rows_by_text(texts: Sequence[str]) -> RowsByText:
+    rows: RowsByText = {}
     for row, text in enumerate(texts):
         rows.setdefault(text, set()).add(row)
     return rows
-
-
-def _is_among(signatures: Signatures, known: Signatures) -> Flags:
-    """Return which are among `known`, which rise; numpy's isin would sort both."""
-    if len(known) == 0:
-        return np.zeros(len(signatures), dtype=bool)
-    places = np.minimum(np.searchsorted(known, signatures), len(known) - 1)
-    return known[places] == signatures  # type: ignore[no-any-return]
 
 
 def length_bins(lengths: Ints) -> Ints:

@@ -30,6 +30,7 @@ log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
+_NO_PLAN = "{} has no plan; run this command with step=plan first, without shard"
 _FORMAT = 1  # of the work folder
 _MOST_TASKS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
@@ -89,17 +90,19 @@ class Workspace:
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"
         self.plan = folder / "plan"
-        self.is_fresh = not (folder / _JOB).exists()
-        self._old = folder / "old"  # the data folder that is about to go
+        self.old = folder / "old"  # the data folder that is about to go
+        self._job: dict[str, Any] | None = None  # the fingerprint of what is done here
+        with contextlib.suppress(FileNotFoundError, ValueError):
+            self._job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
+        self.is_fresh = self._job is None
 
     def start(self, job: dict[str, Any]) -> None:
         """Make the folders for the job with this fingerprint; what another job left goes first."""
-        known = self._read_job()
-        if known is not None and known == job and self.data.exists():
+        if job == self._job and self.data.exists():
             log.info("go on with what an earlier run has done in %s", self.folder)
         else:
-            if known is not None:
-                log.info("%sbegin anew", _difference(known, job))
+            if self._job is not None:
+                log.info("%sbegin anew", self._changes(job))
             for path in self.folder.iterdir():
                 if path.name not in (_LOCK, self.spool.name):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -108,17 +111,22 @@ class Workspace:
         for path in self.folder.rglob("*.tmp"):
             path.unlink()
         self.write(self.folder / _JOB, job)
+        self._job = job
 
     def join(self, job: dict[str, Any]) -> None:
         """Check that the plan in the folder is that of the job with this fingerprint."""
-        known = self._read_job()
-        if known is None:
-            raise _no_plan(self.place)
-        if known != job:
+        if self._job is None:
+            raise ConfigError(_NO_PLAN.format(self.place))
+        if job != self._job:
             raise ConfigError(
-                f"{_difference(known, job)}give the settings and files that the plan of "
+                f"{self._changes(job)}give the settings and files that the plan of "
                 f"{self.place} was made with, or run step=plan again"
             )
+
+    def _changes(self, job: dict[str, Any]) -> str:
+        known = self._job or {}
+        names = sorted(name for name in {*known, *job} if known.get(name) != job.get(name))
+        return f"{', '.join(names)} changed since the last run: " if names else ""
 
     def write(self, path: Path, content: Any) -> None:
         """Write JSON that is either whole or not there."""
@@ -130,28 +138,16 @@ class Workspace:
         share_files(self.data)
         sync_tree(self.data)
         if self.place.exists():
-            os.rename(self.place, self._old)
+            os.rename(self.place, self.old)
         os.rename(self.data, self.place)
         sync(self.place.parent)
         self.remove()
-
-    def put_back(self) -> None:
-        """Put the old data folder back where a kill hit between two renames."""
-        if self._old.exists() and not self.place.exists():
-            os.rename(self._old, self.place)
 
     def remove(self, *, unless_useful: bool = False) -> None:
         """Remove the work folder, or only one without results that the next run can go on with."""
         results = (any(folder.glob("*")) for folder in (self.units, self.plan, self.spool))
         if not (unless_useful and any(results)):
             shutil.rmtree(self.folder, ignore_errors=True)
-
-    def _read_job(self) -> dict[str, Any] | None:
-        try:
-            job: dict[str, Any] = json.loads((self.folder / _JOB).read_text(encoding="utf-8"))
-        except (FileNotFoundError, ValueError):
-            return None
-        return job
 
 
 @contextlib.contextmanager
@@ -170,42 +166,33 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
     if part is None:
         _make(folder, place)
     elif not folder.is_dir():
-        raise _no_plan(place)
+        raise ConfigError(_NO_PLAN.format(place))
     try:
         with _locked(folder, part):
             work = Workspace(folder, place)
-            if part is None:
-                work.put_back()
-            with _tidy(work, is_shared=part is not None):
+            if part is None and work.old.exists() and not place.exists():
+                os.rename(work.old, place)  # a kill hit between two renames
+            try:
                 yield work
+            except (ConfigError, DataError):
+                if work.is_fresh and part is None:  # the user will change what was asked for
+                    work.remove()
+                raise
+            except OSError as error:
+                if error.filename is not None and folder not in Path(error.filename).parents:
+                    raise  # a file of the user
+                reason = os.strerror(error.errno) if error.errno else str(error)
+                raise NmtError(
+                    f"{place} cannot be written: {reason}; fix that and give the same command "
+                    "again, which goes on with what is done"
+                ) from None
+            finally:
+                if part is None:
+                    work.remove(unless_useful=True)
     finally:
         for parent in new_parents:  # those that stayed empty go again
             with contextlib.suppress(OSError):
                 parent.rmdir()
-
-
-@contextlib.contextmanager
-def _tidy(work: Workspace, *, is_shared: bool) -> Iterator[None]:
-    """Keep after an error what the next run can go on with; report an error of the disk in one
-    line.
-    """
-    try:
-        yield
-    except (ConfigError, DataError):
-        if work.is_fresh and not is_shared:  # the user will change what was asked for
-            work.remove()
-        raise
-    except OSError as error:
-        if error.filename is not None and work.folder not in Path(error.filename).parents:
-            raise  # a file of the user
-        reason = os.strerror(error.errno) if error.errno else str(error)
-        raise NmtError(
-            f"{work.place} cannot be written: {reason}; fix that and give the same command "
-            "again, which goes on with what is done"
-        ) from None
-    finally:
-        if not is_shared:
-            work.remove(unless_useful=True)
 
 
 def _make(folder: Path, place: Path) -> None:
@@ -241,12 +228,3 @@ def _locked(folder: Path, part: str | None) -> Iterator[None]:
         if part is not None:
             whole.release()
         yield
-
-
-def _no_plan(place: Path) -> ConfigError:
-    return ConfigError(f"{place} has no plan; run this command with step=plan first, without shard")
-
-
-def _difference(known: dict[str, Any], job: dict[str, Any]) -> str:
-    names = sorted(k for k in {*known, *job} if known.get(k) != job.get(k))
-    return f"{', '.join(names)} changed since the last run: " if names else ""

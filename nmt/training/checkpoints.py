@@ -1,9 +1,7 @@
-"""Checkpoints of a run, and its folder: what is stored, how it is written while training goes on,
-and how a run continues from the newest one.
+"""The folder of a run: its checkpoints, how they are written while training goes on, and resuming.
 
 A checkpoint is a model folder (`nmt.checkpoint`) with one more file, `trainer.pt`: tensors and
-primitives alone, read with `weights_only=True`. The state of random generators is not needed:
-dropout is drawn from (seed, position in the data, rank).
+primitives alone. It has no state of random generators: dropout depends on (seed, position, rank).
 """
 
 from __future__ import annotations
@@ -40,11 +38,9 @@ _LOCK_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
 
 @contextmanager
 def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
-    """Make `run_dir`, keep other runs out of it during the block, and remove what a killed one left
-    half written.
+    """Make `run_dir`, remove what a killed run left half written, and lock it during the block.
 
-    Other ranks wait for this one, `timeout_seconds` at most. The lock ends with the process,
-    however that ends.
+    Other ranks wait at most `timeout_seconds` for this one. The lock ends with the process.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run_dir / ".lock")
@@ -80,7 +76,7 @@ class TrainerState:
     update: int = 0  # updates of the weights that are done
     epoch: int = 0  # from 0
     update_in_epoch: int = 0  # updates of this epoch that are done or were left out
-    best: list[tuple[float, int]] = field(default_factory=list)  # (badness, update), best first
+    best: list[list[Any]] = field(default_factory=list)  # [badness, update], best first
     bad_validations: int = 0  # since the last best one
     bad_updates: int = 0  # left out in a row, for what was not finite
     validated: int = 0  # update of the last validation
@@ -90,15 +86,10 @@ class TrainerState:
         """How far the run is; two states of the weights or of the data differ in it."""
         return self.update, self.epoch, self.update_in_epoch
 
-    def pack(self) -> dict[str, Any]:
-        """Return the state as primitives."""
-        return {**asdict(self), "best": [list(pair) for pair in self.best]}
-
-    @classmethod
-    def unpack(cls, content: Mapping[str, Any]) -> TrainerState:
-        """Undo `pack`."""
-        best = [(float(badness), int(update)) for badness, update in content["best"]]
-        return cls(**{**content, "best": best})
+    @property
+    def best_updates(self) -> list[int]:
+        """The updates with the best scores, best first."""
+        return [update for _, update in self.best]
 
 
 def seed_update(seed: int, state: TrainerState, rank: int) -> None:
@@ -124,10 +115,8 @@ def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[
 
 
 def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a `ConfigError` that names what differs between a checkpoint and this run.
-
-    Settings that the nmt of the checkpoint did not have yet are not compared.
-    """
+    """Raise a `ConfigError` that names what differs between a checkpoint and this run."""
+    # a checkpoint of an older nmt lacks newer settings
     changed = [key for key in now if key in saved and saved[key] != now[key]]
     if changed:
         differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)
@@ -141,9 +130,7 @@ def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -
 
 
 def load_newest(run_dir: Path) -> dict[str, Any] | None:
-    """Read the newest checkpoint that can be read, with its `weights` and `folder`; None when the
-    run has none yet.
-    """
+    """Read the newest intact checkpoint, with its `weights` and `folder`; None without any."""
     folders = checkpoint.list_checkpoints(run_dir)
     for folder in reversed(folders):
         try:
@@ -198,10 +185,8 @@ def load_initial_weights(config: TrainConfig, tokenizer: Tokenizers) -> dict[str
 
 
 class Saver:
-    """Writes, links and removes the checkpoints of one run, in a thread: training waits only while
-    weights and state are copied to host memory.
-
-    A write that fails leaves the checkpoints before it and is logged; the run goes on.
+    """Writes, links and removes checkpoints in a thread; training waits only for the copy to
+    host memory. A write that fails is logged and leaves older checkpoints; the run goes on.
     """
 
     def __init__(self, run_dir: Path, *, update: int, keep_last: int) -> None:
@@ -222,10 +207,9 @@ class Saver:
         training: dict[str, Any],
         best: Iterable[int],
     ) -> None:
-        """Copy `weights` and the content of `trainer.pt` to host memory and begin to write them.
+        """Begin to write `weights` and the content of `trainer.pt`, after the checkpoint before.
 
-        Waits for the checkpoint before this one. Older checkpoints are removed afterwards, but for
-        the newest and those of the updates `best`.
+        Then older checkpoints are removed, but for the newest and those of the updates `best`.
         """
         self._wait()
         folder = checkpoint.checkpoint_dir(self.run_dir, info.updates)

@@ -1,5 +1,4 @@
-"""What training costs: floating-point operations, memory, the throughput that the device could
-reach (for model FLOPs utilization), and the forecast of a dry run.
+"""What training costs: floating-point operations, memory, peak throughput, a dry run's estimate.
 
 Counted are the matrix multiplications that the model needs for real tokens: padding, recomputed
 activations and everything else cost time and count nothing.
@@ -25,7 +24,7 @@ from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
 from nmt.distributed import from_main
-from nmt.model.fast.layers import linear, matmul, transposed_matmul
+from nmt.model.fast.layers import linear, transposed_matmul
 
 try:
     import resource
@@ -57,13 +56,11 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
 
 
 def source_shapes(config: ModelConfig) -> Counter[Shape]:
-    """Return the weight matrices that a source token is multiplied by, with their numbers; those of
-    the decoder's keys and values of the source are among them.
-    """
+    """Return the weight matrices that a source token is multiplied by, with their numbers."""
     d, e, layers = config.d_model, config.d_ff, config.num_encoder_layers
     counts = Counter({(d, 3 * d): layers}) + Counter({(d, d): layers})
     counts += Counter({(d, e): layers}) + Counter({(e, d): layers})
-    return counts + Counter({(d, 2 * d): config.num_decoder_layers})
+    return counts + Counter({(d, 2 * d): config.num_decoder_layers})  # its keys and values
 
 
 def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
@@ -82,8 +79,7 @@ def matmul_rate(
     vocab_size: int,
     num_tokens: int,
 ) -> float:
-    """Measure how many operations a second `device` does in the matrix multiplications of a
-    training step.
+    """Measure the operations a second of `device` in the matrix multiplications of training.
 
     Each weight matrix of the model is timed with `num_tokens` rows (fewer on a CPU), forward and
     both of its multiplications backward, and weighted by its number. Takes about 0.3 s on a CPU.
@@ -100,7 +96,7 @@ def matmul_rate(
 
         def multiply(x: torch.Tensor, weight: torch.Tensor) -> None:
             y = linear(x, weight)  # (N, outer)
-            matmul(y, weight)  # the gradient of x
+            linear(y, weight.T)  # the gradient of x
             transposed_matmul(y, x)  # the gradient of the weight
 
         names = {"multiply": multiply, "x": x, "weight": weight}
@@ -147,7 +143,7 @@ def measure_pace(step: Callable[[Update], float], updates: Sequence[Update]) -> 
     `step` makes one update and returns its operations over all ranks, when its work is done. The
     first update warms up libraries; one that takes all the time by itself is measured nevertheless.
     """
-    first = _timed(step, updates[:1])
+    first = _timed(step, [updates[0]])
     # the clocks of the ranks differ
     count = from_main(min(_MOST_UPDATES, int(PACE_SECONDS / first.seconds)))
     return _timed(step, list(islice(cycle(updates), 1, 1 + count))) if count else first
@@ -165,12 +161,6 @@ def _timed(step: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
     )
 
 
-def seconds_per_update(pace: Pace, planned: Sequence[Update]) -> float:
-    """Return how long the mean of the planned updates takes, by the tokens of both sides."""
-    num_tokens = sum(update.num_tokens + update.num_src_tokens for update in planned)
-    return num_tokens / len(planned) * pace.seconds / (pace.num_tokens + pace.num_src_tokens)
-
-
 def report(
     updates: Updates,
     lengths: Lengths,
@@ -181,16 +171,24 @@ def report(
     flops_per_second: float,
     now: datetime,
 ) -> str:
-    """Return the output of a dry run, a line a subject.
+    """Return the output of a dry run.
 
-    `updates` are those of an epoch over pairs of `lengths` (N, 2), of a large corpus the first pool
-    stands for the others; `num_updates` are still to be made; `memory` names what was measured, and
-    of what; `flops_per_second` is the peak throughput of all devices in this model's matrices.
+    Args:
+        updates: an epoch; of a large corpus, the first pool stands for the others.
+        lengths: of the pairs of an epoch (N, 2).
+        pace: of the measured updates; those planned take as long a token, of both sides.
+        num_updates: still to be made.
+        memory: what was measured, and of what.
+        flops_per_second: peak throughput of all devices in this model's matrices.
+        now: when the run would begin.
     """
     planned = updates.pool_of(0)
     batches = [rows for update in planned for rows in update.batches]
     num_tokens = sum(update.num_tokens for update in planned)
-    update_seconds = seconds_per_update(pace, planned)
+    num_both = num_tokens + sum(update.num_src_tokens for update in planned)
+    update_seconds = (
+        num_both / len(planned) * pace.seconds / (pace.num_tokens + pace.num_src_tokens)
+    )
     minutes = round(num_updates * update_seconds / 60)
     end = now + timedelta(seconds=num_updates * update_seconds)
     lines = {

@@ -19,7 +19,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
 from nmt.data import Lengths, Rows
-from nmt.data.batch import CPU_PIECE_TOKENS, batch_cost
+from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizers
@@ -31,7 +31,7 @@ from nmt.training.checks import preflight
 from nmt.training.compiled import make_compiler
 from nmt.training.costs import matmul_rate, training_flops
 from nmt.training.loss import Objective
-from nmt.training.microbatches import Batch, Prefetcher, make_batch
+from nmt.training.microbatches import Batch, make_batch
 from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizer
 
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
@@ -80,7 +80,6 @@ class Learner:
         self.model = accelerate(model.to(device))
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
-        self.prefetcher = Prefetcher(self._make_batches)
         self.objective: nn.Module = Objective(
             self.model,
             smoothing=config.label_smoothing,
@@ -101,9 +100,7 @@ class Learner:
             self.average.load(weights, num_updates=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed beside the weights of `best_model` to continue, as tensors and
-        primitives.
-        """
+        """Return what is needed to continue, beside the weights of `best_model`."""
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "precision": self.scaler.state_dict(),  # empty but for float16
@@ -126,18 +123,17 @@ class Learner:
     def update(
         self,
         update: Update,
+        batches: list[list[Batch]],
         learning_rate: float,
         *,
         is_stop_asked: bool,
-        following: Update | None = None,
     ) -> Outcome:
-        """Change the weights once, unless loss or gradient are not finite; batches of the
-        `following` update are made meanwhile.
+        """Change the weights once, unless loss or gradient are not finite; `batches` are those that
+        `make_batches` returns.
 
-        The gradient is that of the loss summed over all batches and ranks, divided once by the
-        number of their target tokens.
+        The loss is summed over all batches and ranks and divided once by their target tokens.
         """
-        losses = self.accumulate_gradient(update, following)  # (batches, 2)
+        losses = self.accumulate_gradient(update, batches)  # (batches, 2)
         self.scaler.unscale_(self.optimizer)  # what overflowed stays infinite
         norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
         outcome = self._share(losses, norm, update, is_stop_asked)
@@ -152,16 +148,14 @@ class Learner:
         self.optimizer.zero_grad(set_to_none=True)
         return outcome
 
-    def accumulate_gradient(self, update: Update, following: Update | None = None) -> Tensor:
-        """Add up the gradient of the update; return the sums of loss and nll of each batch of this
-        rank, (batches, 2).
+    def accumulate_gradient(self, update: Update, batches: list[list[Batch]]) -> Tensor:
+        """Add up the gradient; return sums of loss and nll of this rank's batches, (batches, 2).
 
-        Ranks exchange gradients once, during the last backward pass; DDP takes their mean, so each
-        is scaled by the number of ranks.
+        Ranks exchange gradients once, during the last backward pass.
         """
         self.objective.train()
+        # DDP takes the mean over ranks
         weight = self.world.size / update.num_tokens if update.batches else 0.0
-        batches = self.prefetcher.take(update, following)
         sums = torch.zeros(len(batches), 2, device=self.device)
         for i, micro_batches in enumerate(batches):
             for j, micro_batch in enumerate(micro_batches):
@@ -175,18 +169,11 @@ class Learner:
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of a micro-batch, in nats."""
         batch = batch.to(self.device)
-        with self._autocast():
+        is_half = self.dtype is not torch.float32
+        with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
             return self.objective(batch)  # type: ignore[no-any-return]
 
-    def _autocast(self) -> AbstractContextManager[Any]:
-        """Let matrix multiplications round to `dtype`; weights, gradients, the optimizer, softmax
-        and loss stay float32.
-        """
-        if self.dtype is torch.float32:
-            return nullcontext()
-        return torch.autocast(self.device.type, dtype=self.dtype)
-
-    def _make_batches(self, update: Update) -> list[list[Batch]]:
+    def make_batches(self, update: Update) -> list[list[Batch]]:
         """Return the micro-batches of each batch of this rank, or of one that counts nothing."""
         return [
             [self._make_batch(rows) for rows in self._micro_batches(batch)]
@@ -194,12 +181,10 @@ class Learner:
         ]
 
     def _micro_batches(self, rows: Rows) -> list[Rows]:
-        """Cut a batch so that on a CPU the activations of a layer stay in its caches; the gradient
-        is the same sum.
-        """
+        """Cut a batch for a CPU, so that the activations of a layer stay in its caches."""
         if self.device.type != "cpu":
             return [rows]
-        count = -(-batch_cost(self.lengths[rows]) // CPU_PIECE_TOKENS)
+        count = -(-batch_cost(self.lengths[rows]) // MICRO_BATCH_TOKENS)
         return np.array_split(rows, min(count, len(rows)))
 
     def _make_batch(self, rows: Rows) -> Batch:
@@ -254,11 +239,7 @@ class Learner:
             self.objective = plain
 
     def try_largest(self, rows: Rows, max_tokens: int) -> int:
-        """Run the largest batches of at most `max_tokens` among the pairs `rows` forward and
-        backward, without effect on weights; return the peak memory in bytes.
-
-        Raises `ConfigError` when memory does not suffice, see `preflight`.
-        """
+        """Run the largest batches of the pairs `rows` (`preflight`); return the peak in bytes."""
 
         def run(some: Rows) -> None:
             for micro_batch in self._micro_batches(rows[some]):
@@ -267,7 +248,7 @@ class Learner:
                     self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
         weight_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        is_checkpointing = self.config.activation_checkpointing
+        has_remedy = not self.config.activation_checkpointing
         self.objective.train()
         peak = preflight(
             run,
@@ -275,15 +256,13 @@ class Learner:
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
-            remedy="use a smaller model"
-            if is_checkpointing
-            else "set activation_checkpointing=true",
+            remedy="set activation_checkpointing=true" if has_remedy else "use a smaller model",
         )
         self.optimizer.zero_grad(set_to_none=True)
         return peak
 
     def measure_rate(self) -> float:
-        """Measure how many operations a second all ranks could do in this model's matrices."""
+        """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""
         rate = matmul_rate(
             self.device,
             self.dtype,

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
-from nmt.model.fast.layers import is_onednn_faster, linear, matmul, transposed_matmul
+from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 
@@ -29,8 +29,7 @@ Softmax = Callable[[Tensor, Tensor, float], tuple[Tensor, Tensor, Tensor]]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """Output layer, softmax and loss chunk by chunk; the gradient is computed on the way, so no
-    logits are kept.
+    """Output layer, softmax and loss with their gradient, chunk by chunk, so no logits are kept.
 
     d loss / d logits = p - q: softmax minus the wanted distribution. Under autocast the factors of
     matrix multiplications are rounded to its format, once; all sums over tokens and V are float32.
@@ -58,8 +57,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 loss_sum += loss
                 nll_sum += nll
                 if needs_grad:
-                    grad_rows.copy_(matmul(error, weight))
-                    _add_product(grad_weight, error, rows)
+                    grad_rows.copy_(linear(error, weight.T))
+                    if error.dtype is grad_weight.dtype and not is_onednn_faster():
+                        torch.addmm(grad_weight, error.T, rows, out=grad_weight)  # in place
+                    else:
+                        grad_weight += transposed_matmul(error, rows)
         ctx.save_for_backward(grad_hidden, grad_weight)
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
@@ -68,14 +70,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         grad_hidden, grad_weight = ctx.saved_tensors
         return grads[0] * grad_hidden, grads[0] * grad_weight, None, None, None
-
-
-def _add_product(total: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add a^T b to `total`, in place where the library can."""
-    if a.dtype is total.dtype and not is_onednn_faster():
-        torch.addmm(total, a.T, b, out=total)
-    else:
-        total += transposed_matmul(a, b)
 
 
 def softmax_in_place(
@@ -125,11 +119,7 @@ def smoothed_cross_entropy(
 
 
 class Objective(nn.Module):
-    """The model together with its loss, summed, so that sums over batches and ranks are divided
-    once: the one module that DDP wraps.
-
-    With a `compiler` model and loss run compiled, with the weights of `model`.
-    """
+    """The model together with its summed loss, compiled by a `compiler`: what DDP wraps."""
 
     def __init__(
         self, model: FastTransformer, *, smoothing: float, compiler: Compiler | None = None

@@ -1,6 +1,4 @@
-"""Micro-batches: sentence pairs as flat streams of tokens without padding between them, made one
-update ahead of their use.
-"""
+"""Micro-batches: sentence pairs as flat streams of tokens without padding between them."""
 
 # B sentence pairs, N source tokens, M target tokens; EOS is part of a sentence
 
@@ -8,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -16,7 +13,6 @@ import torch
 from torch import Tensor
 
 from nmt.data.batch import Ids
-from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.packing import Packing, pack
 
@@ -99,24 +95,3 @@ def _cut(num_tokens: int, longest: int) -> list[int]:
 def _concatenate(parts: Sequence[Ids], padding: Ids) -> Tensor:
     # numpy takes an empty list for floats
     return torch.from_numpy(np.concatenate([*parts, padding], dtype=np.int64, casting="unsafe"))
-
-
-class Prefetcher:
-    """Calls `make` for one update ahead, in a thread, while the update before is computed."""
-
-    def __init__(self, make: Callable[[Update], list[list[Batch]]]) -> None:
-        self._make = make
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="batches")
-        self._ahead: tuple[Update, Future[list[list[Batch]]]] | None = None
-
-    def take(self, update: Update, following: Update | None) -> list[list[Batch]]:
-        """Return what `make` gives for `update`, and begin with that of `following`.
-
-        Raises what `make` has raised.
-        """
-        ahead, self._ahead = self._ahead, None
-        is_ahead = ahead is not None and ahead[0] is update
-        made = ahead[1].result() if ahead and is_ahead else self._make(update)
-        if following is not None:
-            self._ahead = following, self._thread.submit(self._make, following)
-        return made

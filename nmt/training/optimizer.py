@@ -15,8 +15,6 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 from nmt.config import Optimizer, OptimizerConfig, Schedule, TrainConfig
 from nmt.model.fast import FastTransformer
 
-FUSED_DEVICES = ("cpu", "cuda", "mps")  # where torch has had one kernel for the step since 2.6
-
 
 def learning_rate(step: int, config: TrainConfig) -> float:
     """Return the learning rate of the update `step`, counted from 1.
@@ -61,7 +59,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
         "lr": 0.0,
         "betas": (config.beta1, config.beta2),
         "eps": config.eps,
-        "fused": parameters[0].device.type in FUSED_DEVICES,
+        "fused": True,  # one kernel, which torch has for the CPU, CUDA and Apple's GPU since 2.6
     }
     if config.name is Optimizer.adam:
         return torch.optim.Adam(parameters, **settings)

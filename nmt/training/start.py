@@ -51,9 +51,7 @@ class Setup:
         self.learner = Learner(config, data, self.tokenizer, world, device)
 
     def resume(self) -> TrainerState:
-        """Load the newest checkpoint, or the weights of `init_from`, or begin with random ones;
-        return the state of the run.
-        """
+        """Load the newest checkpoint or else `init_from`, if any; return the state of the run."""
         found = checkpoints.load_newest(self.run_dir) if self.world.is_main else None
         if found is not None:
             checkpoints.check_fingerprint(found["folder"], found["fingerprint"], self.fingerprint)
@@ -63,7 +61,7 @@ class Setup:
                 weights = checkpoints.load_initial_weights(self.config, self.tokenizer)
                 self.learner.start_from(weights)
             return TrainerState()
-        state = TrainerState.unpack(found["state"])
+        state = TrainerState(**found["state"])
         self.learner.load_state_dict(found["learner"], found["weights"])
         log.info("go on after update %d, from %s", state.update, found["folder"])
         before = found.get("world_size", 1)
@@ -85,10 +83,8 @@ class Setup:
         return self.learner.try_largest(rows, min(self.sampler.max_tokens, most))
 
     def describe(self, state: TrainerState) -> None:
-        """Log the plan of an epoch, the size of an update, the model and its peak learning rate;
-        check that the largest batches fit.
-
-        Means are those of the updates that are planned already.
+        """Log the plan of an epoch, over the updates that are planned already, and the model; check
+        that the largest batches fit.
         """
         updates = self.sampler.updates(state.epoch)
         planned = updates.pool_of(state.update_in_epoch)
@@ -109,14 +105,14 @@ class Setup:
             self.world.size,
             "process" if self.world.size == 1 else "processes",
         )
-        src_size, tgt_size = self.tokenizer.src_vocab_size, self.tokenizer.tgt.vocab_size
+        src_size, sizes = self.tokenizer.src_vocab_size, str(self.tokenizer.tgt.vocab_size)
+        if src_size is not None:
+            sizes = f"{src_size} of the source and {sizes} of the target"
         warmup_steps = self.config.optimizer.warmup_steps
         log.info(
             "%d parameters, vocabulary %s, %s, %s; learning rate %.3e at its peak, update %d",
             num_parameters(self.learner.model),
-            tgt_size
-            if src_size is None
-            else f"{src_size} of the source and {tgt_size} of the target",
+            sizes,
             self.learner.device,
             str(self.learner.dtype).removeprefix("torch."),
             learning_rate(warmup_steps, self.config),

@@ -6,10 +6,10 @@ leave the loop together. Rank 0 alone reads and writes the run folder, and logs.
 
 from __future__ import annotations
 
-import itertools
 import logging
 import time
 from contextlib import ExitStack
+from dataclasses import asdict
 from datetime import datetime
 from signal import Signals
 
@@ -25,8 +25,10 @@ from nmt.training.checkpoints import Saver, TrainerState
 from nmt.training.checks import SpikeDetector, describe_batches, listen
 from nmt.training.learner import Outcome
 from nmt.training.metrics import Meter, RunLog
+from nmt.training.microbatches import Batch
 from nmt.training.optimizer import learning_rate
 from nmt.training.start import Setup
+from nmt.translate.lines import prefetch
 
 log = logging.getLogger(__name__)
 
@@ -66,7 +68,8 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     learner, updates = setup.learner, setup.sampler.updates(0)
 
     def step(update: Update) -> float:
-        outcome = learner.update(update, learning_rate(1, config), is_stop_asked=False)
+        rate = learning_rate(1, config)
+        outcome = learner.update(update, learner.make_batches(update), rate, is_stop_asked=False)
         costs.synchronize(device)
         return outcome.flops
 
@@ -137,9 +140,10 @@ class TrainingRun:
     def train_epoch(self) -> None:
         """Make the remaining updates of an epoch, until the run is over."""
         updates = self.setup.sampler.updates(self.state.epoch)
-        rest = updates[self.state.update_in_epoch :]
-        for update, following in itertools.zip_longest(rest, rest[1:]):
-            outcome = self.update(update, following)
+        rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
+        work = ((update, self.learner.make_batches(update)) for update in rest)
+        for update, batches in prefetch(work):
+            outcome = self.update(update, batches)
             self.state.update_in_epoch += 1
             if self.state.update_in_epoch == len(updates):
                 self.state.epoch, self.state.update_in_epoch = self.state.epoch + 1, 0
@@ -149,16 +153,12 @@ class TrainingRun:
             if self.is_over():
                 return
 
-    def update(self, update: Update, following: Update | None) -> Outcome:
+    def update(self, update: Update, batches: list[list[Batch]]) -> Outcome:
         """Change the weights once; log an update that is not finite, or whose loss is a spike."""
         number = self.state.update + 1
         checkpoints.seed_update(self.config.seed, self.state, self.setup.world.rank)
-        outcome = self.learner.update(
-            update,
-            learning_rate(number, self.config),
-            is_stop_asked=bool(self.stop),
-            following=following,
-        )
+        rate = learning_rate(number, self.config)
+        outcome = self.learner.update(update, batches, rate, is_stop_asked=bool(self.stop))
         self.is_stopped = outcome.is_stop_asked
         loss = outcome.loss_sum / update.num_tokens
         if outcome.is_finite:
@@ -232,10 +232,10 @@ class TrainingRun:
         badness = -score if self.config.best_metric is BestMetric.bleu else score
         is_best = not self.state.best or badness < self.state.best[0][0]
         self.state.bad_validations = 0 if is_best else self.state.bad_validations + 1
-        ranked = sorted([*self.state.best, (badness, self.state.update)])
+        ranked = sorted([*self.state.best, [badness, self.state.update]])
         self.state.best = ranked[: max(self.config.keep_best, 1)]
         if self.saver is not None:
-            self.saver.mark_best([update for _, update in self.state.best])
+            self.saver.mark_best(self.state.best_updates)
         self.meter.pause(time.perf_counter() - start_seconds)
 
     def save(self) -> None:
@@ -259,12 +259,12 @@ class TrainingRun:
             info,
             tokenizer,
             training={
-                "state": self.state.pack(),
+                "state": asdict(self.state),
                 "learner": self.learner.state_dict(),
                 "world_size": self.setup.world.size,
                 "fingerprint": self.setup.fingerprint,
             },
-            best=[update for _, update in self.state.best],
+            best=self.state.best_updates,
         )
 
     def finish(self) -> None:

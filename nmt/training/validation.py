@@ -59,9 +59,7 @@ class Validation:
 
     @torch.inference_mode()
     def loss(self, model: FastTransformer) -> dict[str, Any]:
-        """Return nats a target token without smoothing, and the perplexity, in float32 and without
-        dropout.
-        """
+        """Return nats a target token without smoothing and the perplexity, in float32."""
         device = model.embedding.weight.device
         model.eval()
         lengths = self.data.lengths()
@@ -80,12 +78,6 @@ class Validation:
 
     def bleu(self, model: FastTransformer) -> dict[str, Any]:
         """Translate `valid.src` and score it against `valid.tgt`; both are raw text."""
-        hypotheses = self._translate(model)
-        exact = sum(h == r for h, r in zip(hypotheses, self.references, strict=True))
-        score = bleu(hypotheses, [self.references], tokenize=self.bleu_tokenizer)
-        return {"valid_bleu": score, "valid_exact_match": exact / len(self.references)}
-
-    def _translate(self, model: FastTransformer) -> list[str]:
         search = replace(self.config.search, beam_size=self.config.valid_beam_size)
         translator = Translator(ModelStepper(model), self.tokenizer, search)
         order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
@@ -95,4 +87,7 @@ class Validation:
             lines = translator.translate([self.sources[i] for i in batch])
             found.update(zip(batch, lines, strict=True))
         everything = {i: line for part in gather(found) for i, line in part.items()}
-        return [everything[i] for i in range(len(self.sources))]
+        hypotheses = [everything[i] for i in range(len(self.sources))]
+        exact = sum(h == r for h, r in zip(hypotheses, self.references, strict=True))
+        score = bleu(hypotheses, [self.references], tokenize=self.bleu_tokenizer)
+        return {"valid_bleu": score, "valid_exact_match": exact / len(self.references)}

@@ -37,57 +37,49 @@ class FastAttention(MultiHeadAttention):
         if isinstance(mask, PackedMask):
             queries, keys, values = self._project(x, memory)  # (N, H, D/H), 2 x (M, H, D/H)
             dropout = self.dropout.p if self.training else 0.0
-            heads = attend_packed(queries, keys, values, mask, dropout)  # (N, H, D/H)
-            if record is not None and self in record:
-                padded = mask.queries.pad(queries).transpose(1, 2), mask.keys.pad(keys)
-                record[self] = _weights(padded[0], padded[1].transpose(1, 2), mask.visible())
-            joined = heads.flatten(1)  # (N, D)
+            joined = attend_packed(queries, keys, values, mask, dropout).flatten(1)  # (N, D)
+            if record is not None and self in record:  # the fast kernels never form the weights
+                queries = mask.queries.pad(queries).transpose(1, 2)  # (B, H, T, D/H)
+                keys = mask.keys.pad(keys).transpose(1, 2)  # (B, H, S, D/H)
+                record[self] = attend(queries, keys, keys, mask.visible())[1]
         elif isinstance(mask, DecoderCache):
             queries, keys, values = self._project_step(x, memory, mask)  # (B, H, W or C, D/H)
             bias = mask.bias if memory is x else mask.source_bias
             heads = attend_from_few(queries, keys, values, bias)  # (B, H, W, D/H)
-            if record is not None and self in record:
-                weights = _weights(queries, keys, bias == 0).transpose(1, 2)  # (B, W, H, C)
-                record[self] = mask.grid.collect(weights)[: len(mask.sentences), :, None]
             joined = mask.grid.collect(heads.transpose(1, 2).flatten(2))  # (R, D)
+            if record is not None and self in record:
+                weights = attend(queries, keys, values, bias == 0)[1]  # (B, H, W, C)
+                rows = mask.grid.collect(weights.transpose(1, 2))  # (R or more, H, C)
+                record[self] = rows[: len(mask.sentences), :, None]
         else:
             return super().forward(x, memory, mask, record)
         return self.out_projection(joined)  # type: ignore[no-any-return]
 
-    def _project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute queries of `x` (N, D), keys and values of `memory` (M, D), each (..., H, D/H)."""
-        in_projection, d_model = cast(FastLinear, self.in_projection), x.size(-1)
-        if memory is x:
-            parts = in_projection(x).view(len(x), 3, self.num_heads, -1)  # (N, 3, H, D/H)
-            queries, keys, values = parts.unbind(1)  # 3 x (N, H, D/H)
-            return queries, keys, values
-        queries = in_projection.block(x, 0, d_model).view(len(x), self.num_heads, -1)
-        return queries, *self._project_memory(memory)
-
-    def _project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute keys and values of `memory` (M, D), each (M, H, D/H)."""
-        in_projection, d_model = cast(FastLinear, self.in_projection), memory.size(-1)
-        parts = in_projection.block(memory, d_model, 3 * d_model)  # (M, 2D)
-        keys, values = parts.view(len(memory), 2, self.num_heads, -1).unbind(1)  # (M, H, D/H)
-        return keys, values
-
-    def _project_step(
-        self, x: Tensor, memory: Tensor, cache: DecoderCache
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values
-        (B, H, C, D/H) that are to be attended to.
+    def _project(self, x: Tensor, memory: Tensor | None) -> list[Tensor]:
+        """Compute queries of `x` (N, D), and keys and values of `memory` (M, D) if there is one,
+        each (..., H, D/H).
         """
         in_projection, d_model = cast(FastLinear, self.in_projection), x.size(-1)
         if memory is x:
-            queries, keys, values = (
-                self._split_heads(cache.grid.spread(part))
-                for part in in_projection(x).chunk(3, dim=-1)
-            )  # 3 x (B, H, W, D/H)
-            return queries, *cache.append(self, keys, values)
-        if self not in cache.sources:
-            cache.add_source(self, *self._project_memory(memory))
-        queries = self._split_heads(cache.grid.spread(in_projection.block(x, 0, d_model)))
-        return queries, *cache.sources[self]
+            parts = list(in_projection(x).chunk(3, dim=-1))  # 3 x (N, D)
+        else:
+            parts = [in_projection.block(x, 0, d_model)]  # (N, D)
+            if memory is not None:
+                parts += in_projection.block(memory, d_model, 3 * d_model).chunk(2, dim=-1)
+        return [part.unflatten(-1, (self.num_heads, -1)) for part in parts]
+
+    def _project_step(self, x: Tensor, memory: Tensor, cache: DecoderCache) -> list[Tensor]:
+        """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values
+        (B, H, C, D/H) that are to be attended to.
+        """
+        if memory is x:
+            parts = self._project(x, x)  # 3 x (R, H, D/H)
+            queries, keys, values = (cache.grid.spread(part).transpose(1, 2) for part in parts)
+            return [queries, *cache.append(self, keys, values)]
+        rows, *new = self._project(x, None if self in cache.sources else memory)
+        if new:
+            cache.add_source(self, *new)
+        return [cache.grid.spread(rows).transpose(1, 2), *cache.sources[self]]
 
 
 def attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
@@ -105,8 +97,3 @@ def attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor)
     weights = torch.softmax(logits + bias, dim=-1)
     attended = torch.bmm(weights.flatten(0, 1).to(values.dtype), values.flatten(0, 1))
     return attended.view_as(queries)  # (B, H, W, D/H)
-
-
-def _weights(queries: Tensor, keys: Tensor, mask: Tensor) -> Tensor:
-    """Compute the weights (B, H, T, S), which the fast kernels never form."""
-    return attend(queries, keys, keys, mask)[1]

@@ -10,8 +10,6 @@ to. Columns and sentences that no hypothesis needs are dropped now and then, man
 
 from __future__ import annotations
 
-from collections import defaultdict
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -56,38 +54,6 @@ class Grid:
         return x if self.is_full else x.index_select(0, self._cells)
 
 
-class KeyValueCache:
-    """Keys and values of one self-attention layer, in a tensor with room for more columns."""
-
-    def __init__(self) -> None:
-        self.both: Tensor | None = None  # (2, B, H, room, D/H)
-
-    def append(self, keys: Tensor, values: Tensor, start: int, end: int) -> KeyValues:
-        """Put keys and values (B, H, W, D/H) from column `start` on; return columns 0 to `end`."""
-        if self.both is None or end > self.both.size(3):
-            room = 0 if self.both is None else self.both.size(3)
-            shape = 2, *keys.shape[:2], max(end + MIN_WIDTH, 3 * room // 2), keys.size(3)
-            larger = keys.new_empty(shape)
-            larger[:, :, :, room:end] = 0  # attended to, with weight 0, before they are written
-            if self.both is not None:
-                larger[:, :, :, :room] = self.both
-            self.both = larger
-        stop = start + keys.size(2)
-        self.both[0, :, :, start:stop], self.both[1, :, :, start:stop] = keys, values
-        return self.both[0, :, :, :end], self.both[1, :, :, :end]
-
-    def select(self, sentences: Tensor, columns: Tensor) -> None:
-        """Keep the sentences (B',), and of each the columns (B', C'), in that order."""
-        assert self.both is not None
-        _, num_sentences, num_heads, room, _ = self.both.shape
-        sides = torch.arange(2, device=sentences.device).view(2, 1, 1, 1) * num_sentences
-        heads = torch.arange(num_heads, device=sentences.device).unsqueeze(1)  # (H, 1)
-        blocks = (sides + sentences[:, None, None]) * num_heads + heads  # (2, B', H, 1)
-        places = blocks * room + columns.unsqueeze(1)  # (2, B', H, C')
-        rows = self.both.view(-1, self.both.size(4)).index_select(0, places.flatten())
-        self.both = rows.view(*places.shape, -1)  # (2, B', H, C', D/H)
-
-
 class DecoderCache:
     """The state of decoding: which hypotheses are alive, and what each may attend to. It begins
     with one hypothesis a sentence.
@@ -102,7 +68,7 @@ class DecoderCache:
         self.packing = sources
         self.sources: dict[nn.Module, KeyValues] = {}  # (B, H, S, D/H) each
         self.source_bias = _bias(sources.mask, max(sources.longest, MIN_WIDTH))  # (B, 1, 1, S)
-        self.targets: defaultdict[nn.Module, KeyValueCache] = defaultdict(KeyValueCache)
+        self.targets: dict[nn.Module, Tensor] = {}  # keys and values with room, (2, B, H, C+, D/H)
         self.num_positions = 0  # target positions so far
         self.sentences = torch.arange(num_sentences, device=device)  # (R,), ascending
         self.grid = Grid(self.sentences, num_sentences)
@@ -129,8 +95,15 @@ class DecoderCache:
         """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all, as
         many as `bias` has.
         """
-        start = self.visible.size(1) - keys.size(2)
-        return self.targets[module].append(keys, values, start, self.bias.size(3))
+        stop, end = self.visible.size(1), self.bias.size(3)
+        start = stop - keys.size(2)
+        both = self.targets.get(module, keys.new_empty(2, *keys.shape[:2], 0, keys.size(3)))
+        room = both.size(3)
+        if end > room:  # zeros, for columns are attended to, with weight 0, before they are written
+            more = max(end + MIN_WIDTH, 3 * room // 2) - room
+            both = self.targets[module] = F.pad(both, (0, 0, 0, more))
+        both[0, :, :, start:stop], both[1, :, :, start:stop] = keys, values
+        return both[0, :, :, :end], both[1, :, :, :end]
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with the rows given (R',), sorted by sentence; one may stand there repeatedly."""
@@ -156,8 +129,10 @@ class DecoderCache:
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
         with_room = F.pad(columns, (0, MIN_WIDTH))  # (B', C' + room), to be overwritten
-        for layer in self.targets.values():
-            layer.select(alive, with_room)
+        for module, both in self.targets.items():
+            heads = torch.arange(both.size(2), device=alive.device).unsqueeze(1)  # (H, 1)
+            # (B', 1, 1), (H, 1) and (B', 1, C' + room) select (2, B', H, C' + room, D/H)
+            self.targets[module] = both[:, alive[:, None, None], heads, with_room.unsqueeze(1)]
         self.grid = Grid(self.sentences, len(alive))
 
 

@@ -73,16 +73,12 @@ def linear(
     return _onednn(x, weight, bias, activation)
 
 
-def matmul(a: Tensor, b: Tensor) -> Tensor:
-    """Compute a b, (N, O), of `a` (N, I) and `b` (I, O), without a gradient."""
-    return _onednn(a, b.T) if _takes_onednn(a) else a @ b
-
-
 def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     """Compute a^T b, (O, I), the sum over rows of `a` (N, O) and `b` (N, I), without a gradient."""
     if not _takes_onednn(a):
         return a.T @ b
-    return _call(_pad_rows(a).T, _pad_rows(b).T)
+    rows = _pad_rows(a).T, _pad_rows(b).T
+    return torch.ops.mkldnn._linear_pointwise(*rows, None, "none", [], "")  # type: ignore[no-any-return]
 
 
 def reorder(reordered: Reordered | None, weight: Tensor, x: Tensor, start: int = 0) -> Tensor:
@@ -104,40 +100,32 @@ class _OneDnnLinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     ) -> Tensor:
-        rows = _pad_rows(x.reshape(-1, x.size(-1)))  # (N, I)
-        y = _call(rows, weight, bias, activation)[: x.shape[:-1].numel()]
-        ctx.is_relu = activation == "relu"
-        ctx.save_for_backward(rows, weight, *((y,) if ctx.is_relu else ()))
-        return y.view(*x.shape[:-1], -1)
+        y = _onednn(x, weight, bias, activation)
+        ctx.save_for_backward(x, weight, *((y,) if activation == "relu" else ()))
+        return y
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        rows, weight, *others = ctx.saved_tensors
-        shape = grads[0].shape
-        grad = grads[0].reshape(-1, shape[-1])  # (N, O)
+        x, weight, *others = ctx.saved_tensors
+        grad = grads[0]  # (..., O)
         for y in others:
             grad = torch.ops.aten.threshold_backward(grad, y, 0)
         needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
-        grad_bias = grad.sum(0) if needs_bias else None
-        num_rows, grad = len(grad), _pad_rows(grad)
-        grad_x = None
-        if needs_x:
-            grad_x = _call(grad, weight.T)[:num_rows].view(*shape[:-1], -1)
-        return grad_x, transposed_matmul(grad, rows) if needs_weight else None, grad_bias, None
+        rows = grad.reshape(-1, grad.size(-1))  # (N, O)
+        return (
+            _onednn(grad, weight.T) if needs_x else None,
+            transposed_matmul(rows, x.reshape(-1, x.size(-1))) if needs_weight else None,
+            rows.sum(0) if needs_bias else None,
+            None,
+        )
 
 
 def _onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
     rows = _pad_rows(x.reshape(-1, x.size(-1)))  # (N, I)
-    y = _call(rows, weight, bias, activation)  # (N or more, O)
-    return y[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)
-
-
-def _call(
-    x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
-) -> Tensor:
-    return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "")
+    return y[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)  # (..., O)
 
 
 def rounded(num_rows: int) -> int:
@@ -170,10 +158,9 @@ def _takes_onednn(x: Tensor) -> bool:
 @functools.cache
 def is_onednn_faster() -> bool:
     """Return whether oneDNN uses wider instructions than MKL on this CPU."""
-    if torch.backends.cpu.get_cpu_capability() != "AVX512":
-        return False
     operators = ("_linear_pointwise", "_reorder_linear_weight")  # private, so look first
-    if not all(hasattr(torch.ops.mkldnn, name) for name in operators):
+    has_operators = all(hasattr(torch.ops.mkldnn, name) for name in operators)
+    if not has_operators or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     info = Path("/proc/cpuinfo")
     return info.is_file() and "GenuineIntel" not in info.read_text(encoding="utf-8")

@@ -10,8 +10,6 @@ alone knows where sentences begin. This module knows neither weights nor ids.
 from __future__ import annotations
 
 import functools
-import importlib.util
-import inspect
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -64,20 +62,13 @@ class Packing:
         x = x.flatten(0, 1)  # (B * T, ...)
         return x if self.is_full else x.index_select(0, self.places)
 
-    def scatter(self, x: Tensor) -> Tensor:
-        """Lay (N, ...) out as (B, T, ...) with zeros at padding."""
-        if self.is_full:
-            return self.pad(x)
-        padded = x.new_zeros(self.tokens.size(0), *x.shape[1:]).index_copy_(0, self.places, x)
-        return padded.view(self.num_sentences, self.longest, *x.shape[1:])
-
     def to(self, device: torch.device) -> Packing:
-        """Copy the tensors to `device`, without a wait where they are pinned."""
+        """Copy the tensors to `device`, without waiting for it where they are pinned."""
         moved = self._map(lambda x: x.to(device, non_blocking=True))
         return replace(moved, flash=find_flash(device))
 
     def pin(self) -> Packing:
-        """Copy the tensors to pinned memory, which a GPU reads by itself."""
+        """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
         return self._map(Tensor.pin_memory)
 
     def _map(self, change: Callable[[Tensor], Tensor]) -> Packing:
@@ -138,101 +129,37 @@ def attend_packed(
     is_half = queries.dtype in (torch.bfloat16, torch.float16)
     suits_flash = is_half and queries.size(-1) % 8 == 0 and queries.size(-1) <= _FLASH_HEAD
     if dropout == 0 and targets.flash is not None and suits_flash:
-        return targets.flash(  # type: ignore[no-any-return]
-            queries,
-            keys,
-            values,
-            targets.offsets,
-            sources.offsets,
-            targets.longest,
-            sources.longest,
-            window_size=(-1, 0) if is_causal else (-1, -1),  # keys before and after; -1 is all
-        )
-    if dropout == 0 and _takes_cpu_kernel(queries):
-        return _CpuAttention.apply(queries, keys, values, mask)  # type: ignore[no-untyped-call, no-any-return]
+        spans = targets.offsets, sources.offsets, targets.longest, sources.longest
+        window = (-1, 0) if is_causal else (-1, -1)  # keys before and after; -1 is all
+        return targets.flash(queries, keys, values, *spans, window_size=window)  # type: ignore[no-any-return]
+    queries, keys, values = targets.pad(queries), sources.pad(keys), sources.pad(values)
     heads = F.scaled_dot_product_attention(
-        *_pad_all(queries, keys, values, mask),
+        queries.transpose(1, 2),  # (B, H, T, D/H)
+        keys.transpose(1, 2),  # (B, H, S, D/H)
+        values.transpose(1, 2),
         attn_mask=None if is_causal or sources.is_full else sources.mask,
         dropout_p=dropout,
-        is_causal=is_causal,
+        is_causal=is_causal,  # padding comes after all that a real query sees
     )  # (B, H, T, D/H)
     return targets.unpad(heads.transpose(1, 2))  # (N, H, D/H)
 
 
-class _CpuAttention(torch.autograd.Function):
-    """torch's fused attention on padded tensors; only packed ones are kept for the backward pass.
-
-    Gradients at padding are zero: no real query sees a padded key, and padded queries get none.
-    """
-
-    @staticmethod
-    def forward(
-        ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask
-    ) -> Tensor:
-        padded = _pad_all(queries, keys, values, mask)
-        heads, log_sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *padded, 0.0, mask.is_causal, attn_mask=_bias(mask, queries.dtype)
-        )  # (B, H, T, D/H), (B, H, T)
-        out = mask.queries.unpad(heads.transpose(1, 2))  # (N, H, D/H)
-        ctx.save_for_backward(queries, keys, values, out, log_sums)
-        ctx.mask = mask
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, out, log_sums = ctx.saved_tensors
-        mask: PackedMask = ctx.mask
-        found = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(
-            mask.queries.scatter(grads[0]).transpose(1, 2),
-            *_pad_all(queries, keys, values, mask),
-            mask.queries.pad(out).transpose(1, 2),
-            log_sums,
-            0.0,
-            mask.is_causal,
-            attn_mask=_bias(mask, queries.dtype),
-        )  # 3 x (B, H, T, D/H)
-        packed = zip((mask.queries, mask.keys, mask.keys), found, strict=True)
-        return *(packing.unpad(grad.transpose(1, 2)) for packing, grad in packed), None
-
-
-def _pad_all(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Lay all out as (B, H, T or S, D/H)."""
-    padded = mask.queries.pad(queries), mask.keys.pad(keys), mask.keys.pad(values)
-    return padded[0].transpose(1, 2), padded[1].transpose(1, 2), padded[2].transpose(1, 2)
-
-
-def _bias(mask: PackedMask, dtype: torch.dtype) -> Tensor | None:
-    """Return what is added to logits: 0, and minus infinity at padding, (B, 1, 1, S)."""
-    if mask.is_causal or mask.keys.is_full:  # padding comes after all that a causal query sees
-        return None
-    bias = torch.zeros(mask.keys.mask.shape, dtype=dtype)
-    return bias.masked_fill_(~mask.keys.mask, float("-inf"))
-
-
-def _takes_cpu_kernel(queries: Tensor) -> bool:
-    return queries.device.type == "cpu" and not torch.compiler.is_compiling()
-
-
 @functools.cache
 def find_flash(device: torch.device) -> Any:
-    """Return torch's attention over variable lengths, which it has since 2.11 for recent GPUs, or
+    """Return torch's attention over variable lengths, which torch 2.11 has for recent GPUs, or
     None.
 
-    It takes half precision alone, and has no dropout. It is tried once, against padding.
+    It takes half precision alone, and has no dropout. It is compared with padding once.
     """
     if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
         return None
-    if importlib.util.find_spec("torch.nn.attention.varlen") is None:
-        return None
-    from torch.nn.attention.varlen import varlen_attn
-
-    logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # a line a call
-    if "window_size" not in inspect.signature(varlen_attn).parameters:  # as in 2.10
-        return None
     try:
+        from torch.nn.attention.varlen import varlen_attn
+
+        logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # a line a call
         agrees = _agrees(varlen_attn, device)
+    except ImportError:
+        return None
     except Exception as error:  # of kernels that this GPU, or this build of torch, does not have
         log.warning("attention is padded: torch's for variable lengths failed: %s", error)
         return None

@@ -7,16 +7,12 @@ among the groups with the highest maxima.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from nmt.model.fast.cache import Grid
-
-Best = Callable[[Tensor, int], tuple[Tensor, Tensor]]
-"""Takes values (B, N) and a count C; returns the C highest of each row, best first, and where."""
 
 NEVER = float("-inf")
 _GROUP = 64  # of several thousand tokens there are about as many groups as tokens in the best few
@@ -42,10 +38,10 @@ def best_continuations(sums: Tensor, log_probs: Tensor, grid: Grid, count: int) 
         count: how many, at most.
     """
     wanted = min(count + 1, grid.shape[1] * log_probs.size(1))  # one more shows a tie at the last
-    found = _choose(sums, log_probs, grid, wanted, _topk)
+    found = _choose(sums, log_probs, grid, wanted)
     equal = (found.sums[:, 1:] == found.sums[:, :-1]) & (found.sums[:, 1:] > NEVER)
     if equal.any():
-        exact = _choose(sums, log_probs, grid, wanted, _stable)
+        exact = _choose(sums, log_probs, grid, wanted, is_stable=True)
         tied = equal.any(dim=1, keepdim=True)  # (B, 1)
         pairs = zip(exact, found, strict=True)
         found = Continuations(*(torch.where(tied, one, other) for one, other in pairs))
@@ -60,7 +56,9 @@ def likeliest(log_probs: Tensor) -> Tensor:
     return tokens.gather(1, best).squeeze(1)
 
 
-def _choose(sums: Tensor, log_probs: Tensor, grid: Grid, count: int, best: Best) -> Continuations:
+def _choose(
+    sums: Tensor, log_probs: Tensor, grid: Grid, count: int, *, is_stable: bool = False
+) -> Continuations:
     vocab_size = log_probs.size(1)
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
@@ -68,7 +66,7 @@ def _choose(sums: Tensor, log_probs: Tensor, grid: Grid, count: int, best: Best)
     if not grid.is_full:
         bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEVER)
     bounds = bounds.flatten(1)  # (B, W * G)
-    groups = best(bounds, min(count, bounds.size(1)))[1].sort(dim=1).values  # (B, C)
+    groups = _highest(bounds, min(count, bounds.size(1)), is_stable)[1].sort(dim=1).values
     beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
     rows = grid.rows.gather(1, beams)  # (B, C)
     tokens = _members(groups % num_groups)  # (B, C, 64)
@@ -78,19 +76,18 @@ def _choose(sums: Tensor, log_probs: Tensor, grid: Grid, count: int, best: Best)
     totals.masked_fill_(tokens >= vocab_size, NEVER)  # the last group may have fewer
     if not grid.is_full:
         totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEVER)
-    top, index = best(totals.flatten(1), count)  # (B, C)
+    top, index = _highest(totals.flatten(1), count, is_stable)  # (B, C)
     rows = rows.gather(1, index.div(_GROUP, rounding_mode="floor"))
-    return Continuations(
-        top, rows, tokens.flatten(1).gather(1, index), added.flatten(1).gather(1, index)
-    )
+    tokens, added = (x.flatten(1).gather(1, index) for x in (tokens, added))
+    return Continuations(top, rows, tokens, added)
 
 
-def _topk(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    top, index = values.topk(count)  # of equals it takes any
-    return top, index
-
-
-def _stable(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
+def _highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
+    """Return the highest of each row (B, N), best first, and their places, both (B, C); of equals
+    the first, or with topk, which is faster, any.
+    """
+    if not is_stable:
+        return values.topk(count)
     top, index = values.sort(dim=1, descending=True, stable=True)
     return top[:, :count], index[:, :count]
 

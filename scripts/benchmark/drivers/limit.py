@@ -16,7 +16,7 @@ import torch
 from ours import model_config
 from turns import Turns
 
-from nmt.model.fast.layers import linear, matmul, transposed_matmul
+from nmt.model.fast.layers import linear, transposed_matmul
 from nmt.training.costs import Shape, source_shapes, synchronize, target_shapes
 
 
@@ -59,7 +59,7 @@ def products(x: torch.Tensor, weight: torch.Tensor, is_training: bool) -> None:
     """Multiply as a layer does with its weight, and back for the two gradients."""
     y = linear(x, weight)  # (N, outer)
     if is_training:
-        matmul(y, weight)  # (N, inner), the gradient of x
+        linear(y, weight.T)  # (N, inner), the gradient of x
         transposed_matmul(y, x)  # (outer, inner), the gradient of the weight
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
-
 import torch
 from ours import model_config
 from turns import Steps, Turns
@@ -17,6 +15,7 @@ from nmt.distributed import World
 from nmt.model.fast import packing
 from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
+from nmt.translate.lines import prefetch
 
 
 def main() -> None:
@@ -53,10 +52,9 @@ def main() -> None:
             for update in sampler.updates(epoch)
             if job["update_tokens"] or len(update.batches) == 1
         ]
-        for update, following in itertools.zip_longest(updates, updates[1:]):
-            outcome = learner.update(
-                update, job["learning_rate"], is_stop_asked=False, following=following
-            )
+        work = ((update, learner.make_batches(update)) for update in updates)
+        for update, batches in prefetch(work):
+            outcome = learner.update(update, batches, job["learning_rate"], is_stop_asked=False)
             synchronize(device)
             steps.done(
                 src_tokens=update.num_src_tokens,

@@ -1,0 +1,86 @@
+"""Translates exported folders with the library LIBRARY; run by the tests, without nmt.
+
+`run_exported.py LIBRARY` reads a list of tasks {folder, lines, options, targets}. It writes what is
+`found` for every line with each of the options, with scores and text; from transformers also the
+ids of the lines and the logits for `targets` as decoder input. Before that it runs the Python of
+the first folder's README.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import sys
+import warnings
+from pathlib import Path
+
+sys.modules["nmt"] = None  # importing it is an error
+warnings.simplefilter("ignore")
+
+
+def run_ctranslate2(task):
+    """Translate the lines of one task with each of its options."""
+    import ctranslate2
+    import sentencepiece
+
+    translator = ctranslate2.Translator(task["folder"], intra_threads=1)
+    files = sorted(map(str, Path(task["folder"]).glob("tokenizer*.model")))  # joint; source, target
+    source, target = (sentencepiece.SentencePieceProcessor(model_file=files[i]) for i in (0, -1))
+    pieces = [source.encode(line, out_type=str) for line in task["lines"]]
+    found = []
+    for options in task["options"]:
+        options = {"max_input_length": 0, "return_scores": True, **options}
+        results = translator.translate_batch(pieces, **options)
+        found.append(
+            [
+                {
+                    "pieces": r.hypotheses[0],
+                    "score": r.scores[0],
+                    "text": target.decode(r.hypotheses[0]),
+                }
+                for r in results
+            ]
+        )
+    return {"found": found}
+
+
+def run_transformers(task):
+    """Translate the lines of one task with each of its options, and note how the model loads."""
+    import torch
+    from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
+    from transformers.utils import logging
+
+    torch.set_num_threads(1)
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    tokenizer = AutoTokenizer.from_pretrained(task["folder"])
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(task["folder"], output_loading_info=True)
+    batch = tokenizer(task["lines"], return_tensors="pt", padding=True)
+    more = {"return_dict_in_generate": True, "output_scores": True}
+    found = []
+    with torch.inference_mode():
+        logits = model(**batch, decoder_input_ids=torch.tensor(task["targets"])).logits
+        for options in task["options"]:
+            out = model.generate(**batch, **options, **more)
+            scores = out.get("sequences_scores", torch.full((len(out.sequences),), torch.nan))
+            texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
+            rows = zip(out.sequences.tolist(), scores.tolist(), texts, strict=True)
+            found.append([{"ids": row[1:], "score": s, "text": text} for row, s, text in rows])
+    return {
+        "kind": type(model).__name__,
+        "missing": sorted(map(str, info["missing_keys"])),
+        "unexpected": sorted(map(str, info["unexpected_keys"])),
+        "input_ids": [tokenizer(line).input_ids for line in task["lines"]],
+        "logits": logits.tolist(),
+        "found": found,
+    }
+
+
+tasks = json.load(sys.stdin)
+os.chdir(tasks[0]["folder"])
+with contextlib.redirect_stdout(sys.stderr):
+    exec(re.search("```python\n(.*?)```", Path("README.md").read_text("utf-8"), re.DOTALL)[1])
+run = {"ctranslate2": run_ctranslate2, "huggingface": run_transformers}[sys.argv[1]]
+json.dump([run(task) for task in tasks], sys.stdout)

@@ -1,0 +1,241 @@
+"""Exported folders in CTranslate2 and in transformers, in processes without nmt, against our own
+search and model.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import hidden_states, sentences, tokenizer_config
+from exporting import (
+    HOSTILE,
+    LIMIT,
+    exported,
+    fond_of_padding,
+    foreign_models,
+    native,
+    random_model,
+    short_sentences,
+    without_nmt,
+)
+from safetensors.torch import load_file
+
+from nmt.checkpoint import load_info, load_tokenizer
+from nmt.config import ExportFormat, Norm, Normalization, Positions, Quantization, SearchConfig
+from nmt.data.batch import pad, pad_source
+from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers
+from nmt.data.vocabulary import open_tokenizers, train_tokenizer
+from nmt.errors import ModelError
+from nmt.translate.backend import load_models
+
+POST, PRE = "post-sinusoidal", "pre-sinusoidal_concat"  # the trained models
+SHAPES: dict[str, dict[str, Any]] = {  # of random models
+    "pre, deep decoder": {"norm": Norm.pre, "num_encoder_layers": 1, "num_decoder_layers": 3},
+    "shallow decoder": {"num_decoder_layers": 1, "d_model": 14, "num_heads": 7},
+    "shallow encoder": {"num_encoder_layers": 1, "d_model": 10, "d_ff": 7, "num_heads": 1},
+    "Tensor2Tensor's positions": {"positions": Positions.sinusoidal_concat},
+}
+ONLY_CTRANSLATE2 = (PRE, "pre, deep decoder", "foreign")
+LINES = [*short_sentences(20), *HOSTILE]
+NUM_SURE = 20  # the first lines, which the trained models end before the limit
+SEARCH = {
+    "greedy": SearchConfig(beam_size=1, normalization=Normalization.none),
+    "none": SearchConfig(normalization=Normalization.none),
+    "average": SearchConfig(normalization=Normalization.average),
+}
+LENGTH_PENALTY = {"none": 0.0, "average": 1.0}
+SMALLER = [kind for kind in Quantization if kind is not Quantization.float32]
+
+
+@pytest.fixture(scope="module")
+def folders(
+    tmp_path_factory: pytest.TempPathFactory,
+    trained_models: dict[str, Path],
+    tokenizer: Tokenizer,
+) -> dict[str, Path]:
+    """Trained models; random ones; vocabularies of other people and of their own for each side."""
+    place = tmp_path_factory.mktemp("folders")
+    foreign = open_tokenizers(foreign_models(place))
+    small = train_tokenizer(sentences(90), tokenizer_config(vocab_size=40, byte_fallback=False))
+    found = {name: random_model(place / name, tokenizer, **shape) for name, shape in SHAPES.items()}
+    return {
+        **trained_models,
+        **found,
+        "fond of padding": fond_of_padding(place / "fond", trained_models[POST], tokenizer),
+        "separate": random_model(place / "separate", SeparateTokenizers(small, tokenizer)),
+        "foreign": random_model(place / "foreign", foreign),  # with other ids on each side
+        "T5's ids": random_model(place / "t5", foreign.tgt),  # BOS at the end
+    }
+
+
+def options(library: ExportFormat, name: str, kind: str) -> dict[str, Any]:
+    """Return the options of a library for a search of ours with the model `name`."""
+    penalty = {"length_penalty": LENGTH_PENALTY.get(kind, 0)}
+    if library is ExportFormat.huggingface:
+        ends = {"max_length": LIMIT + 1, "early_stopping": "never", "num_return_sequences": 1}
+        beam = {"num_beams": 4, **penalty}
+        return {**ends, **({"num_beams": 1} if kind == "greedy" else beam)}
+    ends = {"max_decoding_length": LIMIT, "min_decoding_length": 0, "return_end_token": True}
+    beam = {"beam_size": 1 if kind == "greedy" else 4, "patience": 4, **penalty}
+    # which a random model may choose; scores of the others include their probabilities
+    never = {} if name in (POST, PRE) else {"suppress_sequences": [["<pad>"], ["<s>"]]}
+    return {**ends, **beam, **never}
+
+
+def kinds_of(name: str) -> list[str]:
+    """Return the searches whose results are compared: beams only where a model is sure."""
+    return list(SEARCH) if name in (POST, PRE) else ["greedy"]
+
+
+def tokenizers(folder: Path) -> Tokenizers:
+    return load_tokenizer(folder, load_info(folder))
+
+
+def decoder_input(folder: Path) -> torch.Tensor:
+    """Return the ids of LINES as a teacher gives them, (B, T)."""
+    tgt = tokenizers(folder).tgt
+    return pad(tgt.encode_batch(LINES), pad_id=tgt.pad_id, bos=tgt.bos_id)
+
+
+@pytest.fixture(scope="module")
+def outputs(folders: dict[str, Path]) -> dict[ExportFormat, dict[Any, Any]]:
+    """What the libraries make of LINES, each in one process, by model or quantization."""
+    found: dict[ExportFormat, dict[Any, Any]] = {}
+    for library in ExportFormat:
+        is_marian = library is ExportFormat.huggingface
+        tasks = {
+            name: {
+                "folder": str(exported(folder, library)),
+                "lines": LINES,
+                "options": [options(library, name, kind) for kind in kinds_of(name)],
+                "targets": decoder_input(folder).tolist(),
+            }
+            for name, folder in folders.items()
+            if not (is_marian and name in ONLY_CTRANSLATE2)
+        }
+        for kind in [] if is_marian else SMALLER:
+            output = str(exported(folders[POST], library, quantization=kind))
+            tasks[kind] = {**tasks[POST], "folder": output}
+        results = without_nmt(library, list(tasks.values()))
+        found[library] = dict(zip(tasks, results, strict=True))
+    return found
+
+
+def test_both_libraries_find_our_ids_scores_and_text(
+    folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
+) -> None:
+    for name, folder in folders.items():
+        tgt = tokenizers(folder).tgt
+        rest = {tgt.pad_id, tgt.eos_id}
+        for i, kind in enumerate(kinds_of(name)):
+            best = [found[0] for found in native(folder, LINES, SEARCH[kind])]
+            num_lines = len(LINES) if kind == "greedy" else NUM_SURE
+            if name in (POST, PRE):
+                num_sure = sum(h.finished and h.log_prob > -2.5 for h in best[:NUM_SURE])
+                assert num_sure >= 0.8 * NUM_SURE, f"{name} is not trained well enough"
+            for library, results in outputs.items():
+                theirs = results[name]["found"][i][:num_lines] if name in results else []
+                for ours, found in zip(best, theirs, strict=False):
+                    case = library.value, name, kind, ours.tokens
+                    if library is ExportFormat.ctranslate2:
+                        assert found["pieces"] == tgt.pieces(ours.tokens), case
+                    else:
+                        assert found["ids"][: len(ours.tokens)] == ours.tokens, case
+                        assert set(found["ids"][len(ours.tokens) :]) <= rest, case
+                    if name not in SHAPES:  # which write line breaks
+                        assert found["text"] == tgt.decode(ours.tokens), case
+                    if kind != "greedy":
+                        assert found["score"] == pytest.approx(ours.score, abs=1e-3), case
+
+
+def test_logits_ids_and_weights_in_transformers_are_ours(
+    folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
+) -> None:
+    for name, found in outputs[ExportFormat.huggingface].items():
+        assert (found["kind"], found["missing"], found["unexpected"]) == ("MarianMTModel", [], [])
+        tokenizer = tokenizers(folders[name])
+        rows = tokenizer.src.encode_batch(LINES)
+        assert found["input_ids"] == [[*row, tokenizer.src.eos_id] for row in rows], name
+        model = load_models([folders[name]], device="cpu").backend.stepper.model
+        src, src_lengths = pad_source(rows, tokenizer.src)
+        with torch.inference_mode():
+            hidden = hidden_states(model, src, src_lengths, decoder_input(folders[name]))
+            ours = model.logits(hidden)
+        theirs = torch.tensor(found["logits"])
+        torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0, msg=lambda m, n=name: n + m)
+
+
+def test_smaller_weights_give_nearly_the_same_translations(
+    folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
+) -> None:
+    results = outputs[ExportFormat.ctranslate2]
+    wanted = [found["text"] for found in results[POST]["found"][0][:NUM_SURE]]
+    for kind in SMALLER:
+        texts = [found["text"] for found in results[kind]["found"][0][:NUM_SURE]]
+        same = sum(a == b for a, b in zip(texts, wanted, strict=True))
+        assert same >= 0.9 * len(wanted), kind
+    for kind in (Quantization.float16, Quantization.bfloat16):
+        output = exported(folders[POST], ExportFormat.huggingface, quantization=kind)
+        weights = load_file(output / "model.safetensors")
+        assert {tensor.dtype for tensor in weights.values()} == {getattr(torch, kind.value)}
+        assert json.loads((output / "config.json").read_text("utf-8"))["torch_dtype"] == kind.value
+
+
+def test_pieces_of_any_text_are_the_ids_that_we_feed(tokenizer: Tokenizer) -> None:
+    ids = {piece: i for i, piece in enumerate(tokenizer.pieces(range(tokenizer.vocab_size)))}
+    assert len(ids) == tokenizer.vocab_size
+    for line in HOSTILE:
+        row = tokenizer.encode(line)
+        assert [ids[piece] for piece in tokenizer.pieces(row)] == row
+        assert not {tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id} & set(row)
+
+
+def test_the_files_name_vocabularies_and_special_tokens(
+    folders: dict[str, Path], tokenizer: Tokenizer
+) -> None:
+    def content(output: Path, name: str) -> Any:
+        return json.loads((output / name).read_text(encoding="utf-8"))
+
+    output = exported(folders["separate"], ExportFormat.ctranslate2)
+    names = {"source_vocabulary.json", "target_vocabulary.json"}
+    assert {path.name for path in output.glob("*vocabulary.json")} == names
+    output = exported(folders[POST], ExportFormat.ctranslate2)
+    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+    assert content(output, "shared_vocabulary.json") == pieces
+    config = content(output, "config.json")
+    assert config["add_source_eos"] is True
+    assert config["decoder_start_token"] == config["bos_token"] == "<s>"
+    assert (config["eos_token"], config["unk_token"]) == ("</s>", "<unk>")
+    output = exported(folders["separate"], ExportFormat.huggingface)
+    assert content(output, "config.json")["share_encoder_decoder_embeddings"] is False
+    output = exported(folders[POST], ExportFormat.huggingface)
+    assert content(output, "config.json")["share_encoder_decoder_embeddings"] is True
+    ids = {"pad": tokenizer.pad_id, "bos": tokenizer.bos_id, "eos": tokenizer.eos_id}
+    for name in ("config.json", "generation_config.json"):
+        config = content(output, name)
+        assert {key: config[f"{key}_token_id"] for key in ids} == ids
+        assert config["decoder_start_token_id"] == tokenizer.bos_id
+    vocabulary, names = content(output, "vocab.json"), content(output, "tokenizer_config.json")
+    assert sorted(vocabulary.values()) == list(range(tokenizer.vocab_size))
+    ids["unk"] = tokenizer.unk_id
+    assert {key: vocabulary[names[f"{key}_token"]] for key in ids} == ids
+
+
+def test_the_papers_positions_are_those_that_marian_computes(folders: dict[str, Path]) -> None:
+    """So that what transformers saves again, without the table, is the same model."""
+    output = exported(folders[POST], ExportFormat.huggingface)
+    table = load_file(output / "model.safetensors")["model.encoder.embed_positions.weight"]
+    positions, d_model = table.shape
+    pos = torch.arange(positions, dtype=torch.float64).unsqueeze(1)
+    angles = pos / 10000 ** (torch.arange(0, d_model, 2, dtype=torch.float64) / d_model)
+    marian = torch.cat([angles.sin(), angles.cos()], dim=1).float()
+    torch.testing.assert_close(table, marian, atol=1e-6, rtol=0)
+
+
+def test_marian_is_refused_where_control_symbols_stand_elsewhere(folders: dict[str, Path]) -> None:
+    with pytest.raises(ModelError, match="use format=ctranslate2"):
+        exported(folders["foreign"], ExportFormat.huggingface)
