@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import os
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -122,6 +124,19 @@ def test_a_resumed_run_ends_with_the_same_bits_and_logs_each_update_once(
         assert [r["update"] for r in read_records(run, "valid_loss")] == validated
         logged = [r["update"] for r in read_records(run, "loss")]
         assert logged == sorted({5, 10, 15, 20, stop}), stop
+
+
+def test_an_output_that_is_a_pipe_or_a_link_stays_one(root: Path, tmp_path: Path) -> None:
+    places = [f"model_dir={root / 'run'}", f"input={root / 'test.src.txt'}", "device=cpu"]
+    (tmp_path / "link").symlink_to("file")
+    assert command("translate", *places, f"output={tmp_path / 'link'}") == 0
+    assert (tmp_path / "link").is_symlink()
+    os.mkfifo(tmp_path / "pipe")
+    with subprocess.Popen(["cat", str(tmp_path / "pipe")], stdout=subprocess.PIPE) as reader:
+        assert command("translate", *places, f"output={tmp_path / 'pipe'}") == 0
+        assert reader.stdout is not None
+        assert reader.stdout.read() == (tmp_path / "file").read_bytes()
+    assert (tmp_path / "pipe").is_fifo()
 
 
 def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
