@@ -222,7 +222,9 @@ def test_saving_does_not_hold_up_training(
 
     def slow_save(*arguments: Any, **named: Any) -> None:
         events.append("begin")
-        time.sleep(0.3)  # a slow disk
+        deadline = time.monotonic() + 30  # a disk so slow that four updates are done meanwhile
+        while events.count("update") < 8 and time.monotonic() < deadline:
+            time.sleep(0.01)
         save(*arguments, **named)
         events.append("end")
 
