@@ -93,9 +93,8 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
             old = rank_pids(tmp_path)
             one.send(number)
             assert one.wait(60) == code
-            last = one.stderr.splitlines()[-1]
             text = rf"nmt-train: stopped by {number.name} after update \d+, which"
-            assert code < 0 or re.match(text, last)
+            assert code < 0 or re.match(text, one.stderr.splitlines()[-1])
     # its bits are those of a run on two ranks that nothing disturbed
     end = f"max_updates={last_update(run)}"
     run_ranks(tmp_path, 2, train, toy_data, tmp_path / "whole", *ENDLESS, end)
