@@ -23,6 +23,7 @@ _MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a mod
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 _ALIASES = (("pb", "pt-br"), ("zh", "zh-hans", "zh-cn"), ("zt", "zh-hant", "zh-tw"))
 _DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
+_SURE = 50.0  # confidence from which a text counts as being in the target language already
 _NAMES = """af Afrikaans|am Amharic|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|
 bs Bosnian|ca Catalan|cs Czech|cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|
 es Spanish|et Estonian|eu Basque|fa Persian|fi Finnish|fr French|ga Irish|gl Galician|gu Gujarati|
@@ -129,12 +130,10 @@ class Models:
         """
         if len(self.sources) == 1 and not has_detection():
             return self.sources[0], 0.0
-        choices = [
-            found for found in self.detect(text) if found[0] == target or found[0] in self.sources
-        ]
-        if choices:
-            return choices[0]
-        fitting = [src for src, tgt in self.directions if tgt == target]
+        fitting = [source for source, other in self.directions if other == target]
+        for code, confidence in self.detect(text):
+            if code in fitting or (code == target and confidence >= _SURE):
+                return code, confidence
         return (fitting or self.sources)[0], 0.0
 
 

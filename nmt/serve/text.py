@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from nmt.data.corpus import on_one_line
+from nmt.data.text import on_one_line
 from nmt.translate.longlines import join_parts, sentence_ends
 from nmt.translate.results import LineResult
 
