@@ -240,10 +240,8 @@ async def models(request: Request) -> Response:
 
 async def progress(request: Request) -> Response:
     """GET /v1/progress/ID: how far the file of the request with that id is."""
-    found = service_of(request).progress.get(request.path_params["id"])
-    if found is None:
-        raise HttpError(404, "no file is being translated under that id")
-    return JSONResponse({"done": found[0], "total": found[1]})
+    done, total = service_of(request).progress.get(request.path_params["id"], (0, 0))
+    return JSONResponse({"done": done, "total": total})
 
 
 ROUTES = [
