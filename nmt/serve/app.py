@@ -248,7 +248,7 @@ async def _expire(service: Service) -> None:
         service.downloads.expire()
 
 
-class _Server(uvicorn.Server):
+class Server(uvicorn.Server):
     """A server whose signals are handled by `serve`."""
 
     @contextlib.contextmanager
@@ -275,7 +275,7 @@ def serve(config: ServeConfig) -> None:
         limit_concurrency=config.max_connections,
         timeout_graceful_shutdown=config.drain_seconds,
     )
-    server = _Server(settings)
+    server = Server(settings)
     interrupted = asyncio.run(_run(server, service, listener))
     if interrupted:
         raise KeyboardInterrupt
