@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import uvicorn
+from exporting import random_model
 
 from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
@@ -114,6 +115,15 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
         server.should_exit = True
         thread.join(20)
         assert not thread.is_alive()
+
+
+def tiny_folder(folder: Path, tokenizer: Tokenizer, seed: int = 3) -> Path:
+    """Write a model folder with random weights that translates to at most 12 tokens."""
+    random_model(folder, tokenizer, seed)
+    config = json.loads((folder / "config.json").read_text())
+    config["search"] |= {"max_length_a": 0, "max_length_b": 12}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
 
 
 def one_model(translator: Translator, source: str = "xx", target: str = "yy") -> Models:

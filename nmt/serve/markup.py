@@ -291,7 +291,7 @@ def _emit(
         if first < last:
             start, end = units[first].start, units[last - 1].end
         else:
-            is_attached = child.start > 0 and not source[child.start - 1].isspace()
+            is_attached = bool(source[max(child.start - 1, 0) : child.start].strip())
             if is_attached and first > rows[0]:
                 start = units[first - 1].end
             elif child.start == element.start and first == rows[0]:
