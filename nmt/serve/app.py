@@ -133,7 +133,9 @@ def _is_page(path: str) -> bool:
 
 def _refuse(call: Call, error: HttpError) -> Response:
     call.fields.setdefault("error", error.text[:300])
-    headers = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else None
+    headers = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else {}
+    if error.status in (408, 413):  # the rest of the body is not read
+        headers["Connection"] = "close"
     return JSONResponse({"error": error.text}, error.status, headers)
 
 
