@@ -311,7 +311,8 @@ async def _run(server: uvicorn.Server, service: Service, listener: socket.socket
 def _listen(config: ServeConfig) -> socket.socket:
     try:
         found = socket.getaddrinfo(config.host, config.port, type=socket.SOCK_STREAM)[0]
-        listener = socket.socket(found[0], socket.SOCK_STREAM)
+        # with its protocol: asyncio turns Nagle's algorithm off only for sockets that name TCP
+        listener = socket.socket(found[0], socket.SOCK_STREAM, socket.IPPROTO_TCP)
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         listener.bind(found[4])
         listener.listen(2048)

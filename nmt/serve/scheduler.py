@@ -213,6 +213,10 @@ class Scheduler:
         for task, i in places:
             if i == 0:
                 self._metrics.queue_seconds.observe(now - task.queued_at)
+        if decoder.backend.num_workers > 1:  # work for all of them
+            cost = sum(len(task.parts[i].ids) + 1 for task, i in places) * beam_size
+            share = math.ceil(cost / decoder.backend.num_workers)
+            decoder.max_tokens = min(decoder.max_tokens, share)
         return _Round(decoder, places)
 
     def _tasks(self) -> Iterator[_Task]:
