@@ -141,7 +141,6 @@ class Copying:
     sentences that hold the id `poison`, and writes down what it got.
     """
 
-    name = "copying"
     num_workers = 1
     max_tokens = 4096
 
@@ -152,7 +151,7 @@ class Copying:
         self.batches: list[tuple[SearchConfig, list[list[int]]]] = []
         self._eos, self._poison = tokenizer.eos_id, poison
 
-    def check(self, config: SearchConfig, *, with_prefixes: bool = False) -> None:
+    def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         pass
 
     def search(
@@ -170,8 +169,8 @@ class Copying:
             found.append([Hypothesis(tokens, -1.0, -1.0, True, [-0.1] * len(tokens), places)])
         return found
 
-    def score(self, rows: Any, targets: Any) -> list[list[float]]:
-        return [[] for _ in rows]
+    def score(self, *_: Any) -> list[Hypothesis]:
+        raise NotImplementedError
 
 
 def copying(tokenizer: Tokenizer, poison: str | None = None) -> tuple[Models, Copying]:

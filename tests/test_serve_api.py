@@ -44,7 +44,9 @@ def test_json_form_and_query_give_the_same_as_the_translator(
         assert server.translate(line) == text
         params = {"q": line, "source": "xx", "target": "yy"}
         assert server.form("/translate", **params).json == {"translatedText": text}
-        assert server.form("/translate?target=yy", q=line, source="XX").json["translatedText"] == text
+        assert (
+            server.form("/translate?target=yy", q=line, source="XX").json["translatedText"] == text
+        )
 
 
 def test_what_mastodon_sends_and_reads(server: Running, expected: list[str]) -> None:
@@ -66,7 +68,9 @@ def test_what_weblate_sends(server: Running, expected: list[str]) -> None:
     assert server.post("/translate", **body).json["translatedText"] == expected
 
 
-def test_what_libretranslatepy_and_deep_translator_send(server: Running, expected: list[str]) -> None:
+def test_what_libretranslatepy_and_deep_translator_send(
+    server: Running, expected: list[str]
+) -> None:
     kind = {"Content_Type": "application/x-www-form-urlencoded"}
     assert server.send("GET", "/languages", b"", **kind).status == 200
     query = urlencode({"q": LINES[0], "source": "xx", "target": "yy", "api_key": "k"})
@@ -245,7 +249,9 @@ def test_every_route_is_described_and_answers_have_an_id(server: Running) -> Non
         assert answer.status in (200, 400, 403, 404), path
         assert answer.headers["x-request-id"] == "mine-1"
     assert server.get("/health", X_Request_ID="no id\t!").headers["x-request-id"] != "no id\t!"
-    assert server.send("OPTIONS", "/translate").headers["access-control-allow-methods"] == "GET, POST"
+    assert (
+        server.send("OPTIONS", "/translate").headers["access-control-allow-methods"] == "GET, POST"
+    )
 
 
 def test_the_page_forbids_everything_from_elsewhere(server: Running) -> None:

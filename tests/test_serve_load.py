@@ -23,8 +23,10 @@ from serving import Answer, Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.serve.metrics import Metrics
+from nmt.serve.models import Models
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
 from nmt.translate.translator import Translator
+from nmt.translate.windows import LineOptions
 
 GOOD = {"source": "xx", "target": "yy"}
 
@@ -53,7 +55,9 @@ def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
     whole = {"too_long": "split"}
     expected = [translator.translate(lines, **search, **whole) for search in searches]
     draw = random.Random(3)
-    jobs = [(draw.randrange(3), draw.sample(range(len(lines)), draw.randint(1, 4))) for _ in range(150)]
+    jobs = [
+        (draw.randrange(3), draw.sample(range(len(lines)), draw.randint(1, 4))) for _ in range(150)
+    ]
 
     def client(server: Running, job: tuple[int, list[int]]) -> list[str]:
         search, numbers = job
@@ -63,7 +67,9 @@ def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
         return [item["text"] for item in answer.json["translations"]]
 
     with running(loaded(folder)) as server, ThreadPoolExecutor(64) as clients:
-        for job, texts in zip(jobs, clients.map(lambda job: client(server, job), jobs), strict=True):
+        for job, texts in zip(
+            jobs, clients.map(lambda job: client(server, job), jobs), strict=True
+        ):
             assert texts == [expected[job[0]][i] for i in job[1]]
         assert server.metric("nmt_batch_sentences_count") < server.metric("nmt_sentences_total")
 
@@ -101,7 +107,7 @@ def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer
         scheduler = Scheduler(20_000, Metrics())
         scheduler._tokens_per_second = 100.0  # small rounds
         runner = asyncio.ensure_future(scheduler.run())
-        options = Options(models.directions["xx", "yy"].translator, models_search(models))
+        options = options_of(models)
         engine.gate.clear()
         greedy = asyncio.ensure_future(
             scheduler.translate("greedy", options, ["the house"] * 5000, timeout_seconds=60)
@@ -125,8 +131,9 @@ def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer
     asyncio.run(scenario())
 
 
-def models_search(models: Any) -> Any:
-    return models.directions["xx", "yy"].translator.defaults
+def options_of(models: Models) -> Options:
+    translator = models.directions["xx", "yy"].translator
+    return Options(translator, translator.defaults, LineOptions(with_scores=False))
 
 
 def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
@@ -242,7 +249,9 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         eventually(lambda: server.service.bodies.held_bytes == 0)
 
 
-def test_keys_and_rates_are_limited_by_key_and_address(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_keys_and_rates_are_limited_by_key_and_address(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     keys = tmp_path / "keys.txt"
     keys.write_text("# mine\nsecret-1 2\nsecret-2 0 5\n")
     models, _ = copying(tokenizer)
@@ -312,7 +321,7 @@ def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> No
 
     async def scenario() -> None:
         scheduler = Scheduler(10, Metrics())  # nothing runs it
-        options = Options(models.directions["xx", "yy"].translator, models_search(models))
+        options = options_of(models)
         waiting = [
             asyncio.ensure_future(scheduler.translate(c, options, ["a"] * 5, timeout_seconds=9))
             for c in "ab"
@@ -363,6 +372,7 @@ def test_signals_drain_and_reload_without_a_lost_request(
         asking.join()
         assert set(found) == set(expected)
         with ThreadPoolExecutor(4) as clients:
+
             def late(_: int) -> Answer:
                 return server.post("/translate", q=["the house"] * 100, **GOOD)
 

@@ -11,7 +11,7 @@ from nmt.errors import DataError
 from nmt.serve.documents import Downloads, Reading, read_document
 from nmt.serve.markup import parse_html
 from nmt.serve.text import is_emoji_only, plain_text, token_spans
-from nmt.translate.results import LineResult, Translation
+from nmt.translate.output import LineResult, Translation
 
 
 def translated(sentence: str, *, backwards: bool = False) -> LineResult:
@@ -31,7 +31,9 @@ def html(text: str, *, backwards: bool = False) -> str:
 def test_a_text_keeps_its_own_spaces_and_line_ends() -> None:
     draw = random.Random(1)
     for _ in range(300):
-        text = "".join(draw.choices(["a b", "C.", "?", " ", "  ", "\n", "\r\n", "\t", "\u3000"], k=12))
+        text = "".join(
+            draw.choices(["a b", "C.", "?", " ", "  ", "\n", "\r\n", "\t", "\u3000"], k=12)
+        )
         for split in (True, False):
             piece = plain_text(text, split_sentences=split)
             results = [LineResult([Translation(s, 0, 0, [], True)]) for s in piece.sentences]
@@ -101,7 +103,18 @@ def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> 
 
 
 def test_no_tag_is_lost_doubled_or_badly_nested_whatever_the_markup() -> None:
-    tags = ["<b>", "</b>", "<i>", "</i>", "<a href='x > y'>", "</a>", "<p>", "</p>", "<br>", "<img>"]
+    tags = [
+        "<b>",
+        "</b>",
+        "<i>",
+        "</i>",
+        "<a href='x > y'>",
+        "</a>",
+        "<p>",
+        "</p>",
+        "<br>",
+        "<img>",
+    ]
     words = ["one", " two", ". ", " ", "\n", "three ", "<", "&amp;", "</", "<!-- c -->", "<b"]
     draw = random.Random(2)
     for _ in range(1500):

@@ -13,7 +13,8 @@ class ServeConfig:
     """Settings of `nmt-serve`."""
 
     model_dir: list[str] = option(
-        [DEFAULT_RUN_DIR], "run, checkpoint or model folders, each of one or more language pairs: [a,b]"
+        [DEFAULT_RUN_DIR],
+        "run, checkpoint or model folders, each of one or more language pairs: [a,b]",
     )
     backend: Engine = option(
         Engine.native, "native, or ctranslate2 for folders that nmt-export wrote"

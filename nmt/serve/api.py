@@ -1,4 +1,4 @@
-"""LibreTranslate's HTTP API, as its clients use it: routes, parameters, answers, order of checks."""
+"""LibreTranslate's HTTP API, as its clients use it: routes, parameters, answers."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import parse_html
 from nmt.serve.text import Piece, plain_text
-from nmt.translate.results import LineResult
+from nmt.translate.output import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[,.]\d+\s*-->")
@@ -189,7 +189,7 @@ def _delimiter(text: str) -> str:
 
 def _columns(header: Sequence[str], wanted: Sequence[str]) -> tuple[list[int], bool]:
     """Return the places of the columns wanted, and whether they are named by the first row."""
-    if all(name.isascii() and name.isdigit() and 1 <= int(name[:6]) for name in wanted):
+    if all(name.isascii() and name.isdigit() and int(name[:6]) >= 1 for name in wanted):
         return [int(name[:6]) - 1 for name in wanted], False
     for name in wanted:
         if name not in header:

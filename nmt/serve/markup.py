@@ -13,16 +13,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nmt.serve.text import PlainText, plain_text, token_spans, translation_text
-from nmt.translate.results import LineResult
+from nmt.translate.output import LineResult
 
-_INLINE = frozenset(
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+_INLINE = _names(
     "a abbr acronym b bdi bdo big cite del dfn em font i ins kbd label mark q rp rt ruby s small "
-    "span strike strong sub sup time tt u".split()
+    "span strike strong sub sup time tt u"
 )
-_INLINE_VOID = frozenset("img wbr input".split())
-_INLINE_OPAQUE = frozenset("code samp var svg math".split())  # of no language; kept as they are
-_OPAQUE = frozenset("script style iframe object noscript template".split())
-_VOID = frozenset("area base br col embed hr link meta param source track".split()) | _INLINE_VOID
+_INLINE_VOID = _names("img wbr input")
+_INLINE_OPAQUE = _names("code samp var svg math")  # of no language; kept as they are
+_OPAQUE = _names("script style iframe object noscript template")
+_VOID = _names("area base br col embed hr link meta param source track") | _INLINE_VOID
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9:-]*)(?:[^\"'>]|\"[^\"]*\"|'[^']*')*>")
 _UNTRANSLATED = re.compile(r"\btranslate\s*=\s*[\"']?no\b|\bclass\s*=[^>]*\bnotranslate\b", re.I)
 _SPACE = re.compile(r"[ \t\r\n\f]+")

@@ -1,4 +1,4 @@
-"""The models that are served: which languages they translate, and detecting the language of texts."""
+"""The models that are served: their languages, and detecting the language of a text."""
 
 from __future__ import annotations
 
@@ -158,8 +158,8 @@ def _read_info(folder: str, backend: Engine) -> ModelInfo:
 def _pairs(info: ModelInfo, tokenizer: Tokenizers) -> list[tuple[tuple[str, str], str]]:
     """Return the directions of a model with the tag of each.
 
-    A model to several languages has symbols such as <2de> in its source vocabulary; one from several
-    languages names them all, such as en+de, or says mul, which is those that it translates to.
+    A model to several languages has symbols such as <2de> in its source vocabulary; one from
+    several languages names them all, such as en+de, or mul for those that it translates to.
     """
     tags = {}
     for piece in tokenizer.src.all_pieces():

@@ -1,7 +1,7 @@
 """Batches sentences across requests: one engine thread, fair between clients, bounded.
 
 The engine starts at once when it is free; what arrives while it is busy is the next round. All
-state belongs to the event loop; the thread is given a list of parts and returns what became of each.
+state belongs to the event loop; the thread is given a list of segments and returns their outcomes.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from dataclasses import dataclass, field, replace
 
 from nmt.config import SearchConfig
 from nmt.serve.metrics import Metrics
-from nmt.translate.decoding import Decoder, Failure, Outcome, Part
-from nmt.translate.lines import Encoded, LengthRule, encode_lines, line_result
-from nmt.translate.results import LineResult
+from nmt.translate.batches import BatchSearch, Failure, Outcome
+from nmt.translate.output import LineResult, to_results
 from nmt.translate.translator import Translator
+from nmt.translate.windows import EncodedWindow, LineOptions, Segment, Window, encode_window
 
 log = logging.getLogger(__name__)
 
@@ -49,17 +49,14 @@ class Options:
 
     translator: Translator
     search: SearchConfig
-    n_best: int = 1
-    with_scores: bool = False
-    rule: LengthRule = LengthRule()
+    lines: LineOptions
 
-    def decoder(self) -> Decoder:
+    def batches(self) -> BatchSearch:
         """Return what searches with these options."""
-        search = self.search
+        search, n_best, backend = self.search, self.lines.n_best, self.translator.backend
         if search.sampling:  # draws do not depend on their number; more would go to waste
-            search = replace(search, beam_size=self.n_best)
-        backend = self.translator.backend
-        return Decoder(backend, search, self.n_best, backend.max_tokens, self.with_scores)
+            search = replace(search, beam_size=n_best)
+        return BatchSearch(backend, search, n_best, backend.max_tokens, self.lines.with_scores)
 
 
 @dataclass(eq=False)
@@ -68,8 +65,8 @@ class _Task:
 
     client: str
     options: Options
-    encoded: Encoded
-    parts: list[Part]
+    encoded: EncodedWindow
+    parts: list[Segment]
     done: asyncio.Future[None]
     outcomes: list[Outcome | None] = field(default_factory=list)
     next_part: int = 0  # the first one that waits
@@ -86,11 +83,11 @@ class _Task:
 class _Round:
     """Parts that go through the engine together, each with its task and its place there."""
 
-    decoder: Decoder
+    batches: BatchSearch
     places: list[tuple[_Task, int]]
 
     @property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[Segment]:
         """The parts, in order."""
         return [task.parts[i] for task, i in self.places]
 
@@ -123,7 +120,7 @@ class Scheduler:
             return [LineResult([])] * len(lines)
         self._check_place(client, 1)
         encoded = await self._encode(options, lines)
-        parts = [part for parts in encoded.parts for part in parts]
+        parts = [segment for segments in encoded.segments for segment in segments]
         self._check_place(client, len(parts))
         done = asyncio.get_running_loop().create_future()
         task = _Task(client, options, encoded, parts, done, [None] * len(parts), 0, len(parts))
@@ -152,7 +149,9 @@ class Scheduler:
             start = time.monotonic()
             outcomes: Sequence[Outcome] | Exception
             try:
-                outcomes = await loop.run_in_executor(self._engine, work.decoder.decode, work.parts)
+                outcomes = await loop.run_in_executor(
+                    self._engine, work.batches.translate, work.parts
+                )
             except Exception as error:  # every part failed: these requests do, the server goes on
                 log.exception("the engine failed with a batch of %d sentences", len(work.places))
                 outcomes = error
@@ -175,13 +174,13 @@ class Scheduler:
             seconds = self.num_waiting * 20 / self._tokens_per_second  # at 20 tokens a sentence
             raise QueueFullError(max(1, min(60, math.ceil(seconds / 2))))
 
-    async def _encode(self, options: Options, lines: Sequence[str]) -> Encoded:
-        tokenizer = options.translator.tokenizer
+    async def _encode(self, options: Options, lines: Sequence[str]) -> EncodedWindow:
+        window, tokenizer = Window(0, list(lines), None), options.translator.tokenizer
         if sum(map(len, lines)) <= _INLINE_CHARACTERS:
-            return encode_lines(lines, None, tokenizer, options.rule)
+            return encode_window(window, tokenizer, options.lines)
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(
-            self._helper, encode_lines, lines, None, tokenizer, options.rule
+            self._helper, encode_window, window, tokenizer, options.lines
         )
 
     def _take(self) -> _Round | None:
@@ -191,13 +190,13 @@ class Scheduler:
         first = next(self._tasks(), None)
         if first is None:
             return None
-        decoder = first.options.decoder()
-        beam_size = decoder.config.beam_size
+        batches = first.options.batches()
+        beam_size = batches.config.beam_size
         room = min(
-            int(self._tokens_per_second * _ROUND_SECONDS), decoder.max_tokens // max(beam_size, 1)
+            int(self._tokens_per_second * _ROUND_SECONDS), batches.max_tokens // max(beam_size, 1)
         )
         places: list[tuple[_Task, int]] = []
-        if decoder.config.sampling:  # draws of equal sentences depend on which of them is first
+        if batches.config.sampling:  # draws of equal sentences depend on which of them is first
             places = [(first, i) for i in range(len(first.parts))]
             first.next_part = len(first.parts)
             self._clients.move_to_end(first.client)
@@ -213,11 +212,11 @@ class Scheduler:
         for task, i in places:
             if i == 0:
                 self._metrics.queue_seconds.observe(now - task.queued_at)
-        if decoder.backend.num_workers > 1:  # work for all of them
+        if batches.backend.num_workers > 1:  # work for all of them
             cost = sum(len(task.parts[i].ids) + 1 for task, i in places) * beam_size
-            share = math.ceil(cost / decoder.backend.num_workers)
-            decoder.max_tokens = min(decoder.max_tokens, share)
-        return _Round(decoder, places)
+            share = math.ceil(cost / batches.backend.num_workers)
+            batches.max_tokens = min(batches.max_tokens, share)
+        return _Round(batches, places)
 
     def _tasks(self) -> Iterator[_Task]:
         """Yield the tasks that wait, those of the next client first; drop clients without any."""
@@ -277,14 +276,15 @@ class Scheduler:
                 del self._clients[task.client]
 
     def _finish(self, task: _Task) -> list[LineResult]:
-        """Join the parts of each line."""
-        decoder = task.options.decoder()
-        tokenizer = task.options.translator.tokenizer
-        outcomes = iter(task.outcomes)
-        results = []
-        for parts in task.encoded.parts:
-            some = [outcome for outcome in (next(outcomes) for _ in parts) if outcome is not None]
-            results.append(line_result(parts, some, decoder, tokenizer))
+        """Join the segments of each line."""
+        options = task.options
+        results = to_results(
+            task.encoded,
+            [outcome for outcome in task.outcomes if outcome is not None],
+            options.translator.tokenizer,
+            n_best=options.lines.n_best,
+            alignment=options.search.alignment,
+        )
         self._metrics.sentences.add(len(results))
         self._metrics.failed_sentences.add(sum(result.error is not None for result in results))
         return results

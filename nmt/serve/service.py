@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -19,8 +19,8 @@ from nmt.serve.metrics import Metrics
 from nmt.serve.models import Direction, Models
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler, TooManySentencesError
 from nmt.serve.text import Piece, is_emoji_only, plain_text
-from nmt.translate.lines import LengthRule
-from nmt.translate.results import LineResult
+from nmt.translate.output import LineResult
+from nmt.translate.windows import LineOptions
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -255,12 +255,15 @@ class Service:
         More results than the beam has are not found: `n_best` never changes which is the first.
         """
         translator = direction.translator
-        search = translator.search_config(**wish.search)
-        if alignment:
-            search = replace(search, alignment=True)
+        changes = wish.search | ({"alignment": True} if alignment else {})
+        search = translator.search_config(**changes)
         n_best = wish.n_best if search.sampling else min(wish.n_best, search.beam_size)
-        rule = LengthRule(self.config.max_source_length)
-        return Options(translator, search, n_best, wish.with_scores, rule)
+        lines = LineOptions(
+            n_best=n_best,
+            with_scores=wish.with_scores,
+            max_source_length=self.config.max_source_length,
+        )
+        return Options(translator, search, lines)
 
     async def stream(
         self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish

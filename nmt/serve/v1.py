@@ -26,7 +26,7 @@ from nmt.serve.api import (
 )
 from nmt.serve.service import Answer, Service, Wish
 from nmt.serve.text import plain_text, token_spans
-from nmt.translate.results import LineResult, Translation
+from nmt.translate.output import LineResult, Translation
 
 _MAX_DRAWN = 64  # sentences of a request with sampling, which are one batch
 _NUMBERS: dict[str, tuple[type, float, float]] = {  # of search settings: type, least, most
@@ -128,7 +128,7 @@ def _check_search(service: Service, wish: Wish, texts: list[str]) -> None:
             direction.translator.backend.check(options.search)
         except ConfigError as error:
             raise HttpError(400, f"Invalid request: {error}") from None
-        if wish.n_best > options.n_best:
+        if wish.n_best > options.lines.n_best:
             raise HttpError(
                 400,
                 f"Invalid request: n_best={wish.n_best} is more than "
@@ -231,7 +231,6 @@ async def models(request: Request) -> Response:
             "source": source,
             "target": target,
             "beam_size": direction.translator.defaults.beam_size,
-            "backend": direction.translator.backend.name,
         }
         for (source, target), direction in sorted(service.models.directions.items())
     ]

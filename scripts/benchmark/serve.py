@@ -80,9 +80,7 @@ def main() -> None:
         print(measure(options, [line for line in lines if line], python, Path(folder)))
 
 
-def measure(
-    options: argparse.Namespace, lines: list[str], python: str | None, folder: Path
-) -> str:
+def measure(options: argparse.Namespace, lines: list[str], python: str | None, folder: Path) -> str:
     """Start all servers, let them take turns, and return the tables."""
     info = load_info(find_model(Path(options.model)))
     exported = folder / "int8"
@@ -232,7 +230,17 @@ def libretranslate(python: str, package: Path, folder: Path, threads: int) -> It
         "OMP_NUM_THREADS": str(threads),
         "LT_THREADS": "4",  # its default
     }
-    command = [python, "-W", "ignore", "-c", _LIBRETRANSLATE_PROGRAM, "--host", "127.0.0.1", "--port", str(port)]
+    command = [
+        python,
+        "-W",
+        "ignore",
+        "-c",
+        _LIBRETRANSLATE_PROGRAM,
+        "--host",
+        "127.0.0.1",
+        "--port",
+        str(port),
+    ]
     command += ["--disable-web-ui", "--req-limit", "0"]
     with process(command, f"http://127.0.0.1:{port}/languages", environment, home):
         yield port
