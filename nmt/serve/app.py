@@ -10,6 +10,7 @@ import re
 import secrets
 import signal
 import socket
+import sys
 import time
 from collections.abc import AsyncIterator, Iterator
 from importlib import resources
@@ -278,20 +279,32 @@ def serve(config: ServeConfig) -> None:
         timeout_graceful_shutdown=config.drain_seconds,
     )
     server = Server(settings)
-    interrupted = asyncio.run(_run(server, service, listener))
-    if interrupted:
+    if asyncio.run(_run(server, service, listener)):
         raise KeyboardInterrupt
 
 
 async def _run(server: uvicorn.Server, service: Service, listener: socket.socket) -> bool:
     """Run until a signal comes; return whether it was Ctrl-C."""
-    loop, interrupted, reloads = asyncio.get_running_loop(), False, set()
+    came: list[signal.Signals] = []
+    tasks = _handle_signals(server, service, came)
+    host, port = listener.getsockname()[:2]
+    log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
+    await server.serve([listener])
+    for task in tasks:
+        task.cancel()
+    return signal.SIGINT in came
+
+
+def _handle_signals(
+    server: uvicorn.Server, service: Service, came: list[signal.Signals]
+) -> set[asyncio.Task[None]]:
+    """Stop, or reload, on signals, which are added to `came`; return the set of running reloads."""
+    loop, reloads = asyncio.get_running_loop(), set[asyncio.Task[None]]()
 
     def stop(number: signal.Signals) -> None:
-        nonlocal interrupted
-        interrupted = number is signal.SIGINT
-        server.force_exit = server.should_exit and interrupted  # the second Ctrl-C does not wait
+        server.force_exit = signal.SIGINT in came  # a second signal after Ctrl-C does not wait
         server.should_exit = True
+        came.append(number)
         log.info("%s: finishing the requests that were accepted", number.name)
 
     def reload() -> None:
@@ -299,13 +312,11 @@ async def _run(server: uvicorn.Server, service: Service, listener: socket.socket
         reloads.add(task)
         task.add_done_callback(reloads.discard)
 
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stop, number)
-    loop.add_signal_handler(signal.SIGHUP, reload)
-    host, port = listener.getsockname()[:2]
-    log.info("serving on http://%s:%d", f"[{host}]" if ":" in host else host, port)
-    await server.serve([listener])
-    return interrupted
+    if sys.platform != "win32":  # where Ctrl-C is a KeyboardInterrupt, and that is all
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop, number)
+        loop.add_signal_handler(signal.SIGHUP, reload)
+    return reloads
 
 
 def _listen(config: ServeConfig) -> socket.socket:
