@@ -201,7 +201,7 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
 
 
 def test_a_long_text_is_streamed_line_by_line(server: Running) -> None:
-    lines = [*LINES, "", *reversed(LINES)] * 20
+    lines = [*LINES, "", *reversed(LINES)] * 8
     expected = server.translate(lines)
     text = "\n".join(lines) + "\n"
     answer = server.post("/v1/translate", text=text, source="xx", target="yy", stream=True)

@@ -216,7 +216,7 @@ def test_it_fits_phones_and_desktops_in_light_and_dark(page: Page) -> None:
 def test_every_control_has_a_name(page: Page) -> None:
     nameless = page.run("""
         return [...document.querySelectorAll('button, select, textarea, input')]
-            .filter((e) => !e.textContent.trim() && !e.getAttribute('aria-label') && !e.labels?.length)
+            .filter((e) => !e.textContent.trim() && !e.ariaLabel && !e.labels?.length)
             .map((e) => e.id);
     """)
     assert nameless == []

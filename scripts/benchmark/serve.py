@@ -1,7 +1,7 @@
-"""Measures `nmt-serve`: throughput and latency beside `nmt-translate`, and beside LibreTranslate with
-the same weights on the same cores.
+"""Measures `nmt-serve`: throughput and latency beside `nmt-translate`, and beside LibreTranslate
+with the same weights on the same cores.
 
-    python scripts/benchmark/serve.py --model RUN --input LINES [--turns 3] [--libretranslate PYTHON]
+    python scripts/benchmark/serve.py --model RUN --input LINES [--libretranslate PYTHON]
 
 Servers take turns (A B A B), so that other work on the machine meets all of them. Each turn sends
 the lines, one a request, from 1, 8 and 32 clients. LibreTranslate runs from an environment of its
@@ -53,6 +53,7 @@ class Turns:
     """What the turns of one server with one number of clients gave."""
 
     lines_per_second: list[float] = field(default_factory=list)
+    cpu_milliseconds: list[float] = field(default_factory=list)  # of a line, of the server alone
     milliseconds: list[float] = field(default_factory=list)  # of every request
 
     def percentile(self, share: float) -> float:
