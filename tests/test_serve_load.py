@@ -95,6 +95,9 @@ def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: To
         engine.gate.set()
         assert (first.result(10), kept.result(10)) == ("the", "a house")
         assert server.metric("nmt_disconnects_total") == 10
+        assert (
+            server.metric('nmt_requests_total{method="POST",route="/translate",status="499"') == 10
+        )
         eventually(lambda: server.service.bodies.held_bytes == 0)
         assert not server.service.scheduler._clients
     assert sum(len(rows) for _, rows in engine.batches) == 2

@@ -19,7 +19,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
-from starlette.requests import Request
+from starlette.requests import ClientDisconnect, Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -57,6 +57,7 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
+_GONE = 499  # in logs and metrics: the client did not wait for its answer
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
@@ -76,7 +77,7 @@ class Frame:
         call_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         call = scope.setdefault("state", {})["call"] = Call(call_id, client_of(request))
         is_page = _is_page(scope["path"])
-        start, status = time.monotonic(), 499
+        start, status = time.monotonic(), _GONE
 
         async def send_framed(message: Message) -> None:
             nonlocal status
@@ -103,10 +104,11 @@ class Frame:
                 response = self._app
             limited = self._service.bodies.limited(receive, body)
             await response(scope, limited, send_framed)
-        except ClientGoneError:
-            self._service.metrics.disconnects.add()
         except HttpError as error:
             await _refuse(call, error)(scope, receive, send_framed)
+        except Exception:
+            if status == _GONE:  # nothing was answered: the server's own handler is to know
+                raise
         finally:
             self._service.bodies.release(body)
             self._report(scope, call, status, time.monotonic() - start)
@@ -154,6 +156,11 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
     answer = _refuse(api.call_of(request), HttpError(error.status_code, error.detail))
     answer.headers.update(error.headers or {})
     return answer
+
+
+async def _on_gone(request: Request, error: Exception) -> Response:
+    api.service_of(request).metrics.disconnects.add()
+    return Response(status_code=_GONE)  # which nobody reads
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
@@ -232,6 +239,8 @@ def make_app(service: Service) -> ASGIApp:
         Route("/static/{name}", page, methods=["GET"]),
     ]
     handlers: Any = {
+        ClientDisconnect: _on_gone,
+        ClientGoneError: _on_gone,
         HttpError: _on_refusal,
         ConfigError: _on_user_error,
         DataError: _on_user_error,

@@ -35,6 +35,7 @@ from nmt.export.folder import export
 from nmt.translate.translator import Translator
 
 CLIENTS = (1, 8, 32)
+_ALONE = 40  # lines that are sent one after the other
 LIBRETRANSLATE = "libretranslate==1.9.6"
 # It fetches a model that finds sentences; here every line is one, which costs it nothing
 _LIBRETRANSLATE_PROGRAM = """
@@ -55,6 +56,11 @@ class Turns:
     lines_per_second: list[float] = field(default_factory=list)
     cpu_milliseconds: list[float] = field(default_factory=list)  # of a line, of the server alone
     milliseconds: list[float] = field(default_factory=list)  # of every request
+
+    def add(self, num_lines: int, seconds: float, cpu_seconds: float) -> None:
+        """Add a turn."""
+        self.lines_per_second.append(num_lines / seconds)
+        self.cpu_milliseconds.append(cpu_seconds / num_lines * 1000)
 
     def percentile(self, share: float) -> float:
         """Return the latency that this share of all requests had at most."""
@@ -89,7 +95,7 @@ def measure(options: argparse.Namespace, lines: list[str], python: str | None, f
     export(find_model(Path(options.model)), exported, config)
     threads = options.threads
     with contextlib.ExitStack() as stack:
-        ports = {
+        servers = {
             "nmt-serve, float32": stack.enter_context(our_server(options.model, [], threads)),
             "nmt-serve, int8": stack.enter_context(
                 our_server(str(exported), ["backend=ctranslate2"], threads)
@@ -97,7 +103,7 @@ def measure(options: argparse.Namespace, lines: list[str], python: str | None, f
         }
         if python is not None:
             package = make_argos_package(exported, info.src_lang, info.tgt_lang, folder)
-            ports["LibreTranslate, int8"] = stack.enter_context(
+            servers["LibreTranslate, int8"] = stack.enter_context(
                 libretranslate(python, package, folder, threads)
             )
         translators = {
@@ -111,39 +117,41 @@ def measure(options: argparse.Namespace, lines: list[str], python: str | None, f
             ),
         }
         pair = (info.src_lang, info.tgt_lang)
-        return take_turns(ports, translators, lines, pair, options.turns)
+        return take_turns(servers, translators, lines, pair, options.turns)
 
 
 def take_turns(
-    ports: dict[str, int],
+    servers: dict[str, tuple[int, int]],
     translators: dict[str, Translator],
     lines: list[str],
     pair: tuple[str, str],
     num_turns: int,
 ) -> str:
     """Measure everything in turn and return the tables."""
-    served = {(name, n): Turns() for name in ports for n in CLIENTS}
+    served = {(name, n): Turns() for name in servers for n in CLIENTS}
     direct = {name: Turns() for name in translators}
     alone = {name: Turns() for name in translators}
     for turn in range(num_turns + 1):  # the first warms up
         for name, translator in translators.items():
-            start = time.perf_counter()
+            start, start_cpu = time.perf_counter(), time.process_time()
             translator.translate(lines)
-            seconds = time.perf_counter() - start
-            for line in lines[:40]:
+            seconds, cpu = time.perf_counter() - start, time.process_time() - start_cpu
+            for line in lines[:_ALONE]:
                 start = time.perf_counter()
                 translator.translate([line])
                 if turn:
                     alone[name].milliseconds.append((time.perf_counter() - start) * 1000)
             if turn:
-                direct[name].lines_per_second.append(len(lines) / seconds)
-        for name, port in ports.items():
+                direct[name].add(len(lines), seconds, cpu)
+        for name, (port, pid) in servers.items():
             for num_clients in CLIENTS:
-                some = lines[:40] if num_clients == 1 else lines
+                some = lines[:_ALONE] if num_clients == 1 else lines
+                start_cpu = cpu_seconds(pid)
                 seconds, latencies = asyncio.run(load(port, some, num_clients, pair))
                 if turn:
-                    served[name, num_clients].lines_per_second.append(len(some) / seconds)
-                    served[name, num_clients].milliseconds += latencies
+                    turns = served[name, num_clients]
+                    turns.add(len(some), seconds, cpu_seconds(pid) - start_cpu)
+                    turns.milliseconds += latencies
     return report(served, direct, alone)
 
 
@@ -180,42 +188,46 @@ def report(
     served: dict[tuple[str, int], Turns], direct: dict[str, Turns], alone: dict[str, Turns]
 ) -> str:
     """Return what was measured as Markdown: medians over the turns."""
-    rows = ["| | clients | lines/s | range | p50 ms | p95 ms |", "|---|---|---|---|---|---|"]
+    rows = ["| | clients | lines/s | range | CPU ms a line | p50 ms | p95 ms |", "|---" * 7 + "|"]
     for name, turns in direct.items():
-        speed = turns.lines_per_second
-        rows.append(
-            f"| {name}, all lines | | {statistics.median(speed):.1f} | "
-            f"{min(speed):.1f} to {max(speed):.1f} | | |"
-        )
+        rows.append(f"| {name}, all lines | | {_speed(turns)} | | |")
         one = alone[name]
-        rows.append(
-            f"| Translator.translate, a line{name.removeprefix('nmt-translate')} | 1 | | | "
-            f"{one.percentile(0.5):.1f} | {one.percentile(0.95):.1f} |"
-        )
+        latency = f"{one.percentile(0.5):.1f} | {one.percentile(0.95):.1f}"
+        engine = name.removeprefix("nmt-translate")
+        rows.append(f"| Translator.translate([line]){engine} | 1 | | | | {latency} |")
     for (name, num_clients), turns in served.items():
-        speed = turns.lines_per_second
-        rows.append(
-            f"| {name} | {num_clients} | {statistics.median(speed):.1f} | "
-            f"{min(speed):.1f} to {max(speed):.1f} | {turns.percentile(0.5):.1f} | "
-            f"{turns.percentile(0.95):.1f} |"
-        )
+        latency = f"{turns.percentile(0.5):.1f} | {turns.percentile(0.95):.1f}"
+        rows.append(f"| {name} | {num_clients} | {_speed(turns)} | {latency} |")
     return "\n".join(rows)
 
 
+def _speed(turns: Turns) -> str:
+    speed, cpu = turns.lines_per_second, statistics.median(turns.cpu_milliseconds)
+    return f"{statistics.median(speed):.1f} | {min(speed):.1f} to {max(speed):.1f} | {cpu:.2f}"
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time that a process has taken."""
+    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
 @contextlib.contextmanager
-def our_server(folder: str, settings: list[str], threads: int) -> Iterator[int]:
-    """Run nmt-serve for the time of the block."""
+def our_server(folder: str, settings: list[str], threads: int) -> Iterator[tuple[int, int]]:
+    """Run nmt-serve for the time of the block; yield its port and process."""
     port = free_port()
     command = [
         *(str(Path(sys.executable).with_name("nmt-serve")), f"model_dir={folder}"),
         *(f"port={port}", f"num_threads={threads}", "access_log=false", *settings),
     ]
-    with process(command, f"http://127.0.0.1:{port}/health", dict(os.environ)):
-        yield port
+    with process(command, f"http://127.0.0.1:{port}/health", dict(os.environ)) as pid:
+        yield port, pid
 
 
 @contextlib.contextmanager
-def libretranslate(python: str, package: Path, folder: Path, threads: int) -> Iterator[int]:
+def libretranslate(
+    python: str, package: Path, folder: Path, threads: int
+) -> Iterator[tuple[int, int]]:
     """Run LibreTranslate with one package, and nothing that it would fetch."""
     port, home = free_port(), folder / "home"
     with zipfile.ZipFile(package) as archive:
@@ -243,15 +255,15 @@ def libretranslate(python: str, package: Path, folder: Path, threads: int) -> It
         str(port),
     ]
     command += ["--disable-web-ui", "--req-limit", "0"]
-    with process(command, f"http://127.0.0.1:{port}/languages", environment, home):
-        yield port
+    with process(command, f"http://127.0.0.1:{port}/languages", environment, home) as pid:
+        yield port, pid
 
 
 @contextlib.contextmanager
 def process(
     command: list[str], url: str, environment: dict[str, str], folder: Path | None = None
-) -> Iterator[None]:
-    """Run a server until the block ends; wait until it answers."""
+) -> Iterator[int]:
+    """Run a server until the block ends; wait until it answers, and yield its process."""
     with tempfile.TemporaryFile() as output:
         running = subprocess.Popen(
             command, stdout=output, stderr=output, env=environment, cwd=folder
@@ -266,7 +278,7 @@ def process(
                     output.seek(0)
                     sys.exit(f"{command[0]} did not start:\n{output.read().decode()[-3000:]}")
                 time.sleep(0.3)
-            yield
+            yield running.pid
         finally:
             running.terminate()
             try:
