@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Running, copying, running
+from serving import Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.serve.models import Models
@@ -156,7 +156,7 @@ def test_words_that_go_together_light_up(page: Page) -> None:
     assert "tree,tree" in page.run(f"return {lit}")
 
 
-def test_the_attention_view_has_a_map_for_each_sentence(page: Page) -> None:
+def test_an_engine_without_attention_maps_shows_its_alignment(page: Page) -> None:
     page.find("input").send_keys("the house")
     page.until_output("the house")
     page.run("document.getElementById('attention-box').open = true")
@@ -170,6 +170,35 @@ def test_the_attention_view_has_a_map_for_each_sentence(page: Page) -> None:
     """
     assert page.run(dark) == [255, 255, 0, 0]
     assert page.find("attention").find_element("tag name", "canvas").get_attribute("aria-label")
+
+
+def test_the_attention_of_any_layer_and_head_can_be_chosen(
+    browser: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with running(loaded(tiny_folder(tmp_path / "model", tokenizer))) as server:
+        page = Page(browser, server)
+        page.open()
+        page.find("input").send_keys("the house. A tree")
+        page.until("document.getElementById('output').textContent !== ''")
+        page.run("document.getElementById('attention-box').open = true")
+        page.until("document.querySelectorAll('#attention canvas').length === 2")
+        rows = "document.querySelector('#attention table').rows.length"
+        picture = "document.querySelector('#attention canvas').toDataURL()"
+        assert page.run(f"return {rows}") >= 2
+        seen = {page.run(f"return {picture}")}
+        for select, value in ((2, "1"), (1, "0"), (0, "encoder"), (0, "decoder")):
+            page.run(
+                """
+                const select = document.querySelectorAll('#attention select')[arguments[0]];
+                select.value = arguments[1];
+                select.dispatchEvent(new Event('change', {bubbles: true}));
+                """,
+                select,
+                value,
+            )
+            page.until(f"!{json.dumps(sorted(seen))}.includes({picture})")
+            seen.add(page.run(f"return {picture}"))
+        page.run("localStorage.clear()")
 
 
 def test_history_stays_in_the_browser_and_can_be_deleted(page: Page) -> None:

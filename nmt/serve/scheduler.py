@@ -12,9 +12,10 @@ import logging
 import math
 import time
 from collections import OrderedDict, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 from nmt.config import SearchConfig
 from nmt.serve.metrics import Metrics
@@ -24,10 +25,12 @@ from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow, LineOptions, Segment, Window, encode_window
 
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 _ROUND_SECONDS = 0.5  # what a round may take, so that a new client does not wait long
 _LEAST_PARTS = 8  # of a round, however slow the engine
 _INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
+_MAX_CALLS = 8  # of `call` at a time
 _NUM_LOOKED_AT = 16  # tasks of a client that are looked at for one with the settings of the round
 
 
@@ -103,6 +106,7 @@ class Scheduler:
         self._max_queue = max_queue
         self._metrics = metrics
         self._clients: OrderedDict[str, deque[_Task]] = OrderedDict()  # the next one first
+        self._num_calls = 0
         self._wake = asyncio.Event()
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="encode")
@@ -157,6 +161,16 @@ class Scheduler:
                 outcomes = error
             self._measure(work, time.monotonic() - start)
             self._deliver(work, outcomes)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns in the engine's thread, after the round that is there."""
+        if self._num_calls >= _MAX_CALLS:
+            raise QueueFullError(1)
+        self._num_calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._engine, function)
+        finally:
+            self._num_calls -= 1
 
     def close(self) -> None:
         """Let the threads end."""

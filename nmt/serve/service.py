@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -238,9 +238,7 @@ class Service:
                 )
             )
         except QueueFullError as error:
-            self.metrics.refused.add(1, "queue")
-            text = f"Slowdown: {error}"
-            raise HttpError(429, text, retry_seconds=error.retry_seconds) from None
+            raise self._refusal(error) from None
         except TooManySentencesError as error:
             raise HttpError(400, str(error)) from None
         except TimeoutError:
@@ -248,6 +246,17 @@ class Service:
             text = f"no translation within {self.config.timeout_seconds:g} s; try again later"
             raise HttpError(503, text, retry_seconds=10) from None
         return [[next(found) for _ in piece.sentences] for piece in pieces]
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns in the engine's thread."""
+        try:
+            return await self.scheduler.call(function)
+        except QueueFullError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: QueueFullError) -> HttpError:
+        self.metrics.refused.add(1, "queue")
+        return HttpError(429, f"Slowdown: {error}", retry_seconds=error.retry_seconds)
 
     def options(self, direction: Direction, wish: Wish, *, alignment: bool) -> Options:
         """Return what sentences of a wish share with those that they are batched with.

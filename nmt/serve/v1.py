@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -24,10 +25,12 @@ from nmt.serve.api import (
     text_param,
     texts_param,
 )
-from nmt.serve.service import Answer, Service, Wish
+from nmt.serve.attention import attention_map, find_shape
+from nmt.serve.service import Answer, Service, Wish, unless_gone
 from nmt.serve.text import plain_text, token_spans
 from nmt.translate.output import LineResult, Translation
 
+_MAX_LAYERS = 1000  # a number beyond is no layer and no head
 _MAX_DRAWN = 64  # sentences of a request with sampling, which are one batch
 _NUMBERS: dict[str, tuple[type, float, float]] = {  # of search settings: type, least, most
     "beam_size": (int, 1, 0),  # the most is the server's setting
@@ -223,6 +226,31 @@ def _json_line(content: dict[str, Any]) -> str:
     return json.dumps(content, ensure_ascii=False) + "\n"
 
 
+async def attention(request: Request) -> Response:
+    """POST /v1/attention: of one layer and head, for a sentence and its translation."""
+    service, call = service_of(request), call_of(request)
+    params = read_json(await request.body())
+    service.admit(request, call, params.get("api_key"))
+    sentence, translation = text_param(params, "text"), text_param(params, "translation")
+    source, target = text_param(params, "source"), text_param(params, "target")
+    check_size(service, call, [sentence, translation], is_list=False)
+    wish = Wish(source=source.lower(), target=target.lower())
+    [(_, _, direction)] = service.directions([sentence], wish)
+    if direction is None:
+        raise HttpError(400, f"{target} texts are not translated to {target}")
+    head = params.get("head")
+    choice: dict[str, Any] = {
+        "kind": text_param(params, "kind", "cross"),
+        "layer": int_param(params, "layer", 0, _MAX_LAYERS),
+        "head": None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
+    }
+    work = functools.partial(
+        attention_map, direction.translator, direction.prefix + sentence, translation, **choice
+    )
+    found = await unless_gone(request, service.call(work))
+    return JSONResponse({"rows": found.rows, "columns": found.columns, "weights": found.weights})
+
+
 async def models(request: Request) -> Response:
     """GET /v1/models: the directions, their search settings and limits."""
     service = service_of(request)
@@ -231,6 +259,7 @@ async def models(request: Request) -> Response:
             "source": source,
             "target": target,
             "beam_size": direction.translator.defaults.beam_size,
+            "attention": find_shape(direction.translator),
         }
         for (source, target), direction in sorted(service.models.directions.items())
     ]
@@ -245,6 +274,7 @@ async def progress(request: Request) -> Response:
 
 ROUTES = [
     Route("/v1/translate", translate, methods=["POST"]),
+    Route("/v1/attention", attention, methods=["POST"]),
     Route("/v1/models", models, methods=["GET"]),
     Route("/v1/progress/{id}", progress, methods=["GET"]),
 ]

@@ -1,9 +1,9 @@
-// The attention of one sentence as a map: a row for each target token, a column for each of the
-// source. Shows what the server's alignment says; the maps of single layers and heads go here.
+// The attention of each sentence as a map: a row for each token that attends, a column for each that
+// is attended to. Of any layer and head where the engine shows them, otherwise the alignment.
 
 const CELL = 22, MARGIN = 110;
 
-// Return the map of a sentence: what each target token attends to most is 1.
+// Return the map of a sentence from its alignment: what each target token attends to most is 1.
 function alignmentMap(sentence) {
   const [best] = sentence.hypotheses;
   const weights = (best.alignment ?? []).map((place) => {
@@ -62,17 +62,77 @@ function table({ rows, columns, weights }) {
   return element;
 }
 
-export function showAttention(place, sentences) {
-  place.replaceChildren(...sentences.map((sentence) => {
-    const box = document.createElement("div"), note = document.createElement("p");
-    const canvas = document.createElement("canvas"), map = alignmentMap(sentence);
-    box.className = "scroll pair";
-    note.className = "quiet";
-    note.textContent = "The source token that each target token attends to most.";
-    canvas.setAttribute("role", "img");
-    canvas.setAttribute("aria-label", `Attention of the translation ${sentence.hypotheses[0].text}`);
-    draw(canvas, map);
-    box.append(note, canvas, table(map));
-    return box;
-  }));
+const KINDS = { cross: "Translation to source", encoder: "Within the source", decoder: "Within the translation" };
+
+function choice(name, entries) {
+  const label = document.createElement("label"), select = document.createElement("select");
+  select.append(...entries.map(([value, text]) => new Option(text, value)));
+  label.append(`${name} `, select);
+  return { label, select };
+}
+
+// Return the choices of kind, layer and head, and what they say now
+function choices(shape, onChange) {
+  const bar = document.createElement("div");
+  bar.className = "choices";
+  const numbers = (n) => Array.from({ length: n }, (_, i) => [i, `${i + 1}`]);
+  const kind = choice("Attention", Object.entries(KINDS));
+  const layer = choice("Layer", numbers(shape.cross));
+  const head = choice("Head", [["", "mean of all"], ...numbers(shape.heads)]);
+  layer.select.value = shape.cross - 1;
+  bar.append(kind.label, layer.label, head.label);
+  kind.select.addEventListener("change", () => {
+    layer.select.replaceChildren(...numbers(shape[kind.select.value]).map(([v, t]) => new Option(t, v)));
+  });
+  bar.addEventListener("change", onChange);
+  const read = () => ({
+    kind: kind.select.value, layer: Number(layer.select.value),
+    ...(head.select.value === "" ? {} : { head: Number(head.select.value) }),
+  });
+  return { bar, read };
+}
+
+function view(sentence, map, note) {
+  const box = document.createElement("div"), text = document.createElement("p");
+  const canvas = document.createElement("canvas");
+  box.className = "scroll pair";
+  text.className = "quiet";
+  text.textContent = note;
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", `Attention of the translation ${sentence.hypotheses[0].text}`);
+  draw(canvas, map);
+  box.append(text, canvas, table(map));
+  return box;
+}
+
+let newest = 0; // the call whose maps are shown
+export function showAttention(box, place, sentences, { source, target, shape, ask }) {
+  const call = ++newest;
+  place.replaceChildren();
+  box.ontoggle = null;
+  if (!shape) {
+    const note = "The source token that each target token attends to most.";
+    place.append(...sentences.map((sentence) => view(sentence, alignmentMap(sentence), note)));
+    return;
+  }
+  const maps = document.createElement("div"), { bar, read } = choices(shape, show);
+  place.append(bar, maps);
+  let shown = 0;
+  async function show() {
+    const number = ++shown, chosen = read();
+    const views = [];
+    try {
+      for (const { source: text, hypotheses, ...rest } of sentences) {
+        const body = { text, translation: hypotheses[0].text, source, target, ...chosen };
+        if (!body.translation) continue;
+        const map = await ask("/v1/attention", body);
+        views.push(view({ hypotheses, ...rest }, map, text));
+      }
+      if (call === newest && number === shown) maps.replaceChildren(...views);
+    } catch (error) {
+      maps.textContent = error.message;
+    }
+  }
+  box.ontoggle = () => { if (box.open && !shown) show(); };
+  if (box.open) show();
 }

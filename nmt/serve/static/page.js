@@ -7,7 +7,7 @@ const DELAY = 250; // milliseconds after the last key
 const ALTERNATIVES = 4; // translations asked for, at most
 const HISTORY = 50; // entries
 const $ = (id) => document.getElementById(id);
-const state = { languages: [], settings: {}, beams: new Map(), asked: 0, shown: 0, timer: 0 };
+const state = { languages: [], settings: {}, beams: new Map(), shapes: new Map(), asked: 0, shown: 0, timer: 0 };
 
 // What is stored may be missing or forbidden (private windows)
 export function recall(name, otherwise) {
@@ -99,7 +99,8 @@ function show(answer, wasDetected) {
   $("alignment-box").hidden = $("attention-box").hidden = !sentences.length;
   showAlignment($("alignment"), sentences);
   const detected = answer?.source ?? $("source").value;
-  showAttention($("attention"), sentences, { source: detected, target: $("target").value, ask });
+  const target = $("target").value, shape = state.shapes.get(`${detected} ${target}`);
+  showAttention($("attention-box"), $("attention"), sentences, { source: detected, target, shape, ask });
 }
 
 function remember(entry) {
@@ -171,7 +172,10 @@ async function start() {
   const [languages, settings, models] = await Promise.all(
     [ask("/languages"), ask("/frontend/settings"), ask("/v1/models")]);
   Object.assign(state, { languages, settings });
-  models.directions.forEach((d) => state.beams.set(`${d.source} ${d.target}`, d.beam_size));
+  models.directions.forEach(({ source, target, beam_size, attention }) => {
+    state.beams.set(`${source} ${target}`, beam_size);
+    state.shapes.set(`${source} ${target}`, attention);
+  });
   const [source, target] = recall("languages", [settings.language.source.code, settings.language.target.code]);
   const sources = languages.filter(({ code, targets }) => targets.some((other) => other !== code));
   options($("source"), [{ code: "auto", name: "Detect language" }, ...sources], source);
