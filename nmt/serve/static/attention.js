@@ -1,7 +1,7 @@
 // The attention of each sentence as a map: a row for each token that attends, a column for each that
 // is attended to. Of any layer and head where the engine shows them, otherwise the alignment.
 
-const CELL = 22, MARGIN = 110;
+const CELL = 22, MARGIN = 110, TAIL = 60; // pixels; TAIL is for the last name, which leans
 
 // Return the map of a sentence from its alignment: what each target token attends to most is 1.
 function alignmentMap(sentence) {
@@ -18,7 +18,7 @@ function visible(token) { return token.replaceAll("\u2581", " ").trim() || "␣"
 
 function draw(canvas, { rows, columns, weights }) {
   const scale = window.devicePixelRatio || 1;
-  const width = MARGIN + columns.length * CELL, height = MARGIN + rows.length * CELL;
+  const width = MARGIN + columns.length * CELL + TAIL, height = MARGIN + rows.length * CELL;
   canvas.width = width * scale;
   canvas.height = height * scale;
   canvas.style.width = `${width}px`;
