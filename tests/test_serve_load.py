@@ -22,7 +22,7 @@ from conftest import sentences
 from serving import Answer, Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.serve.metrics import Metrics
+from nmt.serve.monitoring import Metrics
 from nmt.serve.models import Models
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
 from nmt.translate.translator import Translator

@@ -10,7 +10,7 @@ import pytest
 from nmt.errors import DataError
 from nmt.serve.documents import Downloads, Reading, read_document
 from nmt.serve.markup import parse_html
-from nmt.serve.text import is_emoji_only, plain_text, token_spans
+from nmt.serve.pieces import is_emoji_only, plain_text, token_spans
 from nmt.translate.output import LineResult, Translation
 
 

@@ -30,8 +30,8 @@ from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError
 from nmt.serve import api, v1
 from nmt.serve.access import Body, HttpError, is_same, read_token
-from nmt.serve.metrics import log_access
 from nmt.serve.models import Models
+from nmt.serve.monitoring import log_access
 from nmt.serve.service import Call, ClientGoneError, Service, client_of
 
 log = logging.getLogger(__name__)

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import parse_html
-from nmt.serve.text import Piece, plain_text
+from nmt.serve.pieces import Piece, plain_text
 from nmt.translate.output import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")

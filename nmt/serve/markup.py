@@ -12,7 +12,7 @@ import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from nmt.serve.text import PlainText, plain_text, token_spans, translation_text
+from nmt.serve.pieces import PlainText, plain_text, token_spans, translation_text
 from nmt.translate.output import LineResult
 
 

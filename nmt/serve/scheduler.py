@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from nmt.config import SearchConfig
-from nmt.serve.metrics import Metrics
+from nmt.serve.monitoring import Metrics
 from nmt.translate.batches import BatchSearch, Failure, Outcome
 from nmt.translate.output import LineResult, to_results
 from nmt.translate.translator import Translator

@@ -15,10 +15,10 @@ from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
 from nmt.serve.documents import Downloads
 from nmt.serve.markup import parse_html
-from nmt.serve.metrics import Metrics
 from nmt.serve.models import Direction, Models
+from nmt.serve.monitoring import Metrics
+from nmt.serve.pieces import Piece, is_emoji_only, plain_text
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler, TooManySentencesError
-from nmt.serve.text import Piece, is_emoji_only, plain_text
 from nmt.translate.output import LineResult
 from nmt.translate.windows import LineOptions
 

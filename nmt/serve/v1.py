@@ -25,9 +25,9 @@ from nmt.serve.api import (
     text_param,
     texts_param,
 )
-from nmt.serve.attention import attention_map, find_shape
+from nmt.serve.attention_maps import attention_map, find_shape
+from nmt.serve.pieces import plain_text, token_spans
 from nmt.serve.service import Answer, Service, Wish, unless_gone
-from nmt.serve.text import plain_text, token_spans
 from nmt.translate.output import LineResult, Translation
 
 _MAX_LAYERS = 1000  # a number beyond is no layer and no head
