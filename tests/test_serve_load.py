@@ -22,8 +22,8 @@ from conftest import sentences
 from serving import Answer, Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.serve.monitoring import Metrics
 from nmt.serve.models import Models
+from nmt.serve.monitoring import Metrics
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
 from nmt.translate.translator import Translator
 from nmt.translate.windows import LineOptions
