@@ -10,12 +10,15 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
+from conftest import sentences, tokenizer_config
 from exporting import short_sentences
 from serving import Running, copying, loaded, running, tiny_folder
 
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
-from nmt.config import SearchConfig
+from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
+from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer, causal_mask, padding_mask
 from nmt.serve.models import Direction, Models
 from nmt.translate.translator import Translator
@@ -159,6 +162,24 @@ def test_many_to_many_models_get_the_tag_of_the_target(tokenizer: Tokenizer) -> 
         assert server.translate(["a house. a", "a"], "en", "fr") == ["<2fr> a house. a", "<2fr> a"]
         answer = server.translate("a <b>tree</b>", "en", "de", format="html")
         assert answer == "&lt;2de&gt; a <b>tree</b>"
+
+
+def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folders = [tiny_folder(tmp_path / name, tokenizer) for name in "ab"]
+    with pytest.raises(ConfigError, match="both translate xx to yy; leave one out"):
+        Models.load(ServeConfig(model_dir=list(map(str, folders)), device="cpu"))
+    symbols = ["<2de>", "<2fr>", "<2pt-BR>"]
+    tagged = train_tokenizer(sentences(200), tokenizer_config(), symbols)
+    for source, pairs in (("en", 3), ("en+de", 5), ("mul", 6)):
+        folder = tiny_folder(tmp_path / source, tagged)
+        config = json.loads((folder / "config.json").read_text()) | {"src_lang": source}
+        (folder / "config.json").write_text(json.dumps(config))
+        models = loaded(folder)
+        assert len(models.directions) == pairs
+        assert {d.tag for d in models.directions.values()} == set(symbols)
+        assert models.code("PB") == models.code("pt_br") == "pt-BR"
+        assert models.code("de-AT") == "de"
+        assert models.code("zz") is None
 
 
 def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> None:

@@ -37,12 +37,14 @@ from nmt.translate.translator import Translator
 CLIENTS = (1, 8, 32)
 _ALONE = 16  # lines that are sent one after the other
 LIBRETRANSLATE = "libretranslate==1.9.6"
-# It fetches a model that finds sentences; here every line is one, which costs it nothing
+# It fetches models that find sentences; here every line is one, which costs it nothing
 _LIBRETRANSLATE_PROGRAM = """
 import sys
 from argostranslate import sbd
 sbd.MiniSBDSentencizer.__init__ = lambda self, pkg: None
 sbd.MiniSBDSentencizer.split_sentences = lambda self, text: [text]
+from libretranslate import init
+init.boot = lambda *args, **kwargs: None  # looks for more models on the net
 from libretranslate.main import main
 sys.argv[0] = "libretranslate"
 main()
