@@ -25,8 +25,8 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
+from nmt.translate.lines import LineOptions
 from nmt.translate.translator import Translator
-from nmt.translate.windows import LineOptions
 
 GOOD = {"source": "xx", "target": "yy"}
 

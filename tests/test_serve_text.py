@@ -11,7 +11,7 @@ from nmt.errors import DataError
 from nmt.serve.documents import Downloads, Reading, read_document
 from nmt.serve.markup import parse_html
 from nmt.serve.pieces import is_emoji_only, plain_text, token_spans
-from nmt.translate.output import LineResult, Translation
+from nmt.translate.lines import LineResult, Translation
 
 
 def translated(sentence: str, *, backwards: bool = False) -> LineResult:

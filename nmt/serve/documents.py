@@ -17,7 +17,7 @@ from pathlib import Path
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import parse_html
 from nmt.serve.pieces import Piece, plain_text
-from nmt.translate.output import LineResult
+from nmt.translate.lines import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[,.]\d+\s*-->")

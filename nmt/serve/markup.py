@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
 from nmt.serve.pieces import PlainText, plain_text, token_spans, translation_text
-from nmt.translate.output import LineResult
+from nmt.translate.lines import LineResult
 
 
 def _names(text: str) -> frozenset[str]:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from nmt.data.text import on_one_line
+from nmt.translate.lines import LineResult
 from nmt.translate.long_lines import join_parts, sentence_ends
-from nmt.translate.output import LineResult
 
 
 class Piece(Protocol):

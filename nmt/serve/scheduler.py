@@ -19,10 +19,16 @@ from typing import TypeVar
 
 from nmt.config import SearchConfig
 from nmt.serve.monitoring import Metrics
-from nmt.translate.batches import BatchSearch, Failure, Outcome
-from nmt.translate.output import LineResult, to_results
+from nmt.translate.backend import BatchSearch, Failure, Outcome, Segment
+from nmt.translate.lines import (
+    EncodedWindow,
+    LineOptions,
+    LineResult,
+    Window,
+    encode_window,
+    to_results,
+)
 from nmt.translate.translator import Translator
-from nmt.translate.windows import EncodedWindow, LineOptions, Segment, Window, encode_window
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

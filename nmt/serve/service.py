@@ -19,8 +19,7 @@ from nmt.serve.models import Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import Piece, is_emoji_only, plain_text
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler, TooManySentencesError
-from nmt.translate.output import LineResult
-from nmt.translate.windows import LineOptions
+from nmt.translate.lines import LineOptions, LineResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

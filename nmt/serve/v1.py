@@ -28,7 +28,7 @@ from nmt.serve.api import (
 from nmt.serve.attention_maps import attention_map, find_shape
 from nmt.serve.pieces import plain_text, token_spans
 from nmt.serve.service import Answer, Service, Wish, unless_gone
-from nmt.translate.output import LineResult, Translation
+from nmt.translate.lines import LineResult, Translation
 
 _MAX_LAYERS = 1000  # a number beyond is no layer and no head
 _MAX_DRAWN = 64  # sentences of a request with sampling, which are one batch
