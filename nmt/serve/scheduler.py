@@ -34,7 +34,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ROUND_SECONDS = 0.5  # what a round may take, so that a new client does not wait long
-_LEAST_PARTS = 8  # of a round, however slow the engine
+_LEAST_PARTS = 32  # of a round, however slow the engine is: fewer waste its time
 _INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
 _MAX_CALLS = 8  # of `call` at a time
 _NUM_LOOKED_AT = 16  # tasks of a client that are looked at for one with the settings of the round
@@ -212,20 +212,20 @@ class Scheduler:
             return None
         batches = first.options.batches()
         beam_size = batches.config.beam_size
-        room = min(
-            int(self._tokens_per_second * _ROUND_SECONDS), batches.max_tokens // max(beam_size, 1)
-        )
+        most = batches.max_tokens // max(beam_size, 1)  # source tokens of one batch
+        goal = min(most, int(self._tokens_per_second * _ROUND_SECONDS))
         places: list[tuple[_Task, int]] = []
         if batches.config.sampling:  # draws of equal sentences depend on which of them is first
             places = [(first, i) for i in range(len(first.parts))]
             first.next_part = len(first.parts)
             self._clients.move_to_end(first.client)
         else:
+            num_tokens = 0
             for task in self._in_turn(first.options):
                 places.append((task, task.next_part))
-                room -= len(task.parts[task.next_part].ids) + 1
+                num_tokens += len(task.parts[task.next_part].ids) + 1
                 task.next_part += 1
-                if room <= 0 and len(places) >= _LEAST_PARTS:
+                if num_tokens >= (most if len(places) < _LEAST_PARTS else goal):
                     break
         self.num_waiting -= len(places)
         now = time.monotonic()

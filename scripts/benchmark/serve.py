@@ -29,6 +29,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import torch
+
 from nmt.checkpoint import find_model, load_info
 from nmt.config import DType, ExportConfig, ExportFormat, Quantization
 from nmt.export.folder import export
@@ -96,6 +98,7 @@ def measure(options: argparse.Namespace, lines: list[str], python: str | None, f
     config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
     export(find_model(Path(options.model)), exported, config)
     threads = options.threads
+    torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         servers = {
             "nmt-serve, float32": stack.enter_context(our_server(options.model, [], threads)),
