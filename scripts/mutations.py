@@ -121,7 +121,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("words-of-unigram", PREPROCESS + "encode.py", "trainer.get(3, [yes])[-1] == bpe", "True", "encode"),
     ("words-kept", PREPROCESS + "encode.py", "again = new & self._older_words.keys()", "again = set[str]()", "encode"),
     ("selected-lengths", PREPROCESS + "encode.py", "_cumulate(self.lengths[keep])", "_cumulate(self.lengths)[: keep.sum() + 1]", "encode"),
-    ("varint-shift", PREPROCESS + "encode.py", "varint() << 7", "varint() << 8", "encode"),
+    ("spaces-kept", PREPROCESS + "encode.py", "number in (3, 4, 5))", "number in (3, 5))", "encode"),
     # --- nmt/search/search.py, beam
     ("beam-bound-high", SEARCH + "search.py", "best.sums > bars", "best.sums > bars + 0.05", "search"),
     ("beam-bound-low", SEARCH + "search.py", "best.sums > bars", "best.sums > bars - 0.05", "search"),
