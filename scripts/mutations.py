@@ -328,10 +328,10 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("part-locks", PREPROCESS + "workspace.py", "        locks = [FileLock(path) for path in folder.glob", "        locks = [FileLock(path) for path in place.glob", "workspace"),
     ("spool-stays", PREPROCESS + "workspace.py", "not in (_LOCK, self.spool.name)", "not in (_LOCK,)", "workspace"),
     ("settings-without-effect", PREPROCESS + "workspace.py", '("data_dir", "num_threads", "step", "shard", "report_only")', '("data_dir", "step", "shard", "report_only")', "preprocess_kills"),
-    # --- nmt/preprocess/spool.py
-    ("null-text", PREPROCESS + "spool.py", 'pc.fill_null(column.cast(pa.binary()), b"")', "pc.drop_null(column.cast(pa.binary()))", "sources"),
-    ("line-in-text", PREPROCESS + "spool.py", 'pc.replace_substring(texts, b"\\n", LINE_SEPARATOR)', 'pc.replace_substring(texts, b"\\n", b" ")', "sources"),
-    ("same-spool", PREPROCESS + "spool.py", "path, temporary, shallow=False", "path, path, shallow=False", "sources"),
+
+    ("null-text", PREPROCESS + "sources.py", 'pc.fill_null(column.cast(pa.binary()), b"")', "pc.drop_null(column.cast(pa.binary()))", "sources"),
+    ("line-in-text", PREPROCESS + "sources.py", 'pc.replace_substring(texts, b"\\n", LINE_SEPARATOR)', 'pc.replace_substring(texts, b"\\n", b" ")', "sources"),
+    ("same-spool", PREPROCESS + "sources.py", "path, temporary, shallow=False", "path, path, shallow=False", "sources"),
     # --- nmt/config, nmt/cli, nmt/evaluate.py, nmt/export
     ("range-low", "nmt/config/options.py", "value >= low if", "value > low if", "config"),
     ("range-above", "nmt/config/options.py", "else value > above", "else value >= above", "config"),
