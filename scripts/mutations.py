@@ -284,7 +284,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("sample-mix", PREPROCESS + "plan.py", "np.uint64(0x94D049BB133111EB)", "np.uint64(0x94D049BB133111EA)", "preprocess"),
     ("sample-size-sides", PREPROCESS + "plan.py", "config.max_sentences // 2)", "config.max_sentences)", "preprocess"),
     ("sample-number", PREPROCESS + "plan.py", "numbers = chunk.first_pair + cleaned.rows", "numbers = cleaned.rows", "reference"),
-    ("scan-rows", PREPROCESS + "plan.py", "seen.rows + part.rows.start", "seen.rows", "preprocess reference"),
+    ("scan-rows", PREPROCESS + "plan.py", "cleaned.rows + part.rows.start", "cleaned.rows", "preprocess reference"),
     ("short-task", PREPROCESS + "plan.py", "if num_pairs < task.first_pair + size:", "if num_pairs <= task.first_pair + size:", "preprocess"),
     ("last-wanted", PREPROCESS + "plan.py", "default=-1) + 1)", "default=-1))", "preprocess"),
     # --- nmt/preprocess/pool.py

@@ -181,15 +181,14 @@ def test_nothing_heavy_is_imported() -> None:
 NUM_PAIRS = 20_000
 
 
-def draw(size: int, cuts: list[int]) -> tuple[list[str], list[str]]:
+def draw(size: int, cuts: list[int]) -> list[tuple[str, str]]:
     """Sample pairs that are numbered, added in parts, as far as their keys are below the limit."""
     sample = Sample(size)
     for start, end in zip([0, *cuts], [*cuts, NUM_PAIRS], strict=True):
         numbers = np.arange(start, end)
         keys = sample_keys(1, "news", numbers)
         chosen = numbers[keys < sample.limit]
-        lines = list(map(str, chosen))
-        sample.add(keys[keys < sample.limit], lines, [f"-{line}" for line in lines])
+        sample.add(keys[keys < sample.limit], [(str(n), f"-{n}") for n in chosen])
     return sample.take()
 
 
@@ -198,9 +197,7 @@ def test_the_smallest_keys_are_drawn_in_order_of_reading() -> None:
     for size in (1, 700, NUM_PAIRS - 1, NUM_PAIRS, 10 * NUM_PAIRS):
         expected = np.sort(np.argsort(keys)[:size])
         for cuts in ([], [1], list(range(50, NUM_PAIRS, 50))):
-            src, tgt = draw(size, cuts)
-            assert src == list(map(str, expected)), (size, cuts[:2])
-            assert tgt == [f"-{line}" for line in src]
+            assert draw(size, cuts) == [(str(n), f"-{n}") for n in expected], (size, cuts[:2])
     assert Sample(0).limit == 0  # asks for nothing
 
 
@@ -213,7 +210,7 @@ def test_seeds_and_corpora_draw_other_pairs() -> None:
 
 
 def test_every_part_of_the_corpus_has_its_share() -> None:
-    numbers = np.array([int(line) for line in draw(2000, [7])[0]])
+    numbers = np.array([int(src) for src, _ in draw(2000, [7])])
     shares = np.bincount(numbers // (NUM_PAIRS // 10))
     assert shares.min() > 130  # of 200; 5 standard deviations
     assert shares.max() < 270

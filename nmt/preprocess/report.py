@@ -19,7 +19,8 @@ from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.statistics import KINDS, NUM_BINS, STRICTNESS, Statistics, bin_starts
+from nmt.preprocess.duplicates import KINDS
+from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Statistics, bin_starts
 
 FORMAT_VERSION = 1
 _MOST_BARS = 50  # of a histogram
