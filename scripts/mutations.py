@@ -298,7 +298,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("value-unquoted", "nmt/cli/compose.py", "value = _quote(value)", "pass", "config"),
     ("unknown-key", "nmt/cli/compose.py", "if name not in inner:", "if False:", "config"),
     ("sweep-goes-on", "nmt/cli/compose.py", "if not errors:", "if True:", "entry_points"),
-    ("launch-cause", "nmt/cli/launch.py", "1 if \"no answer\" in text else 2", "2 if \"no answer\" in text else 1", "launch"),
+    ("launch-cause", "nmt/cli/train.py", "1 if \"no answer\" in text else 2", "2 if \"no answer\" in text else 1", "launch"),
     ("test-floor", "nmt/evaluate.py", "2.0 ** (1 - num_changed)", "2.0 ** -num_changed", "evaluate"),
     ("tokenized", "nmt/evaluate.py", "num_tokenized > MAX_TOKENIZED_LINES", "num_tokenized >= MAX_TOKENIZED_LINES", "evaluate"),
     ("seed-left", "nmt/evaluate.py", "os.environ.update(before)", "pass", "evaluate"),

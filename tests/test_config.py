@@ -16,8 +16,7 @@ from omegaconf import OmegaConf
 
 from nmt import config as package
 from nmt.cli import compose
-from nmt.cli.commands import COMMANDS
-from nmt.cli.help import choices, command_help
+from nmt.cli.commands import COMMANDS, choices, command_help
 from nmt.config import (
     CorpusConfig,
     ModelConfig,
