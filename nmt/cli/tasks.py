@@ -92,7 +92,7 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     from nmt import evaluate
 
     tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
-    evaluate.check_tokenizer(tokenize)
+    evaluate.bleu_metric(tokenize)  # before a model translates for an hour
     references = [list(read_input(path)) for path in config.references]
     if config.hypotheses:
         hypotheses = list(read_input(config.hypotheses))

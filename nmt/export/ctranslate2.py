@@ -13,18 +13,12 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Norm, Positions, Quantization
+from nmt.config import Norm, Quantization
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Weights = dict[str, Tensor]
-SUPPORTED: dict[str, list[Any] | None] = {
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")),
-    "norm": [Norm.post, Norm.pre],
-    "positions": [Positions.sinusoidal, Positions.sinusoidal_concat],
-}
-"""The values of each setting of the architecture that CTranslate2 supports; None: any value."""
 
 
 def write_ctranslate2(
@@ -86,21 +80,18 @@ def _set_layer(spec: Any, weights: Weights, name: str) -> None:
     _set_linear(spec.self_attention.linear[1], weights, f"{attention}.out_projection")
     _set_norm(spec.self_attention.layer_norm, weights, f"{attention}_norm")
     if hasattr(spec, "attention"):
-        _set_cross_attention(spec.attention, weights, f"{name}.cross_attention")
+        attention = f"{name}.cross_attention"
+        weight = _array(weights, f"{attention}.in_projection.weight")  # (3D, D)
+        bias = _array(weights, f"{attention}.in_projection.bias")  # (3D,)
+        queries, keys_values, output = spec.attention.linear
+        d_model = weight.shape[1]
+        queries.weight, queries.bias = weight[:d_model], bias[:d_model]
+        keys_values.weight, keys_values.bias = weight[d_model:], bias[d_model:]  # (2D, D), (2D,)
+        _set_linear(output, weights, f"{attention}.out_projection")
+        _set_norm(spec.attention.layer_norm, weights, f"{attention}_norm")
     _set_linear(spec.ffn.linear_0, weights, f"{name}.feed_forward.inner")  # (F, D)
     _set_linear(spec.ffn.linear_1, weights, f"{name}.feed_forward.outer")  # (D, F)
     _set_norm(spec.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
-
-
-def _set_cross_attention(spec: Any, weights: Weights, name: str) -> None:
-    weight = _array(weights, f"{name}.in_projection.weight")  # (3D, D)
-    bias = _array(weights, f"{name}.in_projection.bias")  # (3D,)
-    d_model = weight.shape[1]
-    queries, keys_values = spec.linear[0], spec.linear[1]
-    queries.weight, queries.bias = weight[:d_model], bias[:d_model]
-    keys_values.weight, keys_values.bias = weight[d_model:], bias[d_model:]  # (2D, D), (2D,)
-    _set_linear(spec.linear[2], weights, f"{name}.out_projection")
-    _set_norm(spec.layer_norm, weights, f"{name}_norm")
 
 
 def _set_linear(spec: Any, weights: Weights, name: str) -> None:

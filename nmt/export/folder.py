@@ -10,6 +10,7 @@ import json
 import logging
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat, ModelConfig, Positions
+from nmt.config import ExportConfig, ExportFormat, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
 from nmt.export import ctranslate2, huggingface
@@ -34,9 +35,13 @@ _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
     ExportFormat.huggingface: huggingface.write_huggingface,
 }
-SUPPORTED = {
-    ExportFormat.ctranslate2: ctranslate2.SUPPORTED,
-    ExportFormat.huggingface: huggingface.SUPPORTED,
+_ANY = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
+SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
+    name: {**dict.fromkeys(_ANY), "norm": norms, "positions": list(Positions)}
+    for name, norms in (
+        (ExportFormat.ctranslate2, [Norm.post, Norm.pre]),
+        (ExportFormat.huggingface, [Norm.post]),
+    )
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -70,12 +75,15 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
 
 
 def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
-    """Return for each format why a model of this architecture cannot be exported to it; an empty
-    list means that it can.
+    """Return for each format why a model of this architecture cannot be exported to it, if so.
 
     Dropout only affects training and is never a reason. A setting that a format's table does not
     name is a reason unless it has its default.
     """
+
+    def shown(value: object) -> str:
+        return str(value.value if isinstance(value, Enum) else value)
+
     reasons: dict[ExportFormat, list[str]] = {}
     for name, table in SUPPORTED.items():
         reasons[name] = []
@@ -83,8 +91,8 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
             value = getattr(config, setting.name)
             held = table.get(setting.name, [setting.default])
             if held is not None and value not in held and "dropout" not in setting.name:
-                only = ", ".join(map(_shown, held))
-                reasons[name].append(f"model.{setting.name}={_shown(value)} (only {only})")
+                only = ", ".join(map(shown, held))
+                reasons[name].append(f"model.{setting.name}={shown(value)} (only {only})")
     return reasons
 
 
@@ -114,10 +122,6 @@ def require_exportable(config: ModelConfig, name: ExportFormat) -> None:
         raise ConfigError(
             f"format={name.value} does not support {' and '.join(reasons[name])}; {advice}"
         )
-
-
-def _shown(value: object) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
