@@ -54,7 +54,12 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
     missing package.
     """
     info = load_info(folder)
-    require_exportable(info.model, config.format)
+    reasons = check_exportable(info.model)
+    if why := reasons[config.format]:
+        others = " or ".join(f"format={name.value}" for name in reasons if not reasons[name])
+        raise ConfigError(
+            f"format={config.format.value} does not support {' and '.join(why)}; use {others}"
+        )
     tokenizer = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # names and shapes fit
     with replace_folder(output, marker=EXPORTED) as temporary:
@@ -109,19 +114,6 @@ def announce(config: ModelConfig, *, required: bool) -> None:
         )
     for name, why in reasons.items():
         log.info("export to %s: %s", name.value, f"no, {', '.join(why)}" if why else "yes")
-
-
-def require_exportable(config: ModelConfig, name: ExportFormat) -> None:
-    """Raise a `ConfigError` that gives the reasons why `config` cannot be exported to `name`, and
-    the formats that it can be exported to.
-    """
-    reasons = check_exportable(config)
-    if reasons[name]:
-        others = " or ".join(f"format={other.value}" for other in reasons if not reasons[other])
-        advice = f"use {others}" if others else "nor does another format"
-        raise ConfigError(
-            f"format={name.value} does not support {' and '.join(reasons[name])}; {advice}"
-        )
 
 
 def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
