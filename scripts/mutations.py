@@ -292,7 +292,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/config, nmt/cli, nmt/evaluate.py, nmt/export
     ("range-low", "nmt/config/options.py", "value >= low if", "value > low if", "config"),
     ("range-above", "nmt/config/options.py", "else value > above", "else value >= above", "config"),
-    ("range-below", "nmt/config/options.py", "or value < below", "or value <= below", "config"),
+    ("range-below", "nmt/config/options.py", "is_valid and value < below", "is_valid and value <= below", "config"),
     ("range-high", "nmt/config/options.py", "or value <= high", "or value < high + 1", "config"),
     ("plus-kept", "nmt/cli/compose.py", 'return f"{key}={value}"\n    hint', 'return argument\n    hint', "config"),
     ("value-unquoted", "nmt/cli/compose.py", "value = _quote(value)", "pass", "config"),

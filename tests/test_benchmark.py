@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import subprocess
@@ -18,7 +17,6 @@ FOLDER = ROOT / "scripts" / "benchmark"
 sys.path.insert(0, str(FOLDER))
 
 import report  # noqa: E402
-from options import parse_args  # noqa: E402
 from players import Player, PlayerError, take_turns  # noqa: E402
 from settings import parse_model  # noqa: E402
 
@@ -134,17 +132,3 @@ def test_training_counts_real_tokens_of_each_side(toy_corpus: Path) -> None:
 def test_translation_of_fixed_length_counts_that_many_tokens(toy_corpus: Path) -> None:
     section = measure(toy_corpus, "translate")
     assert [turn["tgt_tokens"] for turn in section["turns"]["nmt"]] == [4 * 5, 4 * 5]
-
-
-def test_quick_asks_for_less_of_what_the_device_takes_for_granted(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def parse(*words: str) -> argparse.Namespace:
-        monkeypatch.setattr(sys, "argv", ["run.py", *words])
-        return parse_args(None)
-
-    for device in ("cpu", "cuda"):
-        whole, quick = parse("--device", device), parse("--device", device, "--quick")
-        assert quick.vocab_size == whole.vocab_size
-        assert quick.lines < whole.lines
-        assert parse("--device", device, "--quick", "--lines", "7").lines == 7
