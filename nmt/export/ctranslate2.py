@@ -13,7 +13,7 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Norm, Quantization
+from nmt.config import ExportConfig, Norm
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
@@ -22,13 +22,7 @@ Weights = dict[str, Tensor]
 
 
 def write_ctranslate2(
-    folder: Path,
-    info: ModelInfo,
-    weights: Weights,
-    tokenizer: Tokenizers,
-    *,
-    quantization: Quantization,
-    max_positions: int,
+    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
 ) -> None:
     """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`; for separate
     vocabularies `source_vocabulary.json` and `target_vocabulary.json`.
@@ -39,20 +33,20 @@ def write_ctranslate2(
         from ctranslate2.specs import TransformerSpec
     except ImportError:
         raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
-    config = info.model
+    model = info.model
     spec = TransformerSpec.from_config(
-        (config.num_encoder_layers, config.num_decoder_layers),
-        config.num_heads,
-        pre_norm=config.norm is Norm.pre,
-        alignment_layer=alignment_layer(config.num_decoder_layers),
-        alignment_heads=config.num_heads,
+        (model.num_encoder_layers, model.num_decoder_layers),
+        model.num_heads,
+        pre_norm=model.norm is Norm.pre,
+        alignment_layer=alignment_layer(model.num_decoder_layers),
+        alignment_heads=model.num_heads,
     )
-    positions = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
+    positions = sinusoidal_positions(config.max_positions, model.d_model, model.positions)  # (P, D)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         stack.position_encodings.encodings = positions.numpy()
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
-        if config.norm is Norm.pre:
+        if model.norm is Norm.pre:
             _set_norm(stack.layer_norm, weights, f"{name}_norm")
     embedding = _array(weights, "embedding.weight")  # (V, D)
     source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
@@ -69,7 +63,7 @@ def write_ctranslate2(
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
     spec.validate()
-    spec.optimize(quantization=quantization.value)
+    spec.optimize(quantization=config.quantization.value)
     spec.save(str(folder))
 
 

@@ -63,17 +63,11 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
     tokenizer = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # names and shapes fit
     with replace_folder(output, marker=EXPORTED) as temporary:
-        _WRITERS[config.format](
-            temporary,
-            info,
-            dict(model.state_dict()),
-            tokenizer,
-            quantization=config.quantization,
-            max_positions=config.max_positions,
-        )
+        write = _WRITERS[config.format]
+        write(temporary, info, dict(model.state_dict()), tokenizer, config)
         save_tokenizers(temporary, tokenizer)
-        made = {"format": config.format.value, "quantization": config.quantization.value}
-        marker = {"export": {**made, "max_positions": config.max_positions}, **info.content()}
+        keys = ("format", "quantization", "max_positions")
+        marker = {"export": {key: getattr(config, key) for key in keys}, **info.content()}
         write_json(temporary / EXPORTED, {"format_version": FORMAT_VERSION, **marker})
         text = readme(info, tokenizer, config)
         (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")

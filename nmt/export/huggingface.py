@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Positions, Quantization
+from nmt.config import ExportConfig, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.files import write_json
@@ -29,13 +29,7 @@ _HEADS = ("q_proj", "k_proj", "v_proj")
 
 
 def write_huggingface(
-    folder: Path,
-    info: ModelInfo,
-    weights: Weights,
-    tokenizer: Tokenizers,
-    *,
-    quantization: Quantization,
-    max_positions: int,
+    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
 ) -> None:
     """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
 
@@ -47,20 +41,26 @@ def write_huggingface(
             f"{tokenizer.tgt.control_ids}, and MarianMT needs them at one place; "
             "use format=ctranslate2"
         )
-    dtype = getattr(torch, quantization.value)
-    tensors = marian_weights(info, weights, max_positions)
+    dtype = getattr(torch, config.quantization.value)
+    tensors = marian_weights(info, weights, config.max_positions)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", _config(info, tokenizer, quantization, max_positions))
+    special = {
+        "pad_token_id": tokenizer.tgt.pad_id,
+        "bos_token_id": tokenizer.tgt.bos_id,
+        "eos_token_id": tokenizer.tgt.eos_id,
+        "decoder_start_token_id": tokenizer.tgt.bos_id,
+    }
+    write_json(folder / "config.json", _architecture(info, special, config))
     generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
-        "max_length": min(_MAX_LENGTH, max_positions),
+        "max_length": min(_MAX_LENGTH, config.max_positions),
         "bad_words_ids": [[tokenizer.tgt.pad_id], [tokenizer.tgt.bos_id]],
-        **_special_ids(tokenizer),
+        **special,
     }
     write_json(folder / "generation_config.json", generation)
-    _write_tokenizer(folder, info, tokenizer, max_positions)
+    _write_tokenizer(folder, info, tokenizer, config.max_positions)
 
 
 def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
@@ -115,9 +115,7 @@ def _reordered(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weigh
     return {f"{theirs}.{kind}": weights[f"{ours}.{kind}"][order] for kind in ("weight", "bias")}
 
 
-def _config(
-    info: ModelInfo, tokenizer: Tokenizers, quantization: Quantization, max_positions: int
-) -> dict[str, Any]:
+def _architecture(info: ModelInfo, special: dict[str, int], export: ExportConfig) -> dict[str, Any]:
     config = info.model
     return {
         "architectures": ["MarianMTModel"],
@@ -136,23 +134,14 @@ def _config(
         "dropout": config.dropout,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": export.max_positions,
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": info.src_vocab_size is None,
         "tie_word_embeddings": True,
-        "torch_dtype": quantization.value,
-        **_special_ids(tokenizer),
+        "torch_dtype": export.quantization.value,
+        **special,
         "forced_eos_token_id": None,
         "use_cache": True,
-    }
-
-
-def _special_ids(tokenizer: Tokenizers) -> dict[str, Any]:
-    return {
-        "pad_token_id": tokenizer.tgt.pad_id,
-        "bos_token_id": tokenizer.tgt.bos_id,
-        "eos_token_id": tokenizer.tgt.eos_id,
-        "decoder_start_token_id": tokenizer.tgt.bos_id,
     }
 
 
