@@ -350,6 +350,13 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("export-projection", "nmt/export/huggingface.py", "weights[f\"{ours}.{kind}\"][order] for", "weights[f\"{ours}.{kind}\"] for", "exported"),
     ("export-keys", "nmt/export/ctranslate2.py", "weight[:d_model], bias[:d_model]", "weight[-d_model:], bias[:d_model]", "exported"),
     ("export-source", "nmt/export/ctranslate2.py", 'else "src_embedding.weight"', 'else "embedding.weight"', "exported"),
+    ("one-element", "nmt/cli/compose.py", 'value = f"[{_quote(value)}]"', "pass", "config"),
+    ("name-of-user", "nmt/cli/compose.py", "word if part == NAME else part", "part", "config"),
+    ("short-reference", "nmt/evaluate.py", "len(reference) != len(lines)", "len(reference) < len(lines)", "evaluate"),
+    ("forced", "nmt/evaluate.py", "[] if force else", "[] if True else", "evaluate"),
+    ("export-refusal", "nmt/export/folder.py", "if required and reasons", "if reasons", "export"),
+    ("export-control", "nmt/export/huggingface.py", "if tokenizer.src.control_ids != tokenizer.tgt.control_ids", "if False", "exported"),
+    ("export-embedding", "nmt/export/huggingface.py", 'weights["src_embedding.weight"][:, order]', 'weights["src_embedding.weight"]', "exported"),
     ("export-any", "nmt/export/folder.py", "value not in held and", "False and", "export"),
 ]
 # fmt: on
