@@ -20,7 +20,7 @@ from nmt.data.binary import open_split
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
-from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
+from nmt.evaluate import bleu, bleu_metric, tokenizer_for
 from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
 from nmt.training.loss import smoothed_cross_entropy
@@ -46,7 +46,7 @@ class Validation:
         self.sources: list[str] = []
         self.references: list[str] = []
         if config.valid_bleu:
-            check_tokenizer(self.bleu_tokenizer)
+            bleu_metric(self.bleu_tokenizer)  # an error now, not at the first validation
             self.sources = list(read_lines(data_dir / "valid.src"))
             self.references = list(read_lines(data_dir / "valid.tgt"))
 
