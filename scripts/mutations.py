@@ -65,9 +65,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/data/tokenizer.py, vocabulary.py
     ("decoded-break", DATA + "tokenizer.py", '.replace("\\r", " ")', "", "tokenizer"),
     ("tokenizer-sum", DATA + "tokenizer.py", "if sha256 not in (None, tokenizers.sha256):", "if False:", "separate_vocabularies checkpoints"),
-    ("lacking-symbol", DATA + "tokenizer.py", "tokenizer.eos_id) < 0:", "tokenizer.eos_id) < -1:", "existing_tokenizers"),
-    ("user-symbol", DATA + "vocabulary.py", "if symbol not in added and not _is_symbol(model, symbol):", "if False:", "existing_tokenizers"),
-    ("control-id", DATA + "vocabulary.py", "processor.vocab_size() + len(added)", "processor.vocab_size() + len(added) - 1", "existing_tokenizers"),
+    ("lacking-symbol", DATA + "tokenizer.py", "tokenizer.eos_id) < 0:", "tokenizer.eos_id) < -1:", "tokenizer"),
+    ("user-symbol", DATA + "vocabulary.py", "if symbol not in added and not _is_symbol(model, symbol):", "if False:", "tokenizer"),
+    ("control-id", DATA + "vocabulary.py", "processor.vocab_size() + len(added)", "processor.vocab_size() + len(added) - 1", "tokenizer"),
     ("threads-of-model", DATA + "vocabulary.py", "_NUM_THREADS = 16", "_NUM_THREADS = 15", "reference"),
     ("long-sentences", DATA + "vocabulary.py", '> _MAX_SENTENCE_BYTES\n', '>= _MAX_SENTENCE_BYTES\n', "tokenizer"),
     # --- nmt/files.py, progress.py
