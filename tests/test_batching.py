@@ -219,7 +219,7 @@ def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: 
 def test_each_pool_is_shuffled_in_its_own_way() -> None:
     one = sampler(np.full((60, 2), 5, dtype=np.uint16))
     updates, orders = one.updates(0), []
-    for pool, index in enumerate((0, -1)):
+    for pool, index in enumerate((0, len(updates) - 1)):
         rows = one.mix.rows(one.seed, 0, pool, 2).tolist()
         batches = [batch for update in updates.pool_of(index) for batch in update.batches]
         orders.append([rows.index(row) for row in np.concatenate(batches).tolist()])

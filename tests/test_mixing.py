@@ -15,7 +15,7 @@ from toy import assert_same_weights, read_records, train
 
 from nmt.config import TrainConfig
 from nmt.data import batching, mixing
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
@@ -153,7 +153,7 @@ def test_a_run_draws_what_the_folder_and_the_mix_say(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: Counter[str] = Counter()
-    original, data = Learner.accumulate_gradient, open_split(data_dir, "train")
+    original, data = Learner.accumulate_gradient, ParallelData(data_dir, "train")
 
     def watching(learner: Learner, update: Any, batches: Any) -> Any:
         firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
@@ -161,7 +161,7 @@ def test_a_run_draws_what_the_folder_and_the_mix_say(
         return original(learner, update, batches)
 
     monkeypatch.setattr(Learner, "accumulate_gradient", watching)
-    lengths = data.lengths()[:, 1]
+    lengths = data.lengths[:, 1]
     num_tokens = 2 * int(lengths[:30].sum()) + 4 * int(lengths[30:37].sum())
     an_epoch = f"max_updates={round(num_tokens / 100)}"
     assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "mix.c=0", an_epoch) == 0

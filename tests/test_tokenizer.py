@@ -138,7 +138,7 @@ def corpus() -> list[str]:
     return [" ".join(words[rank] for rank in ranks[i : i + 6]) for i in range(0, 6000, 6)]
 
 
-def test_every_kind_of_model_gives_its_own_text_back() -> None:
+def test_every_kind_of_model_gives_its_own_text_back_normalized_by_its_rule() -> None:
     for kind, byte_fallback in itertools.product(TokenizerType, (True, False)):
         config = tokenizer_config(type=kind, byte_fallback=byte_fallback, vocab_size=300)
         tokenizer = train_tokenizer(corpus(), config)
@@ -147,9 +147,6 @@ def test_every_kind_of_model_gives_its_own_text_back() -> None:
             assert tokenizer.decode(tokenizer.encode(text)) == text, (kind, byte_fallback)
         assert len(tokenizer.byte_ids) == 256 * byte_fallback
         assert (tokenizer.unk_id in tokenizer.encode("abc ω")) is not byte_fallback
-
-
-def test_normalization_is_what_the_rule_says() -> None:
     rules = {"identity": "ﬁn Ａ", "nmt_nfkc": "fin A", "nfkc": "fin A", "nfkc_cf": "fin a"}
     for rule, text in rules.items():
         tokenizer = train_tokenizer(sentences(200), tokenizer_config(normalization=rule))
@@ -162,29 +159,34 @@ def test_normalization_is_what_the_rule_says() -> None:
 SYMBOLS = ["{url}", "<2de>", "a,b", 'q"u', "ﬁx", "'", "日本", "|||", "NUMBER", "\\n"]
 
 
-def test_symbols_are_never_cut_nor_rewritten() -> None:
+def test_symbols_are_never_cut_nor_rewritten(tmp_path: Path) -> None:
     text = [*corpus(), *(f"abc{symbol} {symbol}def" for symbol in SYMBOLS)]
-    for kind in TokenizerType:
-        config = tokenizer_config(type=kind, vocab_size=320, normalization="nfkc_cf")
-        tokenizer = train_tokenizer(text, config, SYMBOLS)
-        for symbol, around in itertools.product(
-            SYMBOLS, ("{}", "ab{}cd", "{0}{0}", "see {}.", "{} <s> {}")
-        ):
-            shown = around.format(symbol, symbol)
-            pieces = tokenizer.pieces(tokenizer.encode(shown))
-            assert pieces.count(symbol) == shown.count(symbol), shown
-            assert tokenizer.decode(tokenizer.encode(shown)) == shown
+    options: dict[str, Any] = {"vocab_size": 320, "normalization": "nfkc_cf"}
+    configs = [tokenizer_config(type=kind, **options) for kind in TokenizerType]
+    tokenizers = [train_tokenizer(text, config, SYMBOLS) for config in configs]
+    tokenizers.append(adopt(tmp_path, foreign(byte_fallback=True), *SYMBOLS, "{url}"))
+    arounds = ("{}", "ab{}cd", "{0}{0}", "see {}.", "{} <s> {}")
+    for tokenizer, symbol, around in itertools.product(tokenizers, SYMBOLS, arounds):
+        shown = around.format(symbol, symbol)
+        pieces = tokenizer.pieces(tokenizer.encode(shown))
+        assert pieces.count(symbol) == shown.count(symbol), shown
+        assert tokenizer.decode(tokenizer.encode(shown)) == shown
+    for tokenizer in tokenizers:
         mixed = tokenizer.pieces(tokenizer.encode("FIX NUMBER number"))
         assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]  # others are other text
 
 
-def test_what_cannot_be_a_symbol_is_refused() -> None:
+def test_what_cannot_be_a_symbol_is_refused(tmp_path: Path) -> None:
     for symbol in ("", "a b", "a\u00a0b", "▁x", "<s>", "<0x0A>", "<unk>", "\0"):
         with pytest.raises(ConfigError, match=r"tokenizer\.symbols"):
             TokenizerConfig(symbols=["{url}", symbol])
         with pytest.raises(ConfigError, match="src_tag"):
             CorpusConfig(src_tag=symbol)
     assert TokenizerConfig(symbols=["{url}", "<s", "<0x0a>"])
+    for symbol in ("ee", "e", "▁the", "<s>", "<unk>"):  # which mean something else already
+        with pytest.raises(ConfigError, match=r"cannot be a symbol of tokenizer\.model=") as caught:
+            adopt(tmp_path, foreign(), symbol)
+        assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize("separate", [True, False])
@@ -284,29 +286,12 @@ def test_the_result_is_a_model_for_every_reader_of_such_files(tmp_path: Path) ->
     ]
 
 
-def test_symbols_that_are_added_are_never_cut(tmp_path: Path) -> None:
-    tokenizer = adopt(tmp_path, foreign(byte_fallback=True), "{url}", "<2de>", "ﬁ", "{url}")
-    for text in ("{url}", "a{url}b", "<2de> the tree", "<2de>{url}ﬁ"):
-        pieces = tokenizer.pieces(tokenizer.encode(text))
-        assert sum(map(pieces.count, ("{url}", "<2de>", "ﬁ"))) == sum(
-            map(text.count, ("{url}", "<2de>", "ﬁ"))
-        )
-        assert tokenizer.decode(tokenizer.encode(text)) == text
-
-
 def test_our_own_model_is_taken_over_byte_for_byte(tmp_path: Path) -> None:
     own = train_tokenizer(sentences(200), tokenizer_config(), ["{url}"])
     assert adopt(tmp_path, own.model).model == own.model
     assert adopt(tmp_path, own.model, "{url}").model == own.model  # which it has already
     again = adopt(tmp_path, foreign(), "{url}").model
     assert adopt(tmp_path, again, "{url}").model == again
-
-
-def test_a_piece_that_means_something_else_is_no_symbol(tmp_path: Path) -> None:
-    for symbol in ("ee", "e", "▁the", "<s>", "<unk>"):
-        with pytest.raises(ConfigError, match=r"cannot be a symbol of tokenizer\.model=") as caught:
-            adopt(tmp_path, foreign(), symbol)
-        assert "\n" not in str(caught.value)
 
 
 def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path: Path) -> None:
