@@ -27,17 +27,8 @@ PIECES = [
     b"\xc0\x80",  # NUL in two bytes
     b"\xf4\x90\x80\x80",  # beyond Unicode
 ]
-BREAKS = {
-    "\r": "CR",
-    "\v": "VT",
-    "\f": "FF",
-    "\x1c": "FS",
-    "\x1d": "GS",
-    "\x1e": "RS",
-    "\x85": "NEL",
-    "\u2028": "U+2028",
-    "\u2029": "U+2029",
-}
+_NAMES = ["CR", "VT", "FF", "FS", "GS", "RS", "NEL", "U+2028", "U+2029"]
+BREAKS = dict(zip("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", _NAMES, strict=True))
 Place = tuple[str, int, int | None]
 
 
@@ -113,14 +104,14 @@ class Story:
 class Row:
     """A pair as it was read: `broken` has file, first broken byte and number of them."""
 
-    texts: list[str]
-    broken: list[tuple[str, int | None, int]]
+    texts: list[str] = field(default_factory=list)
+    broken: list[tuple[str, int | None, int]] = field(default_factory=list)
     is_malformed: bool = False
 
 
 def read_pair(raw: tuple[bytes, ...], line: int, story: Story) -> Row:
     """Read a line of two files."""
-    row = Row([], [])
+    row = Row()
     for file, side in zip(("a.src", "b.tgt"), raw, strict=True):
         row.texts.append(_read_line(side, file, line, story, row))
     return row
@@ -128,7 +119,7 @@ def read_pair(raw: tuple[bytes, ...], line: int, story: Story) -> Row:
 
 def read_tsv(raw: tuple[bytes, ...], line: int, story: Story, columns: tuple[int, int]) -> Row:
     """Read a line with tabs."""
-    row = Row([], [])
+    row = Row()
     cells = _read_line(raw[0], "both", line, story, row).split("\t")
     row.is_malformed = len(cells) < max(columns)
     row.texts = [cells[c - 1] if c <= len(cells) else "" for c in columns]
@@ -137,7 +128,7 @@ def read_tsv(raw: tuple[bytes, ...], line: int, story: Story, columns: tuple[int
 
 def read_json(raw: tuple[bytes, ...], line: int, story: Story) -> Row:
     """Read a line of JSON with the fields src and tgt."""
-    row = Row([], [])
+    row = Row()
     text = _read_line(raw[0], "both", line, story, row)
     try:
         record = json.loads(text, strict=False)

@@ -48,6 +48,12 @@ def _small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(chunks, "MAX_LINE_BYTES", 64)
 
 
+def bound(monkeypatch: pytest.MonkeyPatch, num_pairs: int, num_bytes: int) -> None:
+    """Set the limits of a chunk."""
+    monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", num_pairs)
+    monkeypatch.setattr(chunks, "BYTES_A_CHUNK", num_bytes)
+
+
 def random_lines(number: int, draw: random.Random) -> list[bytes]:
     sizes = [0, 1, 5, 30, 63, 64, 65, 128, 200]
     return [bytes(draw.choices(b"ab\r\x85\0\xff ", k=draw.choice(sizes))) for _ in range(number)]
@@ -58,12 +64,14 @@ def blanked(lines: list[bytes]) -> list[bytes]:
 
 
 @pytest.mark.usefixtures("_small_blocks")
-def test_any_lines_come_back_in_pairs_with_their_numbers(tmp_path: Path) -> None:
+def test_any_lines_come_back_in_pairs_with_their_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed in range(20):
-        check_numbers(tmp_path, random.Random(seed))
+        check_numbers(tmp_path, random.Random(seed), monkeypatch)
 
 
-def check_numbers(tmp_path: Path, draw: random.Random) -> None:
+def check_numbers(tmp_path: Path, draw: random.Random, monkeypatch: pytest.MonkeyPatch) -> None:
     sources, expected, overlong, numbers = [], [], [], []
     for name in range(3):
         sides = [random_lines(number, draw) for number in [draw.choice([0, 1, 7, 40])] * 2]
@@ -73,9 +81,9 @@ def check_numbers(tmp_path: Path, draw: random.Random) -> None:
         expected += list(zip(*map(blanked, sides), strict=True))
         numbers += range(1, len(sides[0]) + 1)
         overlong += [max(map(len, pair)) > 64 for pair in zip(*sides, strict=True)]
-    bounds = {"pairs_a_chunk": draw.choice([1, 5, 50]), "bytes_a_chunk": draw.choice([1, 90, 999])}
-    with ChunkReader(sources, **bounds) as reader:
-        found = list(reader.read())
+    bounds = draw.choice([1, 5, 50]), draw.choice([1, 90, 999])
+    bound(monkeypatch, *bounds)
+    found = list(read_chunks(sources))
     assert rows(found) == expected
     first = [0, *itertools.accumulate(chunk.num_pairs for chunk in found)]
     assert [chunk.first_pair for chunk in found] == first[:-1]
@@ -85,12 +93,15 @@ def check_numbers(tmp_path: Path, draw: random.Random) -> None:
         assert numbers[here] == list(lines)
         flags = zip(lines, overlong[here], strict=True)
         assert chunk.overlong == tuple(line for line, is_long in flags if is_long)
-        assert chunk.num_pairs <= bounds["pairs_a_chunk"]
-        assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds["bytes_a_chunk"]
+        assert chunk.num_pairs <= bounds[0]
+        assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds[1]
 
 
 @pytest.mark.usefixtures("_small_blocks")
-def test_what_is_skipped_is_what_would_have_been_read(tmp_path: Path) -> None:
+def test_what_is_skipped_is_what_would_have_been_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    bound(monkeypatch, 7, 1000)
     for seed in range(10):
         check_skipping(tmp_path, random.Random(seed))
 
@@ -99,7 +110,7 @@ def check_skipping(tmp_path: Path, draw: random.Random) -> None:
     lines = random_lines(60, draw)
     one = source(*(write(tmp_path / name, join(lines, draw)) for name in ("a", "b.gz")))
     expected, found, at = list(zip(*[blanked(lines) * 2] * 2, strict=True)), [], 0
-    with ChunkReader([one, one], pairs_a_chunk=7) as reader:
+    with ChunkReader([one, one]) as reader:
         while at < len(expected):
             num_pairs = draw.randint(1, 30)
             if draw.random() < 0.5:
@@ -119,11 +130,12 @@ def test_chunks_depend_on_the_text_alone_not_on_blocks_or_compression(
 ) -> None:
     text = b"".join(b"%d %s\n" % (i, b"x" * (i % 50)) for i in range(2000))
     seen = []
+    bound(monkeypatch, 300, 5000)
     for suffix, num_bytes in itertools.product(SUFFIXES, [100, 4096, 1 << 20]):
         monkeypatch.setattr(chunks, "_BLOCK_BYTES", num_bytes)
         paths = [write(tmp_path / f"{side}.{suffix}", text) for side in "ab"]
-        with ChunkReader([source(*paths)], pairs_a_chunk=300, bytes_a_chunk=5000) as reader:
-            seen.append([(c.first_line, c.num_pairs, c.raw) for c in reader.read()])
+        chunks_read = read_chunks([source(*paths)])
+        seen.append([(c.first_line, c.num_pairs, c.raw) for c in chunks_read])
     assert len(seen[0]) > 10
     assert all(other == seen[0] for other in seen)
 

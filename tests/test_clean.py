@@ -27,10 +27,11 @@ from dirt import (
 
 from nmt.config import DataConfig, FilterConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
-from nmt.preprocess.chunks import ChunkReader, Format, Source
+from nmt.preprocess import chunks
+from nmt.preprocess.chunks import Format, Source, read_chunks
 from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, Cleaned, PairCounts
-from nmt.preprocess.filters import EMPTY, NUL
 
+EMPTY, NUL = "empty side", "NUL character"
 SEEDS = range(30)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]
 POLICIES = [  # invalid, filter.nul, held_out
@@ -86,13 +87,9 @@ def slow_filters(row, files, number, story, config, held_out, is_lost):  # type:
     return nul + [(EMPTY, p) for p, text in zip(places, row.texts, strict=True) if not text.strip()]
 
 
-def assert_same(cleaned: Cleaned, story: Story, num_read: int) -> None:
-    kept = list(zip(cleaned.lines.tolist(), cleaned.src, cleaned.tgt, strict=True))
+def assert_same(parts: list[Cleaned], counts: PairCounts, story: Story, num_read: int) -> None:
+    kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
     assert kept == story.kept
-    assert_same_counts(cleaned.counts, story, num_read)
-
-
-def assert_same_counts(counts: PairCounts, story: Story, num_read: int) -> None:
     assert (counts.read, counts.kept) == (num_read, len(story.kept))
     assert counts.dropped == dict(story.dropped)
     assert counts.replaced == dict(story.replaced)
@@ -106,14 +103,9 @@ def hostile_pairs(seed: int, number: int = 60) -> list[list[bytes]]:
 
 
 def hostile_tsv(seed: int) -> list[list[bytes]]:
-    src, tgt = hostile_pairs(seed)
-    draw = random.Random(seed)
-    return [
-        [
-            b"\t".join([b"x", a, b, b"y"][: draw.choice([1, 2, 3, 4, 4, 4])])
-            for a, b in zip(src, tgt, strict=True)
-        ]
-    ]
+    draw, rows = random.Random(seed), zip(*hostile_pairs(seed), strict=True)
+    cut = [1, 2, 3, 4, 4, 4]
+    return [[b"\t".join([b"x", a, b, b"y"][: draw.choice(cut)]) for a, b in rows]]
 
 
 def hostile_json(seed: int) -> list[list[bytes]]:
@@ -132,7 +124,8 @@ def check(
     for (invalid, nul, held_out), seed in itertools.product(policies, SEEDS):
         config, lines = settings(invalid, nul=nul), draw(seed)
         cleaned = clean_and_filter(make_chunk(lines, format, **source), config, held_out=held_out)
-        assert_same(cleaned, slow_clean(lines, read, config, held_out=held_out), 60)
+        story = slow_clean(lines, read, config, held_out=held_out)
+        assert_same([cleaned], cleaned.counts, story, 60)
         if held_out:
             assert cleaned.lines.tolist() == list(range(1, 61))
         for line, *texts in zip(cleaned.lines, cleaned.src, cleaned.tgt, strict=True):
@@ -142,21 +135,17 @@ def check(
                 text.encode("utf-8")
 
 
-def test_pairs_are_cleaned_as_line_by_line() -> None:
+def test_chunks_are_cleaned_as_line_by_line() -> None:
     check(Format.pair, hostile_pairs, read_pair, POLICIES)
-
-
-@pytest.mark.parametrize("columns", [(2, 3), (3, 1)])
-def test_columns_are_cleaned_as_line_by_line(columns: tuple[int, int]) -> None:
-    read = functools.partial(read_tsv, columns=columns)
-    check(Format.tsv, hostile_tsv, read, POLICIES[1:], columns=columns)
-
-
-def test_fields_are_cleaned_as_line_by_line() -> None:
+    for columns in ((2, 3), (3, 1)):
+        read = functools.partial(read_tsv, columns=columns)
+        check(Format.tsv, hostile_tsv, read, POLICIES[1:], columns=columns)
     check(Format.jsonl, hostile_json, read_json, POLICIES[1:])
 
 
-def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
+def test_counts_do_not_depend_on_how_a_file_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lines = hostile_pairs(3, number=200)
     paths = (tmp_path / "a.src", tmp_path / "b.tgt")
     for path, side in zip(paths, lines, strict=True):
@@ -165,14 +154,12 @@ def test_counts_do_not_depend_on_how_a_file_is_cut(tmp_path: Path) -> None:
     config = settings(Invalid.drop)
     story = slow_clean(lines, read_pair, config, held_out=False)
     for size in (1, 7, 1000):
-        with ChunkReader([source], pairs_a_chunk=size) as reader:
-            parts = [clean_and_filter(chunk, config) for chunk in reader.read()]
+        monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", size)
+        parts = [clean_and_filter(chunk, config) for chunk in read_chunks([source])]
         total = PairCounts()
         for part in parts:
-            total.merge(PairCounts.from_json(json.loads(json.dumps(part.counts.to_json()))))
-        kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
-        assert kept == story.kept
-        assert_same_counts(total, story, 200)
+            total.merge(PairCounts.from_json(json.loads(json.dumps(vars(part.counts)))))
+        assert_same(parts, total, story, 200)
 
 
 def test_broken_bytes_are_an_error_that_names_the_first_with_file_line_and_byte() -> None:
@@ -213,16 +200,13 @@ def test_a_malformed_line_is_an_error_or_is_dropped() -> None:
 
 
 def test_rules_keep_text_that_no_rule_is_against() -> None:
-    """Joiners, marks and spaces of all kinds, and a U+FEFF inside a line, are text."""
-    text = (
-        "a\u200b\u200d\u00a0\u3000\u0301\u2060\ufeffb 😀\x01\x1f\u00ad" + "\ufffd\uffff\U0010ffff"
-    )
+    """Joiners, marks and spaces of all kinds, and a U+FEFF inside a line, are text; so are control
+    characters inside strings of JSON.
+    """
+    text = "a\u200b\u200d\u00a0\u3000\u0301\u2060\ufeffb 😀\x01\x1f\u00ad\ufffd\uffff\U0010ffff"
     cleaned = clean_and_filter(make_chunk([[text.encode()]] * 2, Format.pair), settings())
     assert cleaned.src == cleaned.tgt == [text]
     assert not cleaned.counts.replaced
-
-
-def test_control_characters_inside_strings_of_json_are_text() -> None:
     line = b'{"src": "a\tb\x01", "tgt": "c\x00d\x0be"}'
     cleaned = clean_and_filter(make_chunk([[line]], Format.jsonl), settings(nul=False))
     assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c d e"])

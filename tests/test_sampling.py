@@ -106,6 +106,16 @@ def test_of_many_tokens_with_small_shares_none_is_lost_or_favoured() -> None:
     assert Counter(token for h in found for token in h.tokens) == {1: 3000}  # id 0 is PAD
 
 
+def test_each_token_is_drawn_with_its_share() -> None:
+    log_probs = torch.full((1, 6), float("-inf"))
+    log_probs[0, 4:] = torch.tensor([0.9, 0.1]).log()
+    for temperature, share in ((1.0, 0.1), (2.0, 0.25)):
+        settings = config(600, b=60, sampling=True, temperature=temperature)
+        (found,) = find(_Fixed(log_probs), toy_source(2), settings)
+        counts = Counter(token for h in found for token in h.tokens)
+        assert abs(counts[5] / 36_000 - share) < 0.006, temperature  # 2.6 or 3.8 deviations
+
+
 class _Fixed(ToyStepper):
     def __init__(self, log_probs: torch.Tensor) -> None:
         super().__init__()

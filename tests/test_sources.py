@@ -1,27 +1,32 @@
-"""Text of any source comes as the same pairs: files, patterns, streams, corpora that come along."""
+"""Text of any source comes as the same pairs: files, patterns, streams, corpora, datasets."""
 
 from __future__ import annotations
 
 import io
+import itertools
 import json
 import os
-import random
+import re
 import sys
 import threading
 from pathlib import Path
 from typing import Any
 
+import datasets
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from packing import SUFFIXES, pack, write
 
 from nmt.config import Corpus, CorpusConfig, DataConfig, PreprocessConfig, SplitConfig, Step
 from nmt.data.text import bundled_corpus
 from nmt.errors import ConfigError, DataError
-from nmt.preprocess.chunks import Format, Source, read_chunks
+from nmt.preprocess.chunks import Source, read_chunks
 from nmt.preprocess.clean import clean
 from nmt.preprocess.sources import find_sources, has_split, pair_up
 from nmt.preprocess.spool import spool
 
+Pairs = list[tuple[str, str]]
 PAIRS = [("a tree", "ein Baum"), ("two", "zwei"), ("green", "grün")]
 
 
@@ -30,7 +35,12 @@ def settings(train: SplitConfig | None = None, **changes: Any) -> PreprocessConf
     return PreprocessConfig(data=DataConfig(**data))
 
 
-def read(sources: list[Source]) -> list[tuple[str, str]]:
+def find(place: Path, **split: Any) -> list[Source]:
+    """Find the sources of training text; what must be is spooled in a folder of `place`."""
+    return find_sources(settings(SplitConfig(**split)), "train", place / "spool")
+
+
+def read(sources: list[Source]) -> Pairs:
     """Read the text of sources, cleaned as training text is."""
     cleaned = [clean(chunk, settings(), held_out=False) for chunk in read_chunks(sources)]
     return [pair for part in cleaned for pair in zip(part.src, part.tgt, strict=True)]
@@ -40,120 +50,75 @@ def lines(texts: list[str]) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode()
 
 
-def write_pairs(folder: Path, suffix: str) -> dict[str, SplitConfig]:
-    """Write the same pairs in every format; return the settings that name them."""
-    sides = [write(folder / f"{i}.{suffix}", lines([p[i] for p in PAIRS])) for i in range(2)]
-    tsv = write(folder / f"tsv.{suffix}", lines([f"{src}\t{tgt}" for src, tgt in PAIRS]))
-    wide = write(folder / f"wide.{suffix}", lines([f"1\t{tgt}\t\t{src}" for src, tgt in PAIRS]))
-    records = [json.dumps({"en": src, "de": tgt, "id": 1}) for src, tgt in PAIRS]
-    jsonl = write(folder / f"jsonl.{suffix}", lines(records))
-    records = [json.dumps({"q": src, "a": tgt}) for src, tgt in PAIRS]
-    named = write(folder / f"named.{suffix}", lines(records))
-    return {
-        "pair": SplitConfig(src=[str(sides[0])], tgt=[str(sides[1])]),
-        "tsv": SplitConfig(tsv=[str(tsv)]),
-        "columns": SplitConfig(tsv=[str(wide)], columns=[4, 2]),
-        "jsonl": SplitConfig(jsonl=[str(jsonl)]),
-        "fields": SplitConfig(jsonl=[str(named)], fields=["q", "a"]),
-    }
-
-
-@pytest.mark.parametrize("suffix", SUFFIXES)
-def test_every_format_gives_the_same_pairs(tmp_path: Path, suffix: str) -> None:
-    for name, split in write_pairs(tmp_path, suffix).items():
-        found = find_sources(settings(split), "train", tmp_path / "spool")
-        assert read(found) == PAIRS, name
+def test_every_format_gives_the_same_pairs(tmp_path: Path) -> None:
+    src, tgt = (lines([pair[side] for pair in PAIRS]) for side in (0, 1))
+    tsv, wide = (lines([row.format(*p) for p in PAIRS]) for row in ("{}\t{}", "1\t{1}\t\t{0}"))
+    records = lines([json.dumps({"en": src, "de": tgt, "id": 1}) for src, tgt in PAIRS])
+    named = lines([json.dumps({"q": src, "a": tgt}) for src, tgt in PAIRS])
+    for suffix in SUFFIXES:
+        parts = enumerate((src, tgt, tsv, wide, records, named))
+        files = [[str(write(tmp_path / f"{i}.{suffix}", text))] for i, text in parts]
+        for split in (
+            SplitConfig(src=files[0], tgt=files[1]),
+            SplitConfig(tsv=files[2]),
+            SplitConfig(tsv=files[3], columns=[4, 2]),
+            SplitConfig(jsonl=files[4]),
+            SplitConfig(jsonl=files[5], fields=["q", "a"]),
+        ):
+            assert read(find(tmp_path, **vars(split))) == PAIRS, split
     assert not (tmp_path / "spool").exists()
 
 
 def test_several_files_are_read_in_the_order_they_are_named(tmp_path: Path) -> None:
     files = [str(write(tmp_path / f"{name}.tsv", lines([f"{name}\tx"]))) for name in "bac"]
-    found = find_sources(settings(SplitConfig(tsv=files)), "train", tmp_path)
-    assert [pair[0] for pair in read(found)] == ["b", "a", "c"]
-    pattern = SplitConfig(tsv=[str(tmp_path / "[!x]*.tsv"), files[0], str(tmp_path / "?.tsv")])
+    every = str(tmp_path / "?.tsv")
     with pytest.raises(DataError, match=r"\[!x\]\*\.tsv matches no file"):  # * and ? alone are wild
-        find_sources(settings(pattern), "train", tmp_path)
-    pattern.tsv = [files[0], str(tmp_path / "?.tsv")]
-    found = find_sources(settings(pattern), "train", tmp_path)
-    assert [pair[0] for pair in read(found)] == ["b", "a", "b", "c"]
+        find(tmp_path, tsv=[str(tmp_path / "[!x]*.tsv"), files[0], every])
+    for names, expected in ((files, "bac"), ([files[0], every], "babc")):
+        assert "".join(pair[0] for pair in read(find(tmp_path, tsv=names))) == expected
 
 
 def test_messages_name_files_as_the_user_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    for name in ("a.en", "a.de"):
-        write(tmp_path / name, b"x\n")
-    (found,) = find_sources(settings(SplitConfig(src=["*.en"], tgt=["a.de"])), "train", tmp_path)
-    assert found.names == ("a.en", "a.de")
-    assert found.paths == (tmp_path / "a.en", tmp_path / "a.de")
+    paths = (write(tmp_path / "a.en", b"x\n"), write(tmp_path / "a.de", b"x\n"))
+    (found,) = find(tmp_path, src=["*.en"], tgt=["a.de"])
+    assert (found.names, found.paths) == (("a.en", "a.de"), paths)
 
 
 # --- patterns
 
 
-@pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    names = [
-        "n-1.en",
-        "n-2.en",
-        "n.en",
-        "de_n-1",
-        "de_n-2",
-        "de_n",
-        "odd.fr",
-        "[x].en",
-        "1*.en",
-        "12.en",
-    ]
-    for name in names:
-        write(tmp_path / name, b"")
-    (tmp_path / "folder.en").mkdir()
+def test_patterns_pair_what_their_wildcards_stand_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("src", "tgt", "expected"),
-    [
+    names = ["n-1.en", "n-2.en", "n.en", "de_n-1", "de_n-2", "de_n", "m-1", "m-3", "odd.fr"]
+    for name in [*names, "[x].en", "1*.en", "12.en"]:
+        write(Path(name), b"")
+    Path("n-folder.en").mkdir()
+    for src, tgt, expected in [
         ("n*.en", "de_n*", "n-1.en de_n-1, n-2.en de_n-2, n.en de_n"),
         ("n-?.en", "de_n-?", "n-1.en de_n-1, n-2.en de_n-2"),
         ("odd.*", "[x].*", "odd.fr [x].en"),
-        ("n-*.en", "n-?.en", "n-1.en n-1.en, n-2.en n-2.en"),
         ("1*.en", "[x].en", "1*.en [x].en"),
         ("n-1.en n.en", "de_n*1 odd.fr", "n-1.en de_n-1, n.en odd.fr"),
         ("n-1.en n-2.en", "de_n-?", "n-1.en de_n-1, n-2.en de_n-2"),
-    ],
-)
-def test_patterns_pair_what_their_wildcards_stand_for(
-    folder: Path, src: str, tgt: str, expected: str
-) -> None:
-    found = pair_up(src.split(), tgt.split(), "data.train")
-    assert ", ".join(map(" ".join, found)) == expected
-
-
-@pytest.mark.parametrize(
-    ("src", "tgt", "expected"),
-    [
-        ("n-*.en", "de_*-1", "has no counterpart|source files"),
-        ("n*.en", "de_n-*", "n.*has no counterpart|source files"),
-        ("n-1.en n.en", "odd.fr", r"data\.train: 2 source files \(n-1\.en .*1 target"),
+    ]:
+        found = pair_up(src.split(), tgt.split(), "data.train")
+        assert ", ".join(map(" ".join, found)) == expected
+    for src, tgt, expected in [
+        ("n-*.en", "m-*", "m-3 has no counterpart"),
+        ("m-*", "n-*.en", "m-3 has no counterpart"),
+        ("n*.en", "de_n-*", "3 source files.*2 target"),
+        ("n-*.en", "odd.*", r"^src and tgt: 2 source files \(n-1\.en .*1 target"),
+        ("n-1.en n.en", "odd.fr", r"^data\.train: 2 source files \(n-1\.en .*1 target"),
         ("n.en", "de_n-?", "1 source files.*2 target"),
         ("nothing*", "odd.fr", r"nothing\* matches no file"),
-    ],
-)
-def test_files_without_a_counterpart_are_refused(
-    folder: Path, src: str, tgt: str, expected: str
-) -> None:
-    with pytest.raises(DataError, match=expected):
-        pair_up(src.split(), tgt.split(), "data.train")
-
-
-def test_a_missing_shard_on_one_side_is_named(folder: Path) -> None:
-    write(folder / "n-3.en", b"")
-    write(folder / "de_n-4", b"")
-    with pytest.raises(DataError, match="de_n-4 has no counterpart"):
-        pair_up(["n-*.en"], ["de_n-*"], "data.train")
+    ]:
+        with pytest.raises(DataError, match=expected):
+            pair_up(src.split(), tgt.split(), "data.train")
 
 
 # --- named corpora
@@ -167,33 +132,22 @@ def test_named_corpora_come_in_the_order_of_their_names_with_their_tags(tmp_path
     }
     config = settings(corpora=corpora)
     found = find_sources(config, "train", tmp_path)
-    assert [(s.corpus, s.src_tag) for s in found] == [
-        ("news", "<2de>"),
-        ("news", "<2de>"),
-        ("web", None),
-    ]
+    tagged = ("news", "<2de>", None)
+    assert [(s.corpus, s.src_tag, s.tgt_tag) for s in found] == [tagged] * 2 + [("web", None, None)]
     assert [pair[0] for pair in read(found)] == ["b", "c", "a"]
     assert has_split(config.data, "train")
     assert not has_split(config.data, "valid")
-
-
-def test_a_corpus_without_text_is_refused(tmp_path: Path) -> None:
-    config = settings(corpora={"news": CorpusConfig(weight=2)})
-    with pytest.raises(ConfigError, match=r"data\.corpora\.news names no text"):
+    config.data.corpora["empty"] = CorpusConfig(weight=2)
+    with pytest.raises(ConfigError, match=r"data\.corpora\.empty names no text"):
         find_sources(config, "train", tmp_path)
 
 
 def test_a_corpus_that_comes_along_is_spooled_whole(tmp_path: Path) -> None:
-    for corpus, split, seed in [
-        (Corpus.numbers, "train", 1),
-        (Corpus.numbers, "test", 0),
-        (Corpus.copy, "valid", 2),
-    ]:
+    for corpus, split, seed in [(Corpus.numbers, "test", 0), (Corpus.copy, "valid", 2)]:
         config = PreprocessConfig(data=DataConfig(corpus=corpus), seed=seed)
         assert has_split(config.data, split)
-        (found,) = find_sources(config, split, tmp_path)
-        assert found.format is Format.pair
-        assert read([found]) == bundled_corpus(corpus, seed)[split]
+        found = find_sources(config, split, tmp_path)
+        assert read(found) == bundled_corpus(corpus, seed)[split]
 
 
 def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
@@ -205,6 +159,7 @@ def test_a_missing_file_names_the_command_that_makes_it(tmp_path: Path) -> None:
 # --- streams
 
 OLD = 1_000_000_000  # a time in nanoseconds that no file of a test gets by itself
+TSV = lines(["\t".join(pair) for pair in PAIRS])
 
 
 def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> io.BytesIO:
@@ -218,42 +173,40 @@ def test_stdin_can_be_one_side_or_a_file_of_both(
 ) -> None:
     tgt = write(tmp_path / "tgt", lines([pair[1] for pair in PAIRS]))
     pipe(monkeypatch, lines([pair[0] for pair in PAIRS]))
-    found = find_sources(settings(SplitConfig(src=["-"], tgt=[str(tgt)])), "train", tmp_path / "s")
+    found = find(tmp_path, src=["-"], tgt=[str(tgt)])
     assert read(found) == PAIRS
     assert found[0].names == ("stdin", str(tgt))
-    pipe(monkeypatch, lines(["\t".join(pair) for pair in PAIRS]))
-    assert read(find_sources(settings(SplitConfig(tsv=["-"])), "train", tmp_path / "s")) == PAIRS
+    pipe(monkeypatch, TSV)
+    assert read(find(tmp_path, tsv=["-"])) == PAIRS
 
 
 def test_stdin_is_spooled_anew_only_when_it_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(SplitConfig(tsv=["-"]))
     is_same = []
-    for content in (b"a\tb\n", b"a\tb\n", b"a\tb\nc\td\n", b"a\tb\n", b"c\td\n", b"c\td\n", b""):
+    for content in (b"a\tb\n", b"a\tb\n", b"a\tc\n", b"a\tb\nc\td\n", b"a\tb\n", b"", b""):
         pipe(monkeypatch, content)
-        (path,) = find_sources(config, "train", tmp_path)[0].paths
+        (path,) = find(tmp_path, tsv=["-"])[0].paths
         assert path.read_bytes() == content
         is_same.append(path.stat().st_mtime_ns == OLD)
         os.utime(path, ns=(OLD, OLD))
-    assert is_same == [False, True, False, False, False, True, False]
-    assert list(tmp_path.iterdir()) == [path]
+    assert is_same == [False, True, False, False, False, False, True]
+    assert list(path.parent.iterdir()) == [path]
 
 
-@pytest.mark.parametrize("part", [{"shard": "2/3"}, {"step": Step.merge}])
 def test_a_part_of_a_shared_job_reads_what_the_plan_has_spooled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, part: dict[str, Any]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    config = settings(SplitConfig(tsv=["-"]))
-    for key, value in part.items():
+    for key, value in (("shard", "2/3"), ("step", Step.shard), ("step", Step.merge)):
+        config, place = settings(SplitConfig(tsv=["-"])), tmp_path / str(value)
         setattr(config, key, value)
-    monkeypatch.setattr(sys, "stdin", None)
-    with pytest.raises(DataError, match="with step=plan first"):
-        find_sources(config, "train", tmp_path)
-    pipe(monkeypatch, lines(["\t".join(pair) for pair in PAIRS]))
-    find_sources(settings(SplitConfig(tsv=["-"])), "train", tmp_path)
-    monkeypatch.setattr(sys, "stdin", None)
-    assert read(find_sources(config, "train", tmp_path)) == PAIRS
+        monkeypatch.setattr(sys, "stdin", None)
+        with pytest.raises(DataError, match="with step=plan first"):
+            find_sources(config, "train", place)
+        pipe(monkeypatch, TSV)
+        find_sources(settings(SplitConfig(tsv=["-"])), "train", place)
+        monkeypatch.setattr(sys, "stdin", None)
+        assert read(find_sources(config, "train", place)) == PAIRS
 
 
 def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
@@ -263,8 +216,7 @@ def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
         content = pack(lines([pair[side] for pair in PAIRS]), path.suffix[1:])
         writers.append(threading.Thread(target=path.write_bytes, args=[content]))
         writers[-1].start()
-    split = SplitConfig(src=[str(pipes[0])], tgt=[str(pipes[1])])
-    found = find_sources(settings(split), "train", tmp_path / "spool")
+    found = find(tmp_path, src=[str(pipes[0])], tgt=[str(pipes[1])])
     for writer in writers:
         writer.join()
     assert read(found) == PAIRS
@@ -275,46 +227,180 @@ def test_what_is_missing_is_said_before_a_stream_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stream = pipe(monkeypatch, b"a\tb\n")
-    train, valid = SplitConfig(tsv=["-"]), SplitConfig(tsv=[str(tmp_path / "none.tsv")])
-    with pytest.raises(DataError, match="none.tsv does not exist"):
-        find_sources(settings(train, valid=valid), "train", tmp_path)
-    with pytest.raises(ConfigError, match="2 files are -"):
-        find_sources(settings(train, valid=train), "train", tmp_path)
-    with pytest.raises(DataError, match="is a folder"):
-        find_sources(settings(train, test=SplitConfig(tsv=[str(tmp_path)])), "train", tmp_path)
+    train, missing = SplitConfig(tsv=["-"]), SplitConfig(tsv=[str(tmp_path / "none.tsv")])
+    for changes, error, expected in [
+        ({"valid": missing}, DataError, "none.tsv does not exist"),
+        ({"valid": train}, ConfigError, "2 files are -"),
+        ({"test": SplitConfig(tsv=[str(tmp_path)])}, DataError, "is a folder"),
+    ]:
+        with pytest.raises(error, match=expected):
+            find_sources(settings(train, **changes), "train", tmp_path)
     assert stream.tell() == 0
     monkeypatch.setattr(sys, "stdin", None)
     with pytest.raises(DataError, match="stdin is closed"):
         find_sources(settings(train), "train", tmp_path)
 
 
-@pytest.mark.parametrize("seed", range(30))
-def test_a_spooled_file_is_what_was_written_and_untouched_if_it_was_that(
-    tmp_path: Path, seed: int
-) -> None:
-    draw = random.Random(seed)
-    path = tmp_path / "spool" / "file"
-    old, new = (b"x" * draw.choice([0, 9]) + draw.choice([b"", b"a", b"bc"]) for _ in range(2))
-    for content in (old, new):
-        with spool(path) as stream:
-            for start in range(0, len(content), 4):
-                stream.write(content[start : start + 4])
-        assert path.read_bytes() == content
-        is_same = path.stat().st_mtime_ns == OLD
-        os.utime(path, ns=(OLD, OLD))
-    assert is_same == (old == new)
-
-
-@pytest.mark.parametrize("written", [b"abc", b"abd"])
-def test_an_interrupted_stream_leaves_no_half_file(tmp_path: Path, written: bytes) -> None:
+def test_an_interrupted_stream_leaves_no_half_file(tmp_path: Path) -> None:
     path = write(tmp_path / "file", b"abcdef")
 
-    def spool_half() -> None:
+    def spool_half(written: bytes) -> None:
         with spool(path) as stream:
             stream.write(written)
             raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt):
-        spool_half()
-    left = {p.name: p.read_bytes() for p in tmp_path.iterdir()}
-    assert left == {"file": b"abcdef"}
+    for written in (b"abc", b"abd"):
+        with pytest.raises(KeyboardInterrupt):
+            spool_half(written)
+        assert {p.name: p.read_bytes() for p in tmp_path.iterdir()} == {"file": b"abcdef"}
+
+
+# --- datasets
+
+SIZES = {"train": 5, "validation": 3, "test": 2}
+OURS = {"train": "train", "valid": "validation", "test": "test"}
+
+
+def pairs_of(split: str) -> Pairs:
+    return [(f"{split} {i} tree", f"{split} {i} Bäume") for i in range(SIZES[split])]
+
+
+def table_of(pairs: Pairs, *, nested: bool) -> pa.Table:
+    flat = [{"de": de, "en": en} for en, de in pairs]
+    return pa.Table.from_pylist([{"translation": row} for row in flat] if nested else flat)
+
+
+def write_dataset(path: Path, pairs: Pairs, kind: str, *, nested: bool = True) -> Path:
+    """Write a file of two rows a block: Parquet, either of Arrow's formats, or JSON."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    table = table_of(pairs, nested=nested)
+    if kind == "parquet":
+        pq.write_table(table, path, row_group_size=2)
+    elif kind == "jsonl":
+        path.write_bytes(lines([json.dumps(row) for row in table.to_pylist()]))
+    else:
+        new = pa.ipc.new_stream if kind == "stream" else pa.ipc.new_file
+        with new(str(path), table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+    return path
+
+
+@pytest.fixture
+def wmt14(tmp_path: Path) -> Path:
+    """The layout of wmt/wmt14: a folder of Parquet files a configuration, a column of structs."""
+    folder = tmp_path / "wmt14"
+    for (config, mark), split in itertools.product({"de-en": "", "cs-en": "cs "}.items(), SIZES):
+        pairs = [(mark + en, de) for en, de in pairs_of(split)]
+        half = len(pairs) // 2
+        for i, part in enumerate((pairs[:half], pairs[half:])):
+            name = f"{config}/{split}-{i:05}-of-00002.parquet"
+            write_dataset(folder / name, part, "parquet")
+    return folder
+
+
+def add_readme(folder: Path) -> None:
+    """Declare the configurations, as the hub's README.md does."""
+    text = ["---", "configs:"]
+    for config in ("cs-en", "de-en"):
+        text += [f"- config_name: {config}", "  data_files:"]
+        for split in SIZES:
+            text += [f"  - split: {split}", f"    path: {config}/{split}-*"]
+    (folder / "README.md").write_bytes(lines([*text, "---"]))
+
+
+def read_dataset(tmp_path: Path, split: str = "train", **changes: Any) -> Pairs:
+    config = settings(**{split: SplitConfig(**changes)})
+    return read(find_sources(config, split, tmp_path / "spool"))
+
+
+def test_the_layouts_of_the_hub_give_the_pairs_of_a_split(tmp_path: Path, wmt14: Path) -> None:
+    for has_readme, (ours, theirs) in itertools.product((False, True), OURS.items()):
+        if has_readme:
+            add_readme(wmt14)
+        found = read_dataset(tmp_path, ours, dataset=str(wmt14), dataset_config="de-en")
+        assert found == pairs_of(theirs), (ours, has_readme)
+    for kind in ("jsonl", "parquet"):  # bentrevett/multi30k: a file a split, fields of languages
+        folder = tmp_path / f"multi30k-{kind}"
+        for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
+            write_dataset(folder / f"{name}.{kind}", pairs_of(split), kind, nested=False)
+        for ours, theirs in OURS.items():
+            assert read_dataset(tmp_path, ours, dataset=str(folder)) == pairs_of(theirs)
+        found = read_dataset(tmp_path, dataset=str(folder), dataset_split="test")
+        assert found == pairs_of("test")
+        found = read_dataset(tmp_path, dataset=str(folder), fields=["de", "en"])
+        assert found == [(de, en) for en, de in pairs_of("train")]
+
+
+def test_single_files_and_folders_of_save_to_disk_give_their_pairs(tmp_path: Path) -> None:
+    for kind, nested in itertools.product(("parquet", "stream", "file"), (True, False)):
+        path = tmp_path / ("a.parquet" if kind == "parquet" else "a.arrow")
+        write_dataset(path, pairs_of("train"), kind, nested=nested)
+        assert read_dataset(tmp_path, dataset=str(path)) == pairs_of("train"), (kind, nested)
+    saved = datasets.Dataset.from_list(table_of(pairs_of("test"), nested=True).to_pylist())
+    for name, whole in (("one", saved), ("splits", datasets.DatasetDict({"test": saved}))):
+        whole.save_to_disk(str(tmp_path / name))
+        assert read_dataset(tmp_path, "test", dataset=str(tmp_path / name)) == pairs_of("test")
+
+
+def test_line_breaks_in_texts_become_spaces_and_move_no_other_pair(tmp_path: Path) -> None:
+    odd = [("x\ny\u2028z", "1\r\n2"), ("a\n", "\n"), ("", "leer"), ("\ufeffBOM", "\ttab")]
+    path = write_dataset(tmp_path / "a.parquet", [*odd, ("last", "letzte")], "parquet")
+    (chunk,) = read_chunks(find(tmp_path, dataset=str(path)))
+    cleaned = clean(chunk, settings(), held_out=True)
+    texts = [("x y z", "1  2"), ("a ", " "), ("", "leer"), ("BOM", "\ttab"), ("last", "letzte")]
+    assert list(zip(cleaned.src, cleaned.tgt, strict=True)) == texts
+    assert cleaned.counts.replaced["U+2028"] == 5
+
+
+def test_fields_may_hold_nothing_numbers_or_bytes(tmp_path: Path) -> None:
+    """A missing text is an empty line; bytes are left to cleaning."""
+    path, raw = tmp_path / "a.parquet", pa.array([b"gr\xfcn", b"b"], pa.binary())
+    for columns, expected in [
+        (([None, "a", None], ["b", "c", None]), (b"\na\n\n", b"b\nc\n\n")),
+        (([1, 2], raw), (b"1\n2\n", b"gr\xfcn\nb\n")),
+    ]:
+        pq.write_table(pa.table({"en": columns[0], "de": columns[1]}), path)
+        (source,) = find(tmp_path, dataset=str(path))
+        assert tuple(file.read_bytes() for file in source.paths) == expected
+    with pytest.raises(DataError, match=rf"{re.escape(str(tmp_path))}/a\.parquet:1: byte 3"):
+        read([source])
+
+
+def test_a_dataset_that_is_the_same_stays_as_it_was_spooled(tmp_path: Path, wmt14: Path) -> None:
+    for config, is_same in (("de-en", False), ("de-en", True), ("cs-en", False)):
+        (source,) = find(tmp_path, dataset=str(wmt14), dataset_config=config)
+        assert (source.paths[0].stat().st_mtime_ns == OLD) == is_same
+        os.utime(source.paths[0], ns=(OLD, OLD))
+    assert source.paths[0].read_text("utf-8").startswith("cs train 0")
+
+
+def test_what_a_dataset_lacks_is_said_with_what_it_has(tmp_path: Path, wmt14: Path) -> None:
+    add_readme(wmt14)
+    text = write_dataset(tmp_path / "text" / "a.jsonl", pairs_of("test"), "jsonl")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "notes.md").write_text("nothing", encoding="utf-8")
+    for changes, expected in [
+        ({"dataset_split": "validaton"}, "has no split validaton; did you mean validation"),
+        ({"dataset_config": "de-fr"}, "de-fr.*Available.*de-en"),
+        ({"fields": ["en", "fr"]}, r"\(de-en\) has the fields de, en;.*now en, fr"),
+        ({"fields": ["translation", "en"]}, "holds struct.*not text"),
+        ({"dataset": str(text)}, "a.jsonl is no .parquet or .arrow file.*jsonl"),
+        ({"dataset": str(tmp_path / "none")}, "dataset .*none .*cannot be read"),
+    ]:
+        with pytest.raises(DataError, match=expected) as error:
+            find(tmp_path, **{"dataset": str(wmt14), "dataset_config": "de-en", **changes})
+        assert "\n" not in str(error.value)
+
+
+def test_a_damaged_dataset_is_a_data_error(tmp_path: Path) -> None:
+    for name, is_folder in itertools.product(["jsonl", "parquet", "stream"], [True, False]):
+        folder = tmp_path / f"{name}-{is_folder}"
+        suffix = "arrow" if name == "stream" else name
+        path = write_dataset(folder / f"train.{suffix}", pairs_of("train") * 100, name)
+        os.truncate(path, path.stat().st_size // 2 - 3)  # not at the end of a line
+        if name == "jsonl" and not is_folder:
+            continue  # no dataset by itself
+        dataset = re.escape(str(folder if is_folder else path))
+        with pytest.raises(DataError, match=f"dataset {dataset} cannot be read") as error:
+            find(tmp_path, dataset=str(folder if is_folder else path))
+        assert "\n" not in str(error.value)

@@ -32,42 +32,6 @@ _IS_SPACE = np.zeros(0x110000, dtype=bool)
 _IS_SPACE[[code for code in range(0x3001) if chr(code).isspace()]] = True  # the last is U+3000
 
 
-class Tally:
-    """How often each of some whole numbers (not negative) came; `keys` (K,) rise."""
-
-    def __init__(self, keys: Ints | None = None, counts: Ints | None = None) -> None:
-        self.keys: Ints = np.zeros(0, np.int64) if keys is None else keys
-        self.counts: Ints = np.zeros(0, np.int64) if counts is None else counts
-
-    @classmethod
-    def of(cls, values: Ints) -> Tally:
-        """Count `values`, of any shape."""
-        keys, counts = np.unique(values, return_counts=True)
-        return cls(keys.astype(np.int64), counts.astype(np.int64))
-
-    @property
-    def total(self) -> int:
-        """The sum of all counts."""
-        return int(self.counts.sum())
-
-    def add(self, other: Tally) -> None:
-        """Add the counts of `other`."""
-        both = np.concatenate([self.keys, other.keys])
-        self.keys, places = np.unique(both, return_inverse=True)
-        counts = np.concatenate([self.counts, other.counts])
-        self.counts = np.zeros(len(self.keys), np.int64)
-        np.add.at(self.counts, places, counts)
-
-    def to_json(self) -> list[list[int]]:
-        """Return keys and counts as lists."""
-        return [self.keys.tolist(), self.counts.tolist()]
-
-    @classmethod
-    def from_json(cls, content: list[list[int]]) -> Tally:
-        """Read what `to_json` returned."""
-        return cls(*(np.array(part, np.int64) for part in content))
-
-
 class CodePoints:
     """The code points of lines without line ends."""
 
@@ -77,10 +41,10 @@ class CodePoints:
         self._present: Ints = np.flatnonzero(counts)
         self._counts: Ints = counts[self._present]
 
-    def tally(self) -> Tally:
-        """Count each character; line ends are none."""
-        inside = self._present != _LINE_END
-        return Tally(self._present[inside], self._counts[inside])
+    def tally(self) -> Counter[int]:
+        """Count each character, by code point; line ends are none."""
+        both = zip(self._present.tolist(), self._counts.tolist(), strict=True)
+        return Counter({code: count for code, count in both if code != _LINE_END})
 
     def num_words(self) -> int:
         """Count what stands between spaces of any kind."""
@@ -230,28 +194,27 @@ _BY_CATEGORY = {
 }
 
 
-def describe_characters(characters: Tally, tokenizer: Tokenizer) -> dict[str, Any]:
-    """Sum up the characters of one side for the report.
+def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
+    """Sum up the characters of one side, counted by code point, for the report.
 
     `covered_share` counts those that the tokenizer writes without bytes and <unk>.
     """
-    counts = dict(zip(characters.keys.tolist(), characters.counts.tolist(), strict=True))
-    numbers = script_table().take(characters.keys).tolist()
-    names = [SCRIPTS[number - 1] if number else None for number in numbers]
+    table = script_table()
+    names = {code: SCRIPTS[table[code] - 1] if table[code] else None for code in counts}
     letters = Counter[str]()
-    for name, count in zip(names, counts.values(), strict=True):
+    for code, name in names.items():
         if name is not None:
-            letters[name] += count
+            letters[name] += counts[code]
     largest = sorted(letters.items(), key=lambda item: (-item[1], item[0]))
     scripts = {name: count / letters.total() for name, count in largest}
     main = {name for name, share in scripts.items() if share >= _MAIN_SHARE}
-    kinds = {code: _oddity(code, name, main) for code, name in zip(counts, names, strict=True)}
+    kinds = {code: _oddity(code, name, main) for code, name in names.items()}
     odd = {code: kind for code, kind in kinds.items() if kind is not None}
     missing = {tokenizer.unk_id, *tokenizer.byte_ids}
     encoded = zip(counts, tokenizer.encode_batch([chr(code) for code in counts], 1), strict=True)
     # a character that is normalized away has no ids, and lacks no piece
     uncovered = {code: "" for code, ids in encoded if not missing.isdisjoint(ids)}
-    total = characters.total
+    total = counts.total()
     num_covered = total - sum(counts[code] for code in uncovered)
     return {
         "characters": total,

@@ -6,6 +6,7 @@ filters come later. Memory is bounded whatever the length of a line.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -75,7 +76,7 @@ class Chunk:
     def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
         """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
         names = self.source.names
-        return Place(names[side if len(names) > 1 else 0], self.first_line + row, byte)
+        return Place(names[side % len(names)], self.first_line + row, byte)
 
 
 @dataclass(frozen=True)
@@ -111,16 +112,8 @@ class TaskChunk:
 class ChunkReader:
     """Reads sources one after the other, from the first pair to the last; a context manager."""
 
-    def __init__(
-        self,
-        sources: Sequence[Source],
-        *,
-        pairs_a_chunk: int = PAIRS_A_CHUNK,
-        bytes_a_chunk: int = BYTES_A_CHUNK,
-    ) -> None:
+    def __init__(self, sources: Sequence[Source]) -> None:
         self._sources = iter(sources)
-        self._pairs_a_chunk = pairs_a_chunk
-        self._bytes_a_chunk = bytes_a_chunk
         self._source: Source | None = None  # the one that is open
         self._files: list[_LineFile] = []
         self._next_line = 1  # of this source
@@ -138,19 +131,17 @@ class ChunkReader:
         """Pass over pairs and return their number, less than asked for only at the end."""
         return sum(chunk.num_pairs for chunk in self.read(num_pairs))
 
-    def read(self, num_pairs: int | None = None) -> Iterator[Chunk]:
-        """Yield the next `num_pairs` pairs, or all, in chunks of at most `pairs_a_chunk` pairs and
-        `bytes_a_chunk` bytes, but of one pair at least.
+    def read(self, num_pairs: int = sys.maxsize) -> Iterator[Chunk]:
+        """Yield the next `num_pairs` pairs, or all, in chunks of at most `PAIRS_A_CHUNK` pairs and
+        `BYTES_A_CHUNK` bytes, but of one pair at least.
 
         Raises `DataError` for sides of different length, with both counts, and for files that
         cannot be read.
         """
-        left = num_pairs
-        while left != 0 and (source := self._fill()) is not None:
-            limits = [self._pairs_a_chunk, *(file.num_waiting for file in self._files)]
-            most = min(limits if left is None else [left, *limits])
+        while num_pairs > 0 and (source := self._fill()) is not None:
+            most = min(num_pairs, PAIRS_A_CHUNK, *(len(file.ends) for file in self._files))
             sizes = np.sum([file.ends[:most] for file in self._files], axis=0)
-            number = max(1, int(np.searchsorted(sizes, self._bytes_a_chunk, side="right")))
+            number = max(1, int(np.searchsorted(sizes, BYTES_A_CHUNK, side="right")))
             lines = range(self._next_line, self._next_line + number)
             overlong = {line for file in self._files for line in file.overlong if line in lines}
             yield Chunk(
@@ -164,18 +155,23 @@ class ChunkReader:
             )
             self._next_line += number
             self._num_pairs += number
-            left = None if left is None else left - number
+            num_pairs -= number
 
     def _fill(self) -> Source | None:
         """Read ahead, and return the source that has the next pair, if any."""
         while True:
             for file in self._files:
-                file.fill(self._pairs_a_chunk, self._bytes_a_chunk)
-            waiting = [file.num_waiting for file in self._files]
+                file.fill()
+            waiting = [len(file.ends) for file in self._files]
             if waiting and all(waiting):
                 return self._source
-            if any(waiting):
-                self._refuse()
+            if self._source is not None and any(waiting):
+                names = self._source.names
+                num_src, num_tgt = (self._next_line - 1 + f.count_rest() for f in self._files)
+                raise DataError(
+                    f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+                    "extract the pair again, line by line"
+                )
             for file in self._files:
                 self._closed_bytes += file.disk_bytes
                 file.close()
@@ -185,15 +181,6 @@ class ChunkReader:
                 return None
             for path, name in zip(self._source.paths, self._source.names, strict=True):
                 self._files.append(_LineFile(path, name))
-
-    def _refuse(self) -> None:
-        assert self._source is not None
-        names = self._source.names
-        num_src, num_tgt = (self._next_line - 1 + file.count_rest() for file in self._files)
-        raise DataError(
-            f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
-            "extract the pair again, line by line"
-        )
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
@@ -226,16 +213,13 @@ class _LineFile:
         self._stream.close()
         self._file.close()
 
-    @property
-    def num_waiting(self) -> int:
-        return len(self.ends)
-
-    def fill(self, num_lines: int, num_bytes: int) -> None:
-        """Read until as many lines or bytes wait, or the file is over.
-
-        What a chunk holds then depends on the text alone, not on how blocks cut it.
+    def fill(self) -> None:
+        """Read until a chunk is full or the file is over: what the chunk holds then depends on the
+        text alone, not on how blocks cut it.
         """
-        while not self._is_over and self.num_waiting < num_lines and len(self._text) < num_bytes:
+        while (
+            not self._is_over and len(self.ends) < PAIRS_A_CHUNK and len(self._text) < BYTES_A_CHUNK
+        ):
             self._read()
 
     def take(self, num_lines: int) -> bytes:
@@ -246,7 +230,7 @@ class _LineFile:
 
     def count_rest(self) -> int:
         """Count the lines from here to the end, which are gone then."""
-        num_before = self._num_lines - self.num_waiting
+        num_before = self._num_lines - len(self.ends)
         while not self._is_over:
             self._text, self.ends = b"", self.ends[:0]
             self._read()

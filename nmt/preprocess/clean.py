@@ -59,22 +59,15 @@ class PairCounts:
     replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by kind
     examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
 
-    def drop(self, reason: str, number: int, places: list[Place]) -> None:
-        """Count dropped pairs of one chunk; `places` are the first of them."""
-        self.kept -= number
-        self.dropped[reason] += number
-        self._remember(reason, places)
+    def count(self, counter: Counter[str], name: str, number: int, places: list[Place]) -> None:
+        """Count what was dropped or replaced in one chunk, if anything; `places` are the first.
 
-    def replace(self, kind: str, number: int, places: list[Place]) -> None:
-        """Count what was stripped or replaced in one chunk, if anything; `places` are the first."""
+        A place of the chunk that is later may have been found before.
+        """
         if number:
-            self.replaced[kind] += number
-            self._remember(kind, places)
-
-    def _remember(self, name: str, places: list[Place]) -> None:
-        """Add places of the same chunk; one that is later may have been found before."""
-        known = dict.fromkeys(self.examples.get(name, []) + places)
-        self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
+            counter[name] += number
+            known = dict.fromkeys(self.examples.get(name, []) + places)
+            self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
 
     def merge(self, other: PairCounts) -> None:
         """Add the counts of pairs that come after these."""
@@ -85,16 +78,9 @@ class PairCounts:
         for name, places in other.examples.items():
             self.examples[name] = (self.examples.get(name, []) + places)[:NUM_EXAMPLES]
 
-    def to_json(self) -> dict[str, Any]:
-        """Return plain values for a JSON file, names sorted; places as [file, line, byte]."""
-        counts = {"dropped": self.dropped, "replaced": self.replaced}
-        named = {name: dict(sorted(part.items())) for name, part in counts.items()}
-        examples = dict(sorted(self.examples.items()))
-        return {"read": self.read, "kept": self.kept, **named, "examples": examples}
-
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> PairCounts:
-        """Read what `to_json` gave."""
+        """Make the counts whose `vars` were written as JSON."""
         dropped, replaced = Counter(plain["dropped"]), Counter(plain["replaced"])
         examples = {k: [Place(*place) for place in v] for k, v in plain["examples"].items()}
         return cls(plain["read"], plain["kept"], dropped, replaced, examples)
@@ -125,19 +111,20 @@ class Cleaned:
             at_sides: where it is in the source (N,), and in the target (N,) if it can be there.
             at_bytes: the first byte to blame, for rows and sides where it is known.
         """
-        keep = ~np.logical_or.reduce(at_sides)
+        keep: Mask = ~np.logical_or.reduce(at_sides)
         dropped = np.flatnonzero(~keep)
         if len(dropped) == 0:
-            return keep  # type: ignore[no-any-return]
+            return keep
         places = []
         for i in dropped[:NUM_EXAMPLES].tolist():
             row, side = int(self.rows[i]), int(not at_sides[0][i])
             places.append(self.chunk.place(row, side, (at_bytes or {}).get((row, side))))
-        self.counts.drop(reason, len(dropped), places)
+        self.counts.kept -= len(dropped)
+        self.counts.count(self.counts.dropped, reason, len(dropped), places)
         stay = np.flatnonzero(keep).tolist()
         self.src, self.tgt = [self.src[i] for i in stay], [self.tgt[i] for i in stay]
         self.rows = self.rows[keep]
-        return keep  # type: ignore[no-any-return]
+        return keep
 
 
 _Spot = tuple[int, int]  # row of a chunk, from 0, and side: 0 for the source, 1 for the target
@@ -179,10 +166,7 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> Cleaned:
     _settle(cleaned, MALFORMED, reader.malformed, repair=held_out)
     if held_out or not config.filter.nul:
         for side, lines in enumerate((cleaned.src, cleaned.tgt)):
-            number, found = _substitute(lines, re.compile("\0"), " ")
-            rows = cleaned.rows[found[:NUM_EXAMPLES]].tolist()
-            places = [chunk.place(row, side) for row in rows]
-            reader.counts.replace("NUL", number, places)
+            reader.replace(lines, "NUL", re.compile("\0"), " ", side, cleaned.rows)
     return cleaned
 
 
@@ -197,7 +181,8 @@ def _settle(
     """Drop rows of the chunk with a fault, or count `number` (or the faults) as replaced."""
     if repair:
         places = [cleaned.chunk.place(*spot, faults[spot].byte) for spot in sorted(faults)]
-        cleaned.counts.replace(reason, len(faults) if number is None else number, places)
+        number = len(faults) if number is None else number
+        cleaned.counts.count(cleaned.counts.replaced, reason, number, places)
     elif faults:
         rows = [[row for row, at in faults if at == side] for side in (0, 1)]
         at_bytes = {spot: fault.byte for spot, fault in faults.items()}
@@ -206,8 +191,7 @@ def _settle(
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
     """Replace `pattern` in lines; return how often, and the rows that had it."""
-    rows = [row for row, line in enumerate(lines) if pattern.search(line)]
-    number = 0
+    rows, number = [row for row, line in enumerate(lines) if pattern.search(line)], 0
     for row in rows:
         lines[row], times = pattern.subn(by, lines[row])
         number += times
@@ -227,10 +211,11 @@ class _Reader:
     def read(self) -> tuple[list[str], list[str]]:
         """Return sources and targets; what is broken is repaired, what is lacking is empty."""
         lines = [self._clean(self._decode(side), side) for side in range(len(self._chunk.raw))]
-        if self._chunk.source.format is Format.pair:
+        format = self._chunk.source.format
+        if format is Format.pair:
             return lines[0], lines[1]
-        is_tsv = self._chunk.source.format is Format.tsv
-        sides = self._take_columns(lines[0]) if is_tsv else self._take_fields(lines[0])
+        take = self._take_columns if format is Format.tsv else self._take_fields
+        sides = take(lines[0])
         for line in self._chunk.overlong:
             self.malformed.pop((line - self._chunk.first_line, 0), None)
         return sides
@@ -247,9 +232,8 @@ class _Reader:
             try:
                 texts.append(line.decode("utf-8"))
             except UnicodeDecodeError as error:
-                byte = error.start + 1
-                message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
-                self.broken[row, side] = _Fault(byte, message)
+                byte, value = error.start + 1, line[error.start]
+                self.broken[row, side] = _Fault(byte, f"byte {byte} (0x{value:02x}) is not UTF-8")
                 escaped = line.decode("utf-8", "surrogateescape")
                 self.num_broken += len(_SURROGATE.findall(escaped))
                 texts.append(line.decode("utf-8", "replace"))
@@ -260,20 +244,19 @@ class _Reader:
         lines = text.split("\n")
         for kind, character, pattern, by in _RULES:
             if character in text:
-                self._replace(lines, kind, pattern, by, side)
+                self.replace(lines, kind, pattern, by, side)
         return lines
 
     def _take_columns(self, lines: list[str]) -> tuple[list[str], list[str]]:
         """Take two columns, numbered from 1, of lines with tabs."""
-        first, second = (column - 1 for column in self._chunk.source.columns)
+        first, second = self._chunk.source.columns
         last = max(first, second)
-        rows = [line.split("\t", last + 1) for line in lines]
+        rows = [line.split("\t", last) for line in lines]
         for row, cells in enumerate(rows):
-            if len(cells) <= last:
-                message = f"{len(cells)} of {last + 1} columns"
-                self.malformed[row, 0] = _Fault(None, message)
-                cells += [""] * (last + 1 - len(cells))
-        return [cells[first] for cells in rows], [cells[second] for cells in rows]
+            if len(cells) < last:
+                self.malformed[row, 0] = _Fault(None, f"{len(cells)} of {last} columns")
+                cells += [""] * (last - len(cells))
+        return [cells[first - 1] for cells in rows], [cells[second - 1] for cells in rows]
 
     def _take_fields(self, lines: list[str]) -> tuple[list[str], list[str]]:
         """Take two fields of lines of JSON."""
@@ -293,20 +276,28 @@ class _Reader:
 
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
         """Replace what JSON can spell and a line of UTF-8 cannot hold; apply the rules again."""
-        self._replace(texts, "LF", re.compile("\n"), " ", 0)
+        self.replace(texts, "LF", re.compile("\n"), " ", 0)
         number, rows = _substitute(texts, _SURROGATE, "\ufffd")
         self.num_broken += number
         for row in rows:
-            message = f'half a surrogate pair in the field "{name}"'
-            self.broken.setdefault((row, 0), _Fault(None, message))
+            fault = _Fault(None, f'half a surrogate pair in the field "{name}"')
+            self.broken.setdefault((row, 0), fault)
         return self._clean("\n".join(texts), 0)
 
-    def _replace(
-        self, lines: list[str], kind: str, pattern: re.Pattern[str], by: str, side: int
+    def replace(
+        self,
+        lines: list[str],
+        kind: str,
+        pattern: re.Pattern[str],
+        by: str,
+        side: int,
+        rows: Rows | None = None,
     ) -> None:
-        number, rows = _substitute(lines, pattern, by)
-        places = [self._chunk.place(row, side) for row in rows[:NUM_EXAMPLES]]
-        self.counts.replace(kind, number, places)
+        """Replace `pattern` in lines of one side, all of the chunk or those in `rows`; count it."""
+        number, found = _substitute(lines, pattern, by)
+        first = found[:NUM_EXAMPLES] if rows is None else rows[found[:NUM_EXAMPLES]].tolist()
+        places = [self._chunk.place(row, side) for row in first]
+        self.counts.count(self.counts.replaced, kind, number, places)
 
 
 def _parse(line: str) -> tuple[dict[str, Any], str | None]:

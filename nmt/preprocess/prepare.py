@@ -148,7 +148,7 @@ def _write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, in
             chunks = _counted(job, task, group, progress)
             result, shard = _write_shard(job, path, chunks, plan.tokenizers)
             content = {
-                "counts": result.counts.to_json(),
+                "counts": vars(result.counts),
                 "statistics": result.statistics.to_json(),
                 "shard": None if shard is None else asdict(shard),
             }

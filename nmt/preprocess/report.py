@@ -4,6 +4,7 @@ report.html show it. docs/formats.md describes the keys.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,7 @@ from tabulate import tabulate
 from nmt.config import PreprocessConfig
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
-from nmt.preprocess.characters import describe_characters
+from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.statistics import KINDS, NUM_BINS, STRICTNESS, Statistics, bin_starts
 
@@ -149,21 +150,25 @@ def _summary(result: CorpusResult) -> Report:
     return summary
 
 
+def _arrays(counts: Counter[int]) -> tuple[Ints, Ints]:
+    return np.array([*counts], np.int64), np.array([*counts.values()], np.int64)
+
+
 def _num_steep(statistics: Statistics) -> int:
     """Count the pairs with a side more than three times as long as the other."""
-    starts, keys = bin_starts(), statistics.lengths.keys
+    starts, (keys, counts) = bin_starts(), _arrays(statistics.lengths)
     middles = (starts[:-1] + starts[1:] - 1) // 2
     src, tgt = (
         np.minimum(middles[bins], side.longest)
         for bins, side in zip(np.divmod(keys, NUM_BINS), statistics.sides, strict=True)
     )
     steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP
-    return int(statistics.lengths.counts[steep].sum())
+    return int(counts[steep].sum())
 
 
 def _lengths(statistics: Statistics, side: int) -> Report:
     """Describe the lengths of one side, EOS included: quantiles, and bars of equal width."""
-    keys, counts = statistics.lengths.keys, statistics.lengths.counts
+    keys, counts = _arrays(statistics.lengths)
     bins = np.divmod(keys, NUM_BINS)[side]
     starts = bin_starts()[:-1]
     width = max(1, -(-(statistics.sides[side].longest + 1) // _MOST_BARS))

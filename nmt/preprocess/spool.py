@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
+import logging
 import os
 import sys
 from collections.abc import Generator, Iterator, Sequence
@@ -23,6 +24,7 @@ from nmt.config import SplitConfig, resolve
 from nmt.errors import DataError, nearest
 from nmt.files import sync
 
+log = logging.getLogger(__name__)
 # A line break inside a text would end the line. As this character it stays inside, where cleaning
 # makes a space of it and counts it.
 LINE_SEPARATOR = "\u2028".encode()
@@ -64,6 +66,7 @@ def read_dataset(split: SplitConfig, fields: Sequence[str], default_split: str) 
     `DataError` for a dataset that is not there, is damaged or has no such fields.
     """
     name = describe(split)
+    log.info("reading the dataset %s", name)
     tables = _tables(split, fields, split.dataset_split or default_split)
     try:
         with contextlib.closing(tables):

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.characters import CodePoints, Ints, Signatures, Tally, normal_form
+from nmt.preprocess.characters import CodePoints, Ints, Signatures, normal_form
 
 EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
 _BINS_AN_OCTAVE = 16
@@ -41,7 +41,7 @@ class SideStatistics:
     num_unknown: int = 0  # tokens <unk>
     num_bytes: int = 0  # tokens that stand for a byte of a character without a piece
     longest: int = 0  # tokens, EOS included
-    characters: Tally = field(default_factory=Tally)  # by code point
+    characters: Counter[int] = field(default_factory=Counter)  # by code point
 
 
 @dataclass
@@ -70,19 +70,19 @@ class Statistics:
     sides: tuple[SideStatistics, SideStatistics] = field(
         default_factory=lambda: (SideStatistics(), SideStatistics())
     )
-    lengths: Tally = field(default_factory=Tally)
+    lengths: Counter[int] = field(default_factory=Counter)
     """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
     overlaps: dict[str, SplitOverlap] = field(default_factory=dict)  # by held-out split
 
     def merge(self, other: Statistics) -> None:
         """Add the counts of the text that comes after."""
         self.num_pairs += other.num_pairs
-        self.lengths.add(other.lengths)
+        self.lengths.update(other.lengths)
         for mine, theirs in zip(self.sides, other.sides, strict=True):
             for name in ("num_tokens", "num_words", "num_unknown", "num_bytes"):
                 setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
             mine.longest = max(mine.longest, theirs.longest)
-            mine.characters.add(theirs.characters)
+            mine.characters.update(theirs.characters)
         for split, found in other.overlaps.items():
             overlap = self.overlaps.setdefault(split, SplitOverlap(found.num_rows))
             for name, number in found.matches.items():
@@ -90,25 +90,35 @@ class Statistics:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
-        sides = [vars(side) | {"characters": side.characters.to_json()} for side in self.sides]
+        sides = [vars(side) | {"characters": _columns(side.characters)} for side in self.sides]
         overlaps = {
             split: vars(o) | {"seen": {name: sorted(rows) for name, rows in o.seen.items()}}
             for split, o in self.overlaps.items()
         }
-        counts = {"sides": sides, "lengths": self.lengths.to_json(), "overlaps": overlaps}
+        counts = {"sides": sides, "lengths": _columns(self.lengths), "overlaps": overlaps}
         return vars(self) | counts
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Statistics:
         """Read what `to_json` returned."""
-        statistics = cls(content["num_pairs"], lengths=Tally.from_json(content["lengths"]))
+        statistics = cls(content["num_pairs"], lengths=_counter(content["lengths"]))
         for side, counts in zip(statistics.sides, content["sides"], strict=True):
-            vars(side).update(counts | {"characters": Tally.from_json(counts["characters"])})
+            vars(side).update(counts | {"characters": _counter(counts["characters"])})
         for split, o in content["overlaps"].items():
             overlap = statistics.overlaps[split] = SplitOverlap(o["num_rows"])
             for name, number in o["matches"].items():
                 overlap.add(name, number, o["seen"][name], o["examples"][name])
         return statistics
+
+
+def _columns(counts: Counter[int]) -> list[list[int]]:
+    """Return the keys, which JSON keeps as numbers only in lists, and their counts."""
+    keys = sorted(counts)
+    return [keys, [counts[key] for key in keys]]
+
+
+def _counter(columns: list[list[int]]) -> Counter[int]:
+    return Counter(dict(zip(*columns, strict=True)))
 
 
 class Measurer:
@@ -154,7 +164,7 @@ class Measurer:
             side.num_unknown, side.num_bytes = int(kinds[_UNKNOWN]), int(kinds[_BYTE])
             side.longest = int(lengths.max())
             bins.append(length_bins(lengths))
-        statistics.lengths = Tally.of(bins[0] * NUM_BINS + bins[1])
+        statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
         if self._held_out is not None:
             signatures = (codes[0].signatures(), codes[1].signatures())
             statistics.overlaps = self._held_out.find(texts, signatures, file=file, lines=lines)
