@@ -247,5 +247,5 @@ def test_the_padding_share_is_that_of_the_batches(toy_data: Path, tmp_path: Path
     assert train(toy_data, tmp_path / "run", *options) == 0
     (record,) = read_records(tmp_path / "run", "nll")
     one = sampler(toy_data)
-    batches = [rows for update in one.updates(0)[:4] for rows in update.batches]
+    batches = [rows for update in one.updates(0).pool_of(0)[:4] for rows in update.batches]
     assert record["padding_share"] == pytest.approx(padding_share(one.lengths, batches))
