@@ -58,18 +58,12 @@ def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have
     assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
 
 
-def test_the_pairs_of_half_an_epoch_are_drawn_at_random() -> None:
-    mix = make_mix(corpora(), {"c": 0.5})
-    drawn = [
-        tuple(sorted(mix.rows(seed, epoch).tolist())) for seed in (0, 1) for epoch in (0, 2, 4)
-    ]
-    assert len(set(drawn)) == 6
-    assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
-
-
-def test_a_large_corpus_is_shuffled_in_blocks_and_none_is_lost(
+def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    mix, epochs = make_mix(corpora(), {"c": 0.5}), itertools.product((0, 1), (0, 2, 4))
+    assert len({tuple(sorted(mix.rows(seed, epoch).tolist())) for seed, epoch in epochs}) == 6
+    assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
     monkeypatch.setattr(mixing, "_MOST_BLOCKS", 16)
     for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
         mix = make_mix([CorpusRange("x", 5, size, 0.5)], {})
