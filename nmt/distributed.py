@@ -38,11 +38,19 @@ class World:
 
 
 def find_world() -> World:
-    """Read from the environment what torch's launcher (torchrun) says this process is."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    if any(name not in os.environ for name in names):
+    """Read from the environment what a launcher (torchrun) says this process is; without one it is
+    alone, and without local numbers all processes are on one machine.
+    """
+    if not is_launched():
         return World()
-    return World(*(int(os.environ[name]) for name in names))
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
+        raise ConfigError(
+            f"RANK={rank}, WORLD_SIZE={size}: set by a launcher, the rank must be from 0 to below "
+            "the world size; start with torchrun, or unset both"
+        )
+    local = (os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size))
+    return World(int(rank), int(size), *map(int, local))
 
 
 def is_launched() -> bool:

@@ -23,7 +23,7 @@ from nmt.training.validation import Validation
 # where a process can die: between updates, in the write of a checkpoint, in validation
 PLACES: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
-    "save": (files, "sync_tree"),
+    "save": (files, "share_and_sync"),
     "rename": (os, "rename"),
     "link": (checkpoints, "replace_link"),
     "remove": (checkpoints.Saver, "_remove_old"),

@@ -19,7 +19,7 @@ from toy import assert_same_weights, read_records, read_weights, train
 from nmt.config import OptimizerConfig, TrainConfig
 from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.training import checks
 from nmt.training.checks import SpikeDetector, describe_batches
 from nmt.training.learner import Learner
@@ -50,7 +50,7 @@ def poisoned() -> Iterator[Callable[[int, float], None]]:
 
 
 def sampler(toy_data: Path) -> TokenBatchSampler:
-    lengths = open_split(toy_data, "train").lengths()
+    lengths = ParallelData(toy_data, "train").lengths
     return TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
 
 

@@ -17,7 +17,7 @@ from ranks import child, ranks, run_ranks
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.errors import EXIT_STOPPED
 from nmt.training.checkpoints import TrainerState, seed_update
 from nmt.training.checks import listen
@@ -101,7 +101,7 @@ def test_another_number_of_ranks_goes_on_with_every_pair_once(
         assert ("no pair is repeated" in log) == (end > 4)
         for path in paths:
             path.unlink()
-    lengths = open_split(toy_data, "train").lengths()
+    lengths = ParallelData(toy_data, "train").lengths
     sampler = TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
     planned = [u.batches for epoch in range(3) for u in sampler.updates(epoch)]
     assert recorded == [[int(i) for rows in batches for i in rows] for batches in planned[:14]]

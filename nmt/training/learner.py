@@ -64,7 +64,7 @@ class Learner:
     ) -> None:  # fmt: skip
         self.config, self.world, self.device = config, world, device
         self.data, self.tokenizer = data, tokenizer
-        self.lengths: Lengths = data.lengths()
+        self.lengths: Lengths = data.lengths
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.dtype = find_dtype(config.dtype, device)

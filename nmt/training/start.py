@@ -9,7 +9,7 @@ import torch
 from nmt.config import TrainConfig, resolve
 from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
-from nmt.data.binary import open_split, read_meta
+from nmt.data.binary import ParallelData, read_meta
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
@@ -33,11 +33,11 @@ class Setup:
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
         self.tokenizer = load_tokenizers(data_dir, self.meta["tokenizer_sha256"])
-        data = open_split(data_dir, "train")
+        data = ParallelData(data_dir, "train")
         self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
         temperature = config.mix_temperature or self.meta.get("temperature", 1.0)
         self.sampler = TokenBatchSampler(
-            data.lengths(),
+            data.lengths,
             config.max_tokens,
             tokens_per_update=config.tokens_per_update,
             seed=config.seed,
