@@ -90,20 +90,23 @@ def test_rare_words_are_forgotten_and_cut_again(
 
 
 def test_models_whose_words_do_not_stand_alone_encode_whole_lines() -> None:
-    """Unigram models, whose sums round; and a model with a piece over a space."""
+    """Unigram models, whose sums round; models with a piece over a space or that keep spaces."""
     config = tokenizer_config(type=TokenizerType.unigram, vocab_size=285)
-    model = io.BytesIO()
-    sentencepiece.SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences(200)),
-        model_writer=model,
-        model_type="bpe",
-        vocab_size=330,
-        byte_fallback=True,
-        pad_id=3,
-        split_by_whitespace=False,
-        minloglevel=2,
-    )
-    for tokenizer in (train_tokenizer(sentences(200), config), Tokenizer(model.getvalue())):
+    tokenizers = [train_tokenizer(sentences(200), config)]
+    for option in ({"split_by_whitespace": False}, {"remove_extra_whitespaces": False}):
+        model = io.BytesIO()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter(sentences(200)),
+            model_writer=model,
+            model_type="bpe",
+            vocab_size=330,
+            byte_fallback=True,
+            pad_id=3,
+            minloglevel=2,
+            **option,
+        )
+        tokenizers.append(Tokenizer(model.getvalue()))
+    for tokenizer in tokenizers:
         assert not cuts_at_spaces(tokenizer)
         assert_same(LineEncoder(tokenizer), tokenizer, hostile_lines(50, 0))
 

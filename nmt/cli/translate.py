@@ -191,7 +191,8 @@ def _check_places(config: TranslateConfig, world: World) -> Path | None:
             )
     for text in (config.input, config.prefixes):
         if text is not None and text != "-":
-            open_bytes(resolve(text)).close()
+            with open_bytes(resolve(text)):
+                pass
     if config.prefixes == "-":
         raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
     if config.prefixes is not None and config.input != "-":
