@@ -81,21 +81,15 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
     for norm, positions in itertools.product(Norm, Positions):
         model = tiny_model(3, norm=norm, positions=positions)
         folder = save(tmp_path / "m", tokenizer, weights=model.state_dict(), model=model.config)
-        loaded = load(folder)
+        stored, loaded = load_weights(folder), load(folder)
+        shapes = [name for name, tensor in stored.items() if VOCAB_SIZE in tensor.shape]
+        assert shapes == ["embedding.weight"]  # the shared matrix is stored once
         src, tgt = random_source([6, 3]), random_target(2, 5)
         with torch.no_grad():
             found, expected = hidden_states(loaded, *src, tgt), hidden_states(model, *src, tgt)
             assert torch.equal(loaded.logits(found), model.logits(expected)), (norm, positions)
         assert load_info(folder) == info(tokenizer, model=model.config)
         assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
-
-
-def test_the_shared_matrix_is_stored_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folder = save(tmp_path / "m", tokenizer)
-    shapes = {name: tuple(t.shape) for name, t in load_weights(folder).items()}
-    assert [name for name, shape in shapes.items() if VOCAB_SIZE in shape] == ["embedding.weight"]
-    num_weights = sum(tensor.numel() for tensor in load_weights(folder).values())
-    assert num_weights == sum(p.numel() for p in tiny_model().parameters())
 
 
 def test_a_run_stands_for_its_average_then_its_best_then_its_latest(
@@ -111,31 +105,24 @@ def test_a_run_stands_for_its_average_then_its_best_then_its_latest(
 # --- the mean
 
 
-def test_the_average_of_copies_is_the_copy_bit_for_bit(
+def test_the_average_is_the_arithmetic_mean_and_of_copies_the_copy_bit_for_bit(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
-    folder = save(tmp_path / "0", tokenizer)
-    before = load_weights(folder)
-    for count in (1, 2, 3, 5, 20):
-        average([folder] * count, tmp_path / "average")
-        after = load_weights(tmp_path / "average")
-        assert before.keys() == after.keys()
-        assert all(torch.equal(before[name], after[name]) for name in before), count
-    assert (tmp_path / "average/tokenizer.model").read_bytes() == tokenizer.model
-
-
-def test_the_average_is_the_arithmetic_mean_of_every_tensor(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    folders = [save(tmp_path / str(i), tokenizer, seed=i) for i in range(7)]
+    folders = [save(tmp_path / str(i), tokenizer, seed=i, updates=10 + i % 3) for i in range(7)]
     loaded = [load_weights(folder) for folder in folders]
-    for count in (2, 3, 7):
+    for count in (1, 2, 3, 7):
         average(folders[:count], tmp_path / "average")
         for name, tensor in load_weights(tmp_path / "average").items():
             exact = torch.stack([weights[name].double() for weights in loaded[:count]]).mean(0)
             assert tensor.dtype is torch.float32
             torch.testing.assert_close(tensor, exact.float(), rtol=1e-7, atol=1e-9)
-            assert not torch.equal(tensor, loaded[0][name])
+        average(folders[:1] * count, tmp_path / "copies")
+        copies = load_weights(tmp_path / "copies")
+        assert copies.keys() == loaded[0].keys()
+        assert all(torch.equal(copies[name], loaded[0][name]) for name in copies), count
+    assert (tmp_path / "average/tokenizer.model").read_bytes() == tokenizer.model
+    assert load_info(tmp_path / "average") == replace(load_info(folders[0]), updates=12)
+    assert load(tmp_path / "average")
 
 
 def test_the_mean_of_two_is_rounded_once(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -148,13 +135,6 @@ def test_the_mean_of_two_is_rounded_once(tokenizer: Tokenizer, tmp_path: Path) -
     average(folders, tmp_path / "average")
     mean = load_weights(tmp_path / "average")[name]
     torch.testing.assert_close(mean, torch.full_like(mean, 0.75 * large))
-
-
-def test_an_average_is_a_model_of_the_newest_update(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    folders = [save(tmp_path / str(n), tokenizer, updates=n) for n in (10, 30, 20)]
-    average(folders, tmp_path / "average")
-    assert load_info(tmp_path / "average") == replace(load_info(folders[0]), updates=30)
-    assert load(tmp_path / "average")
 
 
 # --- what does not fit
@@ -170,23 +150,19 @@ def assert_refused(folders: list[Path], match: str) -> None:
     assert sorted(root.rglob("*")) == before
 
 
-def test_another_architecture_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_another_architecture_or_vocabulary_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
     changes: list[dict[str, Any]] = [{"d_ff": 64}, {"num_heads": 2}]
     changes += [{"norm": Norm.pre}, {"positions": Positions.sinusoidal_concat}]
     first = save(tmp_path / "0", tokenizer)
     for change in changes:
-        other = tiny_model(1, **change)
-        second = save(tmp_path / "1", tokenizer, weights=other.state_dict(), model=other.config)
-        assert_refused([first, second], match="architecture")
-        assert_refused([first, first, second], match=re.escape(str(second)))
-
-
-def test_another_vocabulary_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+        model = tiny_model(1, **change)
+        second = save(tmp_path / "1", tokenizer, weights=model.state_dict(), model=model.config)
+        assert_refused([first, first, second], match=rf"{re.escape(str(second))}.* architecture")
     other = train_tokenizer(sentences(150, seed=5), tokenizer_config())
     assert other.vocab_size == tokenizer.vocab_size
-    assert other.sha256 != tokenizer.sha256
-    folders = [save(tmp_path / "0", tokenizer), save(tmp_path / "1", other)]
-    assert_refused(folders, match="different vocabularies")
+    assert_refused([first, save(tmp_path / "1", other)], match="different vocabularies")
 
 
 def test_other_tensors_are_refused_by_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
@@ -202,23 +178,17 @@ def test_other_tensors_are_refused_by_name(tokenizer: Tokenizer, tmp_path: Path)
         assert_refused(folders[::-1], match=re.escape(named))
 
 
-def test_a_missing_or_damaged_checkpoint_is_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+def test_missing_and_damaged_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     first, second = (save(tmp_path / str(i), tokenizer) for i in range(2))
     assert_refused([first, tmp_path / "none"], match="none does not exist")
     whole = (second / "model.safetensors").read_bytes()
     (second / "model.safetensors").write_bytes(whole[:-10])
     assert_refused([first, second], match="damaged")
-
-
-def test_weights_that_do_not_fit_their_config_are_refused(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    folder = save(tmp_path / "m", tokenizer)
-    weights = load_weights(folder)
+    weights = load_weights(first)
     weights.pop("embedding.weight")
-    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    safetensors.torch.save_file(weights, first / "model.safetensors")
     with pytest.raises(ModelError, match="embedding"):
-        load(folder)
+        load(first)
 
 
 # --- which checkpoints
@@ -249,12 +219,11 @@ def updates(folders: list[Path]) -> list[int]:
     return [load_info(folder).updates for folder in folders]
 
 
-def test_the_last_checkpoints_are_the_newest_by_number(run_dir: Path) -> None:
+def test_the_last_checkpoints_are_the_newest_and_the_best_those_with_the_best_scores(
+    run_dir: Path,
+) -> None:
     assert updates(last_checkpoints(run_dir, 2)) == [10, 100_000_000]
     assert updates(last_checkpoints(run_dir, 5)) == [2, 4, 6, 10, 100_000_000]
-
-
-def test_the_best_checkpoints_are_those_with_the_best_scores(run_dir: Path) -> None:
     assert updates(best_checkpoints(run_dir, 2, BestMetric.loss)) == [6, 4]
     assert updates(best_checkpoints(run_dir, 3, BestMetric.bleu)) == [4, 6, 100_000_000]
 

@@ -27,40 +27,29 @@ from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.translate.backend import load_models, score_pairs
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
-both_means = pytest.mark.parametrize("combine", list(Combine))
 
 
-def ensemble(combine: Combine = Combine.probabilities) -> EnsembleStepper:
-    return EnsembleStepper([ModelStepper(model) for model in MODELS], combine)
-
-
-@both_means
-@pytest.mark.parametrize("beam_size", [1, 4])
+@pytest.mark.parametrize("combine", list(Combine))
 @torch.no_grad()
-def test_each_step_is_the_mean_of_full_forward_passes(beam_size: int, combine: Combine) -> None:
-    source, settings = random_source(LENGTHS), config(beam_size, a=1.0, b=8)
-    for row, hypotheses in enumerate(find(ensemble(combine), source, settings)):
-        for h in hypotheses:
-            each = [teacher_forced(model, source, row, h.tokens) for model in MODELS]
-            for found, parts in zip(h.token_log_probs, zip(*each, strict=True), strict=True):
-                mean = sum(parts) / 3
-                if combine is Combine.probabilities:
-                    mean = math.log(sum(map(math.exp, parts)) / 3)
-                assert found == pytest.approx(mean, abs=1e-4)
-
-
-@both_means
-def test_an_ensemble_scores_what_it_finds_the_same(combine: Combine) -> None:
-    settings = config(4, a=1.0, b=8, alignment=True, coverage_penalty=0.2)
-    stepper, source = ensemble(combine), random_source(LENGTHS)
-    count = 0
-    for row, hypotheses in enumerate(find(stepper, source, settings)):
-        finished = [h for h in hypotheses if h.finished]
-        rows = [source[0][row, : source[1][row] - 1].tolist()] * len(finished)
-        targets = [h.tokens[:-1] for h in finished]
-        again = score_pairs(stepper, rows, targets, settings, IDS)
-        assert_same(again, finished, tolerance=1e-4)
-        count += len(finished)
+def test_each_step_is_the_mean_of_full_forward_passes_and_scored_the_same(combine: Combine) -> None:
+    stepper = EnsembleStepper([ModelStepper(model) for model in MODELS], combine)
+    source, count = random_source(LENGTHS), 0
+    for beam_size in (1, 4):
+        settings = config(beam_size, a=1.0, b=8, alignment=True, coverage_penalty=0.2)
+        for row, hypotheses in enumerate(find(stepper, source, settings)):
+            for h in hypotheses:
+                each = [teacher_forced(model, source, row, h.tokens) for model in MODELS]
+                for found, parts in zip(h.token_log_probs, zip(*each, strict=True), strict=True):
+                    mean = sum(parts) / 3
+                    if combine is Combine.probabilities:
+                        mean = math.log(sum(map(math.exp, parts)) / 3)
+                    assert found == pytest.approx(mean, abs=1e-4)
+            finished = [h for h in hypotheses if h.finished]
+            rows = [source[0][row, : source[1][row] - 1].tolist()] * len(finished)
+            targets = [h.tokens[:-1] for h in finished]
+            again = score_pairs(stepper, rows, targets, settings, IDS)
+            assert_same(again, finished, tolerance=1e-4)
+            count += len(finished)
     assert count > 3
 
 

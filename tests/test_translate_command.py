@@ -18,7 +18,7 @@ from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt import Translator, progress
 from nmt.data.text import clean_line
-from nmt.translate.backend import NativeBackend
+from nmt.translate.backend import NativeBackend, SearchRequest
 
 HOSTILE = [
     b"the house",
@@ -58,23 +58,17 @@ def output_of(model: Path, *arguments: str, folder: Path) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("options", [[], ["window_lines=3", "max_tokens=1"], ["format=json"]])
-def test_line_i_answers_line_i_whatever_is_in_the_text(
-    model: Path, tmp_path: Path, options: list[str]
-) -> None:
+def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n".join(HOSTILE))
-    found = output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path)
-    assert len(found) == len(HOSTILE)
     translator = Translator.load(model, device="cpu")
-    for i, raw in enumerate(HOSTILE):
-        (alone,) = translator.translate([clean_line(raw, "here")])
-        if "format=json" in options:
-            record = json.loads(found[i])
-            assert record["index"] == i
-            assert record["hypotheses"][0]["text"] == alone
-        else:
-            assert found[i] == alone
-            assert len(alone.splitlines()) <= 1  # of which no other tool makes two
+    alone = [translator.translate([clean_line(raw, "here")])[0] for raw in HOSTILE]
+    assert all(len(text.splitlines()) <= 1 for text in alone)  # of which no other tool makes two
+    for options in ([], ["window_lines=3", "max_tokens=1"]):
+        assert output_of(model, f"input={tmp_path / 'in'}", *options, folder=tmp_path) == alone
+    found = output_of(model, f"input={tmp_path / 'in'}", "format=json", folder=tmp_path)
+    records = [json.loads(line) for line in found]
+    assert [record["index"] for record in records] == list(range(len(HOSTILE)))
+    assert [record["hypotheses"][0]["text"] for record in records] == alone
 
 
 def test_a_line_that_is_not_utf8_is_named_and_the_windows_before_it_are_written(
@@ -125,12 +119,7 @@ def test_an_answer_does_not_wait_for_the_next_line(model: Path, tmp_path: Path) 
     assert read_line(reader).endswith(b"\n")
     assert read_line(reader) == b""
     assert status(pid) == 0
-
-
-def test_a_person_who_types_gets_each_answer_at_once_and_no_bar(
-    model: Path, tmp_path: Path
-) -> None:
-    master, slave = pty.openpty()
+    master, slave = pty.openpty()  # a person who types, and sees no bar
     pid, reader = serve(model, tmp_path, slave, master)
     for _ in range(2):
         os.write(master, b"the house\n")
@@ -195,53 +184,42 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Pa
     assert after < before + 15  # MiB; 50,000 results kept would be 25 or more
 
 
-@pytest.fixture
-def fragile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let the engine fail for long sentences, as a graphics card does."""
-    whole = NativeBackend.search
+def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
+    model: Path,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lines, whole = sentences(90, seed=6), NativeBackend.search
+    places = [f"input={write_lines(tmp_path / 'in', lines)}"]
+    expected = output_of(model, *places, folder=tmp_path)
 
-    def search(self: NativeBackend, rows: Any, *arguments: Any, **options: Any) -> Any:
-        if max(map(len, rows)) > 60:
+    def search(self: NativeBackend, request: SearchRequest) -> Any:
+        if max(map(len, request.rows)) > 60:  # as a graphics card fails for long sentences
             raise RuntimeError("no memory")
-        return whole(self, rows, *arguments, **options)
+        return whole(self, request)
 
     monkeypatch.setattr(NativeBackend, "search", search)
-
-
-@pytest.mark.usefixtures("fragile")
-@pytest.mark.parametrize("options", [[], ["format=json"]])
-def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
-    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], options: list[str]
-) -> None:
-    lines = sentences(90, seed=6)
-    whole = write_lines(tmp_path / "in", lines)
-    expected = output_of(model, f"input={whole}", *options, folder=tmp_path)
     lines[7] = lines[80] = "the " * 70
+    expected[7] = expected[80] = ""
     write_lines(tmp_path / "in", lines)
-    arguments = [f"model_dir={model}", f"input={whole}", f"output={tmp_path / 'out'}", *options]
-    assert translate(*arguments) == 2
-    err = capfd.readouterr().err
-    assert "line 8 cannot be translated and becomes empty: RuntimeError: no memory" in err
-    assert "line 81 cannot" in err
-    assert err.split("\n")[-2].startswith("nmt-translate: 2 lines could not be translated")
-    found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1]
-    for i, line in enumerate(found):
-        if i not in (7, 80):
-            if options:
-                texts = [
-                    [h["text"] for h in json.loads(x)["hypotheses"]] for x in (line, expected[i])
-                ]
-                assert texts[0] == texts[1]
+    for options in ([], ["format=json"]):
+        arguments = [f"model_dir={model}", *places, f"output={tmp_path / 'out'}", *options]
+        assert translate(*arguments) == 2
+        err = capfd.readouterr().err
+        assert "line 8 cannot be translated and becomes empty: RuntimeError: no memory" in err
+        assert "line 81 cannot" in err
+        assert err.split("\n")[-2].startswith("nmt-translate: 2 lines could not be translated")
+        found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1]
+        if not options:
+            assert found == expected
+            continue
+        for i, record in enumerate(map(json.loads, found)):
+            if i in (7, 80):
+                failed = {"error": "RuntimeError: no memory", "hypotheses": []}
+                assert record == {"index": i} | failed
             else:
-                assert line == expected[i]
-        elif options:
-            assert json.loads(line) == {
-                "index": i,
-                "error": "RuntimeError: no memory",
-                "hypotheses": [],
-            }
-        else:
-            assert line == ""
+                assert record["hypotheses"][0]["text"] == expected[i]
 
 
 def test_json_tells_all_of_every_hypothesis(model: Path, tmp_path: Path) -> None:
@@ -281,45 +259,32 @@ def test_prefixes_start_the_translations_and_must_be_as_many(
 def test_several_model_folders_are_an_ensemble(model: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", seed=3)
     places = [f"input={write_lines(tmp_path / 'in', sentences(20, seed=2))}"]
-    found = {
-        name: output_of(tmp_path, *places, f"model_dir={folders}", folder=tmp_path)
-        for name, folders in {
-            "one": model,
-            "twice": f"[{model},{model}]",
-            "both": f"[{model},{other}]",
-            "other": other,
-        }.items()
-    }
-    assert found["one"] == found["twice"]
-    assert found["both"] not in (found["one"], found["other"])
+    folders = (model, f"[{model},{model}]", f"[{model},{other}]", other)
+    one, twice, both, alone = (
+        output_of(tmp_path, *places, f"model_dir={folder}", folder=tmp_path) for folder in folders
+    )
+    assert one == twice
+    assert both not in (one, alone)
     lines = sentences(20, seed=2)
-    assert Translator.load([model, other], device="cpu").translate(lines) == found["both"]
+    assert Translator.load([model, other], device="cpu").translate(lines) == both
 
 
-@pytest.mark.parametrize(
-    ("arguments", "named"),
-    [
+def test_a_wrong_setting_is_one_line(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    path = write_lines(tmp_path / "in", ["the house"])
+    for arguments, named in (
         (["too_long=cut"], "too_long"),
         (["max_source_length=7"], "max_source_length=7: must be at least 8"),
         (["prefixes=-"], "prefixes=-"),
-        (["output={input}"], "is the input"),
+        ([f"output={path}"], "is the input"),
         (["model_dir=[]"], "model_dir=[]: name at least one"),
         (["temperature=0.5"], "temperature=0.5: only works with sampling=true"),
         (["backend=ctranslate3"], "backend"),
-        (["model_dir=[{model},{model}]", "backend=ctranslate2"], "has no ensembles"),
-    ],
-)
-def test_a_wrong_setting_is_one_line(
-    model: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    arguments: list[str],
-    named: str,
-) -> None:
-    path = write_lines(tmp_path / "in", ["the house"])
-    given = [text.format(input=path, model=model) for text in arguments]
-    places = [] if "model_dir" in given[0] else [f"model_dir={model}"]
-    assert translate(*places, f"input={path}", *given) == 2
-    out, err = capfd.readouterr()
-    assert named in err.split("\n")[-2]
-    assert out == ""
+        ([f"model_dir=[{model},{model}]", "backend=ctranslate2"], "has no ensembles"),
+    ):
+        places = [] if "model_dir" in arguments[0] else [f"model_dir={model}"]
+        assert translate(*places, f"input={path}", *arguments) == 2
+        out, err = capfd.readouterr()
+        assert named in err.split("\n")[-2]
+        assert out == ""

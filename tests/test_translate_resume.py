@@ -78,22 +78,21 @@ def test_a_job_killed_again_and_again_ends_with_the_same_bytes(
     assert not [path.name for path in tmp_path.iterdir() if "log" not in path.name][1:]
 
 
-def test_a_killed_job_goes_on_where_it_stopped(folder: Path, tmp_path: Path) -> None:
-    output = tmp_path / "out"
-    lines = kill_halfway(folder, output)
-    assert status(start(tmp_path / "log", *places(folder), f"output={output}", *OPTIONS)) == 0
-    log = (tmp_path / "log").read_text(encoding="utf-8")
-    assert f"going on after line {lines}\n" in log
-    assert output.read_bytes() == (folder / "whole").read_bytes()
-
-
-def test_lines_that_came_after_the_kill_are_translated_too(folder: Path, tmp_path: Path) -> None:
+def test_a_killed_job_goes_on_where_it_stopped_also_with_more_lines_and_other_batches(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     write_lines(tmp_path / "in", LINES[:900])
     (tmp_path / "model").symlink_to(folder / "model")
-    kill_halfway(tmp_path, tmp_path / "out")
+    arguments = [*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS]
+    lines = kill_halfway(tmp_path, tmp_path / "out")
     write_lines(tmp_path / "in", LINES)
-    assert translate(*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS) == 0
+    assert translate(*arguments) == 0
+    assert f"going on after line {lines}\n" in capfd.readouterr().err
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+    (tmp_path / "out").unlink()
+    kill_halfway(tmp_path, tmp_path / "out")
+    assert translate(*arguments, "max_tokens=500") == 0
+    assert "going on after line" in capfd.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -116,15 +115,6 @@ def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
     assert f"{named}" in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
     assert translate(*kept, *OPTIONS, *changes, f"output={tmp_path / 'new'}") == 0
     assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes()
-
-
-def test_batch_size_and_threads_may_change_when_a_job_goes_on(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    kill_halfway(folder, tmp_path / "out")
-    arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}", "max_tokens=500"]
-    assert translate(*arguments) == 0
-    assert "going on after line" in capfd.readouterr().err
 
 
 def test_a_second_process_with_the_same_output_is_refused(
@@ -153,14 +143,13 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_pat
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
 
 
-def test_an_error_before_the_first_line_leaves_nothing(folder: Path, tmp_path: Path) -> None:
+def test_an_error_keeps_the_lines_before_it_and_without_any_leaves_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
     (tmp_path / "in").write_bytes(b"\xff\n")
-    arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}"]
-    assert translate(*arguments, f"output={tmp_path / 'out'}") == 2
+    damaged = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}"]
+    assert translate(*damaged, f"output={tmp_path / 'out'}") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-
-
-def test_an_error_later_keeps_the_lines_before(folder: Path, tmp_path: Path) -> None:
     write_lines(tmp_path / "in", [*LINES[:700], "the " * 300])
     arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}", *OPTIONS]
     arguments += [f"output={tmp_path / 'out'}", "too_long=error"]
@@ -171,24 +160,19 @@ def test_an_error_later_keeps_the_lines_before(folder: Path, tmp_path: Path) -> 
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
 
 
-@pytest.mark.parametrize(
-    ("environment", "arguments", "named"),
-    [
-        ({"RANK": "0", "WORLD_SIZE": "2"}, [], "output=-: 2 processes"),
-        ({"RANK": "1", "WORLD_SIZE": "2"}, ["output={}", "input=-"], "input=-: 2 processes"),
-        ({"RANK": "2", "WORLD_SIZE": "2"}, ["output={}"], "RANK=2, WORLD_SIZE=2"),
-    ],
-)
 def test_several_processes_need_files(
     folder: Path,
     tmp_path: Path,
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
-    environment: dict[str, str],
-    arguments: list[str],
-    named: str,
 ) -> None:
-    for key, value in environment.items():
-        monkeypatch.setenv(key, value)
-    assert translate(*places(folder), *(a.format(tmp_path / "out") for a in arguments)) == 2
-    assert capfd.readouterr().err.startswith(f"nmt-translate: {named}")
+    output = f"output={tmp_path / 'out'}"
+    for rank, arguments, named in (
+        ("0", [], "output=-: 2 processes"),
+        ("1", [output, "input=-"], "input=-: 2 processes"),
+        ("2", [output], "RANK=2, WORLD_SIZE=2"),
+    ):
+        monkeypatch.setenv("RANK", rank)
+        monkeypatch.setenv("WORLD_SIZE", "2")
+        assert translate(*places(folder), *arguments) == 2
+        assert capfd.readouterr().err.startswith(f"nmt-translate: {named}")

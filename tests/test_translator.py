@@ -29,7 +29,7 @@ from nmt.translate.backend import (
     SearchRequest,
     Segment,
 )
-from nmt.translate.lines import LineOptions, LineResult, cut_windows, prefetch
+from nmt.translate.lines import LineOptions, LineResult, cut_windows
 from nmt.translate.translator import TranslationError, Translator
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
@@ -114,17 +114,6 @@ def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translat
             break
         threading.Event().wait(0.005)
     assert threading.active_count() < num_threads
-
-
-def test_what_reading_raises_comes_up_after_the_windows_before_it() -> None:
-    def lines() -> Iterator[int]:
-        yield from (1, 2, 3)
-        raise KeyError("the fourth")
-
-    items = prefetch(lines())
-    assert list(itertools.islice(items, 3)) == [1, 2, 3]
-    with pytest.raises(KeyError, match="the fourth"):
-        next(items)
 
 
 @pytest.mark.parametrize("beam_size", [1, 2])

@@ -66,7 +66,7 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
         if path is None:
             stream = _open_stream(config.output, stack)
             lines, has_more = _open_input(config.input)
-            source = HashedInput(lines, _read_prefixes(config))
+            source = _hashed(config, lines)
             windows = source.windows(world, config.window_lines, has_more=has_more)
         else:
             place = part_path(path, world.rank, world.size)
@@ -86,10 +86,10 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
         progress.update(source.num_lines - progress.done, read_bytes=source.num_bytes)
         if path is not None:
             part.complete(source.num_lines, source.sha256)
-        if path is not None or not is_typed:
             progress.finish()
-        if path is not None:
             counts = finish(path, world, part, config.window_lines)
+        elif not is_typed:
+            progress.finish()
     if world.is_main:
         _report(counts, config)
 
@@ -241,15 +241,15 @@ def _open_input(path: str) -> tuple[Iterator[str], Callable[[], bool]]:
     return read_stream(waiting, "stdin"), waiting.has_more
 
 
-def _read_prefixes(config: TranslateConfig) -> Iterator[str] | None:
-    return None if config.prefixes is None else read_input(config.prefixes)
+def _hashed(config: TranslateConfig, lines: Iterator[str]) -> HashedInput:
+    return HashedInput(lines, None if config.prefixes is None else read_input(config.prefixes))
 
 
 def _resume_input(config: TranslateConfig, part: PartFile) -> HashedInput:
     """Open the input where an earlier process stopped, or at its start when that is of no use."""
     if part.difference:
         log.warning("%s is of another job (%s); starting over", part.path, part.difference)
-    source, done = HashedInput(read_input(config.input), _read_prefixes(config)), part.state
+    source, done = _hashed(config, read_input(config.input)), part.state
     source.skip(done.lines)
     is_same = not done.lines or (source.num_lines, source.sha256) == (done.lines, done.sha256)
     if is_same:
@@ -262,7 +262,7 @@ def _resume_input(config: TranslateConfig, part: PartFile) -> HashedInput:
         )
     else:
         log.warning("%s is of another input; starting over", part.path)
-        source = HashedInput(read_input(config.input), _read_prefixes(config))
+        source = _hashed(config, read_input(config.input))
     part.start(over=not is_same)
     return source
 
@@ -283,9 +283,6 @@ def _describe(config: TranslateConfig, search: SearchConfig) -> dict[str, Any]:
         **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
         **asdict(search),
     }
-
-
-# --- what is logged
 
 
 def _progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Progress:

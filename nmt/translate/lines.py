@@ -185,7 +185,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     lines, most = window.lines, options.max_source_length - 1
     segments: list[list[Segment]] = []
     num_left_out: dict[int, int] = {}
-    prefixes = None if window.prefixes is None else tokenizer.tgt.encode_batch(window.prefixes)
+    prefixes = tokenizer.tgt.encode_batch(window.prefixes or [""] * len(lines))
     for i, ids in enumerate(tokenizer.src.encode_batch(lines)):
         parts = [ids] if ids else []
         if len(ids) > most:
@@ -199,8 +199,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 parts, num_left_out[i] = [ids[:most]], len(ids) - most
             else:
                 parts = split_line(lines[i], most, tokenizer.src.encode_batch)
-        forced = prefixes[i] if prefixes is not None else []
-        segments.append([Segment(part, [] if k else forced) for k, part in enumerate(parts)])
+        segments.append([Segment(part, [] if k else prefixes[i]) for k, part in enumerate(parts)])
     return EncodedWindow(window, segments, num_left_out)
 
 
@@ -286,9 +285,8 @@ class LineCounts:
 
     def add(self, other: LineCounts) -> None:
         """Add the counts of another part of the job."""
-        self.failed += other.failed
-        self.met_limit += other.met_limit
-        self.too_long += other.too_long
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
 
 
 def to_results(
@@ -370,19 +368,16 @@ def render(
 
 
 def _to_json(result: LineResult, index: int) -> dict[str, Any]:
-    content: dict[str, Any] = {"index": index}
-    if result.error is not None:
-        content["error"] = result.error
-    if result.num_parts > 1:
-        content["num_parts"] = result.num_parts
-    if result.num_left_out:
-        content["num_left_out"] = result.num_left_out
-    if result.source_tokens:
-        content["source_tokens"] = result.source_tokens
-    names = ["text", "score", "log_prob", "tokens", "token_log_probs", "finished"]
-    content["hypotheses"] = [
-        {name: getattr(t, name) for name in names}
-        | ({} if t.alignment is None else {"alignment": t.alignment})
+    some = {
+        "error": result.error,
+        "num_parts": result.num_parts if result.num_parts > 1 else None,
+        "num_left_out": result.num_left_out,
+        "source_tokens": result.source_tokens,
+    }
+    names = ("text", "score", "log_prob", "tokens", "token_log_probs", "finished", "alignment")
+    translations = [
+        {name: getattr(t, name) for name in names if getattr(t, name) is not None}
         for t in result.translations
     ]
-    return content
+    shown = {name: value for name, value in some.items() if value}
+    return {"index": index, **shown, "hypotheses": translations}
