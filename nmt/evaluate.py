@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -95,10 +94,6 @@ class Comparison:
 
 DEFAULT_METRICS = (Metric.bleu, Metric.chrf, Metric.ter)
 _DEFAULT_TEST = Significance()
-_PAIRED_TEST = {  # sacreBLEU's name, and the resamples for intervals where the test itself has none
-    Method.bootstrap: ("bs", -1),
-    Method.approximate_randomization: ("ar", NUM_INTERVAL_SAMPLES),
-}
 
 
 def tokenizer_for(language: str) -> str:
@@ -107,9 +102,17 @@ def tokenizer_for(language: str) -> str:
     return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
 
 
-def check_tokenizer(tokenize: str) -> None:
-    """Raise a ConfigError unless `tokenize` is a sacreBLEU tokenizer that works here."""
-    _bleu_metric(tokenize)
+def bleu_metric(tokenize: str) -> BLEU:
+    """Build BLEU; raise a ConfigError for a tokenizer that sacreBLEU lacks or cannot run here."""
+    if tokenize not in BLEU.TOKENIZERS:
+        hint = nearest(tokenize, BLEU.TOKENIZERS)
+        raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {hint}")
+    try:
+        return BLEU(tokenize=tokenize, force=True)  # force: `_check` raises instead
+    except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
+        extra = _EXTRA_OF_TOKENIZER.get(tokenize)
+        reason = f"run: pip install '{extra}'" if extra else " ".join(str(error).split())
+        raise ConfigError(f"tokenize={tokenize} is not available here; {reason}") from error
 
 
 def evaluate(
@@ -125,17 +128,14 @@ def evaluate(
     `tokenize` only affects BLEU. `force` accepts text that looks tokenized, which otherwise, like
     unequal counts and empty input, raises a DataError.
     """
-    check_aligned(hypotheses, references)
-    if not force:
-        _check_detokenized("hypotheses", hypotheses)
-        _check_detokenized("references", *references)
+    _check({"hypotheses": hypotheses}, references, force=force)
     return [_score(_build(metric, tokenize), hypotheses, references) for metric in metrics]
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
     """Score with BLEU alone, even text that looks tokenized, which a model may write at first."""
-    check_aligned(hypotheses, references)
-    return _score(_bleu_metric(tokenize), hypotheses, references).value
+    _check({"hypotheses": hypotheses}, references, force=True)
+    return _score(bleu_metric(tokenize), hypotheses, references).value
 
 
 def compare(
@@ -156,17 +156,19 @@ def compare(
     whose counts differ: of the 2^k ways to swap these lines, at least two give exactly the observed
     difference. From k = 11 on (at 1000 samples) sacreBLEU's value is larger.
     """
-    check_aligned(hypotheses, references)
-    check_aligned(baseline, references, name="baseline")
-    if not force:
-        _check_detokenized("hypotheses", hypotheses)
-        _check_detokenized("baseline", baseline)
-        _check_detokenized("references", *references)
+    _check({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
     built = {metric.value: _build(metric, tokenize) for metric in metrics}
     systems = [("baseline", baseline), ("system", hypotheses)]
-    kind, extra = _PAIRED_TEST[test.method]
-    with _sacrebleu_seed(test.seed):
+    kind, extra = "ar", NUM_INTERVAL_SAMPLES
+    if test.method is Method.bootstrap:  # which computes intervals from its own resamples
+        kind, extra = "bs", -1
+    seed = {key: value for key, value in os.environ.items() if key == "SACREBLEU_SEED"}
+    os.environ["SACREBLEU_SEED"] = str(test.seed)  # read when the test is built
+    try:
         paired = PairedTest(systems, built, references, kind, test.num_samples, extra)
+    finally:
+        del os.environ["SACREBLEU_SEED"]
+        os.environ.update(seed)
     signatures, results = paired()
     rows = []
     for name, metric in paired.metrics.items():
@@ -179,21 +181,22 @@ def compare(
         low, high = _difference_interval(metric, before, after, seed=test.seed)
         num_changed = int((before != after).any(axis=1).sum())
         first, second = cast(list[Any], results[name])
-        comparison = Comparison(
-            name=name,
-            baseline=float(first.score),
-            baseline_mean=float(first.mean),
-            baseline_ci=float(first.ci),
-            system=float(second.score),
-            system_mean=float(second.mean),
-            system_ci=float(second.ci),
-            difference=float(second.score - first.score),
-            difference_low=low,
-            difference_high=high,
-            p_value=max(float(second.p_value), min(1.0, 2.0 ** (1 - num_changed))),
-            signature=str(signatures[name]),
+        rows.append(
+            Comparison(
+                name=name,
+                baseline=float(first.score),
+                baseline_mean=float(first.mean),
+                baseline_ci=float(first.ci),
+                system=float(second.score),
+                system_mean=float(second.mean),
+                system_ci=float(second.ci),
+                difference=float(second.score - first.score),
+                difference_low=low,
+                difference_high=high,
+                p_value=max(float(second.p_value), min(1.0, 2.0 ** (1 - num_changed))),
+                signature=str(signatures[name]),
+            )
         )
-        rows.append(comparison)
     return rows
 
 
@@ -230,24 +233,24 @@ def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> 
     }
 
 
-def check_aligned(lines: Lines, references: Sequence[Lines], *, name: str = "hypotheses") -> None:
-    """Raise a DataError unless every reference set has a line for each of `lines`."""
+def _check(systems: dict[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
+    """Raise a DataError unless every reference set has a line for each of a system and, without
+    `force`, for text that looks tokenized, whose scores are not comparable.
+    """
     assert not any(isinstance(text, str) for text in references), "a list of lists of lines"
     if not references:
         raise DataError("no references to score against; give at least one file of them")
-    if not lines:
-        raise DataError(f"{name}: 0 lines, nothing to score; give a file that is not empty")
-    for number, reference in enumerate(references, start=1):
-        if len(reference) != len(lines):  # sacreBLEU would silently stop at the shorter one
-            raise DataError(
-                f"{name}: {len(lines)} lines, reference set {number}: {len(reference)}; they must "
-                "match line by line: give the whole translation of the same test set"
-            )
-
-
-def _check_detokenized(name: str, *texts: Lines) -> None:
-    """Raise a DataError for text that looks tokenized, whose scores are not comparable."""
-    for lines in texts:
+    for name, lines in systems.items():
+        if not lines:
+            raise DataError(f"{name}: 0 lines, nothing to score; give a file that is not empty")
+        for number, reference in enumerate(references, start=1):
+            if len(reference) != len(lines):  # sacreBLEU would silently stop at the shorter one
+                raise DataError(
+                    f"{name}: {len(lines)} lines, reference set {number}: {len(reference)}; they "
+                    "must match line by line: give the whole translation of the same test set"
+                )
+    texts = [] if force else [*systems.items(), *(("references", lines) for lines in references)]
+    for name, lines in texts:
         num_tokenized = sum(line.rstrip().endswith(" .") for line in lines)
         if num_tokenized > MAX_TOKENIZED_LINES:
             raise DataError(
@@ -258,22 +261,10 @@ def _check_detokenized(name: str, *texts: Lines) -> None:
 
 def _build(metric: Metric, tokenize: str) -> SacreMetric:
     if metric is Metric.bleu:
-        return _bleu_metric(tokenize)
+        return bleu_metric(tokenize)
     if metric is Metric.ter:
         return TER()
     return CHRF(word_order=2 if metric is Metric.chrfpp else 0)
-
-
-def _bleu_metric(tokenize: str) -> BLEU:
-    if tokenize not in BLEU.TOKENIZERS:
-        hint = nearest(tokenize, BLEU.TOKENIZERS)
-        raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {hint}")
-    try:
-        return BLEU(tokenize=tokenize, force=True)  # force: `_check_detokenized` raises instead
-    except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
-        extra = _EXTRA_OF_TOKENIZER.get(tokenize)
-        reason = f"run: pip install '{extra}'" if extra else " ".join(str(error).split())
-        raise ConfigError(f"tokenize={tokenize} is not available here; {reason}") from error
 
 
 def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) -> Score:
@@ -290,18 +281,6 @@ def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) 
     elif isinstance(score, TERScore):
         detail = {"num_edits": score.num_edits, "reference_tokens": score.ref_length}
     return Score(score.name, float(score.score), str(metric.get_signature()), detail)
-
-
-@contextmanager
-def _sacrebleu_seed(seed: int) -> Iterator[None]:
-    """Set the environment variable that PairedTest takes its seed from when it is built."""
-    before = {key: value for key, value in os.environ.items() if key == "SACREBLEU_SEED"}
-    os.environ["SACREBLEU_SEED"] = str(seed)
-    try:
-        yield
-    finally:
-        del os.environ["SACREBLEU_SEED"]
-        os.environ.update(before)
 
 
 def _difference_interval(

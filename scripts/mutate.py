@@ -67,6 +67,9 @@ def main() -> int:
     parser.add_argument(
         "--timeout", type=float, default=600, help="seconds a run of tests may take"
     )
+    parser.add_argument(
+        "--named", action="store_true", help="leave out the rest of the suite when these pass"
+    )
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutations.json")
     args = parser.parse_args()
     breaks = [Break(*fields) for fields in MUTATIONS]
@@ -110,7 +113,7 @@ def run_all(breaks: list[Break], results: dict[str, Any], args: argparse.Namespa
         def make(one: Break) -> tuple[Break, dict[str, Any]]:
             place = copies.get()
             try:
-                return one, make_break(one, place, args.timeout)
+                return one, make_break(one, place, args)
             finally:
                 copies.put(place)
 
@@ -133,7 +136,7 @@ def copy_tree(place: Path) -> Path:
     return place
 
 
-def make_break(one: Break, place: Path, timeout: float) -> dict[str, Any]:
+def make_break(one: Break, place: Path, args: argparse.Namespace) -> dict[str, Any]:
     """Break a copy of the tree, run its tests, and restore it."""
     started = time.monotonic()
     problem = one.problem(place)
@@ -143,11 +146,11 @@ def make_break(one: Break, place: Path, timeout: float) -> dict[str, Any]:
         text = path.read_text(encoding="utf-8")
         try:
             path.write_text(text.replace(one.old, one.new), encoding="utf-8")
-            by = run_tests(place, one.test_files, timeout)
+            by = run_tests(place, one.test_files, args.timeout)
             state = "caught" if by else "survived"
-            if not by:
+            if not by and not args.named:
                 rest = [f"--ignore={test}" for test in one.test_files]
-                by = run_tests(place, rest, timeout)
+                by = run_tests(place, rest, args.timeout)
                 state = "caught late" if by else state
         finally:
             path.write_text(text, encoding="utf-8")

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import random
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +124,15 @@ def sentences(count: int, seed: int = 0) -> list[str]:
 def tokenizer_config(**changes: Any) -> TokenizerConfig:
     """Return the settings of a tokenizer that a few sentences are enough for."""
     return TokenizerConfig(**{"vocab_size": 330, **changes})
+
+
+@pytest.fixture(autouse=True)
+def _plain_log() -> Iterator[None]:
+    """Undo what a command that ran in this process has set for the logs of nmt."""
+    yield
+    logger = logging.getLogger("nmt")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
 
 
 @pytest.fixture(scope="session")

@@ -14,14 +14,7 @@ from typing import Any
 import sentencepiece
 import torch
 import torch.nn.functional as F
-from conftest import (
-    WORDS,
-    hidden_states,
-    sentences,
-    tiny_config,
-    tiny_model,
-    tokenizer_config,
-)
+from conftest import WORDS, hidden_states, sentences, tiny_config, tiny_model, tokenizer_config
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, ExportFormat, PreprocessConfig, Quantization, SearchConfig
@@ -31,7 +24,7 @@ from nmt.export.folder import export
 from nmt.model.fast import accelerate
 from nmt.model.transformer import Transformer
 from nmt.search.hypotheses import Hypothesis
-from nmt.translate.backend import load_models
+from nmt.translate.backend import SearchRequest, load_models
 
 LIMIT = 30  # tokens of a translation
 
@@ -74,10 +67,7 @@ def save(folder: Path, model: Transformer, tokenizer: Tokenizers) -> Path:
 
 def random_model(folder: Path, tokenizer: Tokenizers, seed: int = 3, **changes: Any) -> Path:
     """Write a model folder with random weights, biases and norms."""
-    sizes = {
-        "vocab_size": tokenizer.tgt.vocab_size,
-        "src_vocab_size": tokenizer.src_vocab_size,
-    }
+    sizes = {"vocab_size": tokenizer.tgt.vocab_size, "src_vocab_size": tokenizer.src_vocab_size}
     return save(folder, tiny_model(seed, sharpness=2.0, **sizes, **changes), tokenizer)
 
 
@@ -93,12 +83,8 @@ def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
         src = pad(rows, eos=tokenizer.eos_id, **control)
         tgt_in = pad(rows, bos=tokenizer.bos_id, **control)
         hidden = hidden_states(model, src, torch.tensor([len(row) + 1 for row in rows]), tgt_in)
-        loss = F.cross_entropy(
-            model.logits(hidden).flatten(0, 1),
-            src.flatten(),
-            ignore_index=tokenizer.pad_id,
-            label_smoothing=0.1,
-        )
+        logits, how = model.logits(hidden).flatten(0, 1), {"ignore_index": tokenizer.pad_id}
+        loss = F.cross_entropy(logits, src.flatten(), label_smoothing=0.1, **how)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -127,19 +113,15 @@ def native(folder: Path, lines: list[str], config: SearchConfig) -> list[list[Hy
     loaded = load_models([folder], device="cpu")
     rows = loaded.tokenizer.src.encode_batch(lines)
     limited = replace(config, max_length_a=0, max_length_b=LIMIT)
-    return loaded.backend.search(rows, limited)
+    return loaded.backend.search(SearchRequest(rows, limited))
 
 
 def without_nmt(library: ExportFormat, tasks: list[dict[str, Any]]) -> Any:
     """Run the tasks of run_exported.py in a process that cannot import nmt."""
     script = str(Path(__file__).parent / "run_exported.py")
-    result = subprocess.run(
-        [sys.executable, "-I", script, library.value],
-        input=json.dumps(tasks),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = [sys.executable, "-I", script, library.value]
+    pipes = {"input": json.dumps(tasks), "capture_output": True, "text": True}
+    result = subprocess.run(command, check=False, **pipes)
     assert result.returncode == 0, result.stderr
     return json.loads(result.stdout)
 
@@ -151,14 +133,10 @@ def foreign_models(folder: Path, **names: str) -> PreprocessConfig:
         "tgt": {"vocab_size": 330, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **names},
     }
     for side, options in kinds.items():
-        model = io.BytesIO()
+        model, how = io.BytesIO(), {"model_type": "bpe", "byte_fallback": side == "tgt"}
+        lines = iter(sentences(200))
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=iter(sentences(200)),
-            model_writer=model,
-            model_type="bpe",
-            byte_fallback=side == "tgt",
-            minloglevel=2,
-            **options,
+            sentence_iterator=lines, model_writer=model, minloglevel=2, **how, **options
         )
         (folder / f"{side}.model").write_bytes(model.getvalue())
     files = {"model": str(folder / "src.model"), "tgt_model": str(folder / "tgt.model")}

@@ -33,16 +33,8 @@ def run_ctranslate2(task):
     for options in task["options"]:
         options = {"max_input_length": 0, "return_scores": True, **options}
         results = translator.translate_batch(pieces, **options)
-        found.append(
-            [
-                {
-                    "pieces": r.hypotheses[0],
-                    "score": r.scores[0],
-                    "text": target.decode(r.hypotheses[0]),
-                }
-                for r in results
-            ]
-        )
+        rows = [(r.hypotheses[0], r.scores[0]) for r in results]
+        found.append([{"pieces": p, "score": s, "text": target.decode(p)} for p, s in rows])
     return {"found": found}
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,28 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 LOG = re.compile(r"\d\d:\d\d:\d\d ")
 
 
-class Refused:
-    """Runs a command that must fail as the user's mistake, and checks its one line."""
-
-    def __init__(self, capfd: pytest.CaptureFixture[str], folder: Path) -> None:
-        self.capfd = capfd
-        self.folder = folder
-
-    def __call__(self, expected: list[str], name: str, *arguments: str) -> str:
-        before = sorted(self.folder.rglob("*"))
-        self.capfd.readouterr()
-        assert command(name, *arguments) == 2, arguments
-        out, err = self.capfd.readouterr()
-        lines = [line for line in err.split("\n") if line and not LOG.match(line)]
-        assert len(lines) == 1, lines
-        assert lines[0].startswith(f"nmt-{name}: ")
-        assert err.rstrip("\n").split("\n")[-1] == lines[0]
-        assert out == ""
-        for part in expected:
-            assert part in lines[0]
-        assert sorted(self.folder.rglob("*")) == before
-        return lines[0]
+Refused = Callable[..., str]
 
 
 @pytest.fixture
 def assert_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused:
-    return Refused(capfd, tmp_path)
+    """Run a command that must fail as the user's mistake, and check its one line."""
+
+    def check(expected: list[str], name: str, *arguments: str) -> str:
+        before = sorted(tmp_path.rglob("*"))
+        capfd.readouterr()
+        assert command(name, *arguments) == 2, arguments
+        out, err = capfd.readouterr()
+        (line,) = [line for line in err.split("\n") if line and not LOG.match(line)]
+        assert line.startswith(f"nmt-{name}: ")
+        assert err.rstrip("\n").split("\n")[-1] == line
+        assert out == ""
+        for part in expected:
+            assert part in line
+        assert sorted(tmp_path.rglob("*")) == before
+        return line
+
+    return check
 
 
 def preprocess_arguments(root: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
@@ -59,9 +56,7 @@ def preprocess_arguments(root: Path, folder: Path, changes: dict[str, Any]) -> l
     return [f"{key}={value}" for key, value in settings if value is not None]
 
 
-def test_what_cannot_be_preprocessed(
-    root: Path, tmp_path: Path, assert_refused: Refused, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     short, empty, latin, home = (tmp_path / n for n in ("short.de", "empty", "latin", "home"))
     short.write_bytes(b"eins\nzwei\n")
     empty.write_bytes(b"")
@@ -92,13 +87,7 @@ def test_what_cannot_be_preprocessed(
 
 def test_settings_that_cannot_be(assert_refused: Refused) -> None:
     for name, argument, *expected in [
-        ("train", "+model=bigg", "model=bigg", "did you mean big"),
         ("train", "max_update=3", "max_update", "did you mean max_updates"),
-        ("train", "+typo=1", "typo", "no such setting"),
-        ("train", "search.length_penalty=nan", "length_penalty", "must"),
-        ("preprocess", "seed=-1", "seed", "must"),
-        ("preprocess", "tokenizer.max_sentences=-5", "max_sentences", "must"),
-        ("preprocess", "tokenizer.character_coverage=7", "character_coverage", "must"),
         ("preprocess", "num_threads=100000", "num_threads", "must"),
         ("evaluate", "references=r", "hypotheses=FILE"),
         ("evaluate", "hypotheses=h", "references"),
@@ -110,18 +99,8 @@ def test_settings_that_cannot_be(assert_refused: Refused) -> None:
     assert_refused(["quantization=int8: format=huggingface"], "export", *marian)
 
 
-def damaged_data(root: Path, tmp_path: Path, file: str, content: bytes | None) -> Path:
-    """Copy the data folder with one file that has another content, or is gone."""
-    folder = tmp_path / f"{file}-{len(content or b'')}"
-    shutil.copytree(root / "data", folder)
-    (folder / file).unlink()
-    if content is not None:
-        (folder / file).write_bytes(content)
-    return folder
-
-
-def test_data_folders_and_settings_that_cannot_be_trained_on(
-    root: Path, tmp_path: Path, assert_refused: Refused
+def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
+    root: Path, tmp_path: Path, assert_refused: Refused, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "text").write_text("text", encoding="utf-8")
     meta = json.loads((root / "data/meta.json").read_text(encoding="utf-8"))
@@ -138,21 +117,20 @@ def test_data_folders_and_settings_that_cannot_be_trained_on(
         (data, tmp_path / "text", "", str(tmp_path / "text")),
         (data, run, "max_tokens=3", "max_tokens=3", "longest sentence"),
         (data, run, "device=cuda:77", "device=cuda:77", "device=cpu"),
+        (data, root / "run", "seed=5", "seed was 1, is 5"),
         (data, run, "device=gpu", "device=gpu", "auto, cpu, cuda"),
     ]:
-        if isinstance(data_dir, tuple):
-            data_dir = damaged_data(root, tmp_path, *data_dir)
+        if isinstance(data_dir, tuple):  # a file that has another content, or is gone
+            file, content = data_dir
+            data_dir = tmp_path / f"{file}-{len(content or b'')}"
+            shutil.copytree(root / "data", data_dir)
+            (data_dir / file).unlink()
+            if content is not None:
+                (data_dir / file).write_bytes(content)
         places = [f"data_dir={data_dir}", f"run_dir={run_dir}", *setting.split()]
         assert_refused(expected, "train", *places)
-
-
-def test_runs_that_cannot_go_on(
-    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    assert train(root / "data", root / "run", "max_updates=8", "seed=5") == 2
-    assert "seed was 1, is 5" in capfd.readouterr().err
     wild = ["optimizer.learning_rate_scale=1e30", "max_updates=20"]
-    assert train(root / "data", tmp_path / "run", *wild) == 2
+    assert train(data, run, *wild) == 2
     assert "not finite" in capfd.readouterr().err
 
 
@@ -160,12 +138,12 @@ def test_folders_that_are_no_models_or_damaged(
     root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
     for name, argument, expected in [
-        ("translate", f"model_dir={tmp_path}", "is no model folder"),
-        ("translate", f"model_dir={tmp_path / 'none'}", "does not exist"),
-        ("average", f"run_dir={tmp_path}", "is no run folder"),
-        ("average", f"run_dir={tmp_path / 'none'}", "does not exist"),
+        ("translate", "model_dir={}", "is no model folder"),
+        ("translate", "model_dir={}/none", "does not exist"),
+        ("average", "run_dir={}", "is no run folder"),
+        ("average", "run_dir={}/none", "does not exist"),
     ]:
-        assert_refused([expected], name, argument)
+        assert_refused([expected], name, argument.format(tmp_path))
     source = (root / "run/checkpoints/latest").resolve()
     content = json.loads((source / "config.json").read_text(encoding="utf-8"))
     weights = (source / "model.safetensors").read_bytes()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import gzip
 import json
 import subprocess
@@ -18,7 +17,6 @@ FOLDER = ROOT / "scripts" / "benchmark"
 sys.path.insert(0, str(FOLDER))
 
 import report  # noqa: E402
-from options import parse_args  # noqa: E402
 from players import Player, PlayerError, take_turns  # noqa: E402
 from settings import parse_model  # noqa: E402
 
@@ -42,26 +40,20 @@ def test_ratio_is_to_the_median_of_the_best_peer() -> None:
     assert rows[0] == ["engine", "tokens a second", "range", "x best peer", "peak memory"]
     assert rows[1] == ["ours", "400", "300 to 500", "2.00", "1 GB"]
     assert rows[3][3] == "0.50"
-
-
-def test_best_of_seconds_is_the_least() -> None:
     rows = make_section(lower_is_better=True).rows()
     assert [row[0] for row in rows[1:]] == ["slow", "fast", "ours"]
     assert rows[3][3] == "4.00"
 
 
-def test_report_names_engines_without_figures(tmp_path: Path) -> None:
+def test_report_names_engines_without_figures_and_sizes_are_read_from_text(tmp_path: Path) -> None:
+    _, model = parse_model("3+2:64:128:4")
+    assert (model.num_encoder_layers, model.num_decoder_layers) == (3, 2)
+    assert (model.d_model, model.d_ff, model.num_heads) == (64, 128, 4)
     paths = report.write(tmp_path, "x", {"nmt": "1"}, [make_section()])
     assert "- gone: not installed" in paths[0].read_text("utf-8")
     (section,) = json.loads(paths[1].read_text("utf-8"))["sections"]
     assert section["median"] == {"ours": 400.0, "slow": 100.0, "fast": 200.0}
     assert section["failed"] == {"gone": "not installed"}
-
-
-def test_sizes_are_read_from_text() -> None:
-    _, model = parse_model("3+2:64:128:4")
-    assert (model.num_encoder_layers, model.num_decoder_layers) == (3, 2)
-    assert (model.d_model, model.d_ff, model.num_heads) == (64, 128, 4)
 
 
 @pytest.fixture
@@ -92,10 +84,7 @@ def test_players_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_pat
     assert reasons == {"bad": "exit status 1: ValueError: too hot"}
     assert turns["good"][0]["peak_bytes"] > 1e6
     assert turns["good"][0]["cpu_seconds"] < 1
-
-
-def test_player_that_cannot_start_says_why(tmp_path: Path) -> None:
-    player = Player("x", Path(sys.executable), "missing.py", {"threads": 1}, tmp_path)
+    player = Player("x", Path(sys.executable), "missing.py", job, tmp_path)
     with pytest.raises(PlayerError, match=r"exit status 2.*missing\.py"):
         player.start()
 
@@ -121,18 +110,8 @@ def measure(corpus: Path, part: str) -> Any:
     command += ["--corpus", str(corpus), "--src", "src", "--tgt", "tgt", "--vocab-size", "310"]
     command += ["--models", size, "--translate-model", size, "--model-updates", "3"]
     command += ["--batch-tokens", "200", "--lines", "4", "--beams", "2", "--lengths", "5"]
-    command += [
-        "--repeats",
-        "2",
-        "--turn-seconds",
-        "0",
-        "--cache",
-        folder,
-        "--output",
-        folder,
-        "--name",
-        "figures",
-    ]
+    command += ["--repeats", "2", "--turn-seconds", "0", "--cache", folder]
+    command += ["--output", folder, "--name", "figures"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
     (section,) = json.loads((corpus.parent / "figures.json").read_text("utf-8"))["sections"]
@@ -153,17 +132,3 @@ def test_training_counts_real_tokens_of_each_side(toy_corpus: Path) -> None:
 def test_translation_of_fixed_length_counts_that_many_tokens(toy_corpus: Path) -> None:
     section = measure(toy_corpus, "translate")
     assert [turn["tgt_tokens"] for turn in section["turns"]["nmt"]] == [4 * 5, 4 * 5]
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_quick_asks_for_less_of_what_the_device_takes_for_granted(
-    device: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def parse(*words: str) -> argparse.Namespace:
-        monkeypatch.setattr(sys, "argv", ["run.py", "--device", device, *words])
-        return parse_args(None)
-
-    whole, quick = parse(), parse("--quick")
-    assert quick.vocab_size == whole.vocab_size
-    assert quick.lines < whole.lines
-    assert parse("--quick", "--lines", "7").lines == 7

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import io
 import itertools
 import math
 from pathlib import Path
@@ -16,8 +15,7 @@ from omegaconf import OmegaConf
 
 from nmt import config as package
 from nmt.cli import compose
-from nmt.cli.commands import COMMANDS
-from nmt.cli.help import choices, command_help
+from nmt.cli.commands import COMMANDS, choices, command_help
 from nmt.config import (
     CorpusConfig,
     ModelConfig,
@@ -35,13 +33,11 @@ FOLDER = Path(str(importlib.resources.files("nmt.configs")))
 CHOICES = [(group, name) for group in compose.GROUPS for name in choices(group)]
 
 
-def composed(name: str, *arguments: str) -> tuple[Any, str]:
-    """Return the config that a command would run with, and its YAML."""
-    seen: list[tuple[Any, str]] = []
+def composed(name: str, *arguments: str) -> Any:
+    """Return the config that a command would run with."""
+    seen: list[Any] = []
     everything = [*REQUIRED.get(name, []), *arguments]
-    compose.with_config(
-        COMMANDS[name], everything, lambda config, text, *_: seen.append((config, text))
-    )
+    compose.with_config(COMMANDS[name], everything, lambda config, _: seen.append(config))
     return seen[0]
 
 
@@ -65,23 +61,18 @@ def assert_refused(command: str, arguments: str, *expected: str) -> None:
 # --- the YAML in configs/
 
 
-def test_every_yaml_composes_for_every_command() -> None:
+def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
     for command in COMMANDS.values():
         for group, name in CHOICES:
             if command.name == "train" or (command.name == "preprocess" and group != "model"):
-                config, _ = composed(command.name, f"{group}={name}")
+                config = composed(command.name, f"{group}={name}")
                 assert isinstance(config, command.schema), (command.name, group, name)
-        run_dir = getattr(composed(command.name, "experiment=multi30k")[0], "run_dir", None)
+        run_dir = getattr(composed(command.name, "experiment=multi30k"), "run_dir", None)
         assert run_dir in (None, "runs/multi30k"), command.name
-
-
-def test_every_yaml_is_a_choice_and_sets_what_some_command_has() -> None:
     files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml")}
     assert files == {f"{group}/{name}.yaml" for group, name in CHOICES}
-    known = {f.name for c in COMMANDS.values() for f in dataclasses.fields(c.schema)}
-    for file in files:
-        content = yaml.safe_load((FOLDER / file).read_text(encoding="utf-8"))
-        assert set(content) - {"defaults"} <= known, file
+    with pytest.raises(ConfigError, match="the YAML sets max_update, .* mean max_updates"):
+        from_yaml(TrainConfig, max_update=3)
 
 
 def test_base_and_big_spell_out_every_hyperparameter() -> None:
@@ -92,27 +83,29 @@ def test_base_and_big_spell_out_every_hyperparameter() -> None:
             assert set(content[group]) == {field.name for field in dataclasses.fields(schema)}
         papers = {"beam_size", "length_penalty", "normalization", "max_length_a", "max_length_b"}
         assert set(content["search"]) == papers
-        assert {"label_smoothing", "tokens_per_update", "max_updates", "average_last"} <= set(
-            content
-        )
+        more = {"label_smoothing", "tokens_per_update", "max_updates", "average_last"}
+        assert more <= set(content)
 
 
 def test_recipes_are_the_papers() -> None:
-    assert composed("train", "model=base")[0] == composed("train")[0] == TrainConfig()
-    big, _ = composed("train", "model=big")
+    assert composed("train", "model=base") == composed("train") == TrainConfig()
+    big = composed("train", "model=big")
+    assert composed("train", "+model=big") == big
     assert big.model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
     assert (big.max_updates, big.average_last) == (300_000, 20)
-    assert composed("train", "experiment=wmt14_en_fr_big")[0].model.dropout == 0.1
-    config, _ = composed("preprocess", "experiment=wmt14_en_fr_big")
+    assert composed("train", "experiment=wmt14_en_fr_big").model.dropout == 0.1
+    config = composed("preprocess", "experiment=wmt14_en_fr_big")
     assert (config.data.train.dataset, config.data.train.dataset_config) == ("wmt/wmt14", "fr-en")
     assert config.tokenizer.vocab_size == 32_000
-    assert composed("preprocess", "experiment=wmt14_en_de_base")[0].tokenizer.vocab_size == 37_000
+    assert composed("preprocess", "experiment=wmt14_en_de_base").tokenizer.vocab_size == 37_000
 
 
 def test_the_resolved_yaml_holds_every_setting() -> None:
-    config, text = composed("train", "model=tiny", "seed=9")
-    saved = yaml.safe_load(io.StringIO(text))
-    assert set(saved) == {field.name for field in dataclasses.fields(config)}
+    texts: list[str] = []
+    arguments = ["model=tiny", "seed=9"]
+    compose.with_config(COMMANDS["train"], arguments, lambda config, text: texts.append(text))
+    saved = yaml.safe_load(texts[0])
+    assert set(saved) == {field.name for field in dataclasses.fields(TrainConfig)}
     assert (saved["seed"], saved["model"]["d_model"]) == (9, 128)
 
 
@@ -127,35 +120,25 @@ def test_every_dataclass_and_choice_can_be_imported_from_the_package() -> None:
 # --- what users type
 
 
-def test_a_group_is_chosen_with_and_without_plus() -> None:
-    assert composed("train", "+model=big")[0] == composed("train", "model=big")[0]
-
-
-def test_what_is_typed_wins_over_the_experiment() -> None:
-    config, _ = composed("train", "max_updates=7", "experiment=multi30k", "model.dropout=0.5")
+def test_what_is_typed_wins_over_the_experiment_and_has_its_type() -> None:
+    config = composed("train", "max_updates=7", "experiment=multi30k", "model.dropout=0.5")
     assert (config.max_updates, config.model.dropout) == (7, 0.5)
     assert config.run_dir == "runs/multi30k"
-
-
-def test_choices_and_nested_settings_are_typed() -> None:
     typed = "name=adamw weight_decay=0.01 schedule=inverse_sqrt peak_learning_rate=5e-4"
-    config, _ = composed("train", *(f"optimizer.{word}" for word in typed.split()))
+    config = composed("train", *(f"optimizer.{word}" for word in typed.split()))
     assert config.optimizer == OptimizerConfig(
         name=Optimizer.adamw,
         weight_decay=0.01,
         schedule=Schedule.inverse_sqrt,
         peak_learning_rate=5e-4,
     )
-    assert composed("train", "model.embedding_dropout=0.2")[0].model.embedding_dropout == 0.2
+    assert composed("train", "model.embedding_dropout=0.2").model.embedding_dropout == 0.2
 
 
-def test_any_path_can_be_typed_without_quoting() -> None:
+def test_paths_and_lists_need_no_quotes_and_one_element_no_brackets() -> None:
     paths = ["a=b.txt", "a,b.txt", "Grüße.txt", "你好", "~/x y.txt", "it's.txt", "{a}.txt", "a\\b"]
-    for path in (*paths, "a\\", "'tis", "a\\'b", "#1;2"):
-        assert composed("translate", f"input={path}")[0].input == path
-
-
-def test_lists_need_no_quotes_and_one_element_no_brackets() -> None:
+    for path in (*paths, "a\\", "'tis", "a\\'b", "#1;2", "'"):
+        assert composed("translate", f"input={path}").input == path
     for typed, expected in {
         "a b": ["a b"],
         "[a,b]": ["a", "b"],
@@ -163,34 +146,31 @@ def test_lists_need_no_quotes_and_one_element_no_brackets() -> None:
         "[]": [],
         """['a,b',"c"]""": ["a,b", "c"],
     }.items():
-        assert composed("average", f"checkpoints={typed}")[0].checkpoints == expected
-    columns = composed("preprocess", "data.train.tsv=a", "data.train.columns=[1,3]")
-    assert columns[0].data.train.columns == [1, 3]
+        assert composed("average", f"checkpoints={typed}").checkpoints == expected
+    config = composed("preprocess", "data.train.tsv=a", "data.train.columns=[1,3]")
+    assert config.data.train.columns == [1, 3]
 
 
 def test_files_are_the_corpus_when_files_are_named() -> None:
-    config, _ = composed("preprocess", "data.train.src=a", "data.train.tgt=b")
+    config = composed("preprocess", "data.train.src=a", "data.train.tgt=b")
     assert (config.data.corpus, config.tokenizer.vocab_size) == ("files", 37_000)
-    assert composed("preprocess")[0].data.corpus == "numbers"
+    assert composed("preprocess").data.corpus == "numbers"
 
 
-def test_named_settings_are_typed_with_and_without_plus() -> None:
+def test_named_settings_are_typed_with_and_without_plus_or_as_one_mapping() -> None:
     typed = ["news.src=a,b.en", "news.tgt=c=d.de", "news.src_tag=<2de>", "web-2.tsv=[x,y]"]
     for plus in ("", "+", "++"):
-        config, _ = composed("preprocess", *(f"{plus}data.corpora.{setting}" for setting in typed))
+        config = composed("preprocess", *(f"{plus}data.corpora.{setting}" for setting in typed))
         assert config.data.corpora == {
             "news": CorpusConfig(src=["a,b.en"], tgt=["c=d.de"], src_tag="<2de>"),
             "web-2": CorpusConfig(tsv=["x", "y"]),
         }
         assert config.data.corpus == "files"
-        mix = composed("train", f"{plus}mix.news=1.5", f"{plus}mix.2023=0")[0].mix
+        mix = composed("train", f"{plus}mix.news=1.5", f"{plus}mix.2023=0").mix
         assert mix == {"news": 1.5, "2023": 0}
-    assert composed("train", "mix.news=1", "mix.news=2")[0].mix == {"news": 2}
-
-
-def test_names_can_come_as_one_mapping() -> None:
-    assert composed("train", "mix={news:2,web:0.5}")[0].mix == {"news": 2, "web": 0.5}
-    config, _ = composed("preprocess", "data.corpora={news:{src:a,tgt:b}}")
+    assert composed("train", "mix.news=1", "mix.news=2").mix == {"news": 2}
+    assert composed("train", "mix={news:2,web:0.5}").mix == {"news": 2, "web": 0.5}
+    config = composed("preprocess", "data.corpora={news:{src:a,tgt:b}}")
     assert config.data.corpora == {"news": CorpusConfig(src=["a"], tgt=["b"])}
 
 
@@ -212,7 +192,17 @@ def test_help_shows_every_setting() -> None:
     text = command_help(COMMANDS["preprocess"])
     for field in dataclasses.fields(CorpusConfig):
         assert f"  data.corpora.NAME.{field.name} [" in text
-    assert "  mix.NAME  " in command_help(COMMANDS["train"])
+    text = command_help(COMMANDS["train"])
+    assert "  mix.NAME  " in text
+    for shown in (
+        "dropout [0.1]",
+        "eps [1e-09]",
+        "init_from [null]",
+        "norm [post]",
+        "tf32 [false]",
+    ):
+        assert shown in text
+    assert "metrics [[bleu,chrf,ter]]" in command_help(COMMANDS["evaluate"])
 
 
 # --- mistakes
@@ -224,13 +214,11 @@ def test_a_mistyped_key_names_the_nearest() -> None:
         ("train", "+max_update=3", "mean max_updates"),
         ("train", "model.d_modell=3", "mean model.d_model "),
         ("train", "beam_size=3", "search.beam_size"),
-        ("translate", "model_dirr=x", "mean model_dir?"),
         ("preprocess", "data.train.source=x", "data.train.src"),
         ("train", "model=bas", "mean base?"),
         ("train", "experiment=multi30", "mean multi30k?"),
         ("train", "model=", "base"),
         ("train", "model=../model/base", "base"),
-        ("preprocess", "data.corpora.news.scr=a", "mean data.corpora.news.src "),
         ("preprocess", "+data.corpora.news.wieght=2", "mean data.corpora.news.weight "),
         ("preprocess", "data.corpus.news.tsv=a", "mean data.corpora.news.tsv "),
         ("preprocess", "data.corpora={news:{scr:a,tgt:b}}", "mean data.corpora.news.src "),
@@ -242,7 +230,6 @@ def test_a_mistyped_key_names_the_nearest() -> None:
     for changes, expected in [
         ({"corpora": {"news": {"scr": "a"}}}, r"mean data\.corpora\.news\.src "),
         ({"corpora": {"news": {"src": {"file": "a"}}}}, r"data\.corpora\.news\.src"),
-        ({"train": {"sorce": "a"}}, r"mean data\.train\.src"),
         ({"corpra": {}}, r"mean data\.corpora"),
     ]:
         with pytest.raises(ConfigError, match=expected):
@@ -252,13 +239,10 @@ def test_a_mistyped_key_names_the_nearest() -> None:
 def test_a_bad_value_names_key_and_rule() -> None:
     for arguments, *expected in [
         ("max_updates=many", "max_updates"),
-        ("model.norm=middle", "norm"),
         ("model.num_heads=7", "model.num_heads=7: must divide model.d_model=512"),
         ("model.dropout=1", "model.dropout=1.0: must be from 0 to below 1"),
         ("model.d_model=0", "model.d_model=0: must be at least 1"),
         ("optimizer.eps=0", "optimizer.eps=0.0: must be above 0"),
-        ("optimizer.warmup_steps=0", "warmup_steps=0"),
-        ("search.length_penalty=11", "length_penalty=11.0: must be from -10 to 10"),
         ("search.length_penalty=nan", "length_penalty=nan: must be from -10 to 10"),
         ("search.top_p=0", "top_p=0.0: must be above 0 and at most 1"),
         ("search.top_k=3", "top_k=3: only works with sampling=true"),
@@ -268,7 +252,6 @@ def test_a_bad_value_names_key_and_rule() -> None:
         ("keep_last=2", "average_last=5"),
         ("best_metric=bleu valid_bleu=false", "valid_bleu=true"),
         ("model", "key=value"),
-        ("model.d_model", "key=value"),
         ("optimizer=adam", "group of settings"),
         ("mix=2", "such as mix.NAME"),
         ("mix.news=much", "mix.news"),
@@ -284,9 +267,13 @@ def test_a_bad_value_names_key_and_rule() -> None:
         ("data.corpora..tsv=x", "'' cannot be a name"),
         ("data.corpora.news.weight=much", "data.corpora.news.weight"),
         ("tokenizer.character_coverage=0.97", "coverage=0.97: must be from 0.98 to 1"),
-        ("filter.max_foreign=1.1", "filter.max_foreign=1.1: must be from 0 to 1"),
     ]:
         assert_refused("preprocess", arguments, *expected)
+    for one, other in itertools.permutations(("tsv", "dataset"), 2):
+        with pytest.raises(ConfigError, match="both given"):
+            SplitConfig(**{one: "x", other: "y"})
+    with pytest.raises(ConfigError, match="without tgt"):
+        SplitConfig(src=["x"])
 
 
 def test_every_bound_of_a_range_is_exact() -> None:
@@ -303,11 +290,3 @@ def test_every_bound_of_a_range_is_exact() -> None:
             if field.default is not None and not is_whole and (low, high) != (None, None):
                 with pytest.raises(ConfigError, match="nan"):
                     schema(**{field.name: math.nan})
-
-
-def test_two_sources_for_one_split_are_a_contradiction() -> None:
-    for one, other in itertools.permutations(("tsv", "dataset"), 2):
-        with pytest.raises(ConfigError, match="both given"):
-            SplitConfig(**{one: "x", other: "y"})
-    with pytest.raises(ConfigError, match="without tgt"):
-        SplitConfig(src="x")

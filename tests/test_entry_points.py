@@ -21,13 +21,9 @@ SCRIPTS = Path(sys.executable).parent
 
 
 def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [SCRIPTS / arguments[0], *arguments[1:]],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
+    command = [SCRIPTS / arguments[0], *arguments[1:]]
+    env = {**os.environ, **environment}
+    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
 def python(code: str) -> list[str]:
@@ -44,12 +40,6 @@ def test_every_command_has_its_script_and_its_function() -> None:
         _ = entry.nonsense
 
 
-def test_nmt_alone_lists_the_commands() -> None:
-    result = run("nmt")
-    assert result.returncode == 0
-    assert all(f"  {name}" in result.stdout for name in COMMANDS)
-
-
 def test_help_needs_less_than_a_second_and_is_the_same_by_both_names() -> None:
     for name in COMMANDS:
         start_seconds = time.perf_counter()
@@ -60,7 +50,10 @@ def test_help_needs_less_than_a_second_and_is_the_same_by_both_names() -> None:
         assert one.stdout == run("nmt", name, "--help").stdout
 
 
-def test_an_unknown_command_names_the_nearest() -> None:
+def test_nmt_alone_lists_the_commands_and_an_unknown_one_names_the_nearest() -> None:
+    result = run("nmt")
+    assert result.returncode == 0
+    assert all(f"  {name}" in result.stdout for name in COMMANDS)
     result = run("nmt", "trian")
     assert result.returncode == 2
     assert result.stderr == "nmt: no command trian; did you mean train or translate?\n"
@@ -93,12 +86,9 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     assert seen == [1, 2, 3]
 
 
-def test_importing_nmt_loads_no_torch() -> None:
+def test_commands_import_what_they_need_and_garbage_collection_goes_over_none_of_it() -> None:
     code = "import sys, nmt, nmt.cli.main; print('torch' in sys.modules, 'hydra' in sys.modules)"
     assert python(code) == ["False", "False"]
-
-
-def test_garbage_collection_goes_over_nothing_that_a_command_imports() -> None:
     code = (
         "import gc, sys; from nmt.cli.commands import COMMANDS; from nmt.cli.main import main;"
         "status = main(COMMANDS['translate'], ['model_dir=nowhere']);"

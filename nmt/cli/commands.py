@@ -6,10 +6,18 @@ setup.cfg. This module imports neither torch nor Hydra.
 
 from __future__ import annotations
 
+import dataclasses
+import json
+import typing
+from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import resources
 from typing import Any
 
 from nmt import config
+
+NAME = "NAME"  # stands for a name that the user chooses
+_COLUMN = 34
 
 
 @dataclass(frozen=True)
@@ -65,7 +73,7 @@ _ALL = (
         writes="output: a model folder",
         examples=("nmt-average run_dir=runs/mine last=5 output=runs/mine/average",),
         schema=config.AverageConfig,
-        run="nmt.cli.average:run",
+        run="nmt.cli.tasks:average",
         groups=("experiment",),
     ),
     Command(
@@ -122,5 +130,85 @@ _ALL = (
         run="nmt.cli.tasks:export",
         groups=("experiment",),
     ),
+    Command(
+        name="serve",
+        summary="Serve translations over HTTP: LibreTranslate's API and a web page.",
+        reads="model folders, one or more language pairs",
+        writes="answers to requests, by default on http://127.0.0.1:5000; logs to stderr",
+        examples=(
+            "nmt-serve model_dir=runs/mine",
+            "nmt-serve model_dir=[runs/en-de,runs/de-en] port=8000 api_keys=keys.txt",
+        ),
+        schema=config.ServeConfig,
+        run="nmt.cli.tasks:serve",
+    ),
 )
 COMMANDS = {command.name: command for command in _ALL}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One key that can be set; `default` is "" for the heading of a group with the user's names."""
+
+    key: str  # such as model.d_model or data.corpora.NAME.src
+    hint: Any
+    default: str
+    help: str
+
+
+def settings(schema: type[Any], prefix: str = "") -> Iterator[Setting]:
+    """Yield every setting of a dataclass, those of its groups too."""
+    hints = typing.get_type_hints(schema)
+    for field in dataclasses.fields(schema):
+        key, hint, help = prefix + field.name, hints[field.name], field.metadata["help"]
+        if typing.get_origin(hint) is dict:
+            key, hint = f"{key}.{NAME}", typing.get_args(hint)[1]
+            yield Setting(key, hint, "", help)
+        elif not dataclasses.is_dataclass(hint):
+            default = field.default
+            if default is dataclasses.MISSING:
+                default = typing.cast(Any, field.default_factory)()
+            shown = json.dumps(default, separators=(",", ":")).replace('"', "")
+            yield Setting(key, hint, f"[{shown}]", help)
+        if dataclasses.is_dataclass(hint):
+            yield from settings(typing.cast(type[Any], hint), f"{key}.")
+
+
+def command_help(command: Command) -> str:
+    """Describe what the command reads and writes, with examples and every setting."""
+    lines = []
+    for setting in settings(command.schema):
+        name = f"{setting.key} {setting.default}".strip()
+        gap = "\n" + " " * (_COLUMN + 2) if len(name) >= _COLUMN else ""
+        lines.append(f"  {name:<{0 if gap else _COLUMN}}{gap}{setting.help}")
+    groups = [f"  {g + '=NAME':<{_COLUMN}}{', '.join(choices(g))}" for g in command.groups]
+    parts = [
+        f"nmt-{command.name}: {command.summary}",
+        f"reads:  {command.reads}\nwrites: {command.writes}",
+        "\n  ".join(["examples:", *command.examples]),
+        "\n".join(["ready-made settings:", *groups]) if groups else "",
+        "\n".join(["settings, as key=value (default in brackets):", *lines]),
+        "exit status: 0 done, 2 a mistake in what was given, 1 a bug, 75 training stopped by a\n"
+        "signal and saved, 130 interrupted",
+    ]
+    return "\n\n".join(part for part in parts if part)
+
+
+def list_commands() -> str:
+    """Describe all commands, one line each."""
+    lines = "\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items())
+    return f"""nmt: train and use Transformer translation models
+
+usage: nmt COMMAND [key=value ...]     (the same as nmt-COMMAND)
+
+{lines}
+
+nmt COMMAND --help shows what a command reads and writes, with examples.
+A first run on an included corpus:
+  nmt-preprocess && nmt-train +model=tiny && nmt-average && nmt-translate"""
+
+
+def choices(group: str) -> list[str]:
+    """List the YAML files of a config group."""
+    files = (resources.files("nmt.configs") / group).iterdir()
+    return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))

@@ -21,29 +21,27 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from nmt.cli.commands import COMMANDS, Command
-from nmt.cli.help import NAME, choices, settings
+from nmt.cli.commands import COMMANDS, NAME, Command, choices, settings
 from nmt.errors import ConfigError, nearest
 
 GROUPS = ("model", "data", "experiment")
 # Hydra's own flags that a value follows
 VALUE_FLAGS = ["--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-completion", "-sc"]
+_LOGS = ("hydra_logging", "job_logging")  # disabled, since our loggers write to stderr
 _PRIMARY: dict[str, Any] = {  # of every command; its settings and their defaults come on top
     "defaults": [
         "_self_",
         {"data": "numbers"},
         {"model": "base"},
         {"experiment": None},
-        {"override hydra/hydra_logging": "disabled"},
-        {"override hydra/job_logging": "disabled"},
+        *({f"override hydra/{name}": "disabled"} for name in _LOGS),
     ],
     "hydra": {
         "output_subdir": None,
         "run": {"dir": "."},
         "sweep": {"dir": "runs", "subdir": "."},
         "job": {"chdir": False},
-        "job_logging": {"disable_existing_loggers": False},  # our loggers write to stderr
-        "hydra_logging": {"disable_existing_loggers": False},
+        **{name: {"disable_existing_loggers": False} for name in _LOGS},
     },
 }
 
@@ -141,11 +139,16 @@ def check_argument(argument: str, command: Command) -> str:
             raise ConfigError(f"{key}={value}: there is none of this name; {near}")
         return f"{key}={value}"
     hint, is_named = _find_setting(key, value, command)
-    if hint in (str, str | None) and value != "null":
-        if not (len(value) >= 2 and value[0] == value[-1] and value[0] in "'\""):
-            value = _quote(value)
-    elif _is_list(hint) and value != "null":
-        value = _quote_list(value)
+    if (
+        value != "null"
+        and hint in (str, str | None)
+        and not re.fullmatch(r"(?s)'.*'|\".*\"", value)
+    ):
+        value = _quote(value)
+    elif value != "null" and _is_list(hint) and not value.startswith("["):
+        value = f"[{_quote(value)}]"
+    elif _is_list(hint) and value.endswith("]") and not re.search("['\"]|^\\[\\s*\\]$", value):
+        value = f"[{','.join(_quote(element.strip()) for element in value[1:-1].split(','))}]"
     return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes its value
 
 
@@ -154,13 +157,13 @@ def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
     raise an error for a group, and for an unknown key one that names the nearest.
     """
     words = key.split(".")
-    leaves = [s for s in settings(command.schema) if not dataclasses.is_dataclass(s.hint)]
     known = {}  # with the user's words where a key leaves the name to the user
-    for setting in leaves:
-        parts = setting.key.split(".")
-        filled = [*words[: len(parts)], *parts[len(words) :]]
-        names = zip(parts, filled, strict=True)
-        known[".".join(word if part == NAME else part for part, word in names)] = setting
+    for setting in settings(command.schema):
+        if not dataclasses.is_dataclass(setting.hint):
+            parts = setting.key.split(".")
+            filled = [*words, *parts[len(words) :]]
+            names = zip(parts, filled, strict=False)
+            known[".".join(word if part == NAME else part for part, word in names)] = setting
     if inside := [option for option in known if option.startswith(f"{key}.")]:
         if value.startswith("{") and inside[0].startswith(f"{key}.{NAME}"):
             return dict, True  # several at once: {name: ...}
@@ -169,9 +172,9 @@ def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
         near = nearest(key, known)
         raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {near}")
     parts = known[key].key.split(".")
-    for name in (word for word, part in zip(words, parts, strict=True) if part == NAME):
-        if re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name) is None:  # to Hydra
-            rule = "begin with a letter, then letters, digits, _ and -"
+    for part, name in zip(parts, words, strict=True):
+        if part == NAME and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name):
+            rule = "begin with a letter, then letters, digits, _ and -"  # to Hydra
             raise ConfigError(f"{key}: {name!r} cannot be a name; {rule}")
     return known[key].hint, NAME in parts
 
@@ -179,16 +182,6 @@ def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
 def _is_list(hint: Any) -> bool:
     """Return whether a setting holds a list, or a list or null."""
     return any(typing.get_origin(choice) is list for choice in (hint, *typing.get_args(hint)))
-
-
-def _quote_list(value: str) -> str:
-    """Quote the elements of [a,b], or a single one without brackets, unless the user has."""
-    if not (value.startswith("[") and value.endswith("]")):
-        return value if value.startswith("[") else f"[{_quote(value)}]"
-    inside = value[1:-1]
-    if not inside.strip() or "'" in inside or '"' in inside:
-        return value
-    return "[" + ",".join(_quote(element.strip()) for element in inside.split(",")) + "]"
 
 
 def _quote(text: str) -> str:

@@ -15,8 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from nmt import __version__
-from nmt.cli.commands import COMMANDS, Command
-from nmt.cli.help import command_help, list_commands
+from nmt.cli.commands import COMMANDS, Command, command_help, list_commands
 from nmt.errors import EXIT_DONE, EXIT_INTERRUPTED, EXIT_USER, LINE_ERRORS, NmtError, nearest
 
 _QUIET = (*LINE_ERRORS, OSError, KeyboardInterrupt)  # one line, no traceback

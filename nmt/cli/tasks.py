@@ -1,24 +1,34 @@
-"""Runs `nmt-preprocess`, `nmt-evaluate` and `nmt-export`.
+"""Runs `nmt-preprocess`, `nmt-average`, `nmt-evaluate`, `nmt-export` and `nmt-serve`.
 
 Each imports what it needs when it runs: preprocessing and scoring need no torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
+from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
 from nmt.config import (
+    AverageConfig,
+    BestMetric,
     EvaluateConfig,
     ExportConfig,
     ExportFormat,
     OutputFormat,
     PreprocessConfig,
+    ServeConfig,
     Step,
     resolve,
 )
 from nmt.data.text import read_input
+from nmt.errors import ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
@@ -34,8 +44,8 @@ def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     if config.report_only:
         return
     if report is not None:
-        message = "wrote %s; next: nmt-train +model=tiny data_dir=%s"
-        log.info(message, config.data_dir, config.data_dir)
+        data_dir = config.data_dir
+        log.info("wrote %s; next: nmt-train +model=tiny data_dir=%s", data_dir, data_dir)
     elif config.step is Step.plan:
         log.info(
             "planned; next, for each NUMBER to COUNT: the same command with shard=NUMBER/COUNT"
@@ -44,12 +54,47 @@ def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
         log.info("shard %s is done; when all are: the same command with step=merge", config.shard)
 
 
+def average(config: AverageConfig, config_yaml: str) -> None:
+    """Choose the checkpoints, average them, and log which they were."""
+    from nmt.average import average
+
+    run_dir = resolve(config.run_dir)
+    folders = [resolve(folder) for folder in config.checkpoints] or _checkpoints(config, run_dir)
+    output = resolve(config.output) if config.output else run_dir / "average"
+    if (output / "trainer.pt").exists():
+        raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
+    average(folders, output)
+    log.info("averaged %s", ", ".join(folder.name for folder in folders))
+    model_dir = config.output or config.run_dir
+    log.info("wrote %s; next: nmt-translate model_dir=%s < FILE", output, model_dir)
+
+
+def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
+    """Choose among the checkpoints of a run, by default as its config does."""
+    from nmt.average import best_checkpoints, last_checkpoints
+    from nmt.checkpoint import list_checkpoints
+
+    path = run_dir / "config.yaml"
+    if not path.is_file():
+        what = "is no run folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
+        raise ModelError(f"{run_dir} {what}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
+    try:
+        trained = OmegaConf.load(path)
+        metric, usual = BestMetric[trained.best_metric], int(trained.average_last)
+    except (YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError):
+        raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
+    if config.best is not None:
+        return best_checkpoints(run_dir, config.best, metric)
+    available = len(list_checkpoints(run_dir))
+    return last_checkpoints(run_dir, config.last or min(usual, max(available, 1)))
+
+
 def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
     from nmt import evaluate
 
     tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
-    evaluate.check_tokenizer(tokenize)
+    evaluate.bleu_metric(tokenize)  # before a model translates for an hour
     references = [list(read_input(path)) for path in config.references]
     if config.hypotheses:
         hypotheses = list(read_input(config.hypotheses))
@@ -92,3 +137,13 @@ def export(config: ExportConfig, config_yaml: str) -> None:
         log.info("next: %s, or without nmt as its README.md shows", command)
     else:
         log.info("its README.md shows how to translate with transformers")
+
+
+def serve(config: ServeConfig, config_yaml: str) -> None:
+    """Serve translations over HTTP until a signal ends it."""
+    for name in ("starlette", "uvicorn", "python_multipart"):
+        if importlib.util.find_spec(name) is None:
+            raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
+    from nmt.serve.app import serve
+
+    serve(config)

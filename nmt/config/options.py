@@ -39,19 +39,13 @@ class OutputFormat(str, Enum):
     json = "json"
 
 
-def option(
-    default: Any,
-    help: str,
-    *,
-    low: float | None = None,
-    high: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-) -> Any:
+def option(default: Any, help: str, **bounds: float) -> Any:
     """Declare a setting: its default (for a type what it constructs), the line of `--help`, and its
     range: `low` and `high` are in it, `above` and `below` are not; `check_ranges` applies them.
     """
-    metadata = {"help": help, "range": (low, high, above, below)}
+    names = ("low", "high", "above", "below")
+    assert set(bounds) <= set(names)
+    metadata = {"help": help, "range": tuple(map(bounds.get, names))}
     if isinstance(default, (list, type)):
         factory = default.copy if isinstance(default, list) else default
         return field(default_factory=factory, metadata=metadata)
@@ -67,17 +61,17 @@ def check_ranges(config: Any, prefix: str = "") -> None:
         low, high, above, below = setting.metadata["range"]
         if value is None or low is above is None:  # no range has an upper bound alone
             continue
+        is_valid = value >= low if above is None else value > above
+        rule = "must not be negative" if low == 0 else f"must be at least {low}"
         if above is not None:
             rule = f"must be above {above}" + ("" if high is None else f" and at most {high}")
         elif high is not None:
             rule = f"must be from {low} to {high}"
         elif below is not None:
             rule = f"must be from {low} to below {below}"
-        else:
-            rule = "must not be negative" if low == 0 else f"must be at least {low}"
-        is_above = value >= low if above is None else value > above
-        is_below = (high is None or value <= high) and (below is None or value < below)
-        require(is_above and is_below, prefix + setting.name, value, rule)
+            is_valid = is_valid and value < below
+        is_valid = is_valid and (high is None or value <= high)
+        require(is_valid, prefix + setting.name, value, rule)
 
 
 def require(valid: bool, key: str, value: object, rule: str) -> None:

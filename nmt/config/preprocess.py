@@ -85,7 +85,7 @@ class SplitConfig:
     dataset_split: str | None = option(None, "its split, for example train")
 
     def __post_init__(self) -> None:
-        given = [k for k in ("src", "tsv", "jsonl", "dataset") if getattr(self, k) is not None]
+        given = self.given
         if len(given) > 1:
             raise ConfigError(f"{given[0]} and {given[1]} are both given for one split; keep one")
         if (self.src is None) != (self.tgt is None):
@@ -101,9 +101,9 @@ class SplitConfig:
         require(len(self.fields) in (0, 2), "fields", self.fields, "must be two: source, target")
 
     @property
-    def given(self) -> bool:
-        """Whether any source is named."""
-        return any(value is not None for value in (self.src, self.tsv, self.jsonl, self.dataset))
+    def given(self) -> list[str]:
+        """The settings that name a source."""
+        return [k for k in ("src", "tsv", "jsonl", "dataset") if getattr(self, k) is not None]
 
 
 @dataclass(kw_only=True)
@@ -197,17 +197,12 @@ class TokenizerConfig:
         require(self.normalization in NORMALIZATIONS, key, self.normalization, rule)
         for symbol in self.symbols:
             _check_symbol("tokenizer.symbols", symbol)
-        has_both = self.model is not None and self.tgt_model is not None
-        if self.separate and self.model is not None and not has_both:
-            raise ConfigError(
-                f"tokenizer.separate=true with tokenizer.model={self.model}: "
-                "give tokenizer.tgt_model too"
-            )
-        if self.tgt_model is not None and not (self.separate and has_both):
-            raise ConfigError(
-                f"tokenizer.tgt_model={self.tgt_model}: needs tokenizer.model and "
-                "tokenizer.separate=true"
-            )
+        lacks_one = self.separate and self.model is not None and self.tgt_model is None
+        key = "tokenizer.separate=true with tokenizer.model"
+        require(not lacks_one, key, self.model, "give tokenizer.tgt_model too")
+        has_both = self.separate and self.model is not None
+        rule = "needs tokenizer.model and tokenizer.separate=true"
+        require(self.tgt_model is None or has_both, "tokenizer.tgt_model", self.tgt_model, rule)
 
 
 @dataclass(kw_only=True)

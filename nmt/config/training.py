@@ -98,8 +98,8 @@ class SearchConfig:
         self.normalization = choose(Normalization, "normalization", self.normalization)
         check_ranges(self)
         for key, off in (("temperature", 1.0), ("top_k", 0), ("top_p", 1.0)):
-            idle = not self.sampling and getattr(self, key) != off
-            require(not idle, key, getattr(self, key), "only works with sampling=true")
+            value = getattr(self, key)
+            require(self.sampling or value == off, key, value, "only works with sampling=true")
 
     @property
     def length_exponent(self) -> float:
@@ -155,16 +155,14 @@ class OptimizerConfig:
         has_decay = self.weight_decay == 0 or self.name is Optimizer.adamw
         rule = "needs optimizer.name=adamw"
         require(has_decay, "optimizer.weight_decay", self.weight_decay, rule)
-        key, peak = "optimizer.peak_learning_rate", self.peak_learning_rate
-        if peak is None:
-            rule = f"needs {key}; noam is the same curve from the paper's peak"
-            is_whole = self.schedule is not Schedule.inverse_sqrt
-            require(is_whole, "optimizer.schedule", self.schedule, rule)
-            return
+        key, peak, schedule = "optimizer.peak_learning_rate", self.peak_learning_rate, self.schedule
+        valid = peak is not None or schedule is not Schedule.inverse_sqrt
+        rule = f"needs {key}; noam is the same curve from the paper's peak"
+        require(valid, "optimizer.schedule", schedule, rule)
         rule = "noam has the paper's peak; use optimizer.schedule=inverse_sqrt or cosine"
-        require(self.schedule is not Schedule.noam, key, peak, rule)
+        require(peak is None or schedule is not Schedule.noam, key, peak, rule)
         rule = "replaces the paper's peak; set optimizer.learning_rate_scale=1 with it"
-        require(self.learning_rate_scale == 1, key, peak, rule)
+        require(peak is None or self.learning_rate_scale == 1, key, peak, rule)
 
 
 @dataclass(kw_only=True)
@@ -216,8 +214,7 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_ranges(self)
         for name, weight in self.mix.items():
-            valid = 0 <= weight < math.inf
-            require(valid, f"mix.{name}", weight, "must be a number from 0")
+            require(0 <= weight < math.inf, f"mix.{name}", weight, "must be a number from 0")
         temperature = self.mix_temperature
         valid = temperature is None or 1 <= temperature < math.inf
         require(valid, "mix_temperature", temperature, "must be at least 1")

@@ -13,28 +13,16 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Norm, Positions, Quantization
+from nmt.config import ExportConfig, Norm
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Weights = dict[str, Tensor]
-SUPPORTED: dict[str, list[Any] | None] = {
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")),
-    "norm": [Norm.post, Norm.pre],
-    "positions": [Positions.sinusoidal, Positions.sinusoidal_concat],
-}
-"""The values of each setting of the architecture that CTranslate2 supports; None: any value."""
 
 
 def write_ctranslate2(
-    folder: Path,
-    info: ModelInfo,
-    weights: Weights,
-    tokenizer: Tokenizers,
-    *,
-    quantization: Quantization,
-    max_positions: int,
+    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
 ) -> None:
     """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`; for separate
     vocabularies `source_vocabulary.json` and `target_vocabulary.json`.
@@ -45,20 +33,20 @@ def write_ctranslate2(
         from ctranslate2.specs import TransformerSpec
     except ImportError:
         raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
-    config = info.model
+    model = info.model
     spec = TransformerSpec.from_config(
-        (config.num_encoder_layers, config.num_decoder_layers),
-        config.num_heads,
-        pre_norm=config.norm is Norm.pre,
-        alignment_layer=alignment_layer(config.num_decoder_layers),
-        alignment_heads=config.num_heads,
+        (model.num_encoder_layers, model.num_decoder_layers),
+        model.num_heads,
+        pre_norm=model.norm is Norm.pre,
+        alignment_layer=alignment_layer(model.num_decoder_layers),
+        alignment_heads=model.num_heads,
     )
-    positions = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
+    positions = sinusoidal_positions(config.max_positions, model.d_model, model.positions)  # (P, D)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         stack.position_encodings.encodings = positions.numpy()
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
-        if config.norm is Norm.pre:
+        if model.norm is Norm.pre:
             _set_norm(stack.layer_norm, weights, f"{name}_norm")
     embedding = _array(weights, "embedding.weight")  # (V, D)
     source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
@@ -75,7 +63,7 @@ def write_ctranslate2(
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
     spec.validate()
-    spec.optimize(quantization=quantization.value)
+    spec.optimize(quantization=config.quantization.value)
     spec.save(str(folder))
 
 
@@ -86,21 +74,18 @@ def _set_layer(spec: Any, weights: Weights, name: str) -> None:
     _set_linear(spec.self_attention.linear[1], weights, f"{attention}.out_projection")
     _set_norm(spec.self_attention.layer_norm, weights, f"{attention}_norm")
     if hasattr(spec, "attention"):
-        _set_cross_attention(spec.attention, weights, f"{name}.cross_attention")
+        attention = f"{name}.cross_attention"
+        weight = _array(weights, f"{attention}.in_projection.weight")  # (3D, D)
+        bias = _array(weights, f"{attention}.in_projection.bias")  # (3D,)
+        queries, keys_values, output = spec.attention.linear
+        d_model = weight.shape[1]
+        queries.weight, queries.bias = weight[:d_model], bias[:d_model]
+        keys_values.weight, keys_values.bias = weight[d_model:], bias[d_model:]  # (2D, D), (2D,)
+        _set_linear(output, weights, f"{attention}.out_projection")
+        _set_norm(spec.attention.layer_norm, weights, f"{attention}_norm")
     _set_linear(spec.ffn.linear_0, weights, f"{name}.feed_forward.inner")  # (F, D)
     _set_linear(spec.ffn.linear_1, weights, f"{name}.feed_forward.outer")  # (D, F)
     _set_norm(spec.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
-
-
-def _set_cross_attention(spec: Any, weights: Weights, name: str) -> None:
-    weight = _array(weights, f"{name}.in_projection.weight")  # (3D, D)
-    bias = _array(weights, f"{name}.in_projection.bias")  # (3D,)
-    d_model = weight.shape[1]
-    queries, keys_values = spec.linear[0], spec.linear[1]
-    queries.weight, queries.bias = weight[:d_model], bias[:d_model]
-    keys_values.weight, keys_values.bias = weight[d_model:], bias[d_model:]  # (2D, D), (2D,)
-    _set_linear(spec.linear[2], weights, f"{name}.out_projection")
-    _set_norm(spec.layer_norm, weights, f"{name}_norm")
 
 
 def _set_linear(spec: Any, weights: Weights, name: str) -> None:

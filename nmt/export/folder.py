@@ -10,6 +10,7 @@ import json
 import logging
 from enum import Enum
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -22,7 +23,7 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat, ModelConfig, Positions
+from nmt.config import ExportConfig, ExportFormat, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
 from nmt.export import ctranslate2, huggingface
@@ -34,9 +35,13 @@ _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
     ExportFormat.huggingface: huggingface.write_huggingface,
 }
-SUPPORTED = {
-    ExportFormat.ctranslate2: ctranslate2.SUPPORTED,
-    ExportFormat.huggingface: huggingface.SUPPORTED,
+_ANY = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
+SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
+    name: {**dict.fromkeys(_ANY), "norm": norms, "positions": list(Positions)}
+    for name, norms in (
+        (ExportFormat.ctranslate2, [Norm.post, Norm.pre]),
+        (ExportFormat.huggingface, [Norm.post]),
+    )
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -49,33 +54,35 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
     missing package.
     """
     info = load_info(folder)
-    require_exportable(info.model, config.format)
+    reasons = check_exportable(info.model)
+    if why := reasons[config.format]:
+        others = " or ".join(f"format={name.value}" for name in reasons if not reasons[name])
+        raise ConfigError(
+            f"format={config.format.value} does not support {' and '.join(why)}; use {others}"
+        )
     tokenizer = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # names and shapes fit
     with replace_folder(output, marker=EXPORTED) as temporary:
-        _WRITERS[config.format](
-            temporary,
-            info,
-            dict(model.state_dict()),
-            tokenizer,
-            quantization=config.quantization,
-            max_positions=config.max_positions,
-        )
+        write = _WRITERS[config.format]
+        write(temporary, info, dict(model.state_dict()), tokenizer, config)
         save_tokenizers(temporary, tokenizer)
-        made = {"format": config.format.value, "quantization": config.quantization.value}
-        marker = {"export": {**made, "max_positions": config.max_positions}, **info.content()}
+        keys = ("format", "quantization", "max_positions")
+        marker = {"export": {key: getattr(config, key) for key in keys}, **info.content()}
         write_json(temporary / EXPORTED, {"format_version": FORMAT_VERSION, **marker})
         text = readme(info, tokenizer, config)
         (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")
 
 
 def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
-    """Return for each format why a model of this architecture cannot be exported to it; an empty
-    list means that it can.
+    """Return for each format why a model of this architecture cannot be exported to it, if so.
 
     Dropout only affects training and is never a reason. A setting that a format's table does not
     name is a reason unless it has its default.
     """
+
+    def shown(value: object) -> str:
+        return str(value.value if isinstance(value, Enum) else value)
+
     reasons: dict[ExportFormat, list[str]] = {}
     for name, table in SUPPORTED.items():
         reasons[name] = []
@@ -83,8 +90,8 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
             value = getattr(config, setting.name)
             held = table.get(setting.name, [setting.default])
             if held is not None and value not in held and "dropout" not in setting.name:
-                only = ", ".join(map(_shown, held))
-                reasons[name].append(f"model.{setting.name}={_shown(value)} (only {only})")
+                only = ", ".join(map(shown, held))
+                reasons[name].append(f"model.{setting.name}={shown(value)} (only {only})")
     return reasons
 
 
@@ -101,23 +108,6 @@ def announce(config: ModelConfig, *, required: bool) -> None:
         )
     for name, why in reasons.items():
         log.info("export to %s: %s", name.value, f"no, {', '.join(why)}" if why else "yes")
-
-
-def require_exportable(config: ModelConfig, name: ExportFormat) -> None:
-    """Raise a `ConfigError` that gives the reasons why `config` cannot be exported to `name`, and
-    the formats that it can be exported to.
-    """
-    reasons = check_exportable(config)
-    if reasons[name]:
-        others = " or ".join(f"format={other.value}" for other in reasons if not reasons[other])
-        advice = f"use {others}" if others else "nor does another format"
-        raise ConfigError(
-            f"format={name.value} does not support {' and '.join(reasons[name])}; {advice}"
-        )
-
-
-def _shown(value: object) -> str:
-    return str(value.value if isinstance(value, Enum) else value)
 
 
 def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:

@@ -9,7 +9,6 @@ them, the D dimensions of everything that is added to the residual stream are re
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,31 +17,19 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Norm, Positions, Quantization
+from nmt.config import ExportConfig, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.files import write_json
 from nmt.model.transformer import sinusoidal_positions
 
 Weights = dict[str, Tensor]
-SUPPORTED: dict[str, list[Any] | None] = {
-    **dict.fromkeys(("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")),
-    "norm": [Norm.post],
-    "positions": [Positions.sinusoidal, Positions.sinusoidal_concat],
-}
-"""The values of each setting of the architecture that MarianMT supports; None: any value."""
 _MAX_LENGTH = 512  # tokens that `generate` writes by default
 _HEADS = ("q_proj", "k_proj", "v_proj")
 
 
 def write_huggingface(
-    folder: Path,
-    info: ModelInfo,
-    weights: Weights,
-    tokenizer: Tokenizers,
-    *,
-    quantization: Quantization,
-    max_positions: int,
+    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
 ) -> None:
     """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
 
@@ -54,20 +41,26 @@ def write_huggingface(
             f"{tokenizer.tgt.control_ids}, and MarianMT needs them at one place; "
             "use format=ctranslate2"
         )
-    dtype = getattr(torch, quantization.value)
-    tensors = marian_weights(info, weights, max_positions)
+    dtype = getattr(torch, config.quantization.value)
+    tensors = marian_weights(info, weights, config.max_positions)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    write_json(folder / "config.json", _config(info, tokenizer, quantization, max_positions))
+    special = {
+        "pad_token_id": tokenizer.tgt.pad_id,
+        "bos_token_id": tokenizer.tgt.bos_id,
+        "eos_token_id": tokenizer.tgt.eos_id,
+        "decoder_start_token_id": tokenizer.tgt.bos_id,
+    }
+    write_json(folder / "config.json", _architecture(info, special, config))
     generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
-        "max_length": min(_MAX_LENGTH, max_positions),
+        "max_length": min(_MAX_LENGTH, config.max_positions),
         "bad_words_ids": [[tokenizer.tgt.pad_id], [tokenizer.tgt.bos_id]],
-        **_special_ids(tokenizer),
+        **special,
     }
     write_json(folder / "generation_config.json", generation)
-    _write_tokenizer(folder, info, tokenizer, max_positions)
+    _write_tokenizer(folder, info, tokenizer, config.max_positions)
 
 
 def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
@@ -97,41 +90,32 @@ def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Wei
 
 
 def _layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
-    found = dict(_attention(weights, f"{ours}.self_attention", f"{theirs}.self_attn", order))
-    if f"{ours}.cross_attention.in_projection.weight" in weights:
-        found |= _attention(weights, f"{ours}.cross_attention", f"{theirs}.encoder_attn", order)
-    inner, outer = f"{ours}.feed_forward.inner", f"{ours}.feed_forward.outer"
-    found[f"{theirs}.fc1.weight"] = weights[f"{inner}.weight"][:, order]  # (F, D)
-    found[f"{theirs}.fc1.bias"] = weights[f"{inner}.bias"]
-    found[f"{theirs}.fc2.weight"] = weights[f"{outer}.weight"][order]  # (D, F)
-    found[f"{theirs}.fc2.bias"] = weights[f"{outer}.bias"][order]
-    return found | dict(
-        _norm(weights, f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", order)
+    """Rename the weights of one layer; inside heads and feed-forward nothing is reordered."""
+    found: Weights = {}
+    for part, name in (("self_attention", "self_attn"), ("cross_attention", "encoder_attn")):
+        own, other = f"{ours}.{part}", f"{theirs}.{name}"
+        if f"{own}.in_projection.weight" in weights:
+            parts = weights[f"{own}.in_projection.weight"].chunk(3)  # of (3D, D)
+            biases = weights[f"{own}.in_projection.bias"].chunk(3)
+            for head, weight, bias in zip(_HEADS, parts, biases, strict=True):
+                found[f"{other}.{head}.weight"] = weight[:, order]  # (D, D)
+                found[f"{other}.{head}.bias"] = bias.clone()  # (D,)
+            found |= _reordered(weights, f"{own}.out_projection", f"{other}.out_proj", order)
+            found |= _reordered(weights, f"{own}_norm", f"{other}_layer_norm", order)
+    found[f"{theirs}.fc1.weight"] = weights[f"{ours}.feed_forward.inner.weight"][:, order]  # (F, D)
+    found[f"{theirs}.fc1.bias"] = weights[f"{ours}.feed_forward.inner.bias"]
+    found |= _reordered(weights, f"{ours}.feed_forward.outer", f"{theirs}.fc2", order)
+    return found | _reordered(
+        weights, f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", order
     )
 
 
-def _attention(
-    weights: Weights, ours: str, theirs: str, order: Tensor
-) -> Iterator[tuple[str, Tensor]]:
-    """Split the projection (3D, D) in three; inside the heads nothing is reordered."""
-    into, out = f"{ours}.in_projection", f"{ours}.out_projection"
-    parts = zip(weights[f"{into}.weight"].chunk(3), weights[f"{into}.bias"].chunk(3), strict=True)
-    for name, (weight, bias) in zip(_HEADS, parts, strict=True):
-        yield f"{theirs}.{name}.weight", weight[:, order]  # (D, D)
-        yield f"{theirs}.{name}.bias", bias.clone()  # (D,)
-    yield f"{theirs}.out_proj.weight", weights[f"{out}.weight"][order]  # (D, D)
-    yield f"{theirs}.out_proj.bias", weights[f"{out}.bias"][order]
-    yield from _norm(weights, f"{ours}_norm", f"{theirs}_layer_norm", order)
+def _reordered(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+    """Rename a linear layer or norm whose output goes to the residual stream: (D, ...), (D,)."""
+    return {f"{theirs}.{kind}": weights[f"{ours}.{kind}"][order] for kind in ("weight", "bias")}
 
 
-def _norm(weights: Weights, ours: str, theirs: str, order: Tensor) -> Iterator[tuple[str, Tensor]]:
-    for kind in ("weight", "bias"):
-        yield f"{theirs}.{kind}", weights[f"{ours}.{kind}"][order]  # (D,)
-
-
-def _config(
-    info: ModelInfo, tokenizer: Tokenizers, quantization: Quantization, max_positions: int
-) -> dict[str, Any]:
+def _architecture(info: ModelInfo, special: dict[str, int], export: ExportConfig) -> dict[str, Any]:
     config = info.model
     return {
         "architectures": ["MarianMTModel"],
@@ -150,36 +134,25 @@ def _config(
         "dropout": config.dropout,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
-        "max_position_embeddings": max_positions,
+        "max_position_embeddings": export.max_positions,
         "scale_embedding": True,
         "share_encoder_decoder_embeddings": info.src_vocab_size is None,
         "tie_word_embeddings": True,
-        "torch_dtype": quantization.value,
-        **_special_ids(tokenizer),
+        "torch_dtype": export.quantization.value,
+        **special,
         "forced_eos_token_id": None,
         "use_cache": True,
-    }
-
-
-def _special_ids(tokenizer: Tokenizers) -> dict[str, Any]:
-    return {
-        "pad_token_id": tokenizer.tgt.pad_id,
-        "bos_token_id": tokenizer.tgt.bos_id,
-        "eos_token_id": tokenizer.tgt.eos_id,
-        "decoder_start_token_id": tokenizer.tgt.bos_id,
     }
 
 
 def _write_tokenizer(
     folder: Path, info: ModelInfo, tokenizer: Tokenizers, max_positions: int
 ) -> None:
-    is_separate = info.src_vocab_size is not None
     (folder / "source.spm").write_bytes(tokenizer.src.model)
     (folder / "target.spm").write_bytes(tokenizer.tgt.model)
-    vocabularies = {"vocab.json": tokenizer.src}
-    if is_separate:
-        vocabularies["target_vocab.json"] = tokenizer.tgt
-    for name, side in vocabularies.items():
+    is_separate = info.src_vocab_size is not None
+    sides = {"vocab.json": tokenizer.src, "target_vocab.json": tokenizer.tgt}
+    for name, side in list(sides.items())[: 1 + is_separate]:
         write_json(folder / name, {piece: i for i, piece in enumerate(side.all_pieces())})
     pad, unk, bos, eos = tokenizer.tgt.pieces(tokenizer.tgt.control_ids)
     settings = {

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import is_foreign, replace_file, share_files, sync, sync_tree, write_json
+from nmt.files import is_foreign, replace_file, share_and_sync, sync, write_json
 from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
@@ -133,8 +133,7 @@ class Workspace:
 
     def finish(self) -> None:
         """Put the data folder in its place; the old one goes, and the work folder."""
-        share_files(self.data)
-        sync_tree(self.data)
+        share_and_sync(self.data)
         if self.place.exists():
             os.rename(self.place, self.old)
         os.rename(self.data, self.place)

@@ -16,11 +16,11 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.data.batch import bucket
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
-from nmt.evaluate import bleu, check_tokenizer, tokenizer_for
+from nmt.evaluate import bleu, bleu_metric, tokenizer_for
 from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
 from nmt.training.loss import smoothed_cross_entropy
@@ -41,12 +41,12 @@ class Validation:
         world: World,
     ) -> None:  # fmt: skip
         self.tokenizer, self.config, self.world = tokenizer, config, world
-        self.data = open_split(data_dir, "valid")
+        self.data = ParallelData(data_dir, "valid")
         self.bleu_tokenizer = tokenizer_for(tgt_lang)
         self.sources: list[str] = []
         self.references: list[str] = []
         if config.valid_bleu:
-            check_tokenizer(self.bleu_tokenizer)
+            bleu_metric(self.bleu_tokenizer)  # an error now, not at the first validation
             self.sources = list(read_lines(data_dir / "valid.src"))
             self.references = list(read_lines(data_dir / "valid.tgt"))
 
@@ -62,7 +62,7 @@ class Validation:
         """Return nats a target token without smoothing and the perplexity, in float32."""
         device = model.embedding.weight.device
         model.eval()
-        lengths = self.data.lengths()
+        lengths = self.data.lengths
         most = max(self.config.max_tokens, int(lengths.max()))
         batches = bucket(lengths, most, np.arange(len(lengths)))
         sums = []
