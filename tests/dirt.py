@@ -18,9 +18,7 @@ from nmt.preprocess.filters import drop_by_text
 PIECES = [
     *(text.encode() for text in ("a", "Wort", "größer", "猫", "😀", " ", "\u00a0", "‘", "\u200b")),
     *(text.encode() for text in '\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\ufeff\x1f\x01\t"\\'),
-    b"\r\r",
-    b"\0",
-    b"\xe9",  # Latin-1
+    *(b"\r\r", b"\0", b"\xe9"),  # the last in Latin-1
     b"\xff\xfe",  # of UTF-16
     b"\xe2\x80",  # a character cut short
     b"\xed\xa0\x80",  # half of a surrogate pair

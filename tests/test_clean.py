@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import itertools
 import json
@@ -212,20 +213,17 @@ def test_rules_keep_text_that_no_rule_is_against() -> None:
     assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c d e"])
 
 
-def test_an_overlong_line_is_dropped_or_empty() -> None:
+def test_an_overlong_line_is_dropped_or_empty_and_a_duplicate_is_dropped() -> None:
+    chunk = make_chunk([[b"a", b"", b"c", b"d"]] * 2, Format.pair)
+    repeated = np.array([False, True, False, True])
+    counts = clean_and_filter(chunk, settings(), repeated=repeated).counts
+    assert counts.dropped == {EMPTY: 1, "duplicate": 1}
+    assert counts.examples["duplicate"] == [("a.src", 4, None)]
     chunk = make_chunk([[b"a", b"", b"c"], [b"x", b"y", b"z"]], Format.pair, first_line=5)
-    chunk = type(chunk)(**{**vars(chunk), "overlong": (6,)})
+    chunk = dataclasses.replace(chunk, overlong=(6,))
     for held_out, src in ((False, ["a", "c"]), (True, ["a", "", "c"])):
         cleaned = clean_and_filter(chunk, settings(), held_out=held_out)
         assert cleaned.src == src
         counts = cleaned.counts.replaced if held_out else cleaned.counts.dropped
         assert counts == {OVERLONG: 1}
         assert cleaned.counts.examples == {OVERLONG: [("a.src", 6, None)]}
-
-
-def test_rows_that_came_before_are_dropped_as_duplicates() -> None:
-    chunk = make_chunk([[b"a", b"", b"c", b"d"]] * 2, Format.pair)
-    repeated = np.array([False, True, False, True])
-    counts = clean_and_filter(chunk, settings(), repeated=repeated).counts
-    assert counts.dropped == {EMPTY: 1, "duplicate": 1}
-    assert counts.examples["duplicate"] == [("a.src", 4, None)]

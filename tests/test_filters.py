@@ -60,9 +60,6 @@ def test_each_filter_drops_what_it_names_and_the_first_counts() -> None:
         (".", "?"),
     ]
     assert run(pairs, settings(language=True)).counts.dropped == {}  # whatever language that is
-
-
-def test_examples_name_the_side_at_fault() -> None:
     pairs = [("x", " "), (" ", "y"), ("x", "слово"), ("слово", "y")]
     assert run(pairs, settings(max_foreign=0.5)).counts.examples == {
         "empty side": [("b.tgt", 1, None), ("a.src", 2, None)],

@@ -99,10 +99,8 @@ def test_other_libraries_read_the_shards_that_meta_lists(place: Path) -> None:
 def test_corpora_are_shards_of_their_own_with_their_tags(tmp_path: Path) -> None:
     changes = []
     for name in ("news", "web"):
-        write_corpus(tmp_path, 100, name=name)
-        changes += [
-            f"data.corpora.{name}.{s}={tmp_path / f'{name}.{s}.txt'}" for s in ("src", "tgt")
-        ]
+        named = write_corpus(tmp_path, 100, name=name)
+        changes += [a.replace(".", ".corpora.", 1) for a in named if a.startswith(f"data.{name}")]
     changes += ["data.corpora.web.src_tag=<web>", "data.corpora.web.weight=2", "shard_pairs=60"]
     others = [a for a in write_corpus(tmp_path) if not a.startswith("data.train")]
     assert command("preprocess", *others, *changes, f"data_dir={tmp_path / 'data'}") == 0
@@ -111,14 +109,11 @@ def test_corpora_are_shards_of_their_own_with_their_tags(tmp_path: Path) -> None
         ("news", 1.0, 2),
         ("web", 2.0, 2),
     ]
-    assert [s["file"] for s in index[1]["shards"]] == [
-        "train-web-00000.arrow",
-        "train-web-00001.arrow",
-    ]
+    files = [shard["file"] for shard in index[1]["shards"]]
+    assert files == ["train-web-00000.arrow", "train-web-00001.arrow"]
+    sizes = [sum(shard["pairs"] for shard in corpus["shards"]) for corpus in index]
     tagged = [src.startswith("<web>") for src, _ in read_back(tmp_path / "data")]
-    assert tagged == [False] * tagged.count(False) + [True] * sum(
-        s["pairs"] for s in index[1]["shards"]
-    )
+    assert tagged == [False] * sizes[0] + [True] * sizes[1]
 
 
 def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:

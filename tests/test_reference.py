@@ -59,11 +59,8 @@ CASES = {
     "duplicate sources": [*_PAIR, *_SMALL, "filter.duplicates=src"],
     "duplicate targets": [*_PAIR, *_SMALL, "filter.duplicates=tgt", "num_threads=2"],
     "unigram": [
-        *_PAIR,
-        *_SMALL,
-        "tokenizer.vocab_size=150",
-        "tokenizer.type=unigram",
-        "tokenizer.byte_fallback=false",
+        *(*_PAIR, *_SMALL, "tokenizer.vocab_size=150"),
+        *("tokenizer.type=unigram", "tokenizer.byte_fallback=false"),
     ],
     "separate": [*_PAIR, *_LANGS, *_SMALL, "tokenizer.separate=true", "keep_text=true"],
     "identity, symbols": [
@@ -77,14 +74,8 @@ CASES = {
         *(*_SMALL, "data.invalid=drop"),
     ],
     "records": [*_LANGS, *_SMALL, "data.train.jsonl=a.jsonl", "data.valid.jsonl=a.jsonl"],
-    "replaced bytes": [
-        *("data.train.src=bad.en", "data.train.tgt=a.de", "data.invalid=replace", *_SMALL),
-        *("data.valid.src=v.en", "data.valid.tgt=v.de"),
-    ],
-    "dropped bytes": [
-        *("data.train.src=bad.en", "data.train.tgt=a.de", "data.invalid=drop", *_SMALL),
-        *("data.valid.src=v.en", "data.valid.tgt=v.de"),
-    ],
+    "replaced bytes": ["data.train.src=bad.en", *_PAIR[1:], "data.invalid=replace", *_SMALL],
+    "dropped bytes": ["data.train.src=bad.en", *_PAIR[1:], "data.invalid=drop", *_SMALL],
     "copy": ["data=copy", "tokenizer.vocab_size=281", "num_threads=1"],
     "numbers": ["data=numbers", "num_threads=2", "tokenizer.vocab_size=1000"],
 }

@@ -37,8 +37,13 @@ def units(place: Path) -> list[str]:
     return [path.name for path in place.parent.glob(f".{place.name}.work/units/*")]
 
 
-def test_results_stay_for_the_same_job_alone(tmp_path: Path) -> None:
+def test_results_stay_for_the_same_job_alone_and_nothing_of_no_use(tmp_path: Path) -> None:
     place = tmp_path / "new/data"
+    for error in (DataError("line 3"), ConfigError("seed")):
+        end_early(place, error)
+        assert list(tmp_path.iterdir()) == [], error
+    end_early(place, KeyboardInterrupt(), is_begun=False)
+    assert list(tmp_path.iterdir()) == []
     for error in (NmtError("full"), KeyboardInterrupt(), RuntimeError("bug")):
         end_early(place, error)
         end_early(place, ConfigError("typo"), is_begun=False)
@@ -55,14 +60,6 @@ def test_results_stay_for_the_same_job_alone(tmp_path: Path) -> None:
             work.start({**JOB, key: 2})
             assert units(place) == [], key
             assert (work.spool / "stdin").exists()  # its content is part of the job
-
-
-def test_nothing_stays_that_is_of_no_use(tmp_path: Path) -> None:
-    for error in (DataError("line 3"), ConfigError("seed")):
-        end_early(tmp_path / "new/data", error)
-        assert list(tmp_path.iterdir()) == [], error
-    end_early(tmp_path / "new/data", KeyboardInterrupt(), is_begun=False)
-    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_finished_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:

@@ -185,13 +185,8 @@ def foreign_shares(texts: Sequence[str], scripts: Sequence[str]) -> Shares:
 
 _NUM_SHOWN = 20
 _MAIN_SHARE = 0.05  # of the letters: a script with more belongs to the text
-_BY_CATEGORY = {
-    "Cc": "control",
-    "Cf": "invisible",
-    "Co": "private use",
-    "Cn": "unassigned",
-    "Cs": "half of a pair",
-}
+_BY_CATEGORY = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
+_BY_CATEGORY["Cs"] = "half of a pair"
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -207,9 +202,15 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
             letters[name] += counts[code]
     largest = sorted(letters.items(), key=lambda item: (-item[1], item[0]))
     scripts = {name: count / letters.total() for name, count in largest}
-    main = {name for name, share in scripts.items() if share >= _MAIN_SHARE}
-    kinds = {code: _oddity(code, name, main) for code, name in names.items()}
-    odd = {code: kind for code, kind in kinds.items() if kind is not None}
+    odd = {}
+    for code, name in names.items():
+        kind = _BY_CATEGORY.get(unicodedata.category(chr(code)))
+        if code == 0xFFFD:
+            kind = "replacement"
+        elif name is not None:
+            kind = "other script" if scripts[name] < _MAIN_SHARE else None
+        if kind is not None:
+            odd[code] = kind
     missing = {tokenizer.unk_id, *tokenizer.byte_ids}
     encoded = zip(counts, tokenizer.encode_batch([chr(code) for code in counts], 1), strict=True)
     # a character that is normalized away has no ids, and lacks no piece
@@ -225,14 +226,6 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
         "odd_characters": sum(counts[code] for code in odd),
         "odd": _most_frequent(counts, odd),
     }
-
-
-def _oddity(code: int, script: str | None, main: set[str]) -> str | None:
-    if code == 0xFFFD:
-        return "replacement"
-    if script is not None:
-        return None if script in main else "other script"
-    return _BY_CATEGORY.get(unicodedata.category(chr(code)))
 
 
 def _most_frequent(counts: dict[int, int], reasons: dict[int, str]) -> list[dict[str, Any]]:

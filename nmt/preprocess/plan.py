@@ -12,7 +12,6 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
@@ -40,12 +39,8 @@ Pair = tuple[str, str]
 _SPARE = 1.2  # how far the sample may outgrow its size before it is cut
 
 
-@dataclass(frozen=True)
-class CorpusPlan:
-    """What is known before encoding."""
-
-    tokenizers: Tokenizers
-    num_pairs: Mapping[str, int] | None  # of each corpus; None where nobody has counted
+CorpusPlan = tuple[Tokenizers, dict[str, int] | None]
+"""What is known before encoding: tokenizers, and the pairs of each corpus if they were counted."""
 
 
 def make_plan(job: Job) -> CorpusPlan:
@@ -79,7 +74,7 @@ def make_plan(job: Job) -> CorpusPlan:
 def read_plan(job: Job) -> CorpusPlan:
     """Read the plan that an earlier run or `step=plan` has made."""
     content = json.loads((job.work.plan / _PLAN).read_text(encoding="utf-8"))
-    return CorpusPlan(load_tokenizers(job.work.plan), content["num_pairs"])
+    return load_tokenizers(job.work.plan), content["num_pairs"]
 
 
 def drops_duplicates(config: PreprocessConfig) -> bool:

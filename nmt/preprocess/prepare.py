@@ -29,14 +29,7 @@ from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
 from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
 from nmt.preprocess.filters import check_filters
-from nmt.preprocess.plan import (
-    CorpusPlan,
-    TaskReader,
-    count_chunk,
-    drops_duplicates,
-    make_plan,
-    read_plan,
-)
+from nmt.preprocess.plan import TaskReader, count_chunk, drops_duplicates, make_plan, read_plan
 from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.report import CorpusResult, build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
@@ -86,15 +79,14 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
     begin = work.start if is_planning else work.join
     begin(job.fingerprint())
     splits = {split: _read_split(job, split) for split in held_out}
-    plan = make_plan(job) if is_planning else read_plan(job)
-    num_pairs = plan.num_pairs
+    tokenizers, num_pairs = make_plan(job) if is_planning else read_plan(job)
     if step in (Step.all, Step.shard):
         known = HeldOut({split: _text_of(chunks) for split, chunks in splits.items()})
-        num_pairs = _write_shards(job, plan, known)
+        num_pairs = _write_shards(job, tokenizers, num_pairs, known)
     if step in (Step.plan, Step.shard):
         return None
     assert num_pairs is not None
-    report = _merge(job, splits, plan.tokenizers, num_pairs)
+    report = _merge(job, splits, tokenizers, num_pairs)
     if not config.report_only:
         work.finish()
     return report
@@ -117,10 +109,12 @@ def _text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
     return src, [line for chunk in chunks for line in chunk.tgt]
 
 
-def _write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, int]:
+def _write_shards(
+    job: Job, tokenizers: Tokenizers, num_pairs: Mapping[str, int] | None, held_out: HeldOut
+) -> dict[str, int]:
     """Write all shards, or those of `shard`, that are not done; return the pairs of each corpus."""
     totals = job.work.units / "totals"  # no task has a name without .json
-    wanted, num_pairs = None, plan.num_pairs
+    wanted = None
     if job.config.shard is not None:
         assert num_pairs is not None
         number, count = map(int, job.config.shard.split("/"))
@@ -133,18 +127,16 @@ def _write_shards(job: Job, plan: CorpusPlan, held_out: HeldOut) -> dict[str, in
         return (wanted is None or task in wanted) and not _result_path(job, task).exists()
 
     has_hashes = not drops_duplicates(job.config)
-    make = partial(
-        ChunkEncoder, job.config, job.work.plan, held_out=held_out, has_hashes=has_hashes
-    )
+    make = partial(ChunkEncoder, job.config, job.work.plan, held_out, has_hashes=has_hashes)
     with (
         reader.progress("encode") as progress,
         WorkerPool[EncodeItem, EncodedChunk](count_workers(job.config.num_threads), make) as pool,
     ):
         done = pool.map(_items(job, reader.read(is_wanted)))
-        for task, group in groupby(done, key=lambda pair: pair[0].part.task):
+        for task, group in groupby(done, key=lambda pair: pair[0][0].task):
             path = None if job.config.report_only else job.work.data / f"{task.name}.arrow"
             chunks = _counted(job, task, group, progress)
-            result, shard = _write_shard(job, path, chunks, plan.tokenizers)
+            result, shard = _write_shard(job, path, chunks, tokenizers)
             content = {
                 "counts": vars(result.counts),
                 "statistics": result.statistics.to_json(),
@@ -168,7 +160,7 @@ def _items(job: Job, parts: Iterable[TaskChunk]) -> Iterator[EncodeItem]:
         if drops_duplicates(job.config):
             seen = read_seen(job.work.hashes, task.order, job.config.shard_pairs)
         for part in group:
-            yield EncodeItem(part, None if seen is None else seen[part.rows])
+            yield part, None if seen is None else seen[part.rows]
 
 
 def _counted(
@@ -176,11 +168,11 @@ def _counted(
 ) -> Iterator[EncodedChunk]:
     """Yield the chunks of a task; write the hashes of its pairs where repeated ones are counted."""
     with HashWriter(job.work.hashes, task.order) as hashes:
-        for item, encoded in group:
+        for (part, _), encoded in group:
             if encoded.hashes is not None:
                 hashes.add(encoded.hashes)
             yield encoded
-            count_chunk(progress, item.part)
+            count_chunk(progress, part)
 
 
 def _write_shard(
@@ -195,15 +187,12 @@ def _write_shard(
             result.merge(chunk.counts, chunk.statistics)
         return result, None
     with replace_file(path) as temporary:
-        with ShardWriter(
-            temporary,
-            src_vocab_size=tokenizers.src.vocab_size,
-            tgt_vocab_size=tokenizers.tgt.vocab_size,
-            has_text=job.config.keep_text,
-        ) as writer:
+        sizes = {"src_vocab_size": tokenizers.src.vocab_size}
+        sizes["tgt_vocab_size"] = tokenizers.tgt.vocab_size
+        with ShardWriter(temporary, **sizes, has_text=job.config.keep_text) as writer:
             for chunk in chunks:
                 result.merge(chunk.counts, chunk.statistics)
-                texts = {"src_text": chunk.src_text, "tgt_text": chunk.tgt_text}
+                texts = dict(zip(("src_text", "tgt_text"), chunk.texts, strict=True))
                 src, tgt = chunk.src, chunk.tgt
                 writer.add(src.flat, src.offsets, tgt.flat, tgt.offsets, **texts)
         shard = replace(writer.shard, file=path.name)
@@ -225,7 +214,7 @@ def _merge(
     corpora, index = _add_up(job, num_pairs)
     _check_kept(job, corpora)
     results = {"train": corpora}
-    encoder = ChunkEncoder(job.config, job.work.plan, held_out=None, has_hashes=False)
+    encoder = ChunkEncoder(job.config, job.work.plan, None, has_hashes=False)
     for split, chunks in splits.items():
         for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)

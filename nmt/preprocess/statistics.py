@@ -43,8 +43,8 @@ class SideStatistics:
 
 @dataclass
 class SplitOverlap:
-    """What of one held-out split came in training text, by strictness and kind: "exact pairs" and
-    so on. Whatever is exact counts as normalised too.
+    """What of one held-out split came in training text, by strictness and kind ("exact pairs");
+    whatever is exact counts as normalised too.
     """
 
     num_rows: int  # of the split

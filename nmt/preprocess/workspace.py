@@ -149,11 +149,11 @@ class Workspace:
 
 @contextlib.contextmanager
 def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspace]:
-    """Give the work folder of the data folder `place`, locked.
+    """Give the work folder of the data folder `place`, locked; what was done stays there after an
+    error, unless it can be of no use.
 
     With `part`, the name of a part of a job, others may have the folder too, for other parts; it
-    must be there. Raises `NmtError` where something foreign is in the way or another process is at
-    work. What was done stays there after an error, unless it can be of no use.
+    must be there. Raises `NmtError` where something foreign is in the way or another is at work.
     """
     place = place.resolve()  # a link stays, and what it points to is replaced
     if place.is_file() or is_foreign(place, MARKER):
