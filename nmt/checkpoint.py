@@ -59,12 +59,9 @@ class ExportInfo:
 
 
 def save_model(
-    folder: Path,
-    weights: dict[str, Tensor],
-    info: ModelInfo,
-    tokenizer: Tokenizers,
+    folder: Path, weights: dict[str, Tensor], info: ModelInfo, tokenizer: Tokenizers,
     extra: Callable[[Path], None] | None = None,
-) -> None:
+) -> None:  # fmt: skip
     """Write a model folder in one step; `extra` may add files before it is renamed into place."""
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
@@ -94,17 +91,14 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     path = folder / EXPORTED
     if not path.is_file():
         what = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
-        raise ModelError(
-            f"{folder} {what}; make one with nmt-export model_dir={folder} format=ctranslate2"
-        )
+        remedy = f"make one with nmt-export model_dir={folder} format=ctranslate2"
+        raise ModelError(f"{folder} {what}; {remedy}")
     info, made = _read_info(path)
     try:
-        export = ExportInfo(
-            ExportFormat(made["format"]), Quantization(made["quantization"]), made["max_positions"]
-        )
+        kind, quantization = ExportFormat(made["format"]), Quantization(made["quantization"])
+        return info, ExportInfo(kind, quantization, made["max_positions"])
     except (TypeError, KeyError, ValueError) as error:
         raise ModelError(f"{path} does not fit this nmt ({error}); export again") from None
-    return info, export
 
 
 def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
@@ -125,9 +119,8 @@ def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
         search = SearchConfig(**content.pop("search"))
         return ModelInfo(model=ModelConfig(**model), search=search, **content), export
     except (TypeError, KeyError, ValueError) as error:
-        raise ModelError(
-            f"{path} does not fit this nmt ({error}); use the nmt that wrote it"
-        ) from None
+        message = f"{path} does not fit this nmt ({error}); use the nmt that wrote it"
+        raise ModelError(message) from None
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:

@@ -19,7 +19,6 @@ from torch import Tensor
 from nmt.config import DType
 from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
 
-_DEVICES = "auto, cpu, cuda, cuda:1, mps"
 T = TypeVar("T")
 
 
@@ -39,13 +38,19 @@ class World:
 
 
 def find_world() -> World:
-    """Read from the environment what torch's launcher (torchrun) says this process is."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-    try:
-        rank, size, local_rank, local_size = (int(os.environ[name]) for name in names)
-    except KeyError:
+    """Read from the environment what a launcher (torchrun) says this process is; without one it is
+    alone, and without local numbers all processes are on one machine.
+    """
+    if not is_launched():
         return World()
-    return World(rank, size, local_rank, local_size)
+    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
+        raise ConfigError(
+            f"RANK={rank}, WORLD_SIZE={size}: set by a launcher, the rank must be from 0 to below "
+            "the world size; start with torchrun, or unset both"
+        )
+    local = (os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size))
+    return World(int(rank), int(size), *map(int, local))
 
 
 def is_launched() -> bool:
@@ -57,14 +62,10 @@ def num_processes(devices: int, device: str) -> int:
     """Return how many processes this machine trains with; `devices` 0 is one for each GPU."""
     kind, _, index = device.partition(":")
     num_gpus = torch.cuda.device_count() if kind in ("auto", "cuda") and not index else 0
-    if devices <= 1 or num_gpus == 0:
-        return devices or max(num_gpus, 1)
-    if devices > num_gpus:
-        raise DeviceError(
-            f"devices={devices}: this machine has {num_gpus} GPUs; use devices={num_gpus} "
-            "or device=cpu"
-        )
-    return devices
+    if 1 <= num_gpus < devices:
+        advice = f"use devices={num_gpus} or device=cpu"
+        raise DeviceError(f"devices={devices}: this machine has {num_gpus} GPUs; {advice}")
+    return devices or max(num_gpus, 1)
 
 
 @contextlib.contextmanager
@@ -134,15 +135,13 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
         return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
     kind, _, index = name.partition(":")
     if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()):
-        raise ConfigError(f"device={name}: must be one of {_DEVICES}")
-    count = {"cpu": 1, "cuda": torch.cuda.device_count()}
-    count["mps"] = int(torch.backends.mps.is_available())
+        raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
+    has_mps = int(torch.backends.mps.is_available())
+    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": has_mps}[kind]
     number = int(index or (local_rank if kind == "cuda" else 0))
-    if number >= count[kind]:
-        raise DeviceError(
-            f"device={name}: this machine has {count[kind]} {kind} devices; "
-            "use device=cpu or device=auto"
-        )
+    if number >= count:
+        what = f"this machine has {count} {kind} devices; use device=cpu or device=auto"
+        raise DeviceError(f"device={name}: {what}")
     return torch.device(kind, number) if kind == "cuda" else torch.device(kind)
 
 

@@ -34,23 +34,22 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
         raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
     temporary, old = _beside(folder, "tmp"), _beside(folder, "old")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
-    _remove(temporary)  # left by a process of this number that was killed
+    shutil.rmtree(temporary, ignore_errors=True)  # left by a process of this number that was killed
     try:
         temporary.mkdir(parents=True)
     except OSError as error:
         raise NmtError(f"{folder} cannot be written: {error.strerror}; choose another") from None
     try:
         yield temporary
-        share_files(temporary)
-        sync_tree(temporary)
+        share_and_sync(temporary)
         if folder.exists():
-            _remove(old)
+            shutil.rmtree(old, ignore_errors=True)
             os.rename(folder, old)
         os.rename(temporary, folder)
-        _remove(old)
+        shutil.rmtree(old, ignore_errors=True)
         sync(folder.parent)
     finally:
-        _remove(temporary)
+        shutil.rmtree(temporary, ignore_errors=True)
         for parent in new_parents:  # those that stayed empty go again
             with contextlib.suppress(OSError):
                 parent.rmdir()
@@ -95,7 +94,7 @@ def remove_leftovers(folder: Path) -> None:
             os.rename(old, place)
     for path in (*folder.glob(".*.tmp"), *folder.glob(".*.old")):
         if path.is_dir() and not path.is_symlink():
-            _remove(path)
+            shutil.rmtree(path, ignore_errors=True)
         else:
             path.unlink()
 
@@ -116,21 +115,14 @@ def _beside(path: Path, suffix: str) -> Path:
     return path.with_name(f".{path.name}.{os.getpid()}.{suffix}")
 
 
-def _remove(folder: Path) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
-
-
-def share_files(folder: Path) -> None:
-    """Let those read the files who may read the folder; safetensors writes for the owner alone."""
+def share_and_sync(folder: Path) -> None:
+    """Let those read the files who may read the folder, since safetensors writes for the owner
+    alone, and bring all files and names below it to disk.
+    """
     mode = folder.stat().st_mode & 0o666
-    for path in folder.rglob("*"):
+    for path in (*folder.rglob("*"), folder):
         if path.is_file():
             path.chmod(mode)
-
-
-def sync_tree(folder: Path) -> None:
-    """Bring all files and names below `folder` to disk."""
-    for path in (*folder.rglob("*"), folder):
         sync(path)
 
 

@@ -26,9 +26,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("epoch-seed", DATA + "batching.py", "(self.seed, epoch, pool)", "(self.seed, 0, pool)", "batching"),
     ("batches-unshuffled", DATA + "batching.py", "for i in generator.permutation(len(batches))]", "for i in range(len(batches))]", "batching"),
     ("update-middle", DATA + "batching.py", "ends - tokens / 2", "ends", "batching"),
-    ("sliver-start", DATA + "batching.py", "elif offset < share / 8:", "elif offset < 0:", "batching"),
-    ("sliver-end", DATA + "batching.py", "cuts.append(firsts[batch + 1])", "cuts.append(firsts[batch])", "batching"),
-    ("rank-end", DATA + "batching.py", "(self.rank, self.rank + 1)", "(self.rank, self.world_size)", "batching"),
+    ("sliver-start", DATA + "batching.py", "if offset < share / 8:", "if offset < 0:", "batching"),
+    ("sliver-end", DATA + "batching.py", "return int(firsts[batch + 1])", "return int(firsts[batch])", "batching"),
+    ("rank-end", DATA + "batching.py", "first_row(self.rank + 1)", "first_row(self.world_size)", "batching"),
     ("longest-refused", DATA + "batching.py", "if self.longest > max_tokens:", "if self.longest > max_tokens + 1:", "batching"),
     ("smaller-batches", DATA + "batching.py", "max(self.longest, tokens_per_update))", "max_tokens)", "batching"),
     ("source-tokens", DATA + "batching.py", "num_src_tokens=int(tokens[start:end, 0]", "num_src_tokens=int(tokens[start:end, 1]", "batching"),
@@ -65,9 +65,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/data/tokenizer.py, vocabulary.py
     ("decoded-break", DATA + "tokenizer.py", '.replace("\\r", " ")', "", "tokenizer"),
     ("tokenizer-sum", DATA + "tokenizer.py", "if sha256 not in (None, tokenizers.sha256):", "if False:", "separate_vocabularies checkpoints"),
-    ("lacking-symbol", DATA + "tokenizer.py", "tokenizer.eos_id) < 0:", "tokenizer.eos_id) < -1:", "existing_tokenizers"),
-    ("user-symbol", DATA + "vocabulary.py", "if symbol not in added and not _is_symbol(model, symbol):", "if False:", "existing_tokenizers"),
-    ("control-id", DATA + "vocabulary.py", "processor.vocab_size() + len(added)", "processor.vocab_size() + len(added) - 1", "existing_tokenizers"),
+    ("lacking-symbol", DATA + "tokenizer.py", "tokenizer.eos_id) < 0:", "tokenizer.eos_id) < -1:", "tokenizer"),
+    ("user-symbol", DATA + "vocabulary.py", "if symbol not in added and not _is_symbol(model, symbol):", "if False:", "tokenizer"),
+    ("control-id", DATA + "vocabulary.py", "processor.vocab_size() + len(added)", "processor.vocab_size() + len(added) - 1", "tokenizer"),
     ("threads-of-model", DATA + "vocabulary.py", "_NUM_THREADS = 16", "_NUM_THREADS = 15", "reference"),
     ("long-sentences", DATA + "vocabulary.py", '> _MAX_SENTENCE_BYTES\n', '>= _MAX_SENTENCE_BYTES\n', "tokenizer"),
     # --- nmt/files.py, progress.py
@@ -284,7 +284,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("sample-mix", PREPROCESS + "plan.py", "np.uint64(0x94D049BB133111EB)", "np.uint64(0x94D049BB133111EA)", "preprocess"),
     ("sample-size-sides", PREPROCESS + "plan.py", "config.max_sentences // 2)", "config.max_sentences)", "preprocess"),
     ("sample-number", PREPROCESS + "plan.py", "numbers = chunk.first_pair + cleaned.rows", "numbers = cleaned.rows", "reference"),
-    ("scan-rows", PREPROCESS + "plan.py", "seen.rows + part.rows.start", "seen.rows", "preprocess reference"),
+    ("scan-rows", PREPROCESS + "plan.py", "cleaned.rows + part.rows.start", "cleaned.rows", "preprocess reference"),
     ("short-task", PREPROCESS + "plan.py", "if num_pairs < task.first_pair + size:", "if num_pairs <= task.first_pair + size:", "preprocess"),
     ("last-wanted", PREPROCESS + "plan.py", "default=-1) + 1)", "default=-1))", "preprocess"),
     # --- nmt/preprocess/pool.py
@@ -305,9 +305,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/preprocess/report.py
     ("quantile-side", PREPROCESS + "report.py", "np.searchsorted(sums, share * sums[-1])", "np.searchsorted(sums, share * sums[-1] + 1)", "report"),
     ("bar-width", PREPROCESS + "report.py", "(statistics.sides[side].longest + 1) // _MOST_BARS", "statistics.sides[side].longest // 25", "report reference"),
-    ("steep", PREPROCESS + "report.py", "steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP", "steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP + 1", "reference"),
+    ("steep", PREPROCESS + "report.py", "np.minimum(*middles) > _STEEP", "np.minimum(*middles) > _STEEP + 1", "reference"),
     ("advice-duplicates", PREPROCESS + "report.py", "            break  # those", "            pass  # those", "report"),
-    ("advice-overlap", PREPROCESS + "report.py", "if rows > pairs and rows > _MOST_OVERLAP * size:", "if rows > pairs and rows > 1.5 * size:", "report"),
+    ("advice-overlap", PREPROCESS + "report.py", "if rows > pairs and rows > 0.01 * size:", "if rows > pairs and rows > 1.5 * size:", "report"),
     ("advice-unknown", PREPROCESS + "report.py", "_share(side.num_unknown, side.num_tokens)", "_share(side.num_unknown, 2 * side.num_tokens)", "report"),
     ("page-escape", PREPROCESS + "report.py", "        autoescape=True,", "        autoescape=False,", "report"),
     ("page-hidden", PREPROCESS + "report.py", "if c.isprintable() else", "if True else", "report"),
@@ -328,10 +328,10 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("part-locks", PREPROCESS + "workspace.py", "        locks = [FileLock(path) for path in folder.glob", "        locks = [FileLock(path) for path in place.glob", "workspace"),
     ("spool-stays", PREPROCESS + "workspace.py", "not in (_LOCK, self.spool.name)", "not in (_LOCK,)", "workspace"),
     ("settings-without-effect", PREPROCESS + "workspace.py", '("data_dir", "num_threads", "step", "shard", "report_only")', '("data_dir", "step", "shard", "report_only")', "preprocess_kills"),
-    # --- nmt/preprocess/spool.py
-    ("null-text", PREPROCESS + "spool.py", 'pc.fill_null(column.cast(pa.binary()), b"")', "pc.drop_null(column.cast(pa.binary()))", "sources"),
-    ("line-in-text", PREPROCESS + "spool.py", 'pc.replace_substring(texts, b"\\n", LINE_SEPARATOR)', 'pc.replace_substring(texts, b"\\n", b" ")', "sources"),
-    ("same-spool", PREPROCESS + "spool.py", "path, temporary, shallow=False", "path, path, shallow=False", "sources"),
+
+    ("null-text", PREPROCESS + "sources.py", 'pc.fill_null(column.cast(pa.binary()), b"")', "pc.drop_null(column.cast(pa.binary()))", "sources"),
+    ("line-in-text", PREPROCESS + "sources.py", 'pc.replace_substring(texts, b"\\n", LINE_SEPARATOR)', 'pc.replace_substring(texts, b"\\n", b" ")', "sources"),
+    ("same-spool", PREPROCESS + "sources.py", "path, temporary, shallow=False", "path, path, shallow=False", "sources"),
     # --- nmt/config, nmt/cli, nmt/evaluate.py, nmt/export
     ("range-low", "nmt/config/options.py", "value >= low if", "value > low if", "config"),
     ("range-above", "nmt/config/options.py", "else value > above", "else value >= above", "config"),

@@ -24,7 +24,7 @@ from nmt.export.folder import export
 from nmt.model.fast import accelerate
 from nmt.model.transformer import Transformer
 from nmt.search.hypotheses import Hypothesis
-from nmt.translate.backend import load_models
+from nmt.translate.backend import SearchRequest, load_models
 
 LIMIT = 30  # tokens of a translation
 
@@ -113,7 +113,7 @@ def native(folder: Path, lines: list[str], config: SearchConfig) -> list[list[Hy
     loaded = load_models([folder], device="cpu")
     rows = loaded.tokenizer.src.encode_batch(lines)
     limited = replace(config, max_length_a=0, max_length_b=LIMIT)
-    return loaded.backend.search(rows, limited)
+    return loaded.backend.search(SearchRequest(rows, limited))
 
 
 def without_nmt(library: ExportFormat, tasks: list[dict[str, Any]]) -> Any:

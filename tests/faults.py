@@ -23,7 +23,7 @@ from nmt.training.validation import Validation
 # where a process can die: between updates, in the write of a checkpoint, in validation
 PLACES: dict[str, tuple[Any, str]] = {
     "update": (Learner, "update"),
-    "save": (files, "sync_tree"),
+    "save": (files, "share_and_sync"),
     "rename": (os, "rename"),
     "link": (checkpoints, "replace_link"),
     "remove": (checkpoints.Saver, "_remove_old"),
@@ -45,14 +45,9 @@ def signal_at(place: str, number: int, what: signal.Signals) -> None:
 
 
 def train_and_signal(
-    what: signal.Signals,
-    place: str,
-    number: int,
-    victim: str,
-    data_dir: Path,
-    run_dir: Path,
-    *arguments: str,
-) -> int:
+    what: signal.Signals, place: str, number: int, victim: str,
+    data_dir: Path, run_dir: Path, *arguments: str,
+) -> int:  # fmt: skip
     """Run nmt-train; the rank `victim` gets a signal at call `number` of a place."""
     if os.environ.get("RANK", "0") == victim:
         signal_at(place, number, what)
@@ -97,11 +92,7 @@ def poison(pair: int, factor: float) -> None:
     Learner.losses = poisoned  # type: ignore[method-assign]
 
 
-def train_poisoned(
-    pair: int, place: str, number: int, data_dir: Path, run_dir: Path, *arguments: str
-) -> int:
-    """Run nmt-train with a pair whose loss is not a number; be killed at call `number` of a place,
-    if that comes.
-    """
+def train_poisoned(pair: int, place: str, number: int, *arguments: Any) -> int:
+    """Run nmt-train with a pair whose loss is NaN; be killed at call `number` of a place."""
     poison(pair, float("nan"))
-    return train_and_die(place, number, "0", data_dir, run_dir, *arguments)
+    return train_and_die(place, number, "0", *arguments)

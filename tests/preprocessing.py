@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import load_tokenizers
 
 WORDS = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge"]
@@ -129,7 +129,7 @@ def read_report(folder: Path) -> dict[str, Any]:
 def read_back(folder: Path, split: str = "train") -> Iterator[tuple[str, str]]:
     """Yield the text of all pairs of a split, from their ids."""
     tokenizers = load_tokenizers(folder)
-    for src, tgt in open_split(folder, split):
+    for src, tgt in ParallelData(folder, split):
         yield tokenizers.src.decode(_list(src)), tokenizers.tgt.decode(_list(tgt))
 
 

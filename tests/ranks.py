@@ -27,26 +27,13 @@ _CONTEXT.set_forkserver_preload(
 _PATIENCE_SECONDS = 120  # far more than any of these tests needs, on a busy machine too
 
 
-def free_port() -> int:
-    """Return a port that nobody listens on."""
-    with socket.create_server(("localhost", 0)) as server:
-        return int(server.getsockname()[1])
-
-
 def rank_environments(size: int) -> list[dict[str, str]]:
     """Return what torchrun would give each of `size` ranks of this machine."""
-    port = str(free_port())
-    return [
-        {
-            "RANK": str(rank),
-            "WORLD_SIZE": str(size),
-            "LOCAL_RANK": str(rank),
-            "LOCAL_WORLD_SIZE": str(size),
-            "MASTER_ADDR": "localhost",
-            "MASTER_PORT": port,
-        }
-        for rank in range(size)
-    ]
+    with socket.create_server(("localhost", 0)) as server:
+        port = str(server.getsockname()[1])  # that nobody listens on
+    same = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
+    same |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
+    return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 class Child:

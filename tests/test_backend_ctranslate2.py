@@ -23,15 +23,17 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
 from nmt.search.hypotheses import Hypothesis, score
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import Backend, NativeBackend, load_models
+from nmt.translate.backend import Backend, NativeBackend, SearchRequest, load_models
 from nmt.translate.ctranslate2 import load_ctranslate2
 
 LINES = short_sentences(20)
 SMALL = replace(SearchConfig(), max_length_b=10)
+Engines = tuple[Backend, Backend, Tokenizer]
+Rows = list[list[int]]
 NAMES = ["post-sinusoidal", "pre-sinusoidal_concat"]
 
 
-def load(folder: Path, **changes: Any) -> tuple[Backend, Backend, Tokenizer]:
+def load(folder: Path, **changes: Any) -> Engines:
     """Return the native backend and CTranslate2's for one model folder."""
     models = load_models([folder], device="cpu")
     output = exported(folder, ExportFormat.ctranslate2, **changes)
@@ -40,112 +42,84 @@ def load(folder: Path, **changes: Any) -> tuple[Backend, Backend, Tokenizer]:
 
 
 @pytest.fixture(scope="module", params=NAMES)
-def engines(
-    request: pytest.FixtureRequest, trained_models: dict[str, Path]
-) -> tuple[Backend, Backend, Tokenizer]:
+def engines(request: pytest.FixtureRequest, trained_models: dict[str, Path]) -> Engines:
     return load(trained_models[request.param])
 
 
-def log_probs(
-    engine: Backend, rows: list[list[int]], targets: list[list[int]]
-) -> list[list[float]]:
+def log_probs(engine: Backend, rows: Rows, targets: Rows) -> list[list[float]]:
     return [h.token_log_probs for h in engine.score(rows, targets, SMALL, 4096)]
 
 
-def assert_same(ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis]) -> None:
-    assert_same_hypotheses(theirs, ours, tolerance=1e-3)
+def rescored(engine: Backend, row: list[int], found: Sequence[Hypothesis]) -> list[list[float]]:
+    """Score hypotheses of one sentence as given targets."""
+    bare = [h.tokens[:-1] if h.finished else h.tokens for h in found]
+    scores = log_probs(engine, [row] * len(found), bare)
+    return [some[: len(h.tokens)] for some, h in zip(scores, found, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [
+def assert_same(
+    ours: Sequence[Hypothesis], theirs: Sequence[Hypothesis], case: object = ""
+) -> None:
+    assert_same_hypotheses(theirs, ours, tolerance=1e-3, case=case)
+
+
+def searched(engine: Backend, rows: Rows, *more: Any, **named: Any) -> list[list[Hypothesis]]:
+    return engine.search(SearchRequest(rows, *more, **named))
+
+
+def test_the_best_hypothesis_is_the_native_one_where_lengths_do_not_count(engines: Engines) -> None:
+    native, other, tokenizer = engines
+    rows = tokenizer.encode_batch(LINES)
+    cases: list[dict[str, Any]] = [
         {"beam_size": 1},
         {"beam_size": 1, "min_length": 6},
         {"beam_size": 1, "max_length_a": 0.5, "max_length_b": 2, "alignment": True},
         {"length_penalty": 0.0},
         {"normalization": Normalization.none, "alignment": True},
         {"max_length_a": 0.5, "max_length_b": 2},
-    ],
-    ids=str,
-)
-def test_the_best_hypothesis_is_the_native_one(
-    changes: dict[str, Any], engines: tuple[Backend, Backend, Tokenizer]
-) -> None:
-    native, other, tokenizer = engines
-    config = replace(SMALL, **changes)
-    other.check(config)
-    rows = tokenizer.encode_batch(LINES)
-    found = zip(native.search(rows, config), other.search(rows, config), strict=True)
-    # at a limit native prefers the empty translation, if it is among the K, to one that is cut
-    pairs = [(ours, theirs) for ours, theirs in found if len(ours[0].tokens) > 1]
-    assert len(pairs) > 0.8 * len(rows)
-    for ours, theirs in pairs:
-        assert_same(ours[:1], theirs[:1])
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
+    ]
+    for changes in cases:
+        config = replace(SMALL, **changes)
+        other.check(config)
+        found = zip(searched(native, rows, config), searched(other, rows, config), strict=True)
+        # at a limit native prefers the empty translation, if it is among the K, to one that is cut
+        pairs = [(ours, theirs) for ours, theirs in found if len(ours[0].tokens) > 1]
+        assert len(pairs) > 0.8 * len(rows), changes
+        for ours, theirs in pairs:
+            assert_same(ours[:1], theirs[:1], changes)
+    for changes in (
         {"length_penalty": -0.5},
         {"length_penalty": 0.6, "alignment": True},
         {"length_penalty": 1.0},
         {"normalization": Normalization.average},
-    ],
-    ids=str,
-)
-def test_where_lengths_count_no_best_hypothesis_beats_the_native_one_and_most_are_the_same(
-    changes: dict[str, Any], engines: tuple[Backend, Backend, Tokenizer]
-) -> None:
-    native, other, tokenizer = engines
-    config = replace(SMALL, **changes)
-    rows = tokenizer.encode_batch(LINES)
-    num_same = 0
-    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
-        assert theirs[0].score < ours[0].score + 1e-3
-        if ours[0].tokens == theirs[0].tokens:
-            assert_same(ours[:1], theirs[:1])
-            num_same += 1
-    assert num_same >= 0.9 * len(rows)
+    ):  # where they do, none is better than the native one, and most are the same
+        config, num_same = replace(SMALL, **changes), 0
+        found = zip(searched(native, rows, config), searched(other, rows, config), strict=True)
+        for ours, theirs in found:
+            assert theirs[0].score < ours[0].score + 1e-3
+            if ours[0].tokens == theirs[0].tokens:
+                assert_same(ours[:1], theirs[:1], changes)
+                num_same += 1
+        assert num_same >= 0.9 * len(rows), changes
 
 
-@pytest.mark.parametrize(
-    "changes", [{}, {"max_length_a": 0.5, "max_length_b": 2}, {"min_length": 4}], ids=str
-)
-def test_scores_are_those_of_the_model_and_the_order_that_of_our_rule(
-    changes: dict[str, Any], engines: tuple[Backend, Backend, Tokenizer]
-) -> None:
+def test_scores_are_those_of_the_model_and_the_order_that_of_our_rule(engines: Engines) -> None:
     native, other, tokenizer = engines
     rows = tokenizer.encode_batch(LINES)
-    config = replace(SMALL, **changes)
-    for row, found in zip(rows, other.search(rows, config), strict=True):
-        assert len({tuple(h.tokens) for h in found}) == len(found) == config.beam_size
-        bare = [h.tokens[:-1] if h.finished else h.tokens for h in found]
-        for h, expected in zip(found, log_probs(native, [row] * len(found), bare), strict=True):
-            assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
-            assert len(h.tokens) > config.min_length or not h.finished
-            assert h.token_log_probs == pytest.approx(expected[: len(h.tokens)], abs=1e-3)
-            assert h.log_prob == pytest.approx(sum(h.token_log_probs))
-            assert h.score == pytest.approx(score(h.log_prob, len(h.tokens), config))
-        if not config.min_length:  # with it, the end symbol's share counts for the others
-            for one, following in itertools.pairwise(found):
-                assert (one.finished, one.score + 0.02) >= (following.finished, following.score)
-
-
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_without_scores_the_same_hypotheses_come_from_one_search(
-    beam_size: int, engines: tuple[Backend, Backend, Tokenizer], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _, other, tokenizer = engines
-    rows = tokenizer.encode_batch(LINES)
-    config = replace(SMALL, beam_size=beam_size)
-    wanted = [[h.tokens for h in found] for found in other.search(rows, config)]
-    calls: list[str] = []
-    monkeypatch.setattr(other, "_engine", Recorded(other._engine, calls))  # type: ignore[attr-defined]
-    found = other.search(rows, config, with_scores=False)
-    assert [[h.tokens for h in hypotheses] for hypotheses in found] == wanted
-    best = other.search(rows, config, with_scores=False, n_best=1)
-    assert [[h.tokens for h in hypotheses] for hypotheses in best] == [w[:1] for w in wanted]
-    assert calls == ["translate_batch"] * 2
+    cases: list[dict[str, Any]] = [{}, {"max_length_a": 0.5, "max_length_b": 2}, {"min_length": 4}]
+    for changes in cases:
+        config = replace(SMALL, **changes)
+        for row, found in zip(rows, searched(other, rows, config), strict=True):
+            assert len({tuple(h.tokens) for h in found}) == len(found) == config.beam_size
+            for h, expected in zip(found, rescored(native, row, found), strict=True):
+                assert h.finished == (h.tokens[-1] == tokenizer.eos_id)
+                assert len(h.tokens) > config.min_length or not h.finished
+                assert h.token_log_probs == pytest.approx(expected, abs=1e-3)
+                assert h.log_prob == pytest.approx(sum(h.token_log_probs))
+                assert h.score == pytest.approx(score(h.log_prob, len(h.tokens), config))
+            if not config.min_length:  # with it, the end symbol's share counts for the others
+                for one, following in itertools.pairwise(found):
+                    assert (one.finished, one.score + 0.02) >= (following.finished, following.score)
 
 
 class Recorded:
@@ -159,23 +133,37 @@ class Recorded:
         return getattr(self._engine, name)
 
 
-@pytest.mark.parametrize("n_best", [1, 4])
-def test_each_sentence_of_a_batch_has_its_own_length_limit(
-    n_best: int, engines: tuple[Backend, Backend, Tokenizer]
+def test_without_scores_the_same_hypotheses_come_from_one_search(
+    engines: Engines, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    _, other, tokenizer = engines
+    rows, calls = tokenizer.encode_batch(LINES), list[str]()
+    configs = [replace(SMALL, beam_size=beam_size) for beam_size in (1, 4)]
+    wanted = [searched(other, rows, config) for config in configs]
+    monkeypatch.setattr(other, "_engine", Recorded(other._engine, calls))  # type: ignore[attr-defined]
+    for config, whole in zip(configs, wanted, strict=True):
+        for n_best in (None, 1):
+            found = searched(other, rows, config, with_scores=False, n_best=n_best)
+            for hypotheses, scored in zip(found, whole, strict=True):
+                assert [h.tokens for h in hypotheses] == [h.tokens for h in scored[:n_best]]
+    assert calls == ["translate_batch"] * 4
+
+
+def test_each_sentence_of_a_batch_has_its_own_length_limit(engines: Engines) -> None:
     _, other, tokenizer = engines
     rows = tokenizer.encode_batch([*LINES, "the tree " * 12])  # whose limit is that of the batch
     config = replace(SMALL, max_length_a=0.5, max_length_b=1)
-    found = other.search(rows, config, n_best=n_best)
-    for row, hypotheses in zip(rows, found, strict=True):
-        alone = other.search([row], config, n_best=n_best)[0]
-        assert all(len(h.tokens) <= len(row) // 2 + 1 for h in hypotheses)
-        is_cut = any(not h.finished for h in hypotheses)
-        if is_cut and n_best == 1:  # of a beam that goes on for its neighbours
-            assert len(hypotheses[0].tokens) == len(row) // 2 + 1
-        # with other neighbours an empty translation may be found beside one that is cut, or not
-        elif is_cut or n_best == 1 and hypotheses[0].tokens != [EOS]:
-            assert_same(alone, hypotheses)
+    for n_best in (1, 4):
+        found = searched(other, rows, config, n_best=n_best)
+        for row, hypotheses in zip(rows, found, strict=True):
+            alone = searched(other, [row], config, n_best=n_best)[0]
+            assert all(len(h.tokens) <= len(row) // 2 + 1 for h in hypotheses)
+            is_cut = any(not h.finished for h in hypotheses)
+            if is_cut and n_best == 1:  # of a beam that goes on for its neighbors
+                assert len(hypotheses[0].tokens) == len(row) // 2 + 1
+            # with other neighbors an empty translation may be found beside one that is cut, or not
+            elif is_cut or n_best == 1 and hypotheses[0].tokens != [EOS]:
+                assert_same(alone, hypotheses)
 
 
 def test_padding_and_the_start_symbol_are_never_generated(
@@ -188,7 +176,7 @@ def test_padding_and_the_start_symbol_are_never_generated(
     for beam_size in (1, 4):
         config = replace(SMALL, beam_size=beam_size)
         for ours, theirs in zip(
-            native.search(rows, config), other.search(rows, config), strict=True
+            searched(native, rows, config), searched(other, rows, config), strict=True
         ):
             assert not {tokenizer.pad_id, tokenizer.bos_id} & {i for h in theirs for i in h.tokens}
             assert ours[0].tokens == theirs[0].tokens or beam_size > 1  # others share what they had
@@ -201,102 +189,84 @@ def test_a_sentence_without_a_prefix_is_not_searched_as_one_with(
     model = tiny_model(3, vocab_size=tokenizer.vocab_size)
     rows = tokenizer.encode_batch(["the tree", "a house"])
     native = NativeBackend(ModelStepper(model), tokenizer)
-    first = native.search(rows[:1], replace(SMALL, beam_size=1))[0][0].tokens[0]
+    first = searched(native, rows[:1], replace(SMALL, beam_size=1))[0][0].tokens[0]
     with torch.no_grad():
         model.embedding.weight[tokenizer.eos_id] = 0.95 * model.embedding.weight[first]
     native, other, _ = load(save(tmp_path / "model", model, tokenizer))
-    assert [tokenizer.eos_id] in [h.tokens for h in native.search(rows[:1], SMALL)[0]]
-    found = other.search(rows, SMALL, [[], [first]])
-    assert_same(other.search(rows[:1], SMALL)[0], found[0])
+    assert [tokenizer.eos_id] in [h.tokens for h in searched(native, rows[:1], SMALL)[0]]
+    found = searched(other, rows, SMALL, [[], [first]])
+    assert_same(searched(other, rows[:1], SMALL)[0], found[0])
     assert [tokenizer.eos_id] in [h.tokens for h in found[0]]
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_forced_prefixes_of_each_line_are_part_of_the_result(
-    beam_size: int, engines: tuple[Backend, Backend, Tokenizer]
-) -> None:
+def test_forced_prefixes_of_each_line_are_part_of_the_result(engines: Engines) -> None:
     native, other, tokenizer = engines
     rows = tokenizer.encode_batch(LINES)
     prefixes = [tokenizer.encode("Haus grün")[: i % 3] for i in range(len(rows))]
-    config = replace(SMALL, beam_size=beam_size)
-    found = other.search(rows, config, prefixes)
-    for ours, theirs, prefix in zip(
-        native.search(rows, config, prefixes), found, prefixes, strict=True
-    ):
-        assert_same(ours[:1], theirs[:1])
-        assert all(h.tokens[: len(prefix)] == prefix for h in theirs)
-    short = replace(config, beam_size=1, max_length_a=0, max_length_b=1)  # shorter than a prefix
-    wanted, found = (engine.search(rows, short, prefixes) for engine in (native, other))
-    for ours, theirs in zip(wanted, found, strict=True):
-        assert_same(ours, theirs)
+    for changes in ({"beam_size": 1}, {}, {"beam_size": 1, "max_length_a": 0, "max_length_b": 1}):
+        config = replace(SMALL, **changes)  # the last limit is shorter than a prefix
+        wanted, found = (searched(engine, rows, config, prefixes) for engine in (native, other))
+        for ours, theirs, prefix in zip(wanted, found, prefixes, strict=True):
+            assert_same(ours[:1], theirs[:1], changes)
+            assert all(h.tokens[: len(prefix)] == prefix for h in theirs)
     with pytest.raises(ConfigError, match="forced prefix of sentence 0"):
-        other.search(rows[:1], config, [[tokenizer.eos_id]])
+        searched(other, rows[:1], SMALL, [[tokenizer.eos_id]])
 
 
 def test_no_sentence_depends_on_its_neighbours(
-    engines: tuple[Backend, Backend, Tokenizer],
+    engines: Engines,
 ) -> None:
     _, other, tokenizer = engines
     rows = tokenizer.encode_batch([*LINES, *sentences(5), "the " * 150])
     config = replace(SMALL, alignment=True)
-    together = other.search(rows, config)
+    together = searched(other, rows, config)
     for row, found in zip(rows, together, strict=True):
-        assert_same(other.search([row], config)[0][:1], found[:1])
+        assert_same(searched(other, [row], config)[0][:1], found[:1])
 
 
-@pytest.mark.parametrize(
-    "shape",
-    [
+def test_scores_and_alignment_are_the_native_ones_for_models_of_all_shapes(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    shapes: list[dict[str, Any]] = [
         {"num_decoder_layers": 1, "d_model": 14, "num_heads": 7},
         {"num_encoder_layers": 1, "num_decoder_layers": 3, "d_model": 10, "num_heads": 5},
         {"d_model": 6, "d_ff": 5, "num_heads": 1, "positions": Positions.sinusoidal_concat},
-    ],
-    ids=str,
-)
-@pytest.mark.parametrize("norm", Norm)
-def test_scores_of_given_targets_are_the_native_ones(
-    norm: Norm, shape: dict[str, Any], tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    native, other, _ = load(random_model(tmp_path / "model", tokenizer, norm=norm, **shape))
+    ]
     rows = tokenizer.encode_batch([*sentences(8), *HOSTILE, "a"])
     targets = [*rows[1:], []]
-    ours, theirs = log_probs(native, rows, targets), log_probs(other, rows, targets)
-    for one, another, target in zip(ours, theirs, targets, strict=True):
-        assert len(another) == len(target) + 1
-        assert another == pytest.approx(one, abs=1e-3)
-
-
-@pytest.mark.parametrize("num_decoder_layers", [3, 6])
-def test_words_are_aligned_by_the_same_layer_and_heads(
-    num_decoder_layers: int, tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    shape = {"num_encoder_layers": 1, "num_decoder_layers": num_decoder_layers}
-    native, other, _ = load(random_model(tmp_path / "model", tokenizer, **shape))
-    rows = tokenizer.encode_batch(sentences(8))
+    for number, (norm, shape) in enumerate(itertools.product(Norm, shapes)):
+        folder = random_model(tmp_path / str(number), tokenizer, norm=norm, **shape)
+        native, other, _ = load(folder)
+        ours, theirs = log_probs(native, rows, targets), log_probs(other, rows, targets)
+        for one, another, target in zip(ours, theirs, targets, strict=True):
+            assert len(another) == len(target) + 1
+            assert another == pytest.approx(one, abs=1e-3), (norm, shape)
     config = replace(SMALL, beam_size=1, alignment=True)
-    for ours, theirs in zip(native.search(rows, config), other.search(rows, config), strict=True):
-        assert ours[0].tokens == theirs[0].tokens
-        assert ours[0].alignment == theirs[0].alignment
+    for num_layers in (3, 6):
+        shape = {"num_encoder_layers": 1, "num_decoder_layers": num_layers}
+        native, other, _ = load(random_model(tmp_path / f"deep{num_layers}", tokenizer, **shape))
+        found = [searched(engine, rows[:8], config) for engine in (native, other)]
+        for [one], [another] in zip(*found, strict=True):
+            assert (one.tokens, one.alignment) == (another.tokens, another.alignment), num_layers
 
 
 def test_sampling_draws_what_has_probability(
-    engines: tuple[Backend, Backend, Tokenizer],
+    engines: Engines,
 ) -> None:
     native, other, tokenizer = engines
     rows = tokenizer.encode_batch(LINES[:4])
     config = replace(SMALL, sampling=True, beam_size=5, temperature=2.0, top_k=8, top_p=0.9)
-    found = other.search(rows, config)
+    found = searched(other, rows, config)
     assert [len(draws) for draws in found] == [5] * 4
     assert len({tuple(h.tokens) for draws in found for h in draws}) > 4
     assert not any(h.tokens[-1] == tokenizer.pad_id for draws in found for h in draws)
     for row, draws in zip(rows, found, strict=True):
-        bare = [h.tokens[:-1] if h.finished else h.tokens for h in draws]
-        for h, expected in zip(draws, log_probs(native, [row] * 5, bare), strict=True):
-            assert h.token_log_probs == pytest.approx(expected[: len(h.tokens)], abs=1e-3)
-    greedy = [h.tokens for [h] in other.search(rows, replace(SMALL, beam_size=1))]
+        for h, expected in zip(draws, rescored(native, row, draws), strict=True):
+            assert h.token_log_probs == pytest.approx(expected, abs=1e-3)
+    greedy = [h.tokens for [h] in searched(other, rows, replace(SMALL, beam_size=1))]
     for changes in ({"top_k": 1}, {"top_p": 0.01}, {"temperature": 0.001}):
         settings = replace(SMALL, sampling=True, beam_size=2, **changes)
-        assert [[h.tokens for h in draws] for draws in other.search(rows, settings)] == [
+        assert [[h.tokens for h in draws] for draws in searched(other, rows, settings)] == [
             [tokens, tokens] for tokens in greedy
         ]
 
@@ -323,14 +293,14 @@ def test_more_tokens_than_positions_are_an_error_and_never_cut(
     native, other, _ = load(random_model(tmp_path / "model", tokenizer), max_positions=12)
     row = (tokenizer.encode("the house " * 12))[:11]
     config = replace(SMALL, max_length_b=50)
-    [[best, *_]] = other.search([row], config)
+    [[best, *_]] = searched(other, [row], config)
     assert len(best.tokens) == 11
     assert not best.finished
     assert log_probs(other, [row], [row])[0] == pytest.approx(
         log_probs(native, [row], [row])[0], abs=1e-3
     )
     for call in (
-        lambda: other.search([[*row, row[0]]], config),
+        lambda: searched(other, [[*row, row[0]]], config),
         lambda: log_probs(other, [row], [[*row, row[0]]]),
     ):
         with pytest.raises(DataError, match="12 tokens and the exported model takes 11; .*max_pos"):
@@ -344,7 +314,7 @@ def test_a_long_source_is_read_whole(trained_models: dict[str, Path], tokenizer:
         (tokenizer.encode("the") * 1030) + tokenizer.encode("tree") + tokenizer.encode("the") * 300
     )
     config = replace(SMALL, beam_size=1, max_length_a=0, max_length_b=6, alignment=True)
-    ours, theirs = native.search([row], config)[0], other.search([row], config)[0]
+    ours, theirs = searched(native, [row], config)[0], searched(other, [row], config)[0]
     assert max(ours[0].alignment or []) > 1024
     assert_same(ours, theirs)
     target = tokenizer.encode("small")

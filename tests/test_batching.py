@@ -7,18 +7,16 @@ from __future__ import annotations
 import itertools
 import time
 import tracemalloc
-from pathlib import Path
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 import pytest
-from toy import assert_same_weights, read_records, train, write_data
 
 from nmt.data import batching
 from nmt.data.batch import batch_cost, bucket, padding_share
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.mixing import CorpusRange, make_mix
-from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 
 CASES = range(12)
@@ -49,14 +47,17 @@ def rank_plans(lengths: Any, world_size: int, **changes: Any) -> list[list[list[
     return [plan(sampler(lengths, rank=r, world_size=world_size, **changes), 1) for r in ranks]
 
 
-def flat(batches: list[list[int]]) -> list[int]:
+def flat(batches: Iterable[Iterable[Any]]) -> list[Any]:
     return [row for rows in batches for row in rows]
 
 
 @pytest.fixture
-def small_pools(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Plan 30 pairs at a time."""
+def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Plan 30 pairs at a time; the list grows with each pool that is planned."""
+    calls: list[int] = []
     monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
+    monkeypatch.setattr(batching, "bucket", lambda *a: calls.append(1) or bucket(*a))
+    return calls
 
 
 # --- batches
@@ -81,7 +82,7 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
         assert sorted(np.concatenate(bucket(lengths, 200, some)).tolist()) == some.tolist()
 
 
-def test_padding_share_equals_a_count_of_empty_places_which_sorting_saves() -> None:
+def test_padding_share_equals_a_count_of_empty_places() -> None:
     for seed in CASES:
         lengths = random_lengths(seed)
         batches = bucket(lengths, 200, np.arange(len(lengths)))
@@ -91,10 +92,6 @@ def test_padding_share_equals_a_count_of_empty_places_which_sorting_saves() -> N
             places += width * len(rows)
             empty += sum(width - int(lengths[row, side]) for row in rows)
         assert padding_share(lengths, batches) == pytest.approx(empty / places), seed
-    lengths = random_lengths(7)
-    unsorted = [np.array(rows) for rows in np.array_split(np.arange(len(lengths)), 40)]
-    batches = bucket(lengths, 300, np.arange(len(lengths)))
-    assert padding_share(lengths, batches) < padding_share(lengths, unsorted) / 1.5
 
 
 # --- updates
@@ -119,81 +116,54 @@ def test_every_pair_comes_once_an_epoch_in_as_many_updates_as_announced(
             assert counts == [update.num_src_tokens, update.num_tokens], case
 
 
-def test_the_order_is_a_function_of_seed_and_epoch() -> None:
-    lengths = random_lengths(3)
-    first, again = sampler(lengths), sampler(lengths)
-    again.updates(7)  # what was planned before leaves no trace
-    assert plan(first, 2) == plan(again, 2)
-    plans = [plan(sampler(lengths, seed=seed), epoch) for seed in (0, 1) for epoch in (0, 1, 2)]
-    assert all(one != other for i, one in enumerate(plans) for other in plans[:i])
-
-
 def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batches() -> None:
     """A run that goes on with a newer nmt must find this order, so an oracle keeps it."""
     for seed in CASES:
         lengths = random_lengths(seed)
-        generator = np.random.default_rng((3, 5))  # (seed, epoch)
-        pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
-        batches: list[list[int]] = []
-        for src, tgt, row in sorted(pairs, key=lambda pair: (max(pair[:2]), pair[1], pair[0])):
-            if not batches or (len(batches[-1]) + 1) * max(src, tgt) > 150:
-                batches.append([])
-            batches[-1].append(row)
-        expected = [batches[i] for i in generator.permutation(len(batches))]
-        planned = [rows for update in plan(sampler(lengths), 5) for rows in update]
-        assert planned == expected, seed
+        one = sampler(lengths, seed=seed)
+        for epoch in (5, 0):  # what was planned before leaves no trace
+            generator = np.random.default_rng((seed, epoch))
+            pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
+            batches: list[list[int]] = []
+            for src, tgt, row in sorted(pairs, key=lambda pair: (max(pair[:2]), pair[1], pair[0])):
+                if not batches or (len(batches[-1]) + 1) * max(src, tgt) > 150:
+                    batches.append([])
+                batches[-1].append(row)
+            expected = [batches[i] for i in generator.permutation(len(batches))]
+            assert flat(plan(one, epoch)) == expected, (seed, epoch)
 
 
-def test_ranks_share_the_pairs_of_every_update_that_one_rank_makes(
+def test_ranks_share_the_pairs_of_every_update_equally_without_slivers_of_batches(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for pool, seed, world_size in itertools.product(POOLS, (1, 3, 8), (2, 3, 8)):
+    for case in itertools.product(POOLS, (1, 3, 5, 8), (2, 3, 8), (300, 3000)):
+        pool, seed, world_size, tokens = case
         monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
-        lengths = random_lengths(seed)
-        alone = plan(sampler(lengths), 1)
-        ranks = rank_plans(lengths, world_size)
-        assert {len(updates) for updates in ranks} == {len(alone)}, (pool, seed, world_size)
-        for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
-            together = [row for batches in shares for row in flat(batches)]
-            assert together == flat(update), (pool, seed, world_size)  # in order, hence each once
-        one = sampler(lengths, rank=world_size - 1, world_size=world_size)
-        for update, rows in zip(one.updates(1), alone, strict=True):  # a rank knows the whole size
-            sizes = [update.num_src_tokens, update.num_tokens]
-            assert sizes == lengths[flat(rows)].sum(axis=0).tolist(), (pool, seed, world_size)
-
-
-def test_ranks_have_equal_work_and_no_sliver_of_a_batch() -> None:
-    for seed, world_size, tokens in itertools.product(CASES, (2, 3, 8), (300, 3000)):
-        case = (seed, world_size, tokens)
         lengths = random_lengths(seed)
         alone = plan(sampler(lengths, tokens_per_update=tokens), 1)
         ranks = rank_plans(lengths, world_size, tokens_per_update=tokens)
+        assert {len(updates) for updates in ranks} == {len(alone)}, case
         for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
+            assert flat(flat(shares)) == flat(update), case  # in order, hence each once
             share = sum(batch_cost(lengths[rows]) for rows in update) / world_size
             batch_of = {row: rows for rows in update for row in rows}
             for batches in shares:
-                longest = max((int(lengths[batch_of[r[0]]].max()) for r in batches), default=0)
+                widths = [int(lengths[batch_of[rows[0]]].max()) for rows in batches]
                 cost = sum(batch_cost(lengths[rows]) for rows in batches)
-                assert cost <= 1.25 * share + longest, case
-                for rows in batches:
-                    width = int(lengths[batch_of[rows[0]]].max())
+                assert cost <= 1.25 * share + max(widths, default=0), case
+                for rows, width in zip(batches, widths, strict=True):
                     is_whole = rows == batch_of[rows[0]]
                     assert is_whole or (len(rows) + 1) * width >= share / 8, case
+        last = sampler(lengths, tokens_per_update=tokens, rank=1, world_size=world_size)
+        for one, update in zip(last.updates(1), alone, strict=True):  # a rank knows the whole size
+            sizes = lengths[flat(update)].sum(axis=0).tolist()
+            assert [one.num_src_tokens, one.num_tokens] == sizes, case
 
 
 def test_an_update_of_fewer_pairs_than_ranks_leaves_some_without_a_batch() -> None:
     lengths = np.full((3, 2), 5, dtype=np.int32)
     shares = [updates[0] for updates in rank_plans(lengths, 8)]
     assert sorted(len(flat(batches)) for batches in shares) == [0] * 5 + [1] * 3
-
-
-def test_a_late_epoch_of_half_a_million_pairs_costs_no_replay() -> None:
-    lengths = np.random.default_rng(0).integers(3, 80, (500_000, 2)).astype(np.int32)
-    one = sampler(lengths, 4096, tokens_per_update=25_000, rank=1, world_size=2)
-    start = time.process_time()
-    reached = one.updates(9)
-    assert time.process_time() - start < 3  # about 0.3 on a free core; ten epochs would take ten
-    assert len(reached) == round(int(lengths[:, 1].sum()) / 25_000)
 
 
 def test_updates_have_the_tokens_asked_for_within_one_batch() -> None:
@@ -205,13 +175,9 @@ def test_updates_have_the_tokens_asked_for_within_one_batch() -> None:
         total = int(lengths[:, 1].sum())
         assert len(updates) == max(1, round(total / tokens_per_update)), seed
         assert all(abs(count - total / len(updates)) <= largest for count in tokens), seed
-
-
-def test_an_update_smaller_than_a_batch_makes_batches_smaller() -> None:
     lengths = np.full((100, 2), 5, dtype=np.int32)
     updates = plan(sampler(lengths, max_tokens=1000, tokens_per_update=50))
-    assert [len(update) for update in updates] == [1] * 10
-    assert {len(rows) for update in updates for rows in update} == {10}
+    assert [[len(rows) for rows in update] for update in updates] == [[10]] * 10  # smaller batches
 
 
 def test_a_sentence_above_max_tokens_is_refused_with_both_numbers() -> None:
@@ -225,49 +191,40 @@ def test_a_sentence_above_max_tokens_is_refused_with_both_numbers() -> None:
 # --- large corpora, planned a pool of pairs at a time
 
 
-@pytest.mark.usefixtures("small_pools")
-def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: list[int]) -> None:
     lengths = random_lengths(8)
     expected = {epoch: plan(sampler(lengths), epoch) for epoch in (0, 3)}
-    calls = []
-    monkeypatch.setattr(batching, "bucket", lambda *a: calls.append(1) or bucket(*a))
+    planned.clear()
     one = sampler(lengths)
     assert len(one.updates(0)) > 5
-    assert not calls
+    assert not planned
     for epoch, index in ((3, -1), (0, 4), (3, 2), (0, 0)):
-        calls.clear()
+        planned.clear()
         update = one.updates(epoch)[index]
         assert [rows.tolist() for rows in update.batches] == expected[epoch][index]
-        assert len(calls) == 1
+        assert len(planned) == 1
+    planned.clear()
+    updates = sampler(lengths).updates(0)
+    for _ in range(5):  # who prepares the next update is ahead of who makes this one
+        assert updates[0].num_tokens
+        assert updates[-1].num_tokens
+    assert len(planned) == 2
+    with pytest.raises(IndexError):
+        updates[len(updates)]
+    assert updates.pool_of(0)[0] is updates[0]
+    assert len(updates.pool_of(0)) < len(updates)
 
 
-@pytest.mark.usefixtures("small_pools")
+@pytest.mark.usefixtures("planned")
 def test_each_pool_is_shuffled_in_its_own_way() -> None:
     one = sampler(np.full((60, 2), 5, dtype=np.uint16))
     updates, orders = one.updates(0), []
-    for pool, index in enumerate((0, -1)):
+    for pool, index in enumerate((0, len(updates) - 1)):
         rows = one.mix.rows(one.seed, 0, pool, 2).tolist()
         batches = [batch for update in updates.pool_of(index) for batch in update.batches]
         orders.append([rows.index(row) for row in np.concatenate(batches).tolist()])
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(30))
     assert orders[0] != orders[1]
-
-
-@pytest.mark.usefixtures("small_pools")
-def test_two_pools_in_turn_are_planned_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
-    updates = sampler(random_lengths(8)).updates(0)
-    calls = []
-    monkeypatch.setattr(batching, "bucket", lambda *a: calls.append(1) or bucket(*a))
-    for _ in range(5):  # who prepares the next update is ahead of who makes this one
-        assert updates[0].num_tokens
-        assert updates[-1].num_tokens
-    assert len(calls) == 2
-    with pytest.raises(IndexError):
-        updates[len(updates)]
-    assert updates.pool_of(0)[0] is updates[0]
-    assert len(updates.pool_of(0)) < len(updates)
 
 
 def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
@@ -300,19 +257,6 @@ def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
     corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
     one = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
     assert (one.longest, one.rows_to_try().tolist()) == (7, [0, 2])
-
-
-@pytest.mark.usefixtures("small_pools")
-def test_a_run_that_stops_in_a_later_pool_goes_on_with_the_same_bits(
-    tmp_path: Path, tokenizer: Tokenizer
-) -> None:
-    write_data(tmp_path, tokenizer, [(5 + i % 7, 4 + i % 5) for i in range(100)])
-    arguments = ["valid_bleu=false", "model.dropout=0.1", "tokens_per_update=60"]
-    assert train(tmp_path, tmp_path / "whole", *arguments, "max_updates=17") == 0
-    for end in (8, 17):  # in the third of four pools, and in the next epoch
-        assert train(tmp_path, tmp_path / "parts", *arguments, f"max_updates={end}") == 0
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert read_records(tmp_path / "parts", "epoch")[-1]["epoch"] == 1
 
 
 @pytest.mark.slow

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
+import os
 import pickle
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from folders import flat, write_folder, write_old_folder, write_shard
 
 from nmt.data import binary
-from nmt.data.binary import CorpusIndex, MappedShard, ShardWriter, open_split, write_index
+from nmt.data.binary import CorpusIndex, MappedShard, ParallelData, ShardWriter, write_index
 from nmt.errors import DataError
 from nmt.files import write_json
 
@@ -65,37 +66,27 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
         write_shard(tmp_path / "x.arrow", [([70_000], [1])], SMALL)
 
 
-@pytest.mark.parametrize("has_text", [False, True])
-def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path, has_text: bool) -> None:
+def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path) -> None:
     pairs = random_pairs(40, 300)
-    for name, cuts in {"one": [40], "two": [1, 7, 8, 8, 21, 35, 40]}.items():
-        with ShardWriter(
-            tmp_path / name, src_vocab_size=300, tgt_vocab_size=300, has_text=has_text
-        ) as writer:
-            for start, end in zip([0, *cuts], cuts, strict=False):
-                sides = [[pair[side] for pair in pairs[start:end]] for side in (0, 1)]
-                texts = {
-                    name: [f"{row} é" for row in rows]
-                    for name, rows in zip(("src_text", "tgt_text"), sides, strict=True)
-                }
-                writer.add(*flat(sides[0]), *flat(sides[1]), **(texts if has_text else {}))
-    assert (tmp_path / "one").read_bytes() == (tmp_path / "two").read_bytes()
-    table = pa.ipc.open_stream((tmp_path / "two").read_bytes()).read_all()
-    assert max(len(batch) for batch in table.to_batches()) == 7
-    if has_text:
-        assert table["src_text"].to_pylist() == [f"{src} é" for src, _ in pairs]
-        assert table["tgt_text"].to_pylist() == [f"{tgt} é" for _, tgt in pairs]
-    assert as_lists(MappedShard(tmp_path / "two")[i] for i in range(40)) == pairs
-
-
-def test_the_index_tells_of_a_file_what_is_in_it(tmp_path: Path) -> None:
-    pairs = random_pairs(40, 300)
-    shard = write_shard(tmp_path / "x.arrow", pairs, 300)
-    content = (tmp_path / "x.arrow").read_bytes()
-    assert (shard.file, shard.pairs) == ("x.arrow", 40)
+    columns = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
+    texts = {f"{side}_text": [f"{ids} é" for ids in rows] for side, rows in columns.items()}
+    sizes = {"src_vocab_size": 300, "tgt_vocab_size": 300}
+    for given in ({}, texts):
+        for name, cuts in {"one": [40], "two": [1, 7, 8, 8, 21, 35, 40]}.items():
+            with ShardWriter(tmp_path / name, has_text=bool(given), **sizes) as writer:
+                for start, end in zip([0, *cuts], cuts, strict=False):
+                    sides = [flat(rows[start:end]) for rows in columns.values()]
+                    writer.add(*sides[0], *sides[1], **{k: v[start:end] for k, v in given.items()})
+        content = (tmp_path / "two").read_bytes()
+        assert (tmp_path / "one").read_bytes() == content
+        table = pa.ipc.open_stream(content).read_all()
+        assert max(len(batch) for batch in table.to_batches()) == 7
+        assert table.to_pydict() == columns | given
+        assert as_lists(MappedShard(tmp_path / "two")[i] for i in range(40)) == pairs
+    shard = writer.shard  # which tells what is in it
+    assert (shard.file, shard.pairs) == ("two", 40)
     assert (shard.bytes, shard.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert shard.src_tokens == sum(len(src) for src, _ in pairs)
-    assert shard.tgt_tokens == sum(len(tgt) for _, tgt in pairs)
+    assert (shard.src_tokens, shard.tgt_tokens) == tuple(sum(map(len, r)) for r in columns.values())
     assert shard.longest == max(len(side) for pair in pairs for side in pair) + 1
 
 
@@ -105,61 +96,43 @@ def test_other_arrow_readers_open_the_file(tmp_path: Path) -> None:
     pairs, path = random_pairs(30, 300), tmp_path / "train-00000.arrow"
     write_shard(path, pairs, 300)
     expected = [{"src": src, "tgt": tgt} for src, tgt in pairs]
-    table = pa.ipc.open_stream(path.read_bytes()).read_all()
-    assert table.to_pylist() == expected
-    assert table.schema.field("src").type == pa.list_(pa.uint16())
     assert list(datasets.Dataset.from_file(str(path))) == expected
 
 
 # --- a folder
 
 
-def test_corpora_shards_and_record_batches_are_one_list(tmp_path: Path) -> None:
+def test_corpora_shards_and_record_batches_are_one_list_that_threads_share(tmp_path: Path) -> None:
     pairs = random_pairs(60, 300)
     corpora = {"news": pairs[:21], "none": [], "web": pairs[21:]}
     write_folder(tmp_path, corpora, 300, weights={"web": 0.5}, pairs_a_shard=20)
-    data = open_split(tmp_path, "train")
+    data = ParallelData(tmp_path, "train")
     assert len(data) == 60
-    assert [as_lists([data[i]])[0] for i in range(60)] == pairs
-    assert as_lists(data) == pairs
+    with ThreadPoolExecutor(8) as pool:
+        assert as_lists(pool.map(data.__getitem__, range(60))) == as_lists(data) == pairs
+    assert not any(side.flags.owndata or side.flags.writeable for side in data[59])
     found = [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora]
     assert found == [("news", 0, 21, 1.0), ("none", 21, 0, 1.0), ("web", 21, 39, 0.5)]
-    assert as_lists(open_split(tmp_path, "valid")) == pairs[:21]
+    assert as_lists(ParallelData(tmp_path, "valid")) == pairs[:21]
     with pytest.raises(IndexError):
         data[60]
-
-
-def test_a_folder_of_version_1_still_opens(tmp_path: Path) -> None:
-    pairs = random_pairs(60, 300)
-    write_old_folder(tmp_path, pairs, 300, num_files=3)
-    data = open_split(tmp_path, "train")
-    assert as_lists(data) == pairs
-    assert data.lengths().tolist() == [[len(src) + 1, len(tgt) + 1] for src, tgt in pairs]
-    assert [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora] == [("", 0, 60, 1.0)]
+    (tmp_path / "old").mkdir()
+    write_old_folder(tmp_path / "old", pairs, 300, num_files=3)  # of version 1
+    old = ParallelData(tmp_path / "old", "train")
+    assert as_lists(old) == pairs
+    assert old.lengths.tolist() == data.lengths.tolist()
+    assert [(c.name, c.start, c.num_pairs, c.weight) for c in old.corpora] == [("", 0, 60, 1.0)]
 
 
 def test_lengths_count_eos_in_the_smallest_type(tmp_path: Path) -> None:
     for longest, kind in ((20, "<u2"), (65_534, "<u2"), (65_535, "<i4")):
         pairs = [*random_pairs(30, 300), ([5] * longest, [6])]
         write_folder(tmp_path, {"": pairs}, 300, pairs_a_shard=8)
-        lengths = open_split(tmp_path, "train").lengths()
+        lengths = ParallelData(tmp_path, "train").lengths
         assert lengths.tolist() == [[len(src) + 1, len(tgt) + 1] for src, tgt in pairs]
         assert lengths.dtype == np.dtype(kind)
         assert isinstance(lengths.base, np.memmap)
         assert not lengths.flags.writeable
-
-
-def test_sentences_are_views_of_the_memory_map(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"": random_pairs(2000, 300)}, 300)
-    before = pa.total_allocated_bytes()
-    data = open_split(tmp_path, "train")
-    for side in data[1999]:
-        assert not side.flags.owndata
-        assert not side.flags.writeable
-    assert pa.total_allocated_bytes() - before < 10_000  # the file has some 40,000 bytes of ids
-    one, other = data[1998], data[1998]
-    assert np.shares_memory(one[0], other[0])
-    assert np.shares_memory(one[1], other[1])
 
 
 def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_path: Path) -> None:
@@ -167,22 +140,18 @@ def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_pa
     write_folder(tmp_path, {"": pairs}, 300, pairs_a_shard=10)
     path = tmp_path / "train--00001.arrow"
     path.write_bytes(b"\xff" * path.stat().st_size)
-    data = open_split(tmp_path, "train")
+    data = ParallelData(tmp_path, "train")
     assert as_lists([data[9], data[20]]) == [pairs[9], pairs[20]]
     with pytest.raises(DataError, match=r"^\S*train--00001\.arrow is damaged .*nmt-preprocess"):
         data[10]
+    path = tmp_path / "train--00000.arrow"
+    path.unlink()
+    _change_index(tmp_path, bytes=write_shard(path, random_pairs(5, 300), 300).bytes)
+    with pytest.raises(DataError, match=r"train--00000\.arrow is damaged: it has 5 pairs for 10"):
+        ParallelData(tmp_path, "train")[0]
 
 
-# --- threads and processes
-
-
-def test_threads_may_share_the_data(tmp_path: Path) -> None:
-    pairs = random_pairs(600, 300)
-    write_folder(tmp_path, {"": pairs}, 300, pairs_a_shard=20)
-    data = open_split(tmp_path, "train")
-    rows = np.random.default_rng(0).permutation(600).tolist()
-    with ThreadPoolExecutor(8) as pool:
-        assert as_lists(pool.map(data.__getitem__, rows)) == [pairs[row] for row in rows]
+# --- processes
 
 
 def anonymous_bytes() -> int:
@@ -195,7 +164,7 @@ def read_all(pickled: bytes, channel: Any) -> None:
     """Read every pair; send their sum, and the bytes that this took."""
     before = anonymous_bytes()
     data = pickle.loads(pickled)
-    total = int(data.lengths().sum()) + sum(int(src.sum() + tgt.sum()) for src, tgt in data)
+    total = int(data.lengths.sum()) + sum(int(src.sum() + tgt.sum()) for src, tgt in data)
     channel.send((total, anonymous_bytes() - before))
 
 
@@ -209,7 +178,7 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, meth
         writer.add(ids, offsets, ids, offsets)
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}
     write_json(tmp_path / "meta.json", write_index(tmp_path, index))
-    data = open_split(tmp_path, "train")
+    data = ParallelData(tmp_path, "train")
     assert data[0][0].tolist() == ids[:200].tolist()  # mapped here, which must not travel
     pickled = pickle.dumps(data)
     assert len(pickled) < 1000
@@ -227,17 +196,21 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, meth
 # --- damage
 
 
-def test_no_pairs_and_no_split_are_data_errors(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match="is no data folder; .*nmt-preprocess"):
-        open_split(tmp_path, "train")
-    write_folder(tmp_path, {"": []}, 300)
-    with pytest.raises(DataError, match="no sentence pairs"):
-        open_split(tmp_path, "train")
-    with pytest.raises(DataError, match=r"no test pairs; give data\.test"):
-        open_split(tmp_path, "test")
-    write_json(tmp_path / "meta.json", {"format_version": 1})
-    with pytest.raises(DataError, match=r"no test-\*\.arrow.*nmt-preprocess"):
-        open_split(tmp_path, "test")
+def test_no_pairs_and_no_split_and_a_newer_folder_are_data_errors(tmp_path: Path) -> None:
+    newer = {"format_version": 3, "splits": {}}
+    for content, split, text in [
+        (None, "train", "is no data folder; .*nmt-preprocess"),
+        (newer, "train", "has format_version 3, this nmt reads up to 2; update"),
+        ({"format_version": 1}, "test", r"no test-\*\.arrow.*nmt-preprocess"),
+        ({}, "train", "no sentence pairs"),
+        ({}, "test", r"no test pairs; give data\.test"),
+    ]:
+        if content == {}:
+            write_folder(tmp_path, {"": []}, 300)
+        elif content:
+            write_json(tmp_path / "meta.json", content)
+        with pytest.raises(DataError, match=text):
+            ParallelData(tmp_path, split)
 
 
 def _change_index(folder: Path, **changes: Any) -> None:
@@ -246,16 +219,12 @@ def _change_index(folder: Path, **changes: Any) -> None:
     write_json(folder / "meta.json", meta)
 
 
-def _cut(path: Path, num_bytes: int) -> None:
-    path.write_bytes(path.read_bytes()[:-num_bytes])
-
-
 SHARD, LENGTHS = "train--00001.arrow", "train.lengths.npy"
 DAMAGES = {
     "missing": lambda d: (d / SHARD).unlink(),
-    "cut": lambda d: _cut(d / SHARD, 64),
+    "cut": lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size - 64),
     "lengths missing": lambda d: (d / LENGTHS).unlink(),
-    "lengths cut": lambda d: _cut(d / LENGTHS, 1),
+    "lengths cut": lambda d: os.truncate(d / LENGTHS, (d / LENGTHS).stat().st_size - 1),
     "lengths empty": lambda d: (d / LENGTHS).write_bytes(b""),
     "lengths of another": lambda d: np.save(d / LENGTHS, np.ones((5, 2), "u2")),
     "index": lambda d: _change_index(d, pairs=11),
@@ -272,23 +241,8 @@ def test_damage_is_one_line_that_names_the_file(tmp_path: Path) -> None:
         damage(folder)
         expected = r"^\S+ is (missing|damaged).*run nmt-preprocess"
         with pytest.raises(DataError, match=expected) as caught:
-            open_split(folder, "train")
+            ParallelData(folder, "train")
         assert "\n" not in str(caught.value), name
-
-
-def test_a_newer_folder_is_refused_with_both_versions(tmp_path: Path) -> None:
-    write_json(tmp_path / "meta.json", {"format_version": 3, "splits": {}})
-    with pytest.raises(DataError, match="has format_version 3, this nmt reads up to 2; update"):
-        open_split(tmp_path, "train")
-
-
-def test_a_shard_with_another_number_of_pairs_is_damaged(tmp_path: Path) -> None:
-    write_folder(tmp_path, {"": random_pairs(30, 300)}, 300, pairs_a_shard=15)
-    (tmp_path / "train--00000.arrow").rename(tmp_path / "kept")
-    shard = write_shard(tmp_path / "train--00000.arrow", random_pairs(5, 300), 300)
-    _change_index(tmp_path, bytes=shard.bytes)
-    with pytest.raises(DataError, match=r"train--00000\.arrow is damaged: it has 5 pairs for 15"):
-        open_split(tmp_path, "train")[0]
 
 
 def test_a_file_that_is_cut_or_of_another_kind_is_one_line_of_error(tmp_path: Path) -> None:

@@ -21,11 +21,11 @@ from faults import train_and_die
 from ranks import child
 from toy import assert_same_weights, read_records, train
 
-from nmt import checkpoint, files
+from nmt import checkpoint
 from nmt.training.learner import Learner
 
 PLAIN = ["valid_bleu=false", "validate_every_updates=100", "max_updates=12"]
-FULL = r"checkpoint of update (\d+) in .*run not written: .+; step-00000004 is the newest"
+FEW = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
 
 
 @pytest.fixture(scope="module")
@@ -67,44 +67,30 @@ def bound_files() -> Iterator[Callable[[int], None]]:
     signal.signal(signal.SIGXFSZ, handler)
 
 
-def test_a_failing_write_leaves_the_last_good_checkpoint(
+def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the_end(
     whole: Path,
     toy_data: Path,
     tmp_path: Path,
     bound_files: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    before_save(lambda update: bound_files(-1 if update == 4 else 20_000), monkeypatch)
-    code = train(toy_data, tmp_path / "run", *PLAIN)
-    bound_files(-1)
-    err = capfd.readouterr().err
-    assert code == 2
-    assert [int(n) for n in re.findall(FULL + "; the run goes on", err)] == [8, 12]
-    assert re.fullmatch(f"nmt-train: {FULL}; free space .*", err.splitlines()[-1])
-    assert steps(tmp_path / "run") == [4]
-    monkeypatch.undo()
-    assert train(toy_data, tmp_path / "run", *PLAIN) == 0
-    assert_same_weights(whole, tmp_path / "run")
-
-
-def test_a_write_that_failed_is_no_error_when_a_later_one_succeeds(
-    whole: Path,
-    toy_data: Path,
-    tmp_path: Path,
-    bound_files: Callable[[int], None],
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
-) -> None:
-    before_save(lambda update: bound_files(-1 if update == 12 else 20_000), monkeypatch)
-    assert train(toy_data, tmp_path / "run", *PLAIN) == 0
-    err = capfd.readouterr().err
-    assert re.findall(r"checkpoint of update (\d+) .* none before it; the run goes on", err) == [
-        "4",
-        "8",
-    ]
-    assert steps(tmp_path / "run") == [12]
-    assert_same_weights(whole, tmp_path / "run")
+    failed = r"checkpoint of update (\d+) in .*run not written: .+; "
+    for good, code, others, newest in (
+        (4, 2, ["8", "12"], "step-00000004 is the newest"),
+        (12, 0, ["4", "8"], "there is none before it"),  # a later one succeeds
+    ):
+        run = tmp_path / str(good) / "run"
+        with pytest.MonkeyPatch.context() as patch:
+            before_save(lambda at, good=good: bound_files(-1 if at == good else 20_000), patch)
+            assert train(toy_data, run, *PLAIN) == code
+        bound_files(-1)
+        err = capfd.readouterr().err
+        assert re.findall(failed + newest + "; the run goes on", err) == others
+        last = err.splitlines()[-1]
+        assert bool(re.fullmatch(f"nmt-train: {failed}{newest}; free space .*", last)) == bool(code)
+        assert steps(run) == [good]
+        assert train(toy_data, run, *PLAIN) == 0
+        assert_same_weights(whole, run)
 
 
 @pytest.fixture
@@ -129,31 +115,24 @@ def fill(disk: Path) -> None:
 
 
 def test_a_full_disk_ends_no_run_and_loses_nothing(
-    whole: Path,
-    toy_data: Path,
-    small_disk: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    whole: Path, toy_data: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     run = small_disk / "run"
-    before_save(lambda update: update == 8 and fill(small_disk), monkeypatch)
-    assert train(toy_data, run, *PLAIN) == 2
+    with pytest.MonkeyPatch.context() as patch:
+        before_save(lambda update: update == 8 and fill(small_disk), patch)
+        assert train(toy_data, run, *PLAIN) == 2
     err = capfd.readouterr().err
     assert "No space left on device" in err.splitlines()[-1]
     assert "12 of 12 updates" in err
     assert steps(run) == [4]
-    monkeypatch.undo()
     (small_disk / "ballast").unlink()
     assert train(toy_data, run, *PLAIN) == 0
     assert_same_weights(whole, run)
     assert [r["update"] for r in read_records(run, "nll")][-1] == 12
-
-
-def test_a_disk_that_is_full_or_read_only_from_the_start_is_one_line(
-    toy_data: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+    # full, then read-only, from the start
     fill(small_disk)
-    assert train(toy_data, small_disk / "run", *PLAIN) == 2
+    capfd.readouterr()
+    assert train(toy_data, small_disk / "another", *PLAIN) == 2
     assert "No space left on device" in capfd.readouterr().err.splitlines()[-1]
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert train(toy_data, small_disk / "other", *PLAIN) == 2
@@ -168,62 +147,43 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
-def empty(path: Path) -> None:
-    os.truncate(path, 0)
-
-
-def remove(path: Path) -> None:
-    shutil.rmtree(path.parent)  # and `latest` leads nowhere
-
-
 def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
     whole: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    def copy(name: str) -> Path:
+        return shutil.copytree(whole, tmp_path / name, symlinks=True)
+
     damages: list[tuple[str, Callable[[Path], None]]] = [
         ("model.safetensors", truncate),
         ("model.safetensors", Path.unlink),
         ("trainer.pt", truncate),
-        ("trainer.pt", empty),
-        ("trainer.pt", remove),
+        ("trainer.pt", lambda path: os.truncate(path, 0)),
+        ("", shutil.rmtree),  # `latest` leads nowhere
     ]
     for i, (name, damage) in enumerate(damages):
-        run = shutil.copytree(whole, tmp_path / str(i), symlinks=True)
+        run = copy(str(i))
         damage(run / "checkpoints/step-00000012" / name)
         assert train(toy_data, run, *PLAIN) == 0
         err = capfd.readouterr().err
         message = rf"step-00000012/{name} .*; trying the checkpoint before"
-        assert bool(re.search(message, err)) == (damage is not remove), (name, damage)
+        assert bool(re.search(message, err)) == bool(name), i
         assert "go on after update 8, from" in err
         assert_same_weights(whole, run)
         assert steps(run) == [4, 8, 12]
-
-
-def test_a_run_with_damaged_checkpoints_alone_does_not_begin_again(
-    whole: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
+    # a damaged one does not count among the newest to keep
+    run = copy("few")
+    truncate(run / "checkpoints/step-00000012/trainer.pt")
+    task = (train_and_die, "update", 3, "0", toy_data, run, *PLAIN, *FEW)
+    with child(tmp_path / "log", *task) as one:
+        assert one.wait() == -9
+    assert {int(path.name[5:]) for path in run.glob("checkpoints/step-*")} in ({9}, {9, 10}, {10})
+    # with damaged ones alone it does not begin again
+    run = copy("run")
     for path in run.glob("checkpoints/step-*/trainer.pt"):
         truncate(path)
     assert train(toy_data, run, *PLAIN) == 2
     last = capfd.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(
-        "nmt-train: no checkpoint in .*run can be read; choose another run_dir", last
-    )
-
-
-def test_a_damaged_checkpoint_does_not_count_among_the_newest_to_keep(
-    whole: Path, toy_data: Path, tmp_path: Path
-) -> None:
-    run = shutil.copytree(whole, tmp_path / "run", symlinks=True)
-    truncate(run / "checkpoints/step-00000012/trainer.pt")
-    few = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
-    with child(
-        tmp_path / "log", train_and_die, "update", 3, "0", toy_data, run, *PLAIN, *few
-    ) as one:
-        assert one.wait() == -9
-    found = {int(path.name[5:]) for path in run.glob("checkpoints/step-*")}
-    assert found
-    assert found <= {9, 10}
+    assert re.fullmatch("nmt-train: no checkpoint in .*run can be read; choose another .*", last)
 
 
 # --- never none, and no waiting
@@ -246,26 +206,12 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
 
     for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
         monkeypatch.setattr(os, name, noting(getattr(os, name)))
-    few = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
-    assert train(toy_data, run, *PLAIN, *few) == 0
+    assert train(toy_data, run, *PLAIN, *FEW) == 0
     monkeypatch.undo()
     assert 0 not in seen[seen.index(1) :]
     assert max(seen) == 2
     assert len(seen) > 12 * 10
     assert steps(run) == [12]
-
-
-def test_what_a_kill_left_while_a_folder_was_replaced_is_put_back_or_removed(
-    tmp_path: Path,
-) -> None:
-    for name, number in ((".step-4.77.old", 1), (".step-8.77.old", 2), ("step-8", 3)):
-        (tmp_path / name).mkdir()
-        files.write_json(tmp_path / name / "config.json", number)
-    (tmp_path / ".step-9.77.tmp").mkdir()
-    files.remove_leftovers(tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["step-4", "step-8"]
-    assert (tmp_path / "step-4/config.json").read_text().strip() == "1"
-    assert (tmp_path / "step-8/config.json").read_text().strip() == "3"
 
 
 def test_saving_does_not_hold_up_training(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -31,37 +30,16 @@ def draw_pairs(draw: random.Random, count: int, longest: int) -> Pairs:
     return [(ids(), ids()) for _ in range(count)]
 
 
-def make_objective(tokenizer: Tokenizer, compiler: Compiler | None) -> Objective:
-    model = tiny_model(vocab_size=tokenizer.vocab_size).train()
-    return Objective(model, smoothing=0.1, compiler=compiler)
-
-
 class Traced(Exception):
     """A graph would run now."""
 
 
-def tracer(graphs: list[torch.fx.GraphModule]) -> Callable[..., Any]:
-    """Return a backend that notes graphs and runs none, since a CPU lacks some kernels."""
-
-    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
-        graphs.append(graph)
-        return stop
-
-    def stop(*_: Any) -> Any:
-        raise Traced
-
-    return note
+def raise_traced(*_: Any) -> Any:
+    raise Traced
 
 
-@pytest.mark.parametrize(
-    ("has_flash", "checkpointing"),
-    [
-        (True, False),
-        pytest.param(False, False, marks=pytest.mark.slow),
-        pytest.param(True, True, marks=pytest.mark.slow),
-        pytest.param(False, True, marks=pytest.mark.slow),
-    ],
-)
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("has_flash", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     tokenizer: Tokenizer, has_flash: bool, checkpointing: bool
 ) -> None:
@@ -72,7 +50,12 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
     model.activation_checkpointing = checkpointing
     graphs: list[torch.fx.GraphModule] = []
-    forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=tracer(graphs))
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:  # runs none: a CPU lacks some kernels
+        graphs.append(graph)
+        return raise_traced
+
+    forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=note)
     draw = random.Random(0)
     for count, longest in ((5, 20), (1, 44), (28, 26), (3, 1)):  # in the last all are as long
         batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
@@ -86,33 +69,14 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     assert ("scaled_dot_product_attention" in text) != has_flash
 
 
-def test_a_compiler_that_does_not_work_is_named_in_one_line(
-    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    def broken(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("no C compiler\nand many lines more")
-
-    monkeypatch.setattr(torch, "compile", broken)
-    monkeypatch.setattr(nn.Module, "to", lambda module, device: module)  # no GPU here
-    with caplog.at_level(logging.INFO):
-        assert compiled.make_compiler(None, torch.device("cuda")) is None
-    (line,) = caplog.messages
-    assert line == "compile=false, since torch.compile does not work here: no C compiler"
-
-
-def test_a_cpu_compiles_only_on_request() -> None:
-    assert compiled.make_compiler(None, CPU) is None
-    assert compiled.make_compiler(False, CPU) is None
-    assert compiled.make_compiler(True, CPU) is not None
-
-
 @pytest.mark.slow
 def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
     def losses(compiler: Compiler | None) -> list[float]:
         draw = random.Random(0)
-        objective = make_objective(tokenizer, compiler)
+        model = tiny_model(vocab_size=tokenizer.vocab_size).train()
+        objective = Objective(model, smoothing=0.1, compiler=compiler)
         optimizer = torch.optim.Adam(objective.parameters(), lr=1e-3, fused=True)
         found = []
         for update in range(50):
@@ -139,9 +103,12 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
     assert "compiled graph" in caplog.text
 
 
-def test_a_model_that_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
+def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    for choice in (None, False, True):  # a CPU compiles only on request
+        assert (compiled.make_compiler(choice, CPU) is not None) == bool(choice)
+
     def broken(*call: Any, **options: Any) -> Any:
         def fail(*inputs: Any) -> Any:
             raise RuntimeError("no such kernel\nand a page more")
@@ -149,13 +116,20 @@ def test_a_model_that_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
         return fail
 
     monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(nn.Module, "to", lambda module, device: module)  # no GPU here
+    monkeypatch.setattr(
+        torch, "ones", lambda *size, device=None, **named: torch.empty(*size, **named).fill_(1)
+    )
+    with caplog.at_level(logging.INFO):
+        assert compiled.make_compiler(None, torch.device("cuda")) is None
     model, sentences = tiny_model(), pack([2, 1])
     inputs = torch.ones(3, dtype=torch.long), sentences, torch.ones(3, dtype=torch.long), sentences
-    forward = compiled.Compiler(may_fail=True).compile(model.forward)
+    forward = Compiler(may_fail=True).compile(model.forward)
     for _ in range(2):
         assert torch.equal(forward(*inputs), model(*inputs))
-    assert [record.getMessage() for record in caplog.records] == [
-        "FastTransformer.forward runs uncompiled: no such kernel"
+    assert caplog.messages == [
+        "compile=false, since torch.compile does not work here: no such kernel",
+        "FastTransformer.forward runs uncompiled: no such kernel",
     ]
     with pytest.raises(RuntimeError, match="no such kernel"):
-        compiled.Compiler().compile(model.forward)(*inputs)
+        Compiler().compile(model.forward)(*inputs)

@@ -40,22 +40,9 @@ ODD = {
 KEPT = {"\x1a", "\ufeff", "\u00a0", "\u200d", "😀"}  # everything else becomes a space
 
 
-def odd_lines() -> list[bytes]:
-    """Write the odd character at the start, in the middle and at the end of a numbered line."""
-    lines = []
-    for odd in ODD.values():
-        for template in ("{odd}{n} x", "{n} x{odd}y", "{n} x{odd}"):
-            lines.append(template.format(odd=odd, n=len(lines)))
-    lines += ["", " ", f"{len(lines) + 2} CRLF\r", "\r", f"{len(lines) + 4} last"]
-    return [line.encode() for line in lines]
-
-
-def number(line: str) -> int | None:
-    found = re.search(r"\d+", line)
-    return int(found[0]) if found else None
-
-
-LINES = odd_lines()
+TEXT = [t.replace("?", odd) for odd in ODD.values() for t in ("?{n} x", "{n} x?y", "{n} x?")]
+TEXT += ["", " ", "{n} CRLF\r", "\r", "{n} last"]
+LINES = [line.replace("{n}", str(n)).encode() for n, line in enumerate(TEXT)]
 FORMS = {
     "plain": b"".join(line + b"\n" for line in LINES),
     "no newline at the end": b"\n".join(LINES),
@@ -69,38 +56,19 @@ def test_lines_are_as_many_as_newlines_and_keep_their_numbers(tmp_path: Path) ->
         lines = list(read_lines(write(tmp_path / f"text.{suffix}", FORMS[form])))
         assert len(lines) == len(LINES), (form, suffix)
         for i, line in enumerate(lines):
-            raw = LINES[i].decode()
-            assert number(line) == number(raw) == (i if raw.strip() else None), (form, suffix)
+            expected = [str(i)] if LINES[i].strip() else []
+            assert re.findall(r"\d+", line) == expected, (form, suffix)
             assert len(line.splitlines()) <= 1, (form, suffix)
             assert "\0" not in line, (form, suffix)
 
 
-def test_numbers_match_pairwise_whatever_the_form_of_the_files(tmp_path: Path) -> None:
-    for src_form, tgt_form in itertools.product(FORMS, FORMS):
-        src = write(tmp_path / "src.gz", FORMS[src_form])
-        tgt = write(tmp_path / "tgt.txt", FORMS[tgt_form])
-        pairs = list(pair_lines(read_lines(src), read_lines(tgt), names=("src", "tgt")))
-        found = [(number(source), number(target)) for source, target in pairs]
-        assert len(found) == len(LINES), (src_form, tgt_form)
-        assert all(a == b for a, b in found), (src_form, tgt_form)
-
-
-def test_odd_characters_inside_a_line_stay_or_become_spaces() -> None:
-    for name, odd in ODD.items():
-        (line,) = read_stream(io.BytesIO(f"a{odd}b\n".encode()), "stdin")
-        assert line == (f"a{odd}b" if odd in KEPT else f"a{' ' * len(odd)}b"), name
-
-
-def test_byte_order_mark_and_carriage_return_around_a_line_go(tmp_path: Path) -> None:
-    path = write(tmp_path / "text", b"\xef\xbb\xbfa b\r\nc\r\n\r\n")
-    assert list(read_lines(path)) == ["a b", "c", ""]
-
-
-CUTS = [(b"", []), (b"\n", [""]), (b"a", ["a"]), (b"a\n\n", ["a", ""]), (b"\n\nb", ["", "", "b"])]
-
-
 def test_a_line_is_what_a_newline_ends_or_the_rest() -> None:
-    for content, expected in CUTS:
+    cuts = [(b"", []), (b"\n", [""]), (b"a", ["a"]), (b"a\n\n", ["a", ""]), (b"\nb", ["", "b"])]
+    cuts += [(b"\xef\xbb\xbfa b\r\nc\r\n\r\n", ["a b", "c", ""])]
+    for odd in ODD.values():  # it stays, or becomes as many spaces
+        kept = odd if odd in KEPT else " " * len(odd)
+        cuts.append((f"a{odd}b\n".encode(), [f"a{kept}b"]))
+    for content, expected in cuts:
         assert list(read_stream(io.BytesIO(content), "stdin")) == expected
         reader, writer = os.pipe()
         for byte in content:
@@ -152,36 +120,26 @@ def test_text_that_is_not_utf8_is_refused_with_file_line_and_byte(tmp_path: Path
 # --- files that are no good
 
 
-def archive(suffix: str) -> bytes:
-    text = "".join(f"{i} {random.Random(i).random()}\n" for i in range(1000)).encode()
-    return pack(text, suffix)
-
-
 KINDS = {"gz": "gzip", "xz": "xz", "zst": "Zstandard"}
 
 
-def test_a_truncated_archive_is_refused(tmp_path: Path) -> None:
-    for suffix, num_bytes in itertools.product(KINDS, [1, 5, 100, 5000, -8, -1]):
-        path = tmp_path / f"text.{suffix}"
-        path.write_bytes(archive(suffix)[:num_bytes])
-        expected = f"{re.escape(str(path))}: not a whole {KINDS[suffix]} file"
-        for read in (lambda p: list(read_lines(p)), count_lines):
-            with pytest.raises(DataError, match=expected) as caught:
-                read(str(path))
-            assert "\n" not in str(caught.value)
-
-
-def test_a_damaged_archive_is_refused(tmp_path: Path) -> None:
-    # .zst files need not have a sum to check
-    for suffix, place in itertools.product(["gz", "xz"], [0, 2, 30, 3000, -6, -2]):
-        content = bytearray(archive(suffix))
-        for i in range(4 if place > 2 else 1):
-            content[place + i] ^= 0xFF
-        path = tmp_path / f"text.{suffix}"
-        path.write_bytes(content)
-        with pytest.raises(DataError, match=re.escape(str(path))) as caught:
-            list(read_lines(path))
-        assert "\n" not in str(caught.value)
+def test_a_truncated_or_damaged_archive_is_refused(tmp_path: Path) -> None:
+    text = "".join(f"{i} {random.Random(i).random()}\n" for i in range(1000)).encode()
+    for suffix, kind in KINDS.items():
+        path, whole = tmp_path / f"text.{suffix}", pack(text, suffix)
+        broken = [whole[:num_bytes] for num_bytes in (1, 5, 100, 5000, -8, -1)]
+        for place in (0, 2, 30, 3000, -6, -2) if suffix != "zst" else ():  # which needs no checksum
+            content = bytearray(whole)
+            for i in range(4 if place > 2 else 1):
+                content[place + i] ^= 0xFF
+            broken.append(bytes(content))
+        for number, content in enumerate(broken):
+            path.write_bytes(content)
+            for read in (lambda p: list(read_lines(p)), count_lines):
+                with pytest.raises(DataError, match=f"^{path}: ") as caught:
+                    read(str(path))
+                assert number >= 6 or f"not a whole {kind} file" in str(caught.value)
+                assert "\n" not in str(caught.value)
 
 
 def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:

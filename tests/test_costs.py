@@ -12,27 +12,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import (
-    VOCAB_SIZE,
-    hidden_states,
-    random_source,
-    random_target,
-    tiny_config,
-    tiny_model,
-)
+from conftest import VOCAB_SIZE, hidden_states, random_source, tiny_config, tiny_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler, Update, Updates
 from nmt.training import costs
-from nmt.training.costs import (
-    Pace,
-    matmul_rate,
-    measure_pace,
-    report,
-    training_flops,
-)
+from nmt.training.costs import Pace, matmul_rate, measure_pace, report, training_flops
 from nmt.training.loss import smoothed_cross_entropy
 
 LAYERS = importlib.import_module("nmt.model.fast.layers")
@@ -52,7 +39,7 @@ def test_operations_equal_those_that_torch_counts_without_padding(
         shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": d_ff}
         model = tiny_model(**shape)
         src, src_lengths = random_source([source] * batch)
-        tgt = random_target(batch, target)
+        tgt, _ = random_source([target] * batch, seed=1)
         # the fused kernel of a CPU is unknown to the counter; the plain one is two multiplications
         with sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
             hidden = hidden_states(model, src, src_lengths, tgt).flatten(0, 1)
@@ -64,16 +51,13 @@ def test_operations_equal_those_that_torch_counts_without_padding(
         assert counted == counter.get_total_flops(), (batch, source, target, d_ff)
 
 
-def test_only_real_tokens_count() -> None:
+def test_only_real_tokens_count_and_those_of_a_long_corpus_do_not_overflow() -> None:
     config = tiny_config()
     apart = [training_flops(config, 100, lengths_of(pair)) for pair in ((3, 50), (40, 4))]
     assert training_flops(config, 100, lengths_of((3, 50), (40, 4))) == sum(apart)
-
-
-def test_counts_of_a_long_corpus_do_not_overflow() -> None:
     lengths = np.full((3_000_000, 2), 100, dtype=np.int32)
-    one = training_flops(tiny_config(), 37000, lengths[:1])
-    assert training_flops(tiny_config(), 37000, lengths) == 3_000_000 * one
+    one = training_flops(config, 37000, lengths[:1])
+    assert training_flops(config, 37000, lengths) == 3_000_000 * one
 
 
 class Clock:
@@ -94,13 +78,8 @@ def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(costs, "Timer", Clock)
     for vocab_size, d_ff, num_tokens in ((100, 32, 40), (10_000, 64, 5000)):  # the latter is cut
         for dtype in (torch.float32, torch.bfloat16):
-            rate = matmul_rate(
-                torch.device("cpu"),
-                dtype,
-                tiny_config(d_ff=d_ff),
-                vocab_size=vocab_size,
-                num_tokens=num_tokens,
-            )
+            sizes = {"vocab_size": vocab_size, "num_tokens": num_tokens}
+            rate = matmul_rate(torch.device("cpu"), dtype, tiny_config(d_ff=d_ff), **sizes)
             assert rate == pytest.approx(1e9), (vocab_size, dtype)
 
 
@@ -109,24 +88,10 @@ def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyP
 LENGTHS = np.random.default_rng(0).integers(2, 30, (400, 2)).astype(np.int32)
 
 
-def plan_updates(world_size: int = 1) -> Updates:
-    sampler = TokenBatchSampler(
-        LENGTHS, 200, tokens_per_update=500, seed=0, rank=0, world_size=world_size
+def plan_updates(size: int = 1) -> Updates:
+    return TokenBatchSampler(LENGTHS, 200, tokens_per_update=500, seed=0, world_size=size).updates(
+        0
     )
-    return sampler.updates(0)
-
-
-def worker(monkeypatch: pytest.MonkeyPatch, seconds_per_token: float) -> Any:
-    """Return a step of known speed, by a clock that it moves itself, and the updates it made."""
-    clock, made = [0.0], []
-
-    def step(update: Update) -> float:
-        made.append(update)
-        clock[0] += seconds_per_token * (update.num_tokens + update.num_src_tokens)
-        return 7.0
-
-    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    return step, made
 
 
 def test_updates_are_measured_for_ten_seconds_after_the_first(
@@ -137,19 +102,27 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
     for seconds, planned, fewest, most in (
         (3.0, updates, 2, 4),
         (0.1, updates, 20, 20),
-        (0.9, updates[:1], 9, 12),  # again and again
+        (0.9, [updates[0]], 9, 12),  # again and again
         (60.0, updates, 1, 1),  # the first is measured itself
     ):
-        step, made = worker(monkeypatch, seconds / tokens)
+        clock, made = [0.0], []
+
+        def step(
+            update: Update, clock: Any = clock, made: Any = made, pace: float = seconds
+        ) -> float:
+            made.append(update)
+            clock[0] += pace / tokens * (update.num_tokens + update.num_src_tokens)
+            return 7.0
+
+        monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
         pace = measure_pace(step, planned)
-        assert fewest <= pace.num_updates <= most, seconds
-        measured = made[-pace.num_updates :]
-        assert len(made) == pace.num_updates + (seconds < 60)
+        count = len(pace.updates)
+        assert fewest <= count <= most, seconds
+        assert len(made) == count + (seconds < 60)
+        assert list(pace.updates) == made[-count:]
         assert made[-1] is planned[(len(made) - 1) % len(planned)]
-        assert pace.flops == 7.0 * pace.num_updates
-        assert pace.num_tokens == sum(update.num_tokens for update in measured)
-        assert pace.num_src_tokens == sum(update.num_src_tokens for update in measured)
-        both = pace.num_tokens + pace.num_src_tokens
+        assert pace.flops == 7.0 * count
+        both = sum(update.num_tokens + update.num_src_tokens for update in pace.updates)
         assert pace.seconds == pytest.approx(both * seconds / tokens)
 
 
@@ -158,11 +131,13 @@ def test_the_report_gives_plan_memory_speed_and_time() -> None:
     for world_size in (1, 2):
         updates = plan_updates(world_size)
         num_updates = 30 * len(updates)
-        share = LENGTHS.sum() / len(updates) / 4
+        total = round(LENGTHS.sum() / len(updates))
+        sizes = [total // 2, total // 8, 0, total - total // 2 - total // 8]
+        measured = [Update([], num_tokens=n, num_src_tokens=n) for n in sizes]
         text = report(
             updates,
             LENGTHS,
-            Pace(4, 8.0, round(4 * share), round(4 * share), 8e12),
+            Pace(measured, 8.0, 8e12),
             num_updates=num_updates,
             memory="2.00 GB",
             flops_per_second=4e12,

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed as dist
 from ranks import ranks, run_ranks
 from test_gradients import accumulate, assert_close, change, exact_gradient, gradient
 from torch import Tensor
@@ -140,7 +139,7 @@ def update_with(learner: Learner, fault: str, rank: int) -> tuple[Outcome, dict[
     """Make an update with a fault on rank 1 alone; return its figures and what it left behind."""
     original = learner.losses
     if rank == 1:
-        learner.losses = FAULTS[fault](learner)  # type: ignore[method-assign]
+        learner.losses = with_factors(learner, *FAULTS[fault])  # type: ignore[method-assign]
     is_asked = rank == 1 and fault == "loss"
     outcome = change(learner, make_update(LAYOUTS[2][0][rank]), stop=is_asked)
     learner.losses = original  # type: ignore[method-assign]
@@ -168,57 +167,42 @@ def with_factors(learner: Learner, of_loss: float, of_gradient: float) -> Any:
     return changed
 
 
-FAULTS: dict[str, Any] = {
-    "none": lambda learner: learner.losses,
-    "loss": lambda learner: with_factors(learner, float("nan"), 1.0),
-    "gradient": lambda learner: with_factors(learner, 1.0, float("inf")),
-    "none again": lambda learner: learner.losses,
+FAULTS = {
+    "none": (1.0, 1.0),
+    "loss": (float("nan"), 1.0),
+    "gradient": (1.0, float("inf")),
+    "none again": (1.0, 1.0),
 }
 
 
-@pytest.fixture(scope="module")
-def outcomes(shared: Path) -> list[list[Any]]:
-    """What each fault came to, by rank."""
-    return [torch.load(shared / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
-
-
-def test_ranks_agree_on_every_figure_of_an_update(outcomes: list[list[Any]]) -> None:
+def test_ranks_agree_on_the_figures_of_an_update_which_are_sums_over_them(
+    shared: Path, data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
+) -> None:
+    ranks = [torch.load(shared / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
+    outcomes = [outcome for outcome, _ in ranks[0]]
     names = ("nll_sum", "gradient_norm", "num_positions", "flops", "is_stop_asked", "is_finite")
-    for (one, _), (other, _) in zip(*outcomes, strict=True):
+    for one, (other, _) in zip(outcomes, ranks[1], strict=True):
         for name in names:
             np.testing.assert_equal(getattr(one, name), getattr(other, name))
-    assert [outcome.is_finite for outcome, _ in outcomes[0]] == [True, False, False, True]
-    assert np.isfinite([outcome.loss_sum for outcome, _ in outcomes[0]]).tolist() == [1, 0, 1, 1]
-    norms = [outcome.gradient_norm for outcome, _ in outcomes[0]]
-    assert np.isfinite(norms).tolist() == [1, 1, 0, 1]
-    assert [outcome.is_stop_asked for outcome, _ in outcomes[0]] == [False, True, False, False]
-
-
-def test_the_figures_of_an_update_are_sums_over_ranks(
-    outcomes: list[list[Any]], data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
-) -> None:
-    alone = make_setup(data_dir, tmp_path).learner
-    whole, shared = change(alone, make_update(BATCHES)), outcomes[0][0][0]
-    assert shared.loss_sum == pytest.approx(whole.loss_sum, rel=1e-6)
-    assert shared.nll_sum == pytest.approx(whole.nll_sum, rel=1e-6)
-    assert shared.num_positions == whole.num_positions
-    assert shared.flops == pytest.approx(whole.flops, rel=1e-6)
+    assert [outcome.is_finite for outcome in outcomes] == [True, False, False, True]
+    assert np.isfinite([outcome.loss_sum for outcome in outcomes]).tolist() == [1, 0, 1, 1]
+    assert np.isfinite([outcome.gradient_norm for outcome in outcomes]).tolist() == [1, 1, 0, 1]
+    assert [outcome.is_stop_asked for outcome in outcomes] == [False, True, False, False]
+    whole = change(make_setup(data_dir, tmp_path).learner, make_update(BATCHES))
+    for name in ("loss_sum", "nll_sum", "num_positions", "flops"):
+        assert getattr(outcomes[0], name) == pytest.approx(getattr(whole, name), rel=1e-6), name
     norm = torch.stack([g.norm() for g in exact.values()]).norm().item()
-    assert shared.gradient_norm == pytest.approx(norm, rel=1e-6)
-
-
-def test_what_is_not_finite_on_one_rank_changes_nothing_on_any(
-    outcomes: list[list[Any]],
-) -> None:
-    first, after_loss, after_gradient, last = [state for _, state in outcomes[0]]
+    assert outcomes[0].gradient_norm == pytest.approx(norm, rel=1e-6)
+    # what is not finite on one rank changes nothing on any
+    first, after_loss, after_gradient, last = [state for _, state in ranks[0]]
     for skipped in (after_loss, after_gradient):
         assert skipped.keys() == first.keys()
         assert all(torch.equal(skipped[name], first[name]) for name in first)
     assert all(torch.isfinite(value).all() for value in last.values())
     changed = [name for name in first if not torch.equal(first[name], last[name])]
     assert {name.split(".")[0] for name in changed} >= {"weight", "average", "exp_avg", "step"}
-    for (_, one), (_, other) in zip(*outcomes, strict=True):
-        assert all(torch.equal(one[name], other[name]) for name in one)
+    for (_, here), (_, there) in zip(*ranks, strict=True):
+        assert all(torch.equal(here[name], there[name]) for name in here)
 
 
 # --- validation
@@ -275,14 +259,12 @@ def test_a_rank_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None
     assert "PeerError: no answer from another rank within timeout_seconds=1; the same" in last
 
 
-def test_one_rank_exchanges_nothing() -> None:
-    assert not dist.is_initialized()
+def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert gather(3) == [3]
     assert from_main("here") == "here"
     assert sum_over_ranks(torch.tensor([1.5, 2.0])) == [1.5, 2.0]
-
-
-def test_a_number_of_ranks_without_a_rank_is_no_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")  # as a shell of a cluster may have it
     assert find_world() == World()
     assert not is_launched()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import re
 from collections.abc import Callable, Iterator
@@ -18,7 +19,7 @@ from toy import assert_same_weights, read_records, read_weights, train
 from nmt.config import OptimizerConfig, TrainConfig
 from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.training import checks
 from nmt.training.checks import SpikeDetector, describe_batches
 from nmt.training.learner import Learner
@@ -49,7 +50,7 @@ def poisoned() -> Iterator[Callable[[int, float], None]]:
 
 
 def sampler(toy_data: Path) -> TokenBatchSampler:
-    lengths = open_split(toy_data, "train").lengths()
+    lengths = ParallelData(toy_data, "train").lengths
     return TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
 
 
@@ -83,25 +84,18 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
         assert event["batch"].startswith("loss nan for pairs ")
         assert [named_pairs(event["batch"])] == [rows for rows in updates[at] if PAIR in rows]
     assert all(torch.isfinite(value).all() for value in read_weights(bad_run).values())
-
-
-def test_the_figures_of_a_run_are_finite_and_its_schedule_counts_done_updates_alone(
-    bad_run: Path,
-) -> None:
+    # figures are finite, and the schedule counts done updates alone
     config = TrainConfig(optimizer=OptimizerConfig(warmup_steps=20))
     config.model.d_model = 16
     records = read_records(bad_run, "nll")
     assert [record["update"] for record in records] == list(range(1, 21))
     names = "loss gradient_norm tokens_per_second memory_bytes model_flops_per_second"
     for record in records:
-        assert all(0 < record[name] < math.inf for name in names.split())
+        for name in [*names.split(), "model_flops_utilisation"]:
+            assert 0 < record[name] < math.inf, name
         assert record["learning_rate"] == pytest.approx(learning_rate(record["update"], config))
-        assert 0 < record["model_flops_utilisation"] < math.inf
         assert record["memory_bytes"] > 50e6
         assert 0 < record["target_tokens_per_second"] < record["tokens_per_second"]
-    path = bad_run / "checkpoints/latest/trainer.pt"
-    optimizer = torch.load(path, weights_only=True)["learner"]["optimizer"]
-    assert optimizer["param_groups"][0]["lr"] == pytest.approx(learning_rate(20, config))
 
 
 def test_a_left_out_update_changes_nothing(
@@ -110,29 +104,27 @@ def test_a_left_out_update_changes_nothing(
     """Up to its first bad update a run is the one without the bad pair, and not one bit changes."""
     before = read_records(bad_run, "event")[0]["update"] - 1
     assert train(toy_data, tmp_path / "good", *RICH, f"max_updates={before}") == 0
-    states: list[Any] = []
+    learners: list[Any] = []
     original = Learner.update
 
     def noting(learner: Learner, *arguments: Any, **named: Any) -> Any:
         outcome = original(learner, *arguments, **named)
         if not outcome.is_finite:
-            moments = learner.optimizer.state_dict()["state"][0]
-            weights = {
-                name: value.clone() for name, value in learner.best_model.state_dict().items()
-            }
-            states.append((weights, {name: value.clone() for name, value in moments.items()}))
+            learners.append(copy.deepcopy((learner.best_model, learner.optimizer)))
         return outcome
 
     poisoned(PAIR, float("inf"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "update", noting)
         assert train(toy_data, tmp_path / "bad", *RICH, f"max_updates={before + 1}") == 0
-    ((weights, moments),) = states
+    ((model, optimizer),) = learners
     good = read_weights(tmp_path / "good")
-    assert all(torch.equal(weights[name], good[name]) for name in good)
+    assert all(torch.equal(value, good[name]) for name, value in model.state_dict().items())
     path = tmp_path / "good/checkpoints/latest/trainer.pt"
-    saved = torch.load(path, weights_only=True)["learner"]["optimizer"]["state"][0]
-    assert all(torch.equal(moments[name], saved[name]) for name in saved)
+    saved = torch.load(path, weights_only=True)["learner"]["optimizer"]
+    assert saved["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"]
+    for i, moments in optimizer.state_dict()["state"].items():
+        assert all(torch.equal(moments[name], saved["state"][i][name]) for name in moments)
 
 
 def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
@@ -172,20 +164,16 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
 # --- float16
 
 
-@pytest.fixture
-def high_scale(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let float16 start with a scale at which every gradient overflows."""
+def test_overflows_lower_the_scale_and_do_not_end_the_run(
+    toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     original = Learner.__init__
 
     def start(self: Learner, *arguments: Any, **named: Any) -> None:
         original(self, *arguments, **named)
-        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**34)
+        self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**34)  # any gradient overflows
 
     monkeypatch.setattr(Learner, "__init__", start)
-
-
-@pytest.mark.usefixtures("high_scale")
-def test_overflows_lower_the_scale_and_do_not_end_the_run(toy_data: Path, tmp_path: Path) -> None:
     options = [*PLAIN, "dtype=float16", "max_bad_updates=2"]
     assert train(toy_data, tmp_path / "run", *options) == 0
     num_left_out = len(read_records(tmp_path / "run", "event"))
@@ -204,8 +192,7 @@ def test_overflows_lower_the_scale_and_do_not_end_the_run(toy_data: Path, tmp_pa
 
 
 def test_a_spike_stands_out_of_the_losses_before_it() -> None:
-    draw = np.random.default_rng(0)
-    detector = SpikeDetector()
+    draw, detector = np.random.default_rng(0), SpikeDetector()
     falling = 9 * np.exp(-np.arange(400) / 100) + 2 + 0.05 * draw.standard_normal(400)
     assert not any(detector.is_spike(float(loss)) for loss in falling)
     assert detector.is_spike(3.5)
@@ -223,23 +210,15 @@ def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
     monkeypatch.setattr(checks, "_WINDOW", 5)
     poisoned(PAIR, 30.0)
     assert train(toy_data, tmp_path / "run", *PLAIN) == 0
-    late = [
-        (i, rows) for i, update in enumerate(plan(toy_data, 3)) for rows in update if PAIR in rows
-    ]
+    updates = plan(toy_data, 3)
     spikes = [e for e in read_records(tmp_path / "run", "event") if e["event"] == "loss spike"]
     assert spikes
     for event in spikes:
-        (rows,) = [rows for i, rows in late if i + 1 == event["update"]]
+        (rows,) = [rows for rows in updates[event["update"] - 1] if PAIR in rows]
         assert named_pairs(event["batch"]) == rows
-
-
-def test_many_pairs_are_cut_short() -> None:
     text = describe_batches([(np.arange(50), math.nan), (np.arange(90, 92), 3.0)])
     assert text.endswith("17, 18, 19 and 30 more of the training set, from 0")
     assert "90" not in text
-
-
-# --- figures
 
 
 def test_the_padding_share_is_that_of_the_batches(toy_data: Path, tmp_path: Path) -> None:
@@ -247,5 +226,5 @@ def test_the_padding_share_is_that_of_the_batches(toy_data: Path, tmp_path: Path
     assert train(toy_data, tmp_path / "run", *options) == 0
     (record,) = read_records(tmp_path / "run", "nll")
     one = sampler(toy_data)
-    batches = [rows for update in one.updates(0)[:4] for rows in update.batches]
+    batches = [rows for i in range(4) for rows in one.updates(0)[i].batches]
     assert record["padding_share"] == pytest.approx(padding_share(one.lengths, batches))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import itertools
 import json
 import subprocess
 import sys
@@ -61,24 +62,27 @@ def _all_pairs(splits: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]
     return [pair for pairs in splits.values() for pair in pairs]
 
 
-def test_languages_are_those_with_a_translation_file(tmp_path: Path) -> None:
-    wheel = _write_wheel(tmp_path / "ha.whl", {"en": {}, "pt-BR": {}, "de": {}})
-    assert homeassistant.languages(wheel) == ["de", "en", "pt-BR"]
-
-
-def test_texts_are_joined_by_key_in_either_direction(tmp_path: Path) -> None:
+def test_texts_are_joined_by_key_in_either_direction_whatever_the_keys(tmp_path: Path) -> None:
     texts = _corpus([])
     texts["en"]["light_only_here"] = "nobody translated this"
     wheel = _write_wheel(tmp_path / "ha.whl", texts)
     expected = {(src, texts["de"][key]) for key, src in texts["en"].items() if key in texts["de"]}
-    forward = _all_pairs(homeassistant.extract(wheel, "en", "de"))
+    forward = homeassistant.extract(wheel, "en", "de")
     backward = _all_pairs(homeassistant.extract(wheel, "de", "en"))
-    assert forward
-    assert set(forward) <= expected
+    assert forward["train"]
+    assert set(_all_pairs(forward)) <= expected
     assert {(src, tgt) for tgt, src in backward} <= expected
+    renamed = {
+        lang: {f"lock_new_{key}": text for key, text in reversed(flat.items())}
+        for lang, flat in texts.items()
+    }
+    again = homeassistant.extract(_write_wheel(tmp_path / "b.whl", renamed), "en", "de")
+    assert {name: set(pairs) for name, pairs in forward.items()} == {
+        name: set(pairs) for name, pairs in again.items()
+    }
 
 
-def test_pairs_that_teach_nothing_are_dropped(tmp_path: Path) -> None:
+def test_pairs_that_teach_nothing_are_dropped_and_others_kept(tmp_path: Path) -> None:
     without = _all_pairs(_extract(tmp_path, []))
     for pair in [
         ("", ""),
@@ -92,9 +96,6 @@ def test_pairs_that_teach_nothing_are_dropped(tmp_path: Path) -> None:
         ("long " * 100, "lang " * 100),
     ]:
         assert _all_pairs(_extract(tmp_path, [pair])) == without, pair
-
-
-def test_names_labels_and_placeholders_are_kept(tmp_path: Path) -> None:
     for pair in [
         ("Cache", "Zwischenspeichern"),
         ("Status", "Status"),
@@ -103,55 +104,32 @@ def test_names_labels_and_placeholders_are_kept(tmp_path: Path) -> None:
         ("75 watts", "75 Watt"),
     ]:
         assert pair in _all_pairs(_extract(tmp_path, [pair])), pair
-
-
-def test_line_breaks_and_runs_of_spaces_become_one_space(tmp_path: Path) -> None:
-    splits = _extract(tmp_path, [(" Two\n\nlines\u00a0here", "Zwei  Zeilen\thier ")])
-    assert ("Two lines here", "Zwei Zeilen hier") in _all_pairs(splits)
-
-
-def test_each_source_has_its_commonest_target(tmp_path: Path) -> None:
+    odd = (" Two\n\nlines\u00a0here", "Zwei  Zeilen\thier ")
+    assert ("Two lines here", "Zwei Zeilen hier") in _all_pairs(_extract(tmp_path, [odd]))
     splits = _extract(tmp_path, [("Clear", "Frei"), ("Clear", "Leeren"), ("Clear", "Leeren")])
     assert [tgt for src, tgt in _all_pairs(splits) if src == "Clear"] == ["Leeren"]
 
 
-def test_no_held_out_sentence_stands_in_train_on_either_side(tmp_path: Path) -> None:
+def test_no_sentence_stands_in_two_splits_on_either_side_nor_twice_held_out(tmp_path: Path) -> None:
     variants = [(f"The word, {_word(n)}!", f"Das  Wort: {_word(n)}.") for n in range(1, 201)]
-    splits = _extract(tmp_path, variants)
-    for side in (0, 1):
-        seen = {
-            name: {homeassistant.normalise(pair[side]) for pair in pairs}
-            for name, pairs in splits.items()
-        }
-        assert not seen["train"] & (seen["test"] | seen["valid"])
-        assert not seen["valid"] & seen["test"]
-
-
-def test_numbered_labels_stay_on_one_side_and_count_once_when_held_out(tmp_path: Path) -> None:
     families = [
         (f"Relay {_word(n)} {i}", f"Relais {_word(n)} {i}") for n in range(200) for i in (1, 2)
     ]
-    splits = _extract(tmp_path, families)
-    for name in ("valid", "test"):
-        normalised = [homeassistant.normalise(src) for src, _ in splits[name]]
-        assert len(set(normalised)) == len(normalised)
-
-
-def test_split_does_not_depend_on_keys_or_order(tmp_path: Path) -> None:
-    texts = _corpus([])
-    renamed = {
-        lang: {f"lock_new_{key}": text for key, text in reversed(flat.items())}
-        for lang, flat in texts.items()
-    }
-    first = homeassistant.extract(_write_wheel(tmp_path / "a.whl", texts), "en", "de")
-    second = homeassistant.extract(_write_wheel(tmp_path / "b.whl", renamed), "en", "de")
-    assert {name: set(pairs) for name, pairs in first.items()} == {
-        name: set(pairs) for name, pairs in second.items()
-    }
+    for splits in (_extract(tmp_path, variants), _extract(tmp_path, families)):
+        for side in (0, 1):
+            seen = {
+                name: [homeassistant.normalise(pair[side]) for pair in pairs]
+                for name, pairs in splits.items()
+            }
+            for one, other in itertools.combinations(seen, 2):
+                assert not set(seen[one]) & set(seen[other])
+            if side == 0:
+                assert all(len(set(seen[n])) == len(seen[n]) for n in ("valid", "test"))
 
 
 def test_languages_that_cannot_be_paired_say_why(tmp_path: Path) -> None:
     wheel = _write_wheel(tmp_path / "ha.whl", _corpus([]) | {"fr": {"light1": "un mot"}})
+    assert homeassistant.languages(wheel) == ["de", "en", "fr"]
     for src_lang, tgt_lang, message in [
         ("en", "dee", r"unknown Home Assistant language 'dee'; did you mean de\?"),
         ("en", "en", "both 'en'"),
@@ -161,55 +139,38 @@ def test_languages_that_cannot_be_paired_say_why(tmp_path: Path) -> None:
             homeassistant.extract(wheel, src_lang, tgt_lang)
 
 
-def _pretend_pip(
-    monkeypatch: pytest.MonkeyPatch, content: bytes | None, stderr: str = ""
-) -> list[list[str]]:
-    """Put a fake in pip's place that "downloads" `content`, or fails; return its list of calls."""
-    calls: list[list[str]] = []
+def test_wheel_is_downloaded_once_unless_damaged_and_a_failure_is_quoted_and_leaves_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[bytes | None] = []
+    content: bytes | None = b"wheel"
 
-    def run(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
-        calls.append(command)
+    def pip(command: list[str], **_: object) -> subprocess.CompletedProcess[str]:
+        calls.append(content)
         if content is None:
+            stderr = "WARNING: retrying\nERROR: No matching distribution found"
             return subprocess.CompletedProcess(command, 1, "", stderr)
         folder = Path(command[command.index("-d") + 1])
         (folder / homeassistant.WHEEL_NAME).write_bytes(content)
         return subprocess.CompletedProcess(command, 0, "", "")
 
-    monkeypatch.setattr(subprocess, "run", run)
-    return calls
-
-
-def _expect(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
-    monkeypatch.setattr(homeassistant, "WHEEL_SHA256", hashlib.sha256(content).hexdigest())
-
-
-def test_wheel_is_downloaded_once_unless_it_is_damaged(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _expect(monkeypatch, b"wheel")
-    calls = _pretend_pip(monkeypatch, b"wheel")
+    monkeypatch.setattr(subprocess, "run", pip)
+    monkeypatch.setattr(homeassistant, "WHEEL_SHA256", hashlib.sha256(b"wheel").hexdigest())
     wheel = homeassistant.fetch(tmp_path / "cache")
     assert homeassistant.fetch(tmp_path / "cache") == wheel
     assert (wheel.read_bytes(), len(calls)) == (b"wheel", 1)
     wheel.write_bytes(b"whe")
     assert homeassistant.fetch(tmp_path / "cache").read_bytes() == b"wheel"
-
-
-def test_a_failed_download_is_quoted_and_leaves_nothing(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    _expect(monkeypatch, b"wheel")
-    for content, message in [
+    for given, message in [
         (b"something else", "has SHA-256 .*, expected .*; run again"),
         (None, "ERROR: No matching distribution found"),
     ]:
-        _pretend_pip(
-            monkeypatch, content, "WARNING: retrying\nERROR: No matching distribution found"
-        )
+        content = given
+        (tmp_path / "new").mkdir(exist_ok=True)
         with pytest.raises(DataError, match=message) as caught:
-            homeassistant.fetch(tmp_path)
+            homeassistant.fetch(tmp_path / "new")
         assert "\n" not in str(caught.value)
-        assert list(tmp_path.iterdir()) == []
+        assert list((tmp_path / "new").iterdir()) == []
 
 
 def test_script_writes_line_aligned_files_where_the_experiment_reads_them(

@@ -36,19 +36,13 @@ def rank_pids(folder: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = path.read_bytes().split(b"\0")
+            if b"nmt.cli.train" in arguments:
+                config = Path(os.fsdecode(arguments[-2])).read_text(encoding="utf-8")
+                if f"run_dir: {folder}" in config:
+                    found.append(int(path.parent.name))
         except OSError:  # it ended just now
             continue
-        if b"nmt.cli.train" in arguments and is_of(folder, arguments):
-            found.append(int(path.parent.name))
     return sorted(found)
-
-
-def is_of(folder: Path, arguments: list[bytes]) -> bool:
-    config = Path(os.fsdecode(arguments[-2]))
-    try:
-        return f"run_dir: {folder}" in config.read_text(encoding="utf-8")
-    except OSError:
-        return False
 
 
 def is_alive(pid: int) -> bool:
@@ -70,13 +64,6 @@ def trains_on(one: Child, run_dir: Path) -> None:
     one.wait_until(lambda: last_update(run_dir) >= goal)
 
 
-def same_bits_as_a_whole_run(toy_data: Path, folder: Path) -> None:
-    """Compare the run with one on two ranks that nothing disturbed, at its newest checkpoint."""
-    end = f"max_updates={last_update(folder / 'run')}"
-    run_ranks(folder, 2, train, toy_data, folder / "whole", *ENDLESS, end)
-    assert_same_weights(folder / "whole", folder / "run")
-
-
 def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with launched(tmp_path, toy_data, run, *TWO) as one:
@@ -91,37 +78,28 @@ def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Pat
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
-def test_a_signal_to_the_launcher_saves_and_the_run_goes_on(
-    toy_data: Path, tmp_path: Path, number: signal.Signals
-) -> None:
-    run = tmp_path / "run"
-    for _ in range(2):
-        with launched(tmp_path, toy_data, run, *TWO) as one:
-            trains_on(one, run)
-            one.send(number)
-            assert one.wait(60) == 75
-            last = one.stderr.splitlines()[-1]
-            assert re.match(rf"nmt-train: stopped by {number.name} after update \d+, which", last)
-    same_bits_as_a_whole_run(toy_data, tmp_path)
-
-
-@pytest.mark.slow
-def test_ranks_end_with_a_killed_launcher_and_the_run_goes_on_at_once(
+def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     toy_data: Path, tmp_path: Path
 ) -> None:
-    run = tmp_path / "run"
-    with launched(tmp_path, toy_data, run, *TWO) as one:
-        trains_on(one, run)
-        pids = rank_pids(tmp_path)
-        one.send(signal.SIGKILL)
-        assert one.wait() == -9
-    with launched(tmp_path, toy_data, run, *TWO) as one:  # while the old ranks may live
-        trains_on(one, run)
-        assert not any(is_alive(pid) for pid in pids)
-        one.send(signal.SIGTERM)
-        assert one.wait(60) == 75
-    same_bits_as_a_whole_run(toy_data, tmp_path)
+    run, old = tmp_path / "run", []
+    for number, code in (
+        (signal.SIGTERM, 75),
+        (signal.SIGKILL, -9),
+        (signal.SIGUSR1, 75),  # while the old ranks may live
+    ):
+        with launched(tmp_path, toy_data, run, *TWO) as one:
+            trains_on(one, run)
+            assert not any(is_alive(pid) for pid in old)
+            old = rank_pids(tmp_path)
+            one.send(number)
+            assert one.wait(60) == code
+            last = one.stderr.splitlines()[-1]
+            text = rf"nmt-train: stopped by {number.name} after update \d+, which"
+            assert code < 0 or re.match(text, last)
+    # its bits are those of a run on two ranks that nothing disturbed
+    end = f"max_updates={last_update(run)}"
+    run_ranks(tmp_path, 2, train, toy_data, tmp_path / "whole", *ENDLESS, end)
+    assert_same_weights(tmp_path / "whole", run)
 
 
 @pytest.mark.slow
@@ -145,7 +123,6 @@ def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_pa
     with launched(tmp_path, toy_data, tmp_path / "run", *options) as one:
         assert one.wait(60) == 2
         lines = one.stderr.splitlines()
-    assert re.match(
-        r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence", lines[-1]
-    )
+    last = r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence"
+    assert re.match(last, lines[-1])
     assert "Traceback" not in one.stderr

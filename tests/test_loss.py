@@ -48,9 +48,8 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
         monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
         hidden, weight, targets = example()
         exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-        found = smoothed_cross_entropy(
-            hidden, weight, targets, smoothing=smoothing, softmax=softmax
-        )
+        options = {"smoothing": smoothing, "softmax": softmax}
+        found = smoothed_cross_entropy(hidden, weight, targets, **options)
         expected = by_definition(exact[0], exact[1], targets, smoothing)
         for ours, theirs in zip(found, expected, strict=True):
             torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-6)
@@ -58,22 +57,25 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
         (found[0] * 0.25).backward()  # the factor must reach the gradients
         (expected[0] * 0.25).backward()
         for one, other in zip((hidden, weight), exact, strict=True):
-            assert one.grad is not None
-            assert other.grad is not None
             torch.testing.assert_close(one.grad.double(), other.grad, atol=1e-5, rtol=1e-5)
 
 
-def test_the_negative_log_likelihood_knows_no_smoothing() -> None:
+def test_the_negative_log_likelihood_knows_no_smoothing_and_no_tokens_have_loss_0() -> None:
     sums = [smoothed_cross_entropy(*example(), smoothing=e) for e in EPSILONS]
     assert sums[0][0] == sums[0][1] == sums[1][1] == sums[2][1]
     assert len({loss_sum.item() for loss_sum, _ in sums}) == 3
-
-
-def test_no_tokens_have_loss_0_and_gradient_0() -> None:
     hidden, weight, targets = example()
-    sums = smoothed_cross_entropy(hidden[:0], weight, targets[:0], smoothing=0.1)
-    assert (sums[0].item(), sums[1].item()) == (0.0, 0.0)
-    assert not any(g.any() for g in torch.autograd.grad(sums[0], (hidden, weight)))
+    none = smoothed_cross_entropy(hidden[:0], weight, targets[:0], smoothing=0.1)
+    assert (none[0].item(), none[1].item()) == (0.0, 0.0)
+    assert not any(g.any() for g in torch.autograd.grad(none[0], (hidden, weight)))
+
+
+def exact_loss(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
+    """Return torch's loss and gradients in float64, after its own whole matrix of logits."""
+    hidden, weight = (x.detach().double().requires_grad_() for x in inputs[:2])
+    logits = hidden @ weight.T
+    loss = nn.functional.cross_entropy(logits, inputs[2], label_smoothing=0.1, reduction="sum")
+    return loss, torch.autograd.grad(loss, (hidden, weight))
 
 
 # --- half precision
@@ -84,10 +86,7 @@ def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary() -> None:
     hidden = torch.randn(60, 16, requires_grad=True)
     weight = (torch.randn(37_000, 16) * 16**-0.5).requires_grad_()
     targets = torch.randint(1, 37_000, (60,))
-    exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-    logits = exact[0] @ exact[1].T
-    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
-    wanted = torch.autograd.grad(expected, exact)
+    expected, wanted = exact_loss(hidden, weight, targets)
     seldom = torch.ones(len(weight), dtype=torch.bool)
     seldom[targets] = False  # rows whose gradient is made of tiny probabilities alone
     for dtype, softmax in itertools.product([torch.float32, *HALVES], SOFTMAXES):
@@ -111,10 +110,7 @@ def test_the_gradient_of_the_output_layer_is_summed_in_float32(
     torch.manual_seed(0)
     hidden, weight = torch.randn(1, 6).expand(1000, 6), torch.randn(11, 6).requires_grad_()
     targets = torch.full((1000,), 5)
-    exact = weight.detach().double().requires_grad_()
-    logits = hidden.double() @ exact.T
-    expected = nn.functional.cross_entropy(logits, targets, label_smoothing=0.1, reduction="sum")
-    (wanted,) = torch.autograd.grad(expected, exact)
+    wanted = exact_loss(hidden, weight, targets)[1][1]
     for dtype in HALVES:
         with torch.autocast("cpu", dtype=dtype):
             total, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)

@@ -14,8 +14,8 @@ from folders import write_folder
 from toy import assert_same_weights, read_records, train
 
 from nmt.config import TrainConfig
-from nmt.data import mixing
-from nmt.data.binary import open_split
+from nmt.data import batching, mixing
+from nmt.data.binary import ParallelData
 from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
@@ -43,22 +43,10 @@ def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int
 # --- weights
 
 
-def test_without_weights_an_epoch_is_every_pair_once_in_order() -> None:
-    assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))
-    assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
-
-
-def test_a_whole_weight_is_how_often_each_pair_comes_in_each_epoch() -> None:
-    for weight in (0.0, 1.0, 2.0, 3.0):
-        mix = make_mix(corpora(), {"c": weight})
-        for epoch in range(3):
-            assert set(counts(mix, "c", range(epoch, epoch + 1)).values()) == {int(weight)}
-            assert set(counts(mix, "a", range(epoch, epoch + 1)).values()) == {1}
-
-
-def test_a_fraction_repeats_no_pair_before_all_have_come() -> None:
-    fractions = [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]
-    for name, (weight, num_epochs, times) in itertools.product(SIZES, fractions):
+def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have() -> None:
+    weights = [(w, 1, w) for w in (0, 1, 2, 3)]  # and epochs, in which each pair comes so often
+    weights += [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]
+    for name, (weight, num_epochs, times) in itertools.product(SIZES, weights):
         mix = make_mix(corpora(), {name: weight})
         for first in (0, 3 * num_epochs):
             for end in range(1, num_epochs + 1):
@@ -66,20 +54,16 @@ def test_a_fraction_repeats_no_pair_before_all_have_come() -> None:
                 assert max(found) - min(found) <= 1, (name, weight)
                 assert sum(found) == pytest.approx(end * weight * SIZES[name], abs=1)
             assert set(found) == {times}, (name, weight)
+    assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))  # in order
+    assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
 
 
-def test_the_pairs_of_half_an_epoch_are_drawn_at_random() -> None:
-    mix = make_mix(corpora(), {"c": 0.5})
-    drawn = [
-        tuple(sorted(mix.rows(seed, epoch).tolist())) for seed in (0, 1) for epoch in (0, 2, 4)
-    ]
-    assert len(set(drawn)) == 6
-    assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
-
-
-def test_a_large_corpus_is_shuffled_in_blocks_and_none_is_lost(
+def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    mix, epochs = make_mix(corpora(), {"c": 0.5}), itertools.product((0, 1), (0, 2, 4))
+    assert len({tuple(sorted(mix.rows(seed, epoch).tolist())) for seed, epoch in epochs}) == 6
+    assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
     monkeypatch.setattr(mixing, "_MOST_BLOCKS", 16)
     for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
         mix = make_mix([CorpusRange("x", 5, size, 0.5)], {})
@@ -109,17 +93,10 @@ def test_temperature_evens_out_the_shares_and_keeps_the_length_of_the_epoch() ->
     even = pairs_an_epoch(sizes, weights, 1e9)
     assert even[1] / even[0] == pytest.approx(2)
     assert hot[2] == even[2] == 0
+    heated = pairs_an_epoch([*SIZES.values()], [1, 1, 1], 5.0)
+    assert make_mix(corpora(), {}, 5.0).amounts == heated
     for size in range(1, 200):  # a corpus alone stays as it is
         assert pairs_an_epoch([size], [0.7], 3.3) == [0.7 * size]
-
-
-def test_the_pairs_of_a_heated_mix_come_as_often_as_their_share_says() -> None:
-    mix = make_mix(corpora(), {}, 5.0)
-    expected = pairs_an_epoch([*SIZES.values()], [1, 1, 1], 5.0)
-    for name, drawn in zip(SIZES, expected, strict=True):
-        found = counts(mix, name, range(20)).values()
-        assert sum(found) == pytest.approx(20 * drawn, abs=1)
-        assert max(found) - min(found) <= 1
 
 
 # --- what is refused
@@ -166,10 +143,11 @@ def data_dir(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 RUN = ["valid_bleu=false", "tokens_per_update=100", "max_updates=8"]
 
 
-def drawn_corpora(data_dir: Path, monkeypatch: pytest.MonkeyPatch, *arguments: str) -> Counter[str]:
-    """Train for an epoch; count the pairs of each corpus that reach the model."""
+def test_a_run_draws_what_the_folder_and_the_mix_say(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     seen: Counter[str] = Counter()
-    original, data = Learner.accumulate_gradient, open_split(data_dir, "train")
+    original, data = Learner.accumulate_gradient, ParallelData(data_dir, "train")
 
     def watching(learner: Learner, update: Any, batches: Any) -> Any:
         firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
@@ -177,17 +155,10 @@ def drawn_corpora(data_dir: Path, monkeypatch: pytest.MonkeyPatch, *arguments: s
         return original(learner, update, batches)
 
     monkeypatch.setattr(Learner, "accumulate_gradient", watching)
-    assert train(data_dir, data_dir / "run", *RUN, *arguments) == 0
-    return seen
-
-
-def test_a_run_draws_what_the_folder_and_the_mix_say(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    lengths = open_split(data_dir, "train").lengths()[:, 1]
+    lengths = data.lengths[:, 1]
     num_tokens = 2 * int(lengths[:30].sum()) + 4 * int(lengths[30:37].sum())
-    updates = f"max_updates={round(num_tokens / 100)}"  # an epoch
-    seen = drawn_corpora(data_dir, monkeypatch, "mix.a=2", "mix.c=0", updates)
+    an_epoch = f"max_updates={round(num_tokens / 100)}"
+    assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "mix.c=0", an_epoch) == 0
     assert seen == {"a": 60, "b": 28}
 
 
@@ -203,7 +174,10 @@ def test_a_run_goes_on_with_its_mix_alone(
     assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "mix.b=4") == 0  # b=4 as before
 
 
-def test_a_mixed_run_that_stops_and_goes_on_has_the_same_bits(data_dir: Path) -> None:
+def test_a_mixed_run_that_stops_in_any_pool_goes_on_with_the_same_bits(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
     mix = ["mix.a=0.5", "mix_temperature=2", "max_updates=30", "model.dropout=0.1"]
     assert train(data_dir, data_dir / "whole", *RUN, *mix) == 0
     for end in (7, 19, 30):

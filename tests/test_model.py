@@ -60,11 +60,10 @@ def test_base_and_big_have_the_papers_number_of_parameters() -> None:
 def paper_positions(length: int, d_model: int) -> Tensor:
     """Section 3.5, one number at a time."""
     table = torch.zeros(length, d_model, dtype=torch.float64)
-    for pos in range(length):
-        for i in range(d_model // 2):
-            angle = pos / 10000 ** (2 * i / d_model)
-            table[pos, 2 * i] = math.sin(angle)
-            table[pos, 2 * i + 1] = math.cos(angle)
+    for pos, i in itertools.product(range(length), range(d_model // 2)):
+        angle = pos / 10000 ** (2 * i / d_model)
+        table[pos, 2 * i] = math.sin(angle)
+        table[pos, 2 * i + 1] = math.cos(angle)
     return table
 
 
@@ -73,11 +72,10 @@ def tensor2tensor_positions(length: int, d_model: int) -> Tensor:
     num_timescales = d_model // 2
     increment = math.log(10000.0 / 1.0) / (num_timescales - 1)
     table = torch.zeros(length, d_model, dtype=torch.float64)
-    for pos in range(length):
-        for i in range(num_timescales):
-            angle = pos * math.exp(-i * increment)
-            table[pos, i] = math.sin(angle)
-            table[pos, num_timescales + i] = math.cos(angle)
+    for pos, i in itertools.product(range(length), range(num_timescales)):
+        angle = pos * math.exp(-i * increment)
+        table[pos, i] = math.sin(angle)
+        table[pos, num_timescales + i] = math.cos(angle)
     return table
 
 
@@ -137,24 +135,14 @@ def copy_layer(ours: Any, theirs: Any) -> None:
 
 def torch_stack(model: Transformer, side: str) -> Any:
     """Build torch's encoder or decoder with the weights of `model`."""
-    config = model.config
+    config, name = model.config, side.capitalize()
     pre = config.norm is Norm.pre
-    kinds = {
-        "encoder": (nn.TransformerEncoderLayer, nn.TransformerEncoder),
-        "decoder": (nn.TransformerDecoderLayer, nn.TransformerDecoder),
-    }
-    layer_kind, stack_kind = kinds[side]
-    layer: Any = layer_kind(
-        config.d_model,
-        config.num_heads,
-        config.d_ff,
-        dropout=config.dropout,
-        batch_first=True,
-        norm_first=pre,
-    )
+    shape = config.d_model, config.num_heads, config.d_ff, config.dropout
+    layer = getattr(nn, f"Transformer{name}Layer")(*shape, batch_first=True, norm_first=pre)
     norm = nn.LayerNorm(config.d_model) if pre else None
     extra = {"enable_nested_tensor": False} if side == "encoder" else {}
-    stack: Any = stack_kind(layer, getattr(config, f"num_{side}_layers"), norm=norm, **extra)
+    num_layers = getattr(config, f"num_{side}_layers")
+    stack = getattr(nn, f"Transformer{name}")(layer, num_layers, norm=norm, **extra)
     for ours, theirs in zip(getattr(model, f"{side}_layers"), stack.layers, strict=True):
         copy_layer(ours, theirs)
     if pre:
@@ -164,9 +152,8 @@ def torch_stack(model: Transformer, side: str) -> Any:
 
 def oracle_embed(model: Transformer, ids: Tensor) -> Tensor:
     """sqrt(d_model) * embedding + positions (sections 3.4 and 3.5)."""
-    d_model = model.config.d_model
-    vectors = model.embedding.weight[ids] * d_model**0.5
-    return vectors + paper_positions(ids.size(1), d_model).float()
+    vectors = model.embedding.weight[ids] * model.config.d_model**0.5
+    return vectors + paper_positions(*vectors.shape[1:]).float()
 
 
 def test_encoder_and_decoder_equal_torchs() -> None:
@@ -189,7 +176,8 @@ def test_encoder_and_decoder_equal_torchs() -> None:
 
 @torch.no_grad()
 def test_attention_and_its_recorded_weights_equal_torchs() -> None:
-    attention: Any = plain(tiny_model(3)).decoder_layers[0].cross_attention
+    model = plain(tiny_model(3))
+    attention: Any = model.decoder_layers[0].cross_attention
     theirs = nn.MultiheadAttention(16, 4, batch_first=True).eval()
     copy_attention(attention, theirs)
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
@@ -201,6 +189,12 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
         hidden = ~mask.expand(3, 4, 5, keys.size(1)).flatten(0, 1)  # (B * H, T, S)
         expected = theirs(x, keys, keys, attn_mask=hidden, average_attn_weights=False)
         assert_near(found, expected, name)
+    (src, lengths), tgt = random_source([5, 3]), random_target(2, 4)
+    record = {m: None for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    inputs = src, padding_mask(lengths, 5), tgt, causal_mask(4)
+    assert torch.equal(model(*inputs, record), model(*inputs))  # recording changes nothing
+    shapes = [tuple(weights.shape[1:]) for weights in record.values() if weights is not None]
+    assert shapes == 2 * [(4, 5, 5)] + 2 * [(4, 4, 4), (4, 4, 5)]
 
 
 def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:
@@ -209,16 +203,6 @@ def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:
     assert heads.dtype is torch.bfloat16
     assert weights.dtype is torch.float32
     torch.testing.assert_close(weights.sum(-1), torch.ones(2, 3, 4), atol=1e-6, rtol=0)
-
-
-def test_every_attention_can_be_recorded_and_recording_changes_nothing() -> None:
-    model, (src, lengths), tgt = plain(tiny_model()), random_source([5, 3]), random_target(2, 4)
-    modules = [m for m in model.modules() if isinstance(m, MultiHeadAttention)]
-    record: dict[nn.Module, Tensor | None] = dict.fromkeys(modules)
-    inputs = src, padding_mask(lengths, 5), tgt, causal_mask(4)
-    assert torch.equal(model(*inputs, record), model(*inputs))
-    shapes = [tuple(weights.shape[1:]) for weights in record.values() if weights is not None]
-    assert shapes == 2 * [(4, 5, 5)] + 2 * [(4, 4, 4), (4, 4, 5)]
 
 
 # --- one matrix

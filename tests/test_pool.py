@@ -56,6 +56,9 @@ def test_results_come_in_order_however_long_each_takes() -> None:
     for num_workers in (3, 0):
         with WorkerPool(num_workers, sleeper) as pool:
             assert list(pool.map(seconds)) == [(s, s) for s in seconds]
+    num_cores = len(os.sched_getaffinity(0))
+    counts = [num_cores if num_cores > 1 else 0, 0, 2, 3]  # 0 for all cores; none for one thread
+    assert [count_workers(number) for number in range(4)] == counts
 
 
 def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
@@ -127,9 +130,3 @@ def test_workers_end_with_a_parent_that_is_killed() -> None:
         parent.kill()
     assert workers
     wait_until_gone(workers)
-
-
-def test_as_many_workers_as_threads_or_else_cores_and_none_for_one() -> None:
-    assert [count_workers(n) for n in (1, 2, 3)] == [0, 2, 3]
-    num_cores = len(os.sched_getaffinity(0))
-    assert count_workers(0) == (num_cores if num_cores > 1 else 0)

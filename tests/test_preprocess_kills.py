@@ -92,14 +92,18 @@ def test_control_c_ends_all_quickly_and_quietly(place: Path, tmp_path: Path) -> 
     assert "Traceback" not in error
 
 
-def test_a_second_run_of_a_folder_is_refused(
+def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    every = arguments(place, tmp_path / "data")
     with open_workspace(tmp_path / "data"):
-        assert command("preprocess", *every) == 2
-        (line,) = capfd.readouterr().err.split("\n")[:-1]
-        assert "is in use by another nmt-preprocess" in line
+        for data_dir, message in (
+            (tmp_path / "data", "is in use by another nmt-preprocess"),
+            (Path("/proc/nmt/data"), "/proc/nmt/data cannot be written"),
+            (Path("/dev/null/data"), "/dev/null/data cannot be written"),
+        ):
+            assert command("preprocess", *arguments(place, data_dir)) == 2
+            (line,) = capfd.readouterr().err.split("\n")[:-1]
+            assert message in line
 
 
 def _small_files() -> None:
@@ -113,12 +117,3 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(place: Path, tmp_p
     assert "cannot be written: File too large; fix that" in error.split("\n")[-2]
     assert "Traceback" not in error
     assert not (tmp_path / "data").exists()
-
-
-def test_a_place_that_cannot_be_written_is_one_line(
-    place: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    for data_dir in ("/proc/nmt/data", "/dev/null/data"):
-        assert command("preprocess", *arguments(place, Path(data_dir))) == 2
-        (line,) = capfd.readouterr().err.split("\n")[:-1]
-        assert f"{data_dir} cannot be written" in line

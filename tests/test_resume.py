@@ -14,17 +14,10 @@ import pytest
 import torch
 from faults import train_and_die, train_and_record, train_and_signal
 from ranks import child, ranks, run_ranks
-from toy import (
-    assert_same_weights,
-    command,
-    read_records,
-    read_weights,
-    train,
-    write_corpus,
-)
+from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.errors import EXIT_STOPPED
 from nmt.training.checkpoints import TrainerState, seed_update
 from nmt.training.checks import listen
@@ -108,7 +101,7 @@ def test_another_number_of_ranks_goes_on_with_every_pair_once(
         assert ("no pair is repeated" in log) == (end > 4)
         for path in paths:
             path.unlink()
-    lengths = open_split(toy_data, "train").lengths()
+    lengths = ParallelData(toy_data, "train").lengths
     sampler = TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
     planned = [u.batches for epoch in range(3) for u in sampler.updates(epoch)]
     assert recorded == [[int(i) for rows in batches for i in rows] for batches in planned[:14]]
@@ -176,20 +169,20 @@ def test_a_signal_to_one_rank_stops_both(root: Path, toy_data: Path, tmp_path: P
     assert_same_run(root / "two", tmp_path / "run")
 
 
-def test_a_signal_at_the_last_update_is_no_stop(root: Path, toy_data: Path, tmp_path: Path) -> None:
-    task = (train_and_signal, signal.SIGTERM, "update", 20, "0")
-    with child(tmp_path / "log", *task, toy_data, tmp_path / "run", *RICH) as one:
-        assert one.wait() == 0
-        assert "done after 20 updates" in one.stderr
-    assert_same_run(root / "one", tmp_path / "run")
-
-
-def test_ctrl_c_ends_a_run_at_once_with_130(root: Path, toy_data: Path, tmp_path: Path) -> None:
-    task = (train_and_signal, signal.SIGINT, "update", 7, "0")
-    with child(tmp_path / "log", *task, toy_data, tmp_path / "run", *RICH) as one:
-        assert one.wait() == 130
-        assert one.stderr.endswith("nmt-train: interrupted\n")
-    assert (tmp_path / "run/checkpoints/latest").resolve().name == "step-00000004"
+def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130(
+    root: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    for number, call, code, last, newest in (
+        (signal.SIGTERM, 20, 0, "done after 20 updates", "step-00000020"),
+        (signal.SIGINT, 7, 130, "nmt-train: interrupted\n", "step-00000004"),
+    ):
+        run = tmp_path / number.name
+        task = (train_and_signal, number, "update", call, "0", toy_data, run, *RICH)
+        with child(tmp_path / "log", *task) as one:
+            assert one.wait() == code
+            assert last in one.stderr[-200:]
+        assert (run / "checkpoints/latest").resolve().name == newest
+    assert_same_run(root / "one", tmp_path / "SIGTERM")
 
 
 def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
@@ -204,39 +197,36 @@ def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
 # --- what is refused
 
 
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+def other_data(toy_data: Path, folder: Path, *arguments: str) -> Path:
+    """Preprocess the toy corpus with other arguments."""
+    usual = write_corpus(toy_data.parent)
+    data_dir = folder / "data"
+    mine = [text.replace(str(toy_data), str(data_dir)) for text in usual]
+    assert command("preprocess", *mine, *arguments) == 0
+    return data_dir
 
 
-def test_a_run_does_not_go_on_with_other_settings(
-    root: Path, toy_data: Path, capfd: pytest.CaptureFixture[str]
+def test_a_run_does_not_go_on_with_other_settings_or_data(
+    root: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
+    def contents() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
+
     short = root / "short"
-    before = contents(short)
+    before = contents()
     changes = "max_tokens=150 tokens_per_update=300 seed=5 model.dropout=0.2 label_smoothing=0"
     for change in f"{changes} optimizer.warmup_steps=7 ema_decay=0.5".split():
         assert train(toy_data, short, *SMALL, change) == 2, change
         key, value = change.split("=")
         last = capfd.readouterr().err.splitlines()[-1]
         assert re.search(rf"short/.* belongs to another run \({key} was .*, is {value}", last)
-        assert contents(short) == before, change
-
-
-def test_a_run_does_not_go_on_with_other_data(
-    root: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    short = root / "short"
-    before = contents(short)
-    arguments = [
-        a.replace(str(toy_data), str(tmp_path / "data")) for a in write_corpus(toy_data.parent)
-    ]
+        assert contents() == before, change
     same = (toy_data.parent / "train.src.txt").read_text(encoding="utf-8")
     (tmp_path / "more").write_text(same.replace("red", "blue", 1), encoding="utf-8")
-    arguments.append(f"data.train.src={tmp_path / 'more'}")
-    assert command("preprocess", *arguments) == 0
-    assert train(tmp_path / "data", short, *SMALL) == 2
+    data_dir = other_data(toy_data, tmp_path, f"data.train.src={tmp_path / 'more'}")
+    assert train(data_dir, short, *SMALL) == 2
     assert re.search(r"\(data was \w+, is \w+, tokenizer was \w+, is", capfd.readouterr().err)
-    assert contents(short) == before
+    assert contents() == before
 
 
 def test_settings_that_change_no_weights_may_change(
@@ -252,22 +242,17 @@ def test_settings_that_change_no_weights_may_change(
 # --- init_from
 
 
-def test_init_from_takes_the_weights_and_begins_a_new_schedule(
-    root: Path, toy_data: Path, tmp_path: Path
-) -> None:
-    still = ["optimizer.learning_rate_scale=1e-12", "max_updates=1", "log_every_updates=1"]
-    assert train(toy_data, tmp_path / "run", *SMALL, f"init_from={root / 'short'}", *still) == 0
-    old, new = read_weights(root / "short"), read_weights(tmp_path / "run")
-    assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
-    (record,) = read_records(tmp_path / "run", "nll")
-    assert record["update"] == 1
-    assert record["learning_rate"] == pytest.approx(1e-12 * 16**-0.5 * 20**-1.5)
-
-
-def test_a_killed_run_with_init_from_goes_on_instead_of_beginning_again(
+def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     options = [*SMALL, f"init_from={root / 'short'}", "max_updates=12"]
+    still = ["optimizer.learning_rate_scale=1e-12", "max_updates=1", "log_every_updates=1"]
+    assert train(toy_data, tmp_path / "still", *options, *still) == 0
+    old, new = read_weights(root / "short"), read_weights(tmp_path / "still")
+    assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
+    (record,) = read_records(tmp_path / "still", "nll")  # a new schedule
+    assert record["update"] == 1
+    assert record["learning_rate"] == pytest.approx(1e-12 * 16**-0.5 * 20**-1.5)
     assert train(toy_data, tmp_path / "whole", *options) == 0
     die(tmp_path, "update", 9, toy_data, tmp_path / "run", *options)
     with child(tmp_path / "again", train, toy_data, tmp_path / "run", *options) as one:
@@ -276,7 +261,7 @@ def test_a_killed_run_with_init_from_goes_on_instead_of_beginning_again(
         assert "begin with the weights" not in one.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
     assert not torch.equal(
-        *(read_weights(r)["embedding.weight"] for r in (root / "short", tmp_path / "run"))
+        old["embedding.weight"], read_weights(tmp_path / "run")["embedding.weight"]
     )
 
 
@@ -286,10 +271,7 @@ def test_init_from_refuses_another_tokenizer_and_other_shapes(
     options = [*SMALL, f"init_from={root / 'short'}"]
     assert train(toy_data, tmp_path / "run", *options, "model.d_ff=64") == 2
     assert "do not fit the model's config" in capfd.readouterr().err.splitlines()[-1]
-    arguments = [
-        a.replace(str(toy_data), str(tmp_path / "data")) for a in write_corpus(toy_data.parent)
-    ]
-    assert command("preprocess", *arguments, "tokenizer.vocab_size=300") == 0
-    assert train(tmp_path / "data", tmp_path / "run", *options) == 2
+    data_dir = other_data(toy_data, tmp_path, "tokenizer.vocab_size=300")
+    assert train(data_dir, tmp_path / "run", *options) == 2
     assert "its tokenizer is not the one of data_dir=" in capfd.readouterr().err.splitlines()[-1]
     assert not (tmp_path / "run/config.yaml").exists()

@@ -23,8 +23,7 @@ from nmt.data.text import bundled_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Source, read_chunks
 from nmt.preprocess.clean import clean
-from nmt.preprocess.sources import find_sources, has_split, pair_up
-from nmt.preprocess.spool import spool
+from nmt.preprocess.sources import find_sources, has_split, pair_up, spool
 
 Pairs = list[tuple[str, str]]
 PAIRS = [("a tree", "ein Baum"), ("two", "zwei"), ("green", "grün")]

@@ -166,8 +166,8 @@ def test_without_a_terminal_progress_is_lines_of_log(
     output_of(model, *places, folder=tmp_path)
     err = capfd.readouterr().err
     for done in (50, 100, 150):
-        assert re.search(rf"{done} of about 200 lines, [\d.]+ lines/s, 0:00:\d\d left\n", err)
-    assert re.search(r"200 lines in 0:00:\d\d, [\d.]+ lines/s\n", err)
+        assert re.search(rf"{done} of about 200 lines, [\d,.]+ lines/s, 0:00:\d\d left\n", err)
+    assert re.search(r"200 lines in 0:00:\d\d, [\d,.]+ lines/s\n", err)
     assert "\r" not in err
 
 

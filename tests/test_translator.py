@@ -6,7 +6,7 @@ import itertools
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -21,8 +21,15 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import MAX_FAILURES, BatchSearch, Failure, NativeBackend
-from nmt.translate.lines import LineOptions, Segment, cut_windows, prefetch
+from nmt.translate.backend import (
+    MAX_FAILURES,
+    BatchSearch,
+    Failure,
+    NativeBackend,
+    SearchRequest,
+    Segment,
+)
+from nmt.translate.lines import LineOptions, LineResult, cut_windows, prefetch
 from nmt.translate.translator import TranslationError, Translator
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
@@ -38,6 +45,12 @@ def translator(tokenizer: Tokenizer) -> Translator:
 @pytest.fixture
 def copier(tokenizer: Tokenizer) -> Translator:
     return Translator(Copier(tokenizer.vocab_size), tokenizer, SearchConfig(beam_size=1))
+
+
+def results_of(translator: Translator, lines: list[str], **options: Any) -> list[LineResult]:
+    config = translator.search_config(alignment=True)
+    windows = translator.translate_windows(cut_windows(lines), config, LineOptions(**options))
+    return next(windows)[1]
 
 
 # --- windows
@@ -59,7 +72,7 @@ def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
             assert list(rest) == windows[k:], (size, k)
 
 
-def test_a_list_is_cut_into_full_windows_from_its_start() -> None:
+def test_the_first_windows_of_a_stream_are_small_and_those_of_a_list_full() -> None:
     for small_first, expected in ((False, [100, 100, 50]), (True, [64, 36, 100, 50])):
         windows = cut_windows(["a"] * 250, window_lines=100, small_first=small_first)
         assert [len(window.lines) for window in windows] == expected
@@ -68,18 +81,18 @@ def test_a_list_is_cut_into_full_windows_from_its_start() -> None:
 def test_batches_are_as_large_as_the_engine_wants_them_unless_a_size_is_given(
     copier: Translator, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    search, found = copier.backend.search, []
+    search, sizes = copier.backend.search, []
 
-    def recorded(rows: Any, *rest: Any, **named: Any) -> Any:
-        found.append(len(rows))
-        return search(rows, *rest, **named)
+    def recorded(request: SearchRequest) -> list[list[Hypothesis]]:
+        sizes.append(len(request.rows))
+        return search(request)
 
     monkeypatch.setattr(copier.backend, "max_tokens", 8)
     monkeypatch.setattr(copier.backend, "search", recorded)
     assert len(copier.tokenizer.src.encode("the")) + 1 == 2
     copier.translate(["the"] * 6)
     copier.translate(["the"] * 6, max_tokens=4)
-    assert found == [4, 2, 2, 2, 2]
+    assert sizes == [4, 2, 2, 2, 2]
 
 
 def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translator) -> None:
@@ -124,29 +137,27 @@ def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(
     lines = random.Random(1).sample(LINES * 2, 2 * len(LINES))
     for window_lines, max_tokens in ((1, 1), (7, 64), (5000, 100_000)):
         options = {"window_lines": window_lines, "max_tokens": max_tokens, "beam_size": beam_size}
-        found = translator.translate(lines, **options)
-        assert found == [expected[line] for line in lines], options
         n_best = list(translator.n_best_stream(iter(lines), **options))
-        assert [best[0].text for best in n_best] == found, options
+        assert [best[0].text for best in n_best] == [expected[line] for line in lines], options
     for line, translations in zip(lines, n_best, strict=True):
         assert len(translations) == (beam_size if line.strip() else 1)
         scores = [t.score for t in translations if t.finished]
         assert scores == sorted(scores, reverse=True)
 
 
-@pytest.mark.parametrize(("beam_size", "max_length_a"), [(1, 1.0), (3, 1.0), (1, 0.5)])
 def test_a_model_that_copies_gives_back_the_text_or_what_the_limit_left_of_it(
-    copier: Translator, beam_size: int, max_length_a: float
+    copier: Translator,
 ) -> None:
     lines, tokenizer = [line for line in LINES if line.strip()], copier.tokenizer
-    settings = {"beam_size": beam_size, "max_length_a": max_length_a, "max_length_b": 1}
-    for line, (best, *_) in zip(lines, copier.n_best(lines, **settings), strict=True):
-        ids = tokenizer.src.encode(line)
-        limit = int(max_length_a * len(ids)) + 1
-        assert best.finished == (limit > len(ids))
-        assert best.text == (line.strip() if best.finished else tokenizer.tgt.decode(ids[:limit]))
-        assert best.tokens == tokenizer.tgt.pieces(ids[:limit])
-        assert best.log_prob == pytest.approx(-0.01 * min(len(ids) + 1, limit), abs=1e-4)
+    for beam_size, a in ((1, 1.0), (3, 1.0), (1, 0.5)):
+        settings = {"beam_size": beam_size, "max_length_a": a, "max_length_b": 1}
+        for line, (best, *_) in zip(lines, copier.n_best(lines, **settings), strict=True):
+            ids = tokenizer.src.encode(line)
+            limit = int(a * len(ids)) + 1
+            text = line.strip() if limit > len(ids) else tokenizer.tgt.decode(ids[:limit])
+            assert (best.finished, best.text) == (limit > len(ids), text), settings
+            assert best.tokens == tokenizer.tgt.pieces(ids[:limit])
+            assert best.log_prob == pytest.approx(-0.01 * min(len(ids) + 1, limit), abs=1e-4)
 
 
 # --- long lines
@@ -159,46 +170,35 @@ def test_a_line_is_cut_and_joined_to_what_it_was(copier: Translator) -> None:
     assert copier.translate([line], max_source_length=1000) == [line]
 
 
-def test_a_cut_line_reports_all_its_parts(copier: Translator, tokenizer: Tokenizer) -> None:
+def test_a_cut_line_reports_all_its_parts(translator: Translator, copier: Translator) -> None:
     first, second = "The small tree.", "A house sees."
-    options = LineOptions(max_source_length=10)
-    windows = cut_windows([f"{first} {second}", first, second])
-    (_, (whole, *single)), *_ = copier.translate_windows(windows, CONFIG, options)
-    best = whole.translations[0]
-    pieces = [tokenizer.pieces(tokenizer.encode(text)) for text in (first, second)]
-    assert whole.num_parts == 2
-    assert best.text == f"{first} {second}"
-    assert best.tokens == [*pieces[0], "</s>", *pieces[1]]
-    assert len(best.token_log_probs) == len(best.tokens) + 1
-    assert best.log_prob == pytest.approx(sum(r.translations[0].log_prob for r in single))
-    assert best.score == pytest.approx(sum(r.translations[0].score for r in single))
+    lines = [f"{first} {second}", first, second]
+    assert results_of(copier, lines, max_source_length=10)[0].text == lines[0]
+    whole, *single = results_of(translator, lines, max_source_length=10)
+    assert [result.num_parts for result in (whole, *single)] == [2, 1, 1]
+    assert whole.source_tokens == single[0].source_tokens + single[1].source_tokens
+    best, one, other = (result.translations[0] for result in (whole, *single))
+    end = ["</s>"] if one.finished else []
+    assert best.tokens == [*one.tokens, *end, *other.tokens]
+    assert best.token_log_probs == pytest.approx(one.token_log_probs + other.token_log_probs)
+    assert best.log_prob == pytest.approx(one.log_prob + other.log_prob)
+    assert best.score == pytest.approx(one.score + other.score)
+    assert best.alignment is not None
+    assert one.alignment is not None
+    assert other.alignment is not None
+    border = len(single[0].source_tokens)
+    assert len(best.alignment) == len(best.tokens)
+    assert best.alignment[: len(one.alignment)] == one.alignment
+    assert best.alignment[-len(other.tokens) :] == [border + place for place in other.alignment]
 
 
-def test_alignment_of_a_cut_line_points_into_all_its_source_tokens(translator: Translator) -> None:
-    config = translator.search_config(alignment=True)
-    lines = ["The small tree. A house sees.", "The small tree.", "A house sees."]
-    options = LineOptions(max_source_length=10)
-    _, results = next(translator.translate_windows(cut_windows(lines), config, options))
-    whole, first, second = (result.translations[0].alignment for result in results)
-    assert whole is not None
-    assert first is not None
-    assert second is not None
-    assert [result.num_parts for result in results] == [2, 1, 1]
-    assert results[0].source_tokens == results[1].source_tokens + results[2].source_tokens
-    assert len(whole) == len(results[0].translations[0].tokens)
-    assert whole[: len(first)] == first
-    border = len(results[1].source_tokens)
-    assert whole[-len(second) :] == [border + place for place in second]
-
-
-def test_truncated_lines_say_what_was_left_out(copier: Translator, tokenizer: Tokenizer) -> None:
+def test_truncated_lines_report_what_was_left_out(copier: Translator) -> None:
     line = "the small house sees the tree the tree the tree"
-    ids = tokenizer.encode(line)
+    ids = copier.tokenizer.src.encode(line)
     found = copier.translate([line], too_long="truncate", max_source_length=8)
-    assert found == [tokenizer.decode(ids[:7])]
-    options = LineOptions(max_source_length=8, too_long=TooLong.truncate)
-    windows = copier.translate_windows(cut_windows([line]), CONFIG, options)
-    assert next(windows)[1][0].num_left_out == len(ids) - 7
+    assert found == [copier.tokenizer.tgt.decode(ids[:7])]
+    (result,) = results_of(copier, [line], max_source_length=8, too_long=TooLong.truncate)
+    assert result.num_left_out == len(ids) - 7
 
 
 def test_a_line_that_is_too_long_is_named_by_its_number(copier: Translator) -> None:
@@ -214,40 +214,35 @@ def test_a_line_that_is_too_long_is_named_by_its_number(copier: Translator) -> N
 class Fragile(NativeBackend):
     """Runs out of memory for some words, as a graphics card does for large batches."""
 
-    def __init__(
-        self, tokenizer: Tokenizer, word: str, max_rows: int = 1 << 30, num_workers: int = 1
-    ) -> None:
-        super().__init__(Copier(tokenizer.vocab_size), tokenizer)  # type: ignore[arg-type]
-        self.word = tokenizer.encode(word)[-1]
-        self.max_rows = max_rows
-        self.num_workers = num_workers
-        self.num_calls = 0
+    def __init__(self, tokenizer: Tokenizer, max_rows: int = 1 << 30, num_workers: int = 1) -> None:
+        super().__init__(Copier(tokenizer.vocab_size), tokenizer)
+        self.word = tokenizer.encode("tree")[-1]
+        self.max_rows, self.num_workers, self.num_calls = max_rows, num_workers, 0
 
-    def search(
-        self, rows: Sequence[Sequence[int]], *arguments: object, **options: object
-    ) -> list[list[Hypothesis]]:
+    def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
         self.num_calls += 1
-        if len(rows) > self.max_rows or any(self.word in row for row in rows):
+        if len(request.rows) > self.max_rows or any(self.word in row for row in request.rows):
             raise torch.OutOfMemoryError("no memory\nfor this")
-        return super().search(rows, *arguments, **options)  # type: ignore[arg-type]
+        return super().search(request)
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_only_the_sentence_that_fails_is_lost(num_workers: int, tokenizer: Tokenizer) -> None:
-    backend = Fragile(tokenizer, "tree", num_workers=num_workers)
+def test_only_the_sentence_that_fails_is_lost(tokenizer: Tokenizer) -> None:
     lines = [line.replace("tree", "house") for line in sentences(40, seed=1)]
     lines[3] = lines[17] = "a tree"
-    decoder = BatchSearch(backend, SearchConfig(beam_size=1), 1, 4096 if num_workers == 1 else 30)
-    outcomes = decoder.translate([Segment(tokenizer.encode(line), []) for line in lines])
-    failed = [i for i, outcome in enumerate(outcomes) if isinstance(outcome, Failure)]
-    assert failed == [3, 17]
-    assert outcomes[3] == Failure("OutOfMemoryError: no memory for this")
-    copied = [tokenizer.decode(o[0].tokens) for o in outcomes if not isinstance(o, Failure)]
-    assert copied == [line for i, line in enumerate(lines) if i not in failed]
+    for num_workers, max_tokens in ((1, 4096), (3, 30)):
+        backend = Fragile(tokenizer, num_workers=num_workers)
+        batches = BatchSearch(backend, SearchConfig(beam_size=1), 1, max_tokens)
+        outcomes = batches.translate([Segment(tokenizer.encode(line), []) for line in lines])
+        for i, (line, outcome) in enumerate(zip(lines, outcomes, strict=True)):
+            if i in (3, 17):
+                assert outcome == Failure("OutOfMemoryError: no memory for this")
+            else:
+                assert not isinstance(outcome, Failure)
+                assert tokenizer.decode(outcome[0].tokens) == line
 
 
 def test_batches_that_are_too_large_are_translated_in_halves(tokenizer: Tokenizer) -> None:
-    backend = Fragile(tokenizer, "tree", max_rows=3)
+    backend = Fragile(tokenizer, max_rows=3)
     lines = [line.replace("tree", "house") for line in sentences(MAX_FAILURES + 20, seed=1)]
     assert Translator(backend, tokenizer, SearchConfig(beam_size=1)).translate(lines) == lines
     assert backend.num_calls > len(lines) / 3
@@ -257,33 +252,34 @@ def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokeniz
     """Those that are too long for the memory stand side by side once they are sorted."""
     house, tree = ([Segment(tokenizer.encode(word), [])] for word in ("house", "tree"))
     parts = tree * (MAX_FAILURES - 1) + house + tree * 2 * MAX_FAILURES
-    decoder = BatchSearch(Fragile(tokenizer, "tree"), SearchConfig(beam_size=1), 1, max_tokens=6)
+    decoder = BatchSearch(Fragile(tokenizer), SearchConfig(beam_size=1), 1, max_tokens=6)
     failed = [isinstance(outcome, Failure) for outcome in decoder.translate(parts)]
     assert failed == [part in tree for part in parts]
 
 
 def test_in_python_a_sentence_that_fails_is_an_error_with_its_number(tokenizer: Tokenizer) -> None:
-    translator = Translator(Fragile(tokenizer, "tree"), tokenizer, CONFIG)
+    translator = Translator(Fragile(tokenizer), tokenizer, CONFIG)
     with pytest.raises(TranslationError, match="line 2 cannot be translated: OutOfMemoryError"):
         translator.translate(["a house", "a tree"])
 
 
-@pytest.mark.parametrize("num_workers", [1, 3])
-def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(
-    num_workers: int, tokenizer: Tokenizer
-) -> None:
-    backend = Fragile(tokenizer, "tree", max_rows=0, num_workers=num_workers)
-    with pytest.raises(torch.OutOfMemoryError):
-        Translator(backend, tokenizer, CONFIG).translate(["a house"] * 10 * MAX_FAILURES)
+def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(tokenizer: Tokenizer) -> None:
+    for num_workers in (1, 3):
+        backend = Fragile(tokenizer, max_rows=0, num_workers=num_workers)
+        with pytest.raises(torch.OutOfMemoryError):
+            Translator(backend, tokenizer, CONFIG).translate(["a house"] * 10 * MAX_FAILURES)
 
 
 # --- prefixes, scores, settings
 
 
-def test_prefixes_must_be_as_many_as_the_lines(translator: Translator) -> None:
+def test_prefixes_and_targets_must_be_as_many_as_the_lines(translator: Translator) -> None:
     for num_prefixes in (0, 4, 6, 7):
         with pytest.raises(DataError, match="prefixes than lines"):
             translator.translate(LINES[1:6], prefixes=["a"] * num_prefixes, window_lines=5)
+    with pytest.raises(DataError, match="2 sources and 1 targets"):
+        translator.score(["a", "b"], ["a"])
+    assert translator.score([], []) == []
 
 
 def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) -> None:
@@ -308,12 +304,6 @@ def test_two_empty_lines_score_what_translating_one_gives(translator: Translator
     assert [empty] == translator.n_best([""])[0]
 
 
-def test_scoring_needs_as_many_targets_as_sources(translator: Translator) -> None:
-    with pytest.raises(DataError, match="2 sources and 1 targets"):
-        translator.score(["a", "b"], ["a"])
-    assert translator.score([], []) == []
-
-
 CALLS: list[Callable[..., Any]] = [
     Translator.translate,
     lambda *args, **options: list(Translator.translate_stream(*args, **options)),
@@ -322,9 +312,8 @@ CALLS: list[Callable[..., Any]] = [
 ]
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "message"),
-    [
+def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(translator: Translator) -> None:
+    cases: list[tuple[dict[str, Any], type[Exception], str]] = [
         ({"beamsize": 3}, ConfigError, "beamsize: no such option here; did you mean beam_size"),
         ({"max_token": 3}, ConfigError, "max_token: .*; did you mean max_tokens"),
         ({"too_long": "spli"}, ConfigError, "too_long=spli: no such choice; did you mean split"),
@@ -337,17 +326,14 @@ CALLS: list[Callable[..., Any]] = [
         ({"max_tokens": 4.5}, TypeError, "max_tokens=4.5: must be of type int"),
         ({"length_penalty": True}, TypeError, "length_penalty=True: must be of type float"),
         ({"sampling": 1}, TypeError, "sampling=1: must be of type bool"),
-    ],
-)
-def test_a_wrong_option_is_refused_by_name_wherever_it_is_given(
-    translator: Translator, options: dict[str, Any], error: type[Exception], message: str
-) -> None:
-    for call in CALLS:
-        with pytest.raises(error, match=message):
-            call(translator, ["a"], **options)
-    if not {"too_long", "window_lines", "max_source_length", "prefixes"} & set(options):
-        with pytest.raises(error, match=message):
-            translator.score(["a"], ["a"], **options)
+    ]
+    for options, error, message in cases:
+        for call in CALLS:
+            with pytest.raises(error, match=message):
+                call(translator, ["a"], **options)
+        if not {"too_long", "window_lines", "max_source_length", "prefixes"} & set(options):
+            with pytest.raises(error, match=message):
+                translator.score(["a"], ["a"], **options)
 
 
 def test_lines_that_are_none_are_refused(translator: Translator) -> None:

@@ -21,14 +21,8 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.training.start import Setup
 
-WORDS = {
-    "red": "rot",
-    "green": "grün",
-    "big": "groß",
-    "house": "Haus",
-    "tree": "Baum",
-    "sees": "sieht",
-}
+WORDS = {"red": "rot", "green": "grün", "big": "groß"}
+WORDS |= {"house": "Haus", "tree": "Baum", "sees": "sieht"}
 
 
 def write_corpus(folder: Path, num_train: int = 200, words: tuple[int, int] = (2, 8)) -> list[str]:

@@ -130,6 +130,18 @@ _ALL = (
         run="nmt.cli.tasks:export",
         groups=("experiment",),
     ),
+    Command(
+        name="serve",
+        summary="Serve translations over HTTP: LibreTranslate's API and a web page.",
+        reads="model folders, one or more language pairs",
+        writes="answers to requests, by default on http://127.0.0.1:5000; logs to stderr",
+        examples=(
+            "nmt-serve model_dir=runs/mine",
+            "nmt-serve model_dir=[runs/en-de,runs/de-en] port=8000 api_keys=keys.txt",
+        ),
+        schema=config.ServeConfig,
+        run="nmt.cli.tasks:serve",
+    ),
 )
 COMMANDS = {command.name: command for command in _ALL}
 

@@ -1,10 +1,11 @@
-"""Runs `nmt-preprocess`, `nmt-average`, `nmt-evaluate` and `nmt-export`.
+"""Runs `nmt-preprocess`, `nmt-average`, `nmt-evaluate`, `nmt-export` and `nmt-serve`.
 
 Each imports what it needs when it runs: preprocessing and scoring need no torch.
 """
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import logging
 from pathlib import Path
@@ -22,11 +23,12 @@ from nmt.config import (
     ExportFormat,
     OutputFormat,
     PreprocessConfig,
+    ServeConfig,
     Step,
     resolve,
 )
 from nmt.data.text import read_input
-from nmt.errors import ModelError
+from nmt.errors import ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
@@ -135,3 +137,13 @@ def export(config: ExportConfig, config_yaml: str) -> None:
         log.info("next: %s, or without nmt as its README.md shows", command)
     else:
         log.info("its README.md shows how to translate with transformers")
+
+
+def serve(config: ServeConfig, config_yaml: str) -> None:
+    """Serve translations over HTTP until a signal ends it."""
+    for name in ("starlette", "uvicorn", "python_multipart"):
+        if importlib.util.find_spec(name) is None:
+            raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
+    from nmt.serve.app import serve
+
+    serve(config)

@@ -35,12 +35,12 @@ from nmt.data.text import (
     read_input,
     read_stream,
 )
-from nmt.distributed import set_num_threads
+from nmt.distributed import World, find_world, set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import replace_file
 from nmt.progress import Progress
-from nmt.translate.lines import LineCounts, LineOptions, render
-from nmt.translate.resume import HashedInput, PartFile, RankShare, fingerprint, finish
+from nmt.translate.lines import HashedInput, LineCounts, LineOptions, render
+from nmt.translate.resume import PartFile, fingerprint, finish, part_path
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -50,15 +50,14 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     """Translate `input` to `output`: to a stream each window as soon as it is translated; a file is
     written beside its place, renamed into it when whole, and resumed after a kill.
     """
-    share = RankShare.from_environment(os.environ)
-    path = _check_places(config, share)
+    world = find_world()
+    path = _check_places(config, world)
     set_num_threads(config.num_threads)
-    if share.rank:
+    if not world.is_main:
         logging.getLogger("nmt").setLevel(logging.WARNING)
     device = config.device
-    if share.world_size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
-        local_rank = int(os.environ.get("LOCAL_RANK", share.rank))
-        device = f"cuda:{local_rank % torch.cuda.device_count()}"  # each process has its own
+    if world.size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
+        device = f"cuda:{world.local_rank % torch.cuda.device_count()}"  # each rank has its own
     translator = _load(config, device)
     search, options = _settings(config, translator)
     is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
@@ -68,11 +67,12 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
             stream = _open_stream(config.output, stack)
             lines, has_more = _open_input(config.input)
             source = HashedInput(lines, _read_prefixes(config))
-            windows = source.windows(share, config.window_lines, has_more=has_more)
+            windows = source.windows(world, config.window_lines, has_more=has_more)
         else:
-            part = stack.enter_context(PartFile(share.part_path(path), _describe(config, search)))
+            place = part_path(path, world.rank, world.size)
+            part = stack.enter_context(PartFile(place, _describe(config, search)))
             source = _resume_input(config, part)
-            windows = source.windows(share, config.window_lines)
+            windows = source.windows(world, config.window_lines)
         progress = stack.enter_context(_progress(config, source.num_lines, is_typed=is_typed))
         for window, results in translator.translate_windows(windows, search, options):
             data, window_counts = render(window, results, config.format)
@@ -89,8 +89,8 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
         if path is not None or not is_typed:
             progress.finish()
         if path is not None:
-            counts = finish(path, share, part, config.window_lines)
-    if not share.rank:
+            counts = finish(path, world, part, config.window_lines)
+    if world.is_main:
         _report(counts, config)
 
 
@@ -169,7 +169,7 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
 # --- inputs and outputs
 
 
-def _check_places(config: TranslateConfig, share: RankShare) -> Path | None:
+def _check_places(config: TranslateConfig, world: World) -> Path | None:
     """Return the file to write, None for a stream. Before the model is loaded, refuse what cannot
     be read or written, and prefixes that are not as many as the lines.
     """
@@ -184,14 +184,15 @@ def _check_places(config: TranslateConfig, share: RankShare) -> Path | None:
                 f"output={config.output}: {path.parent} cannot be written to; choose another folder"
             )
     for key, is_stream in (("input", config.input == "-"), ("output", path is None)):
-        if is_stream and share.world_size > 1:
+        if is_stream and world.size > 1:
             raise ConfigError(
-                f"{key}={getattr(config, key)}: {share.world_size} processes "
+                f"{key}={getattr(config, key)}: {world.size} processes "
                 f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
             )
     for text in (config.input, config.prefixes):
         if text is not None and text != "-":
-            open_bytes(resolve(text)).close()
+            with open_bytes(resolve(text)):
+                pass
     if config.prefixes == "-":
         raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
     if config.prefixes is not None and config.input != "-":

@@ -31,6 +31,7 @@ from nmt.config.preprocess import (
     TokenizerConfig,
     TokenizerType,
 )
+from nmt.config.serve import ServeConfig
 from nmt.config.training import (
     AverageConfig,
     BestMetric,

@@ -12,7 +12,7 @@ import itertools
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -35,14 +35,14 @@ class Update:
 
 
 class Updates(Sequence[Update]):
-    """The updates of an epoch of `num_pairs`; those of a pool of pairs are planned together, when
-    one of them is asked for. `starts` holds the number of the first of each pool, and the end.
+    """The updates of an epoch of `num_pairs`; `plan` makes those of one pool of pairs, when one of
+    them is asked for. `starts` holds the number of the first of each pool, and the end.
     """
 
     def __init__(
-        self, pools: Sequence[Callable[[], list[Update]]], starts: list[int], num_pairs: int
+        self, plan: Callable[[int], list[Update]], starts: list[int], num_pairs: int
     ) -> None:
-        self._pools, self._starts, self.num_pairs = pools, starts, num_pairs
+        self._plan, self._starts, self.num_pairs = plan, starts, num_pairs
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -53,7 +53,7 @@ class Updates(Sequence[Update]):
 
     def pool_of(self, index: int) -> list[Update]:
         """Return the updates that are planned together with one: of a small corpus, all."""
-        return self._pools[bisect_right(self._starts, index) - 1]()
+        return self._plan(bisect_right(self._starts, index) - 1)
 
 
 class TokenBatchSampler:
@@ -108,14 +108,15 @@ class TokenBatchSampler:
         """
         sizes = self.mix.sizes(epoch)
         num_pools = -(-sum(sizes) // _POOL_PAIRS)
-        counts: list[int | None] = [None]
-        if num_pools > 1:
-            starts = self._pool_starts(sizes, num_pools)
-            counts = [end - start for start, end in itertools.pairwise(starts)]
-        else:  # as many updates as come out
+        if num_pools == 1:  # as many updates as come out
             starts = [0, len(self._plan(epoch, 0, 1, None))]
-        pools = [partial(self._plan, epoch, i, num_pools, count) for i, count in enumerate(counts)]
-        return Updates(pools, starts, sum(sizes))
+            return Updates(lambda pool: self._plan(epoch, pool, 1, None), starts, sum(sizes))
+        starts = self._pool_starts(sizes, num_pools)
+
+        def plan(pool: int) -> list[Update]:
+            return self._plan(epoch, pool, num_pools, starts[pool + 1] - starts[pool])
+
+        return Updates(plan, starts, sum(sizes))
 
     def rows_to_try(self) -> Rows:
         """Return pairs among which are the largest batches: all of a small corpus, else a sample
@@ -186,21 +187,22 @@ class TokenBatchSampler:
         starts = np.cumsum([0, *costs])  # of the batches in the line, and the end
         firsts = np.cumsum([0, *map(len, batches)])  # their first rows, and the end
         share = starts[-1] / self.world_size
-        cuts = []  # the rows where the parts of this rank and of the next one start
-        for rank in (self.rank, self.rank + 1):
+
+        def first_row(rank: int) -> int:
+            """Return the row, of all in the line, where the part of a rank starts."""
+            if rank == self.world_size:
+                return int(firsts[-1])
             batch = min(int(np.searchsorted(starts, rank * share, side="right")), len(batches)) - 1
             offset = rank * share - starts[batch]
-            if rank == self.world_size:
-                cuts.append(firsts[-1])
-            elif offset < share / 8:
-                cuts.append(firsts[batch])
-            elif costs[batch] - offset < share / 8:
-                cuts.append(firsts[batch + 1])
-            else:
-                part = float(offset / costs[batch])
-                cuts.append(firsts[batch] + round(len(batches[batch]) * part))
+            if offset < share / 8:
+                return int(firsts[batch])
+            if costs[batch] - offset < share / 8:
+                return int(firsts[batch + 1])
+            return int(firsts[batch]) + round(len(batches[batch]) * float(offset / costs[batch]))
+
+        start, end = first_row(self.rank), first_row(self.rank + 1)
         pieces = [
-            rows[max(cuts[0] - first, 0) : max(cuts[1] - first, 0)]
+            rows[max(start - first, 0) : max(end - first, 0)]
             for first, rows in zip(firsts, batches, strict=False)
         ]
         return [rows for rows in pieces if len(rows)]

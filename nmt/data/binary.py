@@ -142,7 +142,22 @@ class MappedShard:
 
     def __init__(self, path: Path) -> None:
         self._starts, self._batches = [0], []
-        for batch in _record_batches(path):
+        options = pa.ipc.IpcReadOptions(use_threads=False)  # a process forked later would lack them
+        try:
+            with pa.memory_map(str(path)) as source:
+                # pyarrow takes a stream that was cut between two batches for a whole one
+                last = max(source.size() - len(_END), 0)
+                if source.read_at(len(_END), last) != _END:
+                    raise pa.ArrowInvalid("it ends too early")
+                with pa.ipc.open_stream(source, options=options) as reader:
+                    if reader.schema.names[:2] != ["src", "tgt"]:
+                        raise pa.ArrowInvalid(f"its columns are {reader.schema.names}")
+                    batches = [batch for batch in reader if batch.num_rows]
+        except FileNotFoundError:
+            raise _unusable(path, "is missing") from None
+        except (pa.ArrowInvalid, OSError) as error:
+            raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
+        for batch in batches:
             self._starts.append(self._starts[-1] + batch.num_rows)
             src, tgt = batch.column(0), batch.column(1)
             views = map(_view, (src.values, src.offsets, tgt.values, tgt.offsets))
@@ -180,24 +195,6 @@ def _view(array: pa.Array) -> Ids:
     return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
 
 
-def _record_batches(path: Path) -> list[pa.RecordBatch]:
-    try:
-        with pa.memory_map(str(path)) as source:
-            # pyarrow takes a stream that was cut between two batches for a whole one
-            last = max(source.size() - len(_END), 0)
-            if source.read_at(len(_END), last) != _END:
-                raise pa.ArrowInvalid("it ends too early")
-            # no threads of pyarrow, which a process that is forked later would lack
-            with pa.ipc.open_stream(source, options=pa.ipc.IpcReadOptions(use_threads=False)) as r:
-                if r.schema.names[:2] != ["src", "tgt"]:
-                    raise pa.ArrowInvalid(f"its columns are {r.schema.names}")
-                return [batch for batch in r if batch.num_rows]
-    except FileNotFoundError:
-        raise _unusable(path, "is missing") from None
-    except (pa.ArrowInvalid, OSError) as error:
-        raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
-
-
 def _unusable(path: Path, what: str = "is damaged") -> DataError:
     return DataError(f"{path} {what}; run nmt-preprocess again")
 
@@ -229,20 +226,18 @@ def _read_index(data_dir: Path, split: str) -> list[CorpusIndex]:
             raise DataError(
                 f"{data_dir} has no {split}-*.arrow; make the folder with nmt-preprocess"
             )
-        shards = [
-            ShardFile(path.name, pairs=len(MappedShard(path)), bytes=path.stat().st_size)
-            for path in paths
-        ]
+        sizes = [(path, len(MappedShard(path)), path.stat().st_size) for path in paths]
+        shards = [ShardFile(path.name, pairs=pairs, bytes=size) for path, pairs, size in sizes]
         return [CorpusIndex("", 1.0, shards)]
     try:
-        if split in meta["splits"]:
-            return [
-                CorpusIndex(c["corpus"], c["weight"], [ShardFile(**shard) for shard in c["shards"]])
-                for c in meta["splits"][split]
-            ]
+        if split not in meta["splits"]:
+            raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
+        return [
+            CorpusIndex(c["corpus"], c["weight"], [ShardFile(**shard) for shard in c["shards"]])
+            for c in meta["splits"][split]
+        ]
     except (KeyError, TypeError):
         raise _unusable(data_dir / "meta.json") from None
-    raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
 
 
 def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dict[str, Any]:
@@ -272,7 +267,8 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
 
 
 class ParallelData:
-    """The pairs of one split; a file is mapped when its first pair is asked for.
+    """The pairs of `train` or `valid` of a data folder; a file is mapped when its first pair is
+    asked for.
 
     Threads may share it. What another process is sent are paths; it maps the files itself.
     """
@@ -296,7 +292,7 @@ class ParallelData:
         ]
         if len(self) == 0:
             raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
-        self._lengths = self._map_lengths()
+        self.lengths = self._map_lengths()  # tokens of source and target, EOS included, (N, 2)
 
     def __reduce__(self) -> tuple[type[ParallelData], tuple[Path, str]]:
         return ParallelData, self._place
@@ -310,18 +306,12 @@ class ParallelData:
         shard = self._shards[number] or self._map(number)
         return shard[index - self._starts[number]]
 
-    def lengths(self) -> Lengths:
-        """Return the number of tokens of source and target, EOS included, (N, 2), read-only."""
-        return self._lengths
-
     def _map(self, number: int) -> MappedShard:
         """Map a file; when two threads do, either result is as good."""
-        shard = MappedShard(self._paths[number])
+        path, shard = self._paths[number], MappedShard(self._paths[number])
         expected = self._starts[number + 1] - self._starts[number]
         if len(shard) != expected:
-            raise _unusable(
-                self._paths[number], f"is damaged: it has {len(shard)} pairs for {expected}"
-            )
+            raise _unusable(path, f"is damaged: it has {len(shard)} pairs for {expected}")
         self._shards[number] = shard
         return shard
 
@@ -338,12 +328,6 @@ class ParallelData:
         except (ValueError, OSError, EOFError):
             raise _unusable(path) from None
         if lengths.shape != (len(self), 2):
-            raise _unusable(
-                path, f"is damaged: it has the shape {lengths.shape} for {len(self)} pairs"
-            )
+            what = f"is damaged: it has the shape {lengths.shape} for {len(self)} pairs"
+            raise _unusable(path, what)
         return lengths
-
-
-def open_split(data_dir: Path, split: str) -> ParallelData:
-    """Open `train` or `valid` of a data folder."""
-    return ParallelData(data_dir, split)

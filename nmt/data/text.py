@@ -34,18 +34,19 @@ _LINE_BREAK = re.compile("[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _PATIENCE_SECONDS = 0.05  # between two lines of one writer
 
 
-def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file, through the decompressor that its suffix names; read it within `unpacking`.
+@contextlib.contextmanager
+def open_bytes(path: Path) -> Iterator[IO[bytes]]:
+    """Open a file, through the decompressor that its suffix names.
 
-    Raises `DataError` for a missing file, a folder and a file that may not be read.
+    Raises `DataError` for a missing or damaged file, a folder and a file that may not be read.
     """
     check_file(path)
-    with unpacking(str(path)):
-        return unpacked(path, path.suffix)
+    with unpacking(str(path)), path.open("rb") as file, unpacked(file, path.suffix) as stream:
+        yield stream
 
 
-def unpacked(file: Path | IO[bytes], suffix: str) -> IO[bytes]:
-    """Open `file`, or read an open one, through what `suffix` names: .gz, .xz, .zst, else plain."""
+def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
+    """Read an open file through what `suffix` names: .gz, .xz, .zst, else as it is."""
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file, "rb"))
     if suffix == ".xz":
@@ -53,9 +54,9 @@ def unpacked(file: Path | IO[bytes], suffix: str) -> IO[bytes]:
     if suffix == ".zst":
         import pyarrow as pa  # which other files need not wait for
 
-        raw = pa.input_stream(str(file) if isinstance(file, Path) else file, compression="zstd")
+        raw = pa.input_stream(file, compression="zstd")
         return cast(IO[bytes], io.BufferedReader(raw))  # which finds lines, as pyarrow cannot
-    return file.open("rb") if isinstance(file, Path) else file
+    return file
 
 
 def check_file(path: Path) -> None:
@@ -125,7 +126,7 @@ def read_input(path: str) -> Iterator[str]:
 
 def count_lines(path: str) -> int:
     """Count the lines of a file without decoding them."""
-    with open_bytes(resolve(path)) as stream, unpacking(path):
+    with open_bytes(resolve(path)) as stream:
         return sum(1 for _ in stream)
 
 

@@ -20,6 +20,8 @@ from nmt.errors import DataError, ModelError
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
 
+_FEW_TEXTS = 32  # starting threads takes a millisecond, as long as encoding so many
+
 
 class Tokenizer:
     """A loaded SentencePiece model; by itself it is that of both languages."""
@@ -72,6 +74,8 @@ class Tokenizer:
         Raises `DataError` for a text that is none, with half of a surrogate pair in it.
         """
         try:
+            if len(texts) < _FEW_TEXTS:
+                num_threads = 1
             ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
         except TypeError:  # SentencePiece does not name the text
             for number, text in enumerate(texts):

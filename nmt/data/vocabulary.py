@@ -57,10 +57,10 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
         return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
     tgt_path = resolve(config.tokenizer.tgt_model)
     src, tgt = adopt_tokenizer(src_path, src_symbols), adopt_tokenizer(tgt_path, tgt_symbols)
-    names = [" ".join(one.pieces(one.control_ids)) for one in (src, tgt)]
-    if names[0] != names[1]:
+    src_names, tgt_names = (" ".join(one.pieces(one.control_ids)) for one in (src, tgt))
+    if src_names != tgt_names:
         raise ConfigError(
-            f"{src_path} calls its control symbols {names[0]}, {tgt_path} {names[1]}; "
+            f"{src_path} calls its control symbols {src_names}, {tgt_path} {tgt_names}; "
             "take two models with the same names"
         )
     if src.control_ids != tgt.control_ids:
@@ -71,9 +71,9 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target: those of the settings, and the corpora's tags."""
     corpora, own = config.data.corpora.values(), config.tokenizer.symbols
-    src_tags = [corpus.src_tag for corpus in corpora if corpus.src_tag is not None]
-    tgt_tags = [corpus.tgt_tag for corpus in corpora if corpus.tgt_tag is not None]
-    return [*own, *src_tags], [*own, *tgt_tags]
+    tags = [c.src_tag for c in corpora], [c.tgt_tag for c in corpora]
+    src, tgt = ([*own, *(tag for tag in side if tag is not None)] for side in tags)
+    return src, tgt
 
 
 def train_tokenizer(

@@ -127,16 +127,11 @@ class ChunkReader:
         for file in self._files:
             file.close()
 
-    def skip(self, num_pairs: int) -> int:
-        """Pass over pairs and return their number, less than asked for only at the end."""
-        return sum(chunk.num_pairs for chunk in self.read(num_pairs))
-
     def read(self, num_pairs: int = sys.maxsize) -> Iterator[Chunk]:
         """Yield the next `num_pairs` pairs, or all, in chunks of at most `PAIRS_A_CHUNK` pairs and
         `BYTES_A_CHUNK` bytes, but of one pair at least.
 
-        Raises `DataError` for sides of different length, with both counts, and for files that
-        cannot be read.
+        Raises `DataError` for sides of different length and for files that cannot be read.
         """
         while num_pairs > 0 and (source := self._fill()) is not None:
             most = min(num_pairs, PAIRS_A_CHUNK, *(len(file.ends) for file in self._files))

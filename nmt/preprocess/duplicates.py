@@ -53,9 +53,8 @@ def _hash(texts: Sequence[str]) -> Hashes:
 
 
 class HashWriter:
-    """Writes the hashes of one task into `folder`; a context manager.
-
-    A task that is written again, with the same pairs, replaces its files.
+    """Writes the hashes of one task into `folder`, over those of an earlier run; a context
+    manager.
     """
 
     def __init__(self, folder: Path, task: int) -> None:

@@ -75,18 +75,16 @@ class ChunkEncoder:
         config = self._config
         cleaned = clean(item.part.chunk, config, held_out=False)
         drop_by_text(cleaned, config, item.seen)
-        src, tgt = self._encode(cleaned)
+        texts = _tagged(cleaned)
+        src, tgt = self._src.encode(texts[0]), self._tgt.encode(texts[1])
         unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
         keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), unknown, config)
         return self._result(cleaned, src.select(keep), tgt.select(keep))
 
     def encode_held_out(self, cleaned: Cleaned) -> EncodedChunk:
         """Encode clean held-out pairs."""
-        return self._result(cleaned, *self._encode(cleaned))
-
-    def _encode(self, cleaned: Cleaned) -> tuple[Ids, Ids]:
         src, tgt = _tagged(cleaned)
-        return self._src.encode(src), self._tgt.encode(tgt)
+        return self._result(cleaned, self._src.encode(src), self._tgt.encode(tgt))
 
     def _result(self, cleaned: Cleaned, src: Ids, tgt: Ids) -> EncodedChunk:
         texts = (cleaned.src, cleaned.tgt)

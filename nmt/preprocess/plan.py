@@ -1,8 +1,5 @@
 """Reads the whole training corpus once, where that is needed before anything can be encoded: draws
-the sample that the tokenizer is trained on, finds duplicates, counts pairs.
-
-With a given tokenizer and duplicates that stay, nothing is read but, for several machines, to count
-pairs.
+the sample that the tokenizer is trained on, finds duplicates, counts pairs for several machines.
 
 The sample is the same whoever reads which part: each pair has a key that is a hash of the seed, the
 corpus and its number there, and the sample are the pairs with the smallest keys (bottom-k sampling;
@@ -39,6 +36,7 @@ from nmt.progress import Progress
 log = logging.getLogger(__name__)
 _PLAN, _SCANNED = "plan.json", "scanned.json"
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
+Pair = tuple[str, str]
 _SPARE = 1.2  # how far the sample may outgrow its size before it is cut
 
 
@@ -101,20 +99,12 @@ def _sample_paths(folder: Path) -> tuple[Path, Path]:
     return folder / "sample.src", folder / "sample.tgt"
 
 
-@dataclass(frozen=True)
-class _ScannedChunk:
-    """What the plan needs of a chunk."""
-
-    keys: Keys
-    src: list[str]
-    tgt: list[str]
-    rows: Rows
-    hashes: Hashes | None
+_Scanned = tuple[tuple[Keys, list[Pair]], tuple[Hashes, Rows] | None]
 
 
-def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> _ScannedChunk:
-    """Pick candidates for the sample from a chunk, those with keys below a limit, and hash its
-    pairs.
+def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> _Scanned:
+    """Return the candidates for the sample in a chunk, those with keys below a limit; and the
+    hashes of its pairs, with their rows in the task, where duplicates are dropped.
     """
     part, limit = item
     chunk = part.chunk
@@ -123,16 +113,11 @@ def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> 
     numbers = chunk.first_pair + cleaned.rows
     keys = sample_keys(config.seed, part.task.corpus, numbers)
     chosen = np.flatnonzero(keys < limit)
-    hashes = None
-    if drops_duplicates(config):
-        hashes = hash_duplicates(cleaned.src, cleaned.tgt, config.filter.duplicates)
-    return _ScannedChunk(
-        keys[chosen],
-        [cleaned.src[i] for i in chosen.tolist()],
-        [cleaned.tgt[i] for i in chosen.tolist()],
-        cleaned.rows,
-        hashes,
-    )
+    candidates = keys[chosen], [(cleaned.src[i], cleaned.tgt[i]) for i in chosen.tolist()]
+    if not drops_duplicates(config):
+        return candidates, None
+    hashes = hash_duplicates(cleaned.src, cleaned.tgt, config.filter.duplicates)
+    return candidates, (hashes, cleaned.rows + part.rows.start)
 
 
 def _scan(job: Job) -> dict[str, int]:
@@ -149,22 +134,22 @@ def _scan(job: Job) -> dict[str, int]:
     make = partial(partial, _scan_chunk, job.config)
     with (
         reader.progress("plan") as progress,
-        WorkerPool[tuple[TaskChunk, np.uint64], _ScannedChunk](num_workers, make) as pool,
+        WorkerPool[tuple[TaskChunk, np.uint64], _Scanned](num_workers, make) as pool,
     ):
         for task, group in groupby(pool.map(items), key=lambda pair: pair[0][0].task):
             with HashWriter(job.work.hashes, task.order) as hashes:
-                for (part, _), seen in group:
-                    sample.add(seen.keys, seen.src, seen.tgt)
-                    if seen.hashes is not None:
-                        hashes.add(seen.hashes, seen.rows + part.rows.start)
+                for (part, _), (candidates, hashed) in group:
+                    sample.add(*candidates)
+                    if hashed is not None:
+                        hashes.add(*hashed)
                     count_chunk(progress, part)
         progress.finish()
-    sides = sample.take()
-    if tokenizer.model is None and not sides[0]:
+    pairs = sample.take()
+    if tokenizer.model is None and not pairs:
         raise DataError("the training corpus is empty: no pair has text on both sides")
-    for path, lines in zip(_sample_paths(job.work.plan), sides, strict=True):
+    for side, path in enumerate(_sample_paths(job.work.plan)):
         with path.open("w", encoding="utf-8", newline="\n") as stream:
-            stream.writelines(f"{line}\n" for line in lines)
+            stream.writelines(f"{pair[side]}\n" for pair in pairs)
     job.work.write(scanned, reader.num_pairs)
     return reader.num_pairs
 
@@ -198,30 +183,25 @@ class Sample:
     def __init__(self, size: int) -> None:
         self._size = size
         self._keys: Keys = np.empty(0, dtype=np.uint64)
-        self._pairs: list[tuple[str, str]] = []
+        self._pairs: list[Pair] = []
         self.limit = np.uint64(np.iinfo(np.uint64).max if size else 0)
         """Pairs with this key or a larger one need not be added; it falls as the sample fills."""
 
-    def add(self, keys: Keys, src: list[str], tgt: list[str]) -> None:
+    def add(self, keys: Keys, pairs: list[Pair]) -> None:
         """Add pairs with their keys."""
         self._keys = np.concatenate([self._keys, keys])
-        self._pairs.extend(zip(src, tgt, strict=True))
+        self._pairs += pairs
         if len(self._pairs) > _SPARE * self._size + 1000:
-            self._cut()
+            self.take()
 
-    def take(self) -> tuple[list[str], list[str]]:
-        """Return the sampled sources and targets, in the order of adding, and forget them."""
-        self._cut()
-        pairs, self._pairs = self._pairs, []
-        return [src for src, _ in pairs], [tgt for _, tgt in pairs]
-
-    def _cut(self) -> None:
-        if len(self._pairs) <= self._size:
-            return
-        self.limit = np.partition(self._keys, self._size)[self._size]
-        stay = np.flatnonzero(self._keys < self.limit)
-        self._keys = self._keys[stay]
-        self._pairs = [self._pairs[i] for i in stay.tolist()]
+    def take(self) -> list[Pair]:
+        """Return the sampled pairs, in the order of adding."""
+        if len(self._pairs) > self._size:
+            self.limit = np.partition(self._keys, self._size)[self._size]
+            stay = np.flatnonzero(self._keys < self.limit)
+            self._keys = self._keys[stay]
+            self._pairs = [self._pairs[i] for i in stay.tolist()]
+        return self._pairs
 
 
 class TaskReader:
@@ -242,18 +222,17 @@ class TaskReader:
         for corpus, sources in self._job.sources.items():
             numbers: Iterable[int] = count()
             if self._known is not None:
-                wanted = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
-                numbers = range(max((task.number for task in wanted), default=-1) + 1)
+                tasks = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
+                numbers = range(max((task.number for task in tasks), default=-1) + 1)
             num_pairs = 0
             with ChunkReader(sources) as reader:
                 for number in numbers:
                     task = self._job.task(corpus, number)
-                    if is_wanted(task):
-                        for chunk in reader.read(size):
-                            num_pairs += chunk.num_pairs
+                    wanted = is_wanted(task)
+                    for chunk in reader.read(size):
+                        num_pairs += chunk.num_pairs
+                        if wanted:
                             yield TaskChunk(task, chunk, disk_bytes + chunk.disk_bytes)
-                    else:
-                        num_pairs += reader.skip(size)
                     if num_pairs < task.first_pair + size:
                         break
             self.num_pairs[corpus] = self._known[corpus] if self._known else num_pairs

@@ -1,6 +1,5 @@
 """Worker processes that do one kind of work on many items; results come in the order of the items.
-
-No worker outlives the parent, even one that was killed. The pool knows nothing of text.
+No worker outlives the parent, even one that was killed.
 """
 
 from __future__ import annotations
@@ -36,10 +35,7 @@ def count_workers(num_threads: int) -> int:
 
 class WorkerPool(Generic[Item, Result]):
     """At most `num_workers` processes, each with a function of its own that `make` returns there;
-    0 calls it in this process.
-
-    They start as there is work for them. Items, results and `make` must be picklable. Leaving the
-    context ends the processes, whatever they are doing.
+    0 calls it in this process. Leaving the context ends them, whatever they are doing.
     """
 
     def __init__(self, num_workers: int, make: Callable[[], Callable[[Item], Result]]) -> None:
@@ -60,11 +56,10 @@ class WorkerPool(Generic[Item, Result]):
             self._executor.shutdown(cancel_futures=True)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        """Yield each item with its result, in order; an `NmtError` that iterating over `items`
-        raises comes after the results of all items before it.
+        """Yield each item with its result, in order; only a few a worker are under way.
 
-        Only a few items a worker are under way at a time. Raises the exception of the first item
-        that has one, and an `NmtError` where a worker was lost.
+        Raises the exception of the first item that has one, an `NmtError` where a worker was lost,
+        and one of iterating over `items` after the results of all items before it.
         """
         if self._executor is None:
             function = self._make()
@@ -72,10 +67,13 @@ class WorkerPool(Generic[Item, Result]):
             return
         waiting: deque[tuple[Item, Future[Result]]] = deque()
         last_error: NmtError | None = None
+        source = iter(items)
         try:
-            for item in _until_error(items):
-                if isinstance(item, NmtError):
-                    last_error = item
+            while True:
+                try:
+                    item = next(source)
+                except (StopIteration, NmtError) as error:
+                    last_error = error if isinstance(error, NmtError) else None
                     break
                 try:
                     with _interrupts_deferred():  # this may start a process
@@ -99,14 +97,6 @@ class WorkerPool(Generic[Item, Result]):
             ) from None
         if last_error is not None:
             raise last_error
-
-
-def _until_error(items: Iterable[Item]) -> Iterator[Item | NmtError]:
-    """Yield the items, and at last the `NmtError` that ended them, if one did."""
-    try:
-        yield from items
-    except NmtError as error:
-        yield error
 
 
 @contextlib.contextmanager

@@ -3,9 +3,7 @@
 
 A shard is one Arrow file, and the task that writes it reads its pairs from the input itself, so
 that any process on any machine can do it, in any order. It is done when its JSON file is there,
-with the counts of its pairs; written again, it has the same bytes. The data folder is filled in a
-work folder beside its place and renamed into it: an interrupted run leaves none, and the next one
-goes on.
+with the counts of its pairs; written again, it has the same bytes.
 """
 
 from __future__ import annotations
@@ -188,9 +186,8 @@ def _counted(
 def _write_shard(
     job: Job, path: Path | None, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
 ) -> tuple[CorpusResult, ShardFile | None]:
-    """Write encoded pairs to `path`, which is there when they all are; without a pair it is not.
-
-    Without a path they are counted alone.
+    """Write encoded pairs to `path`, which is there when they all are; without a pair it is not,
+    and without a path they are counted alone.
     """
     result = CorpusResult()
     if path is None:
@@ -240,7 +237,22 @@ def _merge(
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
-    _write_folder(job, tokenizers, index, report)
+    folder = job.work.data
+    save_tokenizers(folder, tokenizers)
+    write_json(folder / "report.json", report)
+    (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
+    meta = {
+        **write_index(folder, index),
+        "src_lang": job.config.data.src_lang,
+        "tgt_lang": job.config.data.tgt_lang,
+        "temperature": job.config.data.temperature,
+        "vocab_size": tokenizers.tgt.vocab_size,
+        "tokenizer_sha256": tokenizers.sha256,
+        "max_length": job.config.max_length,
+    }
+    if tokenizers.src_vocab_size is not None:
+        meta["src_vocab_size"] = tokenizers.src_vocab_size
+    write_json(folder / "meta.json", meta)
     return report
 
 
@@ -291,32 +303,7 @@ def _check_kept(job: Job, corpora: Mapping[str, CorpusResult]) -> None:
         )
     percent = 100 * (1 - total.kept / total.read)
     if percent > 100 * _MANY_DROPPED:
-        log.warning(
-            "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
-            percent,
-            dropped[0][0],
-            reasons,
-        )
+        warning = "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)"
+        log.warning(warning, percent, dropped[0][0], reasons)
     elif percent:
         log.info("dropped %.1f %% of the training pairs: %s", percent, reasons)
-
-
-def _write_folder(
-    job: Job, tokenizers: Tokenizers, index: dict[str, list[CorpusIndex]], report: dict[str, Any]
-) -> None:
-    folder, data = job.work.data, job.config.data
-    save_tokenizers(folder, tokenizers)
-    write_json(folder / "report.json", report)
-    (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
-    meta = {
-        **write_index(folder, index),
-        "src_lang": data.src_lang,
-        "tgt_lang": data.tgt_lang,
-        "temperature": data.temperature,
-        "vocab_size": tokenizers.tgt.vocab_size,
-        "tokenizer_sha256": tokenizers.sha256,
-        "max_length": job.config.max_length,
-    }
-    if tokenizers.src_vocab_size is not None:
-        meta["src_vocab_size"] = tokenizers.src_vocab_size
-    write_json(folder / "meta.json", meta)

@@ -4,9 +4,9 @@ report.html show it. docs/formats.md describes the keys.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -19,23 +19,14 @@ from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.statistics import KINDS, NUM_BINS, STRICTNESS, Statistics, bin_starts
+from nmt.preprocess.duplicates import KINDS
+from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Statistics, bin_starts
 
 FORMAT_VERSION = 1
 _MOST_BARS = 50  # of a histogram
 _QUANTILES = {"median": 0.5, "p90": 0.9, "p99": 0.99}
 _STEEP = 3.0  # a pair is steep when one side has more than this many times the other's tokens
 
-# from where on advice is given; shares of all pairs, tokens, characters or held-out rows
-_MOST_DROPPED = 0.05
-_MOST_UNKNOWN = 0.001
-_MOST_BYTES = 0.01
-_MOST_DUPLICATES = {"pairs": 0.1, "sources": 0.3, "targets": 0.3}  # a side has many translations
-_MOST_STEEP = 0.01
-_MOST_RATIO = 2.0
-_MOST_ODD = 0.001
-_MOST_OVERLAP = 0.01  # of sources or targets of a held-out set, which short sentences share
-_MOST_TOKENS_A_WORD = 3.0
 _UNSPACED = {"Han", "Hiragana", "Katakana", "Thai", "Lao", "Khmer", "Myanmar"}
 
 _MOST_SHOWN = 8  # corpora, and pieces of advice, on the terminal
@@ -80,7 +71,14 @@ def build_report(
     `duplicates` is how many training pairs, sources and targets came before (keys as `KINDS`), None
     where nobody counted.
     """
-    report: Report = {}
+    report: Report = {
+        "format_version": FORMAT_VERSION,
+        "src_lang": config.data.src_lang,
+        "tgt_lang": config.data.tgt_lang,
+        "max_length": config.max_length,
+        "duplicates": None if duplicates is None else dict(duplicates),
+        "overlap": {},
+    }
     for split, corpora in splits.items():
         total = CorpusResult()
         for result in corpora.values():
@@ -94,16 +92,11 @@ def build_report(
         report[split]["corpora"] = {name: _summary(result) for name, result in named.items()}
         if split == "train":
             overlaps = total.statistics.overlaps
-            for name, times in _times_an_epoch(named, config).items():
-                report["train"]["corpora"][name]["times"] = times
-    report |= {
-        "format_version": FORMAT_VERSION,
-        "src_lang": config.data.src_lang,
-        "tgt_lang": config.data.tgt_lang,
-        "max_length": config.max_length,
-        "duplicates": None if duplicates is None else dict(duplicates),
-        "overlap": {},
-    }
+            sizes = [result.statistics.num_pairs for result in named.values()]
+            weights = [config.data.corpora[name].weight for name in named]
+            drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
+            for name, number, size in zip(named, drawn, sizes, strict=True):
+                report["train"]["corpora"][name]["times"] = _share(number, size)
     for split in (name for name in splits if name in overlaps):
         overlap = overlaps[split]
         found: Report = {"num_rows": overlap.num_rows, "examples": overlap.examples}
@@ -114,14 +107,18 @@ def build_report(
                 rows, pairs = len(overlap.seen.get(name, ())), overlap.matches[name]
                 found[strictness][kind] = {"held_out_rows": rows, "train_pairs": pairs}
         report["overlap"][split] = found
-    gravest_first = (_advise_drops, _advise_tokens, _advise_characters, _advise_pairs)
-    report["advice"] = [line for part in gravest_first for line in part(report)]
+    report["advice"] = list(_advice(report))
     return report
 
 
 def _summary(result: CorpusResult) -> Report:
     """Describe what was read and kept of a corpus or split."""
     counts, statistics = result.counts, result.statistics
+    starts, (bins, pairs) = bin_starts(), _length_counts(statistics)
+    middle = (starts[:-1] + starts[1:] - 1) // 2  # of each bin
+    middles = [
+        np.minimum(middle[b], s.longest) for b, s in zip(bins, statistics.sides, strict=True)
+    ]
     examples = {
         name: [{k: v for k, v in place._asdict().items() if v is not None} for place in places]
         for name, places in counts.examples.items()
@@ -132,9 +129,9 @@ def _summary(result: CorpusResult) -> Report:
         "dropped": dict(counts.dropped),
         "replaced": dict(counts.replaced),
         "examples": examples,
-        "steep_pairs": _num_steep(statistics),
+        "steep_pairs": int(pairs[np.maximum(*middles) / np.minimum(*middles) > _STEEP].sum()),
     }
-    for (name, _), side in zip(_SIDES, statistics.sides, strict=True):
+    for name, side in zip(("src", "tgt"), statistics.sides, strict=True):
         summary[name] = {
             "tokens": side.num_tokens,
             "words": side.num_words,
@@ -150,30 +147,13 @@ def _summary(result: CorpusResult) -> Report:
     return summary
 
 
-def _arrays(counts: Counter[int]) -> tuple[Ints, Ints]:
-    return np.array([*counts], np.int64), np.array([*counts.values()], np.int64)
-
-
-def _num_steep(statistics: Statistics) -> int:
-    """Count the pairs with a side more than three times as long as the other."""
-    starts, (keys, counts) = bin_starts(), _arrays(statistics.lengths)
-    middles = (starts[:-1] + starts[1:] - 1) // 2
-    src, tgt = (
-        np.minimum(middles[bins], side.longest)
-        for bins, side in zip(np.divmod(keys, NUM_BINS), statistics.sides, strict=True)
-    )
-    steep = np.maximum(src, tgt) / np.minimum(src, tgt) > _STEEP
-    return int(counts[steep].sum())
-
-
 def _lengths(statistics: Statistics, side: int) -> Report:
     """Describe the lengths of one side, EOS included: quantiles, and bars of equal width."""
-    keys, counts = _arrays(statistics.lengths)
-    bins = np.divmod(keys, NUM_BINS)[side]
+    bins, counts = _length_counts(statistics)
     starts = bin_starts()[:-1]
     width = max(1, -(-(statistics.sides[side].longest + 1) // _MOST_BARS))
-    bars = np.bincount(starts[bins] // width, weights=counts).astype(np.int64)
-    sums = np.cumsum(np.bincount(bins, weights=counts, minlength=NUM_BINS).astype(np.int64))
+    bars = np.bincount(starts[bins[side]] // width, weights=counts).astype(np.int64)
+    sums = np.cumsum(np.bincount(bins[side], weights=counts, minlength=NUM_BINS).astype(np.int64))
     quantiles = {
         name: int(starts[np.searchsorted(sums, share * sums[-1])])
         for name, share in _QUANTILES.items()
@@ -181,12 +161,10 @@ def _lengths(statistics: Statistics, side: int) -> Report:
     return quantiles | {"bar_width": width, "bars": bars.tolist()}
 
 
-def _times_an_epoch(corpora: Corpora, config: PreprocessConfig) -> dict[str, float]:
-    """Return how often an epoch draws each pair of a named corpus, as the data folder asks for."""
-    sizes = [result.statistics.num_pairs for result in corpora.values()]
-    weights = [config.data.corpora[name].weight for name in corpora]
-    drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
-    return dict(zip(corpora, map(_share, drawn, sizes), strict=True))
+def _length_counts(statistics: Statistics) -> tuple[tuple[Ints, Ints], Ints]:
+    """Return the bins of source and target lengths that occur together (K,), and how often."""
+    keys = np.array([*statistics.lengths], np.int64)
+    return np.divmod(keys, NUM_BINS), np.array([*statistics.lengths.values()], np.int64)
 
 
 def _share(part: float, whole: float) -> float:
@@ -194,7 +172,47 @@ def _share(part: float, whole: float) -> float:
     return round(part / whole, 6) if whole else 0.0
 
 
-def _advise_drops(report: Report) -> Iterator[str]:
+def _advice(report: Report) -> Iterator[str]:
+    """Yield advice on what looks wrong, the gravest first."""
+    yield from _advice_on_overlap(report)
+    train = report["train"]
+    read, kept, dropped = train["read"], train["kept"], train["read"] - train["kept"]
+    if dropped > 0.05 * read:
+        reason, number = max(train["dropped"].items(), key=lambda item: item[1])
+        yield (
+            f"{dropped / read:.1%} of the training pairs were dropped, most for "
+            f"'{reason}' ({number:,}): look at the examples, fix the input or the filter."
+        )
+    yield from _advice_on_sides(report)
+    for kind, option, most in (
+        ("pairs", "pair", 0.1),
+        ("sources", "src", 0.3),
+        ("targets", "tgt", 0.3),
+    ):
+        number = (report["duplicates"] or {}).get(kind, 0)
+        if number > most * read:
+            yield (
+                f"{number / read:.0%} of the training {kind} came before: "
+                f"filter.duplicates={option} keeps the first of each."
+            )
+            break  # those of one side are more, for the same cause
+    ratio, steep = train["length_ratio"], train["steep_pairs"]
+    if not 0.5 <= ratio <= 2:
+        yield (
+            f"There are {ratio:.2f} target tokens for each source token: check that the sides "
+            "belong together and are not exchanged."
+        )
+    elif steep > 0.01 * kept:
+        yield (
+            f"{steep / kept:.1%} of the training pairs have a side more than three times "
+            "as long as the other: filter.max_ratio=3 drops what is hardly a translation."
+        )
+    corpora = train["corpora"].values()
+    if corpora and not any(corpus["times"] for corpus in corpora):
+        yield "The weights leave no training pair an epoch: give a corpus a larger one."
+
+
+def _advice_on_overlap(report: Report) -> Iterator[str]:
     for name, found in report["overlap"].items():
         size, pairs = found["num_rows"], found["normalised"]["pairs"]["held_out_rows"]
         if pairs:
@@ -206,89 +224,48 @@ def _advise_drops(report: Report) -> Iterator[str]:
             )
         for kind in ("sources", "targets"):
             rows = found["normalised"][kind]["held_out_rows"]
-            if rows > pairs and rows > _MOST_OVERLAP * size:
+            if rows > pairs and rows > 0.01 * size:  # short sentences are often the same
                 yield (
                     f"{rows:,} of {size:,} {name} {kind} ({rows / size:.1%}) are in the training "
                     f"text: state it beside scores, or take these pairs out."
                 )
-    train = report["train"]
-    num_dropped = train["read"] - train["kept"]
-    if num_dropped > _MOST_DROPPED * train["read"]:
-        reason, number = max(train["dropped"].items(), key=lambda item: item[1])
-        yield (
-            f"{num_dropped / train['read']:.1%} of the training pairs were dropped, most for "
-            f"'{reason}' ({number:,}): look at the examples, fix the input or the filter."
-        )
 
 
-def _advise_tokens(report: Report) -> Iterator[str]:
-    for split in filter(report.__contains__, _SPLITS):
-        for key, side in _SIDES:
-            counts = report[split][key]
-            if counts["unknown_share"] > _MOST_UNKNOWN:
-                yield (
-                    f"{counts['unknown_share']:.2%} of the {split} {side} tokens are unknown: set "
-                    "tokenizer.byte_fallback=true, or train the tokenizer on such text."
-                )
-            if counts["byte_share"] > _MOST_BYTES:
-                worst = counts["uncovered"][0] if counts["uncovered"] else None
-                which = (
-                    f"most for {worst['code']} {worst['name']}" if worst else "all of known ones"
-                )
-                yield (
-                    f"{counts['byte_share']:.1%} of the {split} {side} tokens are single bytes, "
-                    f"{which}: raise tokenizer.character_coverage or vocab_size, or train the "
-                    "tokenizer on such text."
-                )
-    for key, side in _SIDES:
-        counts = report["train"][key]
+def _advice_on_sides(report: Report) -> Iterator[str]:
+    """Yield advice on the tokens of each side, then on its words, then on its characters."""
+    for split, (key, side) in product(filter(report.__contains__, _SPLITS), _SIDES):
+        counts = report[split][key]
+        if counts["unknown_share"] > 0.001:
+            yield (
+                f"{counts['unknown_share']:.2%} of the {split} {side} tokens are unknown: set "
+                "tokenizer.byte_fallback=true, or train the tokenizer on such text."
+            )
+        if counts["byte_share"] > 0.01:
+            worst = [f"most for {c['code']} {c['name']}" for c in counts["uncovered"][:1]]
+            yield (
+                f"{counts['byte_share']:.1%} of the {split} {side} tokens are single bytes, "
+                f"{worst[0] if worst else 'all of known ones'}: raise "
+                "tokenizer.character_coverage or vocab_size, or train the tokenizer on such text."
+            )
+    train = [(side, report["train"][key]) for key, side in _SIDES]
+    for side, counts in train:
         scripts = {name for name, share in counts["scripts"].items() if share > 0.2}
-        if not _UNSPACED & scripts and counts["tokens_per_word"] > _MOST_TOKENS_A_WORD:
+        if not _UNSPACED & scripts and counts["tokens_per_word"] > 3:
             yield (
                 f"A {side} word takes {counts['tokens_per_word']:.1f} tokens: raise "
                 "tokenizer.vocab_size, unless words of this language are that long."
             )
-
-
-def _advise_characters(report: Report) -> Iterator[str]:
-    for key, side in _SIDES:
-        counts = report["train"][key]
-        if counts["odd_characters"] > _MOST_ODD * counts["characters"]:
+    for side, counts in train:
+        if counts["odd_characters"] > 0.001 * counts["characters"]:
             first = counts["odd"][0]
-            cure = "filter.max_foreign drops such pairs"
+            fix = "filter.max_foreign drops such pairs"
             if first["why"] != "other script":
-                cure = "the text was decoded or extracted wrongly; make it again from its source"
+                fix = "the text was decoded or extracted wrongly; make it again from its source"
             yield (
                 f"{counts['odd_characters'] / counts['characters']:.2%} of the {side} characters "
                 f"are odd (first {first['code']} {first['name']}, {first['count']:,} times, "
-                f"{first['why']}): {cure}."
+                f"{first['why']}): {fix}."
             )
-
-
-def _advise_pairs(report: Report) -> Iterator[str]:
-    train, size = report["train"], report["train"]["read"]
-    for kind, option in (("pairs", "pair"), ("sources", "src"), ("targets", "tgt")):
-        number = (report["duplicates"] or {}).get(kind, 0)
-        if number > _MOST_DUPLICATES[kind] * size:
-            yield (
-                f"{number / size:.0%} of the training {kind} came before: "
-                f"filter.duplicates={option} keeps the first of each."
-            )
-            break  # those of one side are more, for the same cause
-    ratio, steep = train["length_ratio"], train["steep_pairs"]
-    if not 1 / _MOST_RATIO <= ratio <= _MOST_RATIO:
-        yield (
-            f"There are {ratio:.2f} target tokens for each source token: check that the sides "
-            "belong together and are not exchanged."
-        )
-    elif steep > _MOST_STEEP * train["kept"]:
-        yield (
-            f"{steep / train['kept']:.1%} of the training pairs have a side more than three times "
-            "as long as the other: filter.max_ratio=3 drops what is hardly a translation."
-        )
-    corpora = train["corpora"].values()
-    if corpora and not any(corpus["times"] for corpus in corpora):
-        yield "The weights leave no training pair an epoch: give a corpus a larger one."
 
 
 def report_table(report: Report) -> str:
@@ -315,19 +292,16 @@ def report_table(report: Report) -> str:
     advice = [("!", text) for text in report["advice"][:_MOST_SHOWN]]
     if len(report["advice"]) > _MOST_SHOWN:
         advice.append(("!", f"and {len(report['advice']) - _MOST_SHOWN} more, in report.json"))
-    blocks = [_paragraphs(some) for some in ([*_details(report)], advice) if some]
-    return "\n\n".join([table, *blocks])
-
-
-def _paragraphs(rows: list[tuple[str, str]]) -> str:
-    """Put a name before each text, which is wrapped; a name that comes again is left out."""
-    shown = [
-        ("" if i and name == rows[i - 1][0] != "!" else name, text)
-        for i, (name, text) in enumerate(rows)
-    ]
-    widths = [None, 98 - max(len(name) for name, _ in shown)]
-    text: str = tabulate(shown, tablefmt="plain", maxcolwidths=widths, disable_numparse=True)
-    return text
+    blocks = [table]
+    for lines in filter(None, ([*_details(report)], advice)):
+        names = [name for name, _ in lines]  # one that comes again is left out
+        rows = [
+            ["" if i and name == names[i - 1] != "!" else name, text]
+            for i, (name, text) in enumerate(lines)
+        ]
+        widths = [None, 98 - max(map(len, names))]
+        blocks.append(tabulate(rows, tablefmt="plain", maxcolwidths=widths, disable_numparse=True))
+    return "\n\n".join(blocks)
 
 
 def _details(report: Report) -> Iterator[tuple[str, str]]:

@@ -1,8 +1,6 @@
 """What the report knows of a text, counted a chunk at a time: tokens, words, characters, lengths,
-and the sentences of validation and test sets that are in it.
-
-A `Statistics` is as small for a billion pairs as for a thousand, and those of chunks add up to the
-same however the text was cut. It knows nothing of dropped pairs, and draws no conclusions.
+and the sentences of validation and test sets that are in it. Counts of chunks add up to the same
+however the text was cut.
 """
 
 # N pairs of a chunk, V vocabulary
@@ -18,15 +16,14 @@ import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, Ints, Signatures, normal_form
+from nmt.preprocess.clean import NUM_EXAMPLES
+from nmt.preprocess.duplicates import KINDS
 
 EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
 _BINS_AN_OCTAVE = 16
 NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last begins just below a million tokens
 STRICTNESS = ("exact", "normalised")
-KINDS = ("pairs", "sources", "targets")
-NUM_EXAMPLES = 5
 _PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
-Rows = Iterable[int]
 RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
 FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
@@ -55,7 +52,9 @@ class SplitOverlap:
     seen: dict[str, set[int]] = field(default_factory=dict)  # rows of the split that were matched
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def add(self, name: str, number: int, rows: Rows, examples: list[dict[str, Any]]) -> None:
+    def add(
+        self, name: str, number: int, rows: Iterable[int], examples: list[dict[str, Any]]
+    ) -> None:
         """Count training pairs that match these rows."""
         self.matches[name] += number
         self.seen.setdefault(name, set()).update(rows)
@@ -122,13 +121,7 @@ def _counter(columns: list[list[int]]) -> Counter[int]:
 
 
 class Measurer:
-    """Counts chunks; each process has one.
-
-    Args:
-        src: the tokenizer of the source.
-        tgt: that of the target, which may be the same.
-        held_out: what to look for in the text; None looks for nothing.
-    """
+    """Counts chunks, and looks for held-out lines where they are given; each process has one."""
 
     def __init__(self, src: Tokenizer, tgt: Tokenizer, held_out: HeldOut | None) -> None:
         self._token_kinds = []  # of each side (V,)
@@ -142,13 +135,8 @@ class Measurer:
     def measure(
         self, texts: Texts, encoded: tuple[FlatIds, FlatIds], *, file: str, lines: Ints
     ) -> Statistics:
-        """Count the pairs of a chunk.
-
-        Args:
-            texts: source and target lines (N,) each, without line ends.
-            encoded: of each side all ids, without EOS, and where each line starts (N + 1,).
-            file: where they are from, for examples.
-            lines: their numbers in that file (N,).
+        """Count the pairs of a chunk: its lines (N,) of `file` with these numbers (N,), and of each
+        side all ids, without EOS, and where each line starts (N + 1,).
         """
         statistics = Statistics(num_pairs=len(texts[0]))
         if statistics.num_pairs == 0:
@@ -173,13 +161,8 @@ class Measurer:
 
 class HeldOut:
     """The lines of the held-out splits, by text: finds them in training text, the same to the byte,
-    or the same but for case, punctuation and spaces.
-
-    Signatures of whole chunks pick the few lines that may match; only these are compared one by
-    one.
-
-    Args:
-        splits: source and target lines, cleaned, of each split.
+    or the same but for case, punctuation and spaces. Signatures of whole chunks pick the few lines
+    that may match; only these are compared one by one.
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
@@ -187,7 +170,7 @@ class HeldOut:
         self._rows: dict[tuple[str, str], list[RowsByText]] = {}  # by split, strictness and side
         for split, sides in splits.items():
             self._rows[split, "exact"] = [_rows_by_text(lines) for lines in sides]
-            forms = [_rows_by_text([*map(normal_form, lines)]) for lines in sides]
+            forms = [_rows_by_text(map(normal_form, lines)) for lines in sides]
             for rows in forms:
                 rows.pop("", None)  # lines of punctuation alone are only the same when exact
             self._rows[split, "normalised"] = forms
@@ -199,14 +182,7 @@ class HeldOut:
     def find(
         self, texts: Texts, signatures: tuple[Signatures, Signatures], *, file: str, lines: Ints
     ) -> dict[str, SplitOverlap]:
-        """Look for the pairs of a chunk in every split.
-
-        Args:
-            texts: source and target (N,) each.
-            signatures: of these lines.
-            file: where they are from.
-            lines: their numbers there (N,).
-        """
+        """Look for the pairs of a chunk in every split; see `Measurer.measure`."""
         found = {split: SplitOverlap(size) for split, size in self._sizes.items()}
         may_match = np.zeros(len(lines), dtype=bool)  # (N,)
         for known, mine in zip(self._signatures, signatures, strict=True):
@@ -230,7 +206,7 @@ class HeldOut:
         return found
 
 
-def _rows_by_text(texts: Sequence[str]) -> RowsByText:
+def _rows_by_text(texts: Iterable[str]) -> RowsByText:
     rows: RowsByText = {}
     for row, text in enumerate(texts):
         rows.setdefault(text, set()).add(row)

@@ -1,7 +1,5 @@
-"""A run of preprocessing and the work folder of the data folder that it makes.
-
-It stands beside the data folder, as `.NAME.work`, and becomes it at the end. What is in it was
-written whole or carries a name that ends in .tmp. Nothing here knows what the files mean.
+"""A run of preprocessing and its work folder, `.NAME.work` beside the data folder that it becomes.
+What is in it was written whole or carries a name that ends in .tmp.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import is_foreign, replace_file, share_files, sync, sync_tree, write_json
+from nmt.files import is_foreign, replace_file, share_and_sync, sync, write_json
 from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
@@ -135,8 +133,7 @@ class Workspace:
 
     def finish(self) -> None:
         """Put the data folder in its place; the old one goes, and the work folder."""
-        share_files(self.data)
-        sync_tree(self.data)
+        share_and_sync(self.data)
         if self.place.exists():
             os.rename(self.place, self.old)
         os.rename(self.data, self.place)
@@ -163,10 +160,15 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
         raise NmtError(f"{place} exists and holds no {MARKER} of nmt; choose another folder")
     folder = place.with_name(f".{place.name}.work")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
-    if part is None:
-        _make(folder, place)
-    elif not folder.is_dir():
+    if part is not None and not folder.is_dir():
         raise ConfigError(_NO_PLAN.format(place))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for path in (folder, place):
+            if path.exists() and not os.access(path, os.W_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+    except OSError as error:
+        raise NmtError(f"{place} cannot be written: {error.strerror}; choose another") from None
     try:
         with _locked(folder, part):
             work = Workspace(folder, place)
@@ -193,16 +195,6 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
         for parent in new_parents:  # those that stayed empty go again
             with contextlib.suppress(OSError):
                 parent.rmdir()
-
-
-def _make(folder: Path, place: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (folder, place):
-            if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise NmtError(f"{place} cannot be written: {error.strerror}; choose another") from None
 
 
 @contextlib.contextmanager

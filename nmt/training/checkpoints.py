@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
@@ -31,8 +31,6 @@ from nmt.files import remove_folder, remove_leftovers, replace_file, replace_lin
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # 1 had the state of the generators and no `world_size`
 FILE = "trainer.pt"
-# what a full disk or a read-only folder raises: Python's files, safetensors', torch's
-WRITE_ERRORS = (OSError, safetensors.SafetensorError, RuntimeError, NmtError)
 _LOCK_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
 
 
@@ -86,11 +84,6 @@ class TrainerState:
         """How far the run is; two states of the weights or of the data differ in it."""
         return self.update, self.epoch, self.update_in_epoch
 
-    @property
-    def best_updates(self) -> list[int]:
-        """The updates with the best scores, best first."""
-        return [update for _, update in self.best]
-
 
 def seed_update(seed: int, state: TrainerState, rank: int) -> None:
     """Seed the dropout of one update on one rank, whatever was drawn before."""
@@ -100,11 +93,8 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
 
 def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[str, Any]:
     """Return what must not change between the parts of one run, as flat names and primitives."""
-    flat: dict[str, Any] = {
-        "data": meta["data_sha256"][:16],
-        "tokenizer": meta["tokenizer_sha256"][:16],
-        "mix": str(mix),
-    }
+    flat: dict[str, Any] = {name: meta[f"{name}_sha256"][:16] for name in ("data", "tokenizer")}
+    flat["mix"] = str(mix)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from"
     names += " max_updates" if config.optimizer.schedule is Schedule.cosine else ""
     flat |= {name: getattr(config, name) for name in names.split()}
@@ -149,13 +139,11 @@ def load_state(folder: Path) -> dict[str, Any]:
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
-        raise ModelError(
-            f"{path} does not exist; the folder is no checkpoint to go on from"
-        ) from None
+        message = f"{path} does not exist; the folder is no checkpoint to go on from"
+        raise ModelError(message) from None
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
-        raise ModelError(
-            f"{path} is damaged; remove {folder} to go on from the one before"
-        ) from None
+        message = f"{path} is damaged; remove {folder} to go on from the one before"
+        raise ModelError(message) from None
     version = content["format_version"]
     if version > FORMAT_VERSION:
         raise ModelError(
@@ -196,22 +184,17 @@ class Saver:
         self.keep_last = keep_last
         self.failure: str | None = None  # of the newest checkpoint
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
-        self._pending: Future[None] | None = None
+        self._pending: Future[None] = self._thread.submit(lambda: None)
 
     def save(
-        self,
-        weights: dict[str, Tensor],
-        info: checkpoint.ModelInfo,
-        tokenizer: Tokenizers,
-        *,
-        training: dict[str, Any],
-        best: Iterable[int],
-    ) -> None:
+        self, weights: dict[str, Tensor], info: checkpoint.ModelInfo, tokenizer: Tokenizers, *,
+        training: dict[str, Any], best: list[int],
+    ) -> None:  # fmt: skip
         """Begin to write `weights` and the content of `trainer.pt`, after the checkpoint before.
 
         Then older checkpoints are removed, but for the newest and those of the updates `best`.
         """
-        self._wait()
+        self._pending.result()
         folder = checkpoint.checkpoint_dir(self.run_dir, info.updates)
         weights, training = to_host(weights), to_host(training)
         content = {"format_version": FORMAT_VERSION, **training}
@@ -228,7 +211,7 @@ class Saver:
 
     def mark_best(self, best: list[int]) -> None:
         """Link `best` to the first of these updates, and keep the checkpoints of them all."""
-        self._wait()
+        self._pending.result()
         folder = checkpoint.checkpoint_dir(self.run_dir, best[0])
 
         def mark() -> None:
@@ -240,21 +223,16 @@ class Saver:
 
     def finish(self) -> None:
         """Wait for what is being written; raise an `NmtError` when the last checkpoint failed."""
-        self._wait()
+        self._pending.result()
         self._thread.shutdown()
         if self.failure is not None:
             raise NmtError(f"{self.failure}; free space or permissions, then start it again")
-
-    def _wait(self) -> None:
-        if self._pending is not None:
-            self._pending.result()
-            self._pending = None
 
     def _try(self, task: Callable[[], None], update: int | None) -> None:
         failure = None
         try:
             task()
-        except WRITE_ERRORS as error:
+        except (OSError, safetensors.SafetensorError, RuntimeError, NmtError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
             newest = checkpoint.list_checkpoints(self.run_dir)
             good = f"{newest[-1].name} is the newest" if newest else "there is none before it"
@@ -264,7 +242,7 @@ class Saver:
         if update is not None:
             self.failure = failure
 
-    def _remove_old(self, best: Iterable[int]) -> None:
+    def _remove_old(self, best: list[int]) -> None:
         keep = {checkpoint.checkpoint_dir(self.run_dir, update) for update in best}
         folders = checkpoint.list_checkpoints(self.run_dir)
         good = [f for f in folders if checkpoint.checkpoint_update(f) <= self.update]

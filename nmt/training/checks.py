@@ -38,16 +38,10 @@ _MESSAGES = (
 
 
 def preflight(
-    run: Callable[[Rows], None],
-    lengths: Lengths,
-    max_tokens: int,
-    *,
-    device: torch.device,
-    ballast_bytes: int,
-    remedy: str,
-) -> int:
-    """Run the largest batches before the first update; return the peak memory in bytes
-    (`peak_memory_bytes`).
+    run: Callable[[Rows], None], lengths: Lengths, max_tokens: int, *,
+    device: torch.device, ballast_bytes: int, remedy: str,
+) -> int:  # fmt: skip
+    """Run the largest batches before the first update; return the `peak_memory_bytes`.
 
     Args:
         run: runs the pairs given forward and backward. Gradients stay, as they do between the
@@ -61,7 +55,23 @@ def preflight(
     """
 
     def fits(tokens: int) -> bool:
-        return _fits(run, largest_batches(lengths, tokens), device, ballast_bytes)
+        batches = largest_batches(lengths, tokens)
+        failed = False
+        try:
+            # written to, since an operating system does not allocate it before
+            ballast = torch.ones(ballast_bytes, dtype=torch.uint8, device=device)
+            for rows in [*batches, batches[0]]:  # when gradients of others are there
+                run(rows)
+            del ballast
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            failed = True
+        if failed:
+            gc.collect()  # only here, where the error no longer holds the tensors of its frames
+        if device.type == "cuda":
+            torch.cuda.empty_cache()
+        return not failed
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -95,28 +105,6 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
-
-
-def _fits(
-    run: Callable[[Rows], None], batches: list[Rows], device: torch.device, ballast_bytes: int
-) -> bool:
-    """Run the batches, the first once more at the end, when gradients of others are there."""
-    failed = False
-    try:
-        # written to, since an operating system does not allocate it before
-        ballast = torch.ones(ballast_bytes, dtype=torch.uint8, device=device)
-        for rows in [*batches, batches[0]]:
-            run(rows)
-        del ballast
-    except (RuntimeError, MemoryError) as error:
-        if not is_out_of_memory(error):
-            raise
-        failed = True
-    if failed:
-        gc.collect()  # only here, where the error no longer holds the tensors of its frames
-    if device.type == "cuda":
-        torch.cuda.empty_cache()
-    return not failed
 
 
 def _most_tokens(fits: Callable[[int], bool], fewest: int, too_many: int) -> int | None:

@@ -58,27 +58,21 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
 def source_shapes(config: ModelConfig) -> Counter[Shape]:
     """Return the weight matrices that a source token is multiplied by, with their numbers."""
     d, e, layers = config.d_model, config.d_ff, config.num_encoder_layers
-    counts = Counter({(d, 3 * d): layers}) + Counter({(d, d): layers})
-    counts += Counter({(d, e): layers}) + Counter({(e, d): layers})
+    counts = Counter([(d, 3 * d), (d, d), (d, e), (e, d)] * layers)
     return counts + Counter({(d, 2 * d): config.num_decoder_layers})  # its keys and values
 
 
 def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     """Return the weight matrices that a target token is multiplied by, with their numbers."""
     d, e, layers = config.d_model, config.d_ff, config.num_decoder_layers
-    counts = Counter({(d, 3 * d): layers}) + Counter({(d, d): 3 * layers})
-    counts += Counter({(d, e): layers}) + Counter({(e, d): layers})
+    counts = Counter([(d, 3 * d), *[(d, d)] * 3, (d, e), (e, d)] * layers)
     return counts + Counter({(d, vocab_size): 1})
 
 
 def matmul_rate(
-    device: torch.device,
-    dtype: torch.dtype,
-    config: ModelConfig,
-    *,
-    vocab_size: int,
-    num_tokens: int,
-) -> float:
+    device: torch.device, dtype: torch.dtype, config: ModelConfig, *,
+    vocab_size: int, num_tokens: int,
+) -> float:  # fmt: skip
     """Measure the operations a second of `device` in the matrix multiplications of training.
 
     Each weight matrix of the model is timed with `num_tokens` rows (fewer on a CPU), forward and
@@ -130,10 +124,8 @@ def synchronize(device: torch.device) -> None:
 class Pace:
     """What the measured updates took, over all ranks."""
 
-    num_updates: int
+    updates: Sequence[Update]
     seconds: float
-    num_tokens: int  # target
-    num_src_tokens: int
     flops: float  # of the model, for real tokens
 
 
@@ -143,34 +135,22 @@ def measure_pace(step: Callable[[Update], float], updates: Sequence[Update]) -> 
     `step` makes one update and returns its operations over all ranks, when its work is done. The
     first update warms up libraries; one that takes all the time by itself is measured nevertheless.
     """
-    first = _timed(step, [updates[0]])
+
+    def timed(some: Sequence[Update]) -> Pace:
+        start = time.perf_counter()
+        flops = sum(step(update) for update in some)
+        return Pace(some, time.perf_counter() - start, flops)
+
+    first = timed([updates[0]])
     # the clocks of the ranks differ
     count = from_main(min(_MOST_UPDATES, int(PACE_SECONDS / first.seconds)))
-    return _timed(step, list(islice(cycle(updates), 1, 1 + count))) if count else first
-
-
-def _timed(step: Callable[[Update], float], updates: Sequence[Update]) -> Pace:
-    start = time.perf_counter()
-    flops = sum(step(update) for update in updates)
-    return Pace(
-        num_updates=len(updates),
-        seconds=time.perf_counter() - start,
-        num_tokens=sum(update.num_tokens for update in updates),
-        num_src_tokens=sum(update.num_src_tokens for update in updates),
-        flops=flops,
-    )
+    return timed(list(islice(cycle(updates), 1, 1 + count))) if count else first
 
 
 def report(
-    updates: Updates,
-    lengths: Lengths,
-    pace: Pace,
-    *,
-    num_updates: int,
-    memory: str,
-    flops_per_second: float,
-    now: datetime,
-) -> str:
+    updates: Updates, lengths: Lengths, pace: Pace, *,
+    num_updates: int, memory: str, flops_per_second: float, now: datetime,
+) -> str:  # fmt: skip
     """Return the output of a dry run.
 
     Args:
@@ -184,11 +164,10 @@ def report(
     """
     planned = updates.pool_of(0)
     batches = [rows for update in planned for rows in update.batches]
-    num_tokens = sum(update.num_tokens for update in planned)
-    num_both = num_tokens + sum(update.num_src_tokens for update in planned)
-    update_seconds = (
-        num_both / len(planned) * pace.seconds / (pace.num_tokens + pace.num_src_tokens)
-    )
+    num_tokens, num_src_tokens = _count(planned)
+    tgt_tokens, src_tokens = _count(pace.updates)
+    per_token = pace.seconds / (tgt_tokens + src_tokens)
+    update_seconds = (num_tokens + num_src_tokens) / len(planned) * per_token
     minutes = round(num_updates * update_seconds / 60)
     end = now + timedelta(seconds=num_updates * update_seconds)
     lines = {
@@ -198,9 +177,9 @@ def report(
         f"{padding_share(lengths, batches):.1%} padding; "
         f"{num_updates:,} updates are {num_updates / len(updates):,.1f} epochs",
         "memory": memory,
-        "speed": f"{pace.num_src_tokens / pace.seconds:,.0f} source and "
-        f"{pace.num_tokens / pace.seconds:,.0f} target tokens a second; "
-        f"{update_seconds:.3g} seconds an update (from {pace.num_updates}); "
+        "speed": f"{src_tokens / pace.seconds:,.0f} source and "
+        f"{tgt_tokens / pace.seconds:,.0f} target tokens a second; "
+        f"{update_seconds:.3g} seconds an update (from {len(pace.updates)}); "
         f"{pace.flops / pace.seconds / 1e9:,.0f} GFLOP/s of the model, "
         f"{pace.flops / pace.seconds / flops_per_second:.0%} of the peak of its matrix "
         "multiplications",
@@ -208,3 +187,7 @@ def report(
         f"checkpoints; begun now, it ends {end:%Y-%m-%d %H:%M}",
     }
     return "\n".join(f"{name:<8}{text}" for name, text in lines.items())
+
+
+def _count(updates: Sequence[Update]) -> tuple[int, int]:
+    return sum(u.num_tokens for u in updates), sum(u.num_src_tokens for u in updates)

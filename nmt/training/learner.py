@@ -64,7 +64,7 @@ class Learner:
     ) -> None:  # fmt: skip
         self.config, self.world, self.device = config, world, device
         self.data, self.tokenizer = data, tokenizer
-        self.lengths: Lengths = data.lengths()
+        self.lengths: Lengths = data.lengths
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.dtype = find_dtype(config.dtype, device)
@@ -80,10 +80,9 @@ class Learner:
         self.model = accelerate(model.to(device))
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
+        compiler = make_compiler(config.compile, device)
         self.objective: nn.Module = Objective(
-            self.model,
-            smoothing=config.label_smoothing,
-            compiler=make_compiler(config.compile, device),
+            self.model, smoothing=config.label_smoothing, compiler=compiler
         )
 
     # --- weights
@@ -121,13 +120,9 @@ class Learner:
     # --- an update
 
     def update(
-        self,
-        update: Update,
-        batches: list[list[Batch]],
-        learning_rate: float,
-        *,
+        self, update: Update, batches: list[list[Batch]], learning_rate: float, *,
         is_stop_asked: bool,
-    ) -> Outcome:
+    ) -> Outcome:  # fmt: skip
         """Change the weights once, unless loss or gradient are not finite; `batches` are those that
         `make_batches` returns.
 
@@ -263,11 +258,6 @@ class Learner:
 
     def measure_rate(self) -> float:
         """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""
-        rate = matmul_rate(
-            self.device,
-            self.dtype,
-            self.config.model,
-            vocab_size=self.tokenizer.tgt.vocab_size,
-            num_tokens=self.config.max_tokens,
-        )
+        sizes = {"vocab_size": self.tokenizer.tgt.vocab_size, "num_tokens": self.config.max_tokens}
+        rate = matmul_rate(self.device, self.dtype, self.config.model, **sizes)
         return sum_over_ranks(torch.tensor([rate], device=self.device))[0]

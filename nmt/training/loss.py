@@ -97,13 +97,9 @@ def softmax_at_once(
 
 
 def smoothed_cross_entropy(
-    hidden: Tensor,
-    weight: Tensor,
-    targets: Tensor,
-    *,
-    smoothing: float,
-    softmax: Softmax = softmax_in_place,
-) -> tuple[Tensor, Tensor]:
+    hidden: Tensor, weight: Tensor, targets: Tensor, *,
+    smoothing: float, softmax: Softmax = softmax_in_place,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (loss_sum, nll_sum) over target tokens.
 
     Args:
@@ -111,7 +107,6 @@ def smoothed_cross_entropy(
         weight: of the output layer (V, D).
         targets: wanted ids (N,), none of them padding.
         smoothing: eps of the definition above.
-        softmax: what computes loss and gradient of logits.
 
     `nll_sum` is not smoothed: perplexity = exp(nll_sum / N). Both are in nats and float32.
     """
@@ -138,10 +133,7 @@ class Objective(nn.Module):
         """Return (loss_sum, nll_sum) over the real target tokens, in nats."""
         hidden = self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
         real = slice(batch.num_tokens)  # padding comes last
+        weight, tgt_out = self.model.embedding.weight, batch.tgt_out[real]
         return smoothed_cross_entropy(
-            hidden[real],
-            self.model.embedding.weight,
-            batch.tgt_out[real],
-            smoothing=self.smoothing,
-            softmax=self.softmax,
+            hidden[real], weight, tgt_out, smoothing=self.smoothing, softmax=self.softmax
         )

@@ -1,6 +1,4 @@
-"""Where the figures of a run go: `metrics.jsonl`, TensorBoard where it is installed, and the
-terminal.
-"""
+"""Where the figures of a run go: `metrics.jsonl`, TensorBoard if installed, the terminal."""
 
 from __future__ import annotations
 
@@ -14,6 +12,7 @@ from typing import Any
 from nmt.data.batching import Update
 from nmt.files import replace_file
 from nmt.progress import Progress
+from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Outcome
 
 log = logging.getLogger(__name__)
@@ -24,21 +23,8 @@ class Meter:
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
-        self.loss_sum = self.nll_sum = self.num_positions = self.flops = 0.0
-        self.num_tokens = self.num_src_tokens = 0
-
-    def add(self, outcome: Outcome, update: Update) -> None:
-        """Count an update."""
-        self.loss_sum += outcome.loss_sum
-        self.nll_sum += outcome.nll_sum
-        self.num_tokens += update.num_tokens
-        self.num_src_tokens += update.num_src_tokens
-        self.num_positions += outcome.num_positions
-        self.flops += outcome.flops
-
-    def pause(self, seconds: float) -> None:
-        """Leave out so many seconds, in which something else was done."""
-        self.start_seconds += seconds
+        self.outcomes: list[Outcome] = []
+        self.updates: list[Update] = []
 
     def record(self, *, flops_per_second: float) -> dict[str, Any]:
         """Return the means since the start, in nats a target token and tokens a second.
@@ -46,15 +32,17 @@ class Meter:
         `flops_per_second` is the peak throughput of all devices: utilisation is relative to it.
         """
         seconds = time.perf_counter() - self.start_seconds
-        real = self.num_tokens + self.num_src_tokens
+        num_tokens = sum(update.num_tokens for update in self.updates)
+        real = num_tokens + sum(update.num_src_tokens for update in self.updates)
+        flops = sum(outcome.flops for outcome in self.outcomes)
         return {
-            "loss": self.loss_sum / self.num_tokens,
-            "nll": self.nll_sum / self.num_tokens,
-            "target_tokens_per_second": self.num_tokens / seconds,
+            "loss": sum(outcome.loss_sum for outcome in self.outcomes) / num_tokens,
+            "nll": sum(outcome.nll_sum for outcome in self.outcomes) / num_tokens,
+            "target_tokens_per_second": num_tokens / seconds,
             "tokens_per_second": real / seconds,
-            "padding_share": 1 - real / self.num_positions,
-            "model_flops_per_second": self.flops / seconds,
-            "model_flops_utilisation": self.flops / seconds / flops_per_second,
+            "padding_share": 1 - real / sum(outcome.num_positions for outcome in self.outcomes),
+            "model_flops_per_second": flops / seconds,
+            "model_flops_utilisation": flops / seconds / flops_per_second,
         }
 
 
@@ -66,21 +54,23 @@ class RunLog:
     """
 
     def __init__(
-        self, run_dir: Path, *, update: int, max_updates: int, is_validated: bool, is_main: bool
+        self, run_dir: Path, state: TrainerState, max_updates: int, *, is_main: bool
     ) -> None:
-        """Open the log of a run that goes on after `update`; later lines of an interrupted run are
-        removed.
-        """
+        """Open the log of a run that goes on from `state`; remove later lines."""
         self.is_main = is_main
         self.lost_validation = False
         if not is_main:
             return
         self._path = run_dir / "metrics.jsonl"
         if self._path.exists():
-            self.lost_validation = _truncate(self._path, update, is_validated=is_validated)
+            self.lost_validation = _truncate(self._path, state)
         self._file = self._path.open("ab", buffering=0)
-        self._board = _open_tensorboard(run_dir / "tensorboard", update)
-        self._progress = Progress("train", "updates", total=max_updates, done=update)
+        self._board: Any = None
+        with contextlib.suppress(ImportError):  # the extra "tensorboard"
+            from torch.utils.tensorboard import SummaryWriter
+
+            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=state.update + 1)
+        self._progress = Progress("train", "updates", total=max_updates, done=state.update)
 
     def advance(self) -> None:
         """Count one update."""
@@ -127,30 +117,23 @@ class RunLog:
                     self._board.close()
 
 
-def _truncate(path: Path, update: int, *, is_validated: bool) -> bool:
-    """Remove what was logged after `update`, and its validation; return whether there was one.
+def _truncate(path: Path, state: TrainerState) -> bool:
+    """Remove what was logged after an update, and its validation; return whether there was one.
 
     A checkpoint is older than the validation of its update, which must therefore be done again,
     unless the checkpoint says that it is validated.
     """
-    records = []
+    records, update, is_validated = [], state.update, state.validated == state.update
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         with contextlib.suppress(ValueError):  # a line that a kill or a full disk cut
             record = json.loads(line)
             if isinstance(record, dict) and "update" in record:
                 records.append(record)
-    undone = [r for r in records if r["update"] == update and "valid_loss" in r]
-    undone = [] if is_validated else undone
+    undone = [
+        r for r in records if r["update"] == update and "valid_loss" in r and not is_validated
+    ]
     kept = [r for r in records if r["update"] <= update and r not in undone]
     with replace_file(path) as temporary:
         text = "".join(json.dumps(record) + "\n" for record in kept)
         temporary.write_text(text, encoding="utf-8", newline="\n")
     return bool(undone)
-
-
-def _open_tensorboard(folder: Path, update: int) -> Any:
-    try:
-        from torch.utils.tensorboard import SummaryWriter  # the extra "tensorboard"
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder), purge_step=update + 1)

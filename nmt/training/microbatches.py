@@ -64,10 +64,8 @@ def make_batch(
     src_lengths = [len(row) + 1 for row in sources]
     tgt_lengths = [len(row) + 1 for row in targets]
     num_src_tokens, num_tokens = sum(src_lengths), sum(tgt_lengths)
-    src_padding = tgt_padding = 0
-    if round_to > 1:
-        src_padding = round_to - num_src_tokens % round_to
-        tgt_padding = round_to - num_tokens % round_to
+    src_padding = round_to - num_src_tokens % round_to if round_to > 1 else 0
+    tgt_padding = round_to - num_tokens % round_to if round_to > 1 else 0
     # padding becomes sentences that are no longer than the real ones, equally many on both sides
     cuts = _cut(src_padding, max(src_lengths)), _cut(tgt_padding, max(tgt_lengths))
     for src_length, tgt_length in itertools.zip_longest(*cuts, fillvalue=0):

@@ -9,7 +9,7 @@ import torch
 from nmt.config import TrainConfig, resolve
 from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
-from nmt.data.binary import open_split, read_meta
+from nmt.data.binary import ParallelData, read_meta
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
@@ -33,11 +33,11 @@ class Setup:
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
         self.tokenizer = load_tokenizers(data_dir, self.meta["tokenizer_sha256"])
-        data = open_split(data_dir, "train")
+        data = ParallelData(data_dir, "train")
         self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
         temperature = config.mix_temperature or self.meta.get("temperature", 1.0)
         self.sampler = TokenBatchSampler(
-            data.lengths(),
+            data.lengths,
             config.max_tokens,
             tokens_per_update=config.tokens_per_update,
             seed=config.seed,
@@ -64,59 +64,48 @@ class Setup:
         state = TrainerState(**found["state"])
         self.learner.load_state_dict(found["learner"], found["weights"])
         log.info("go on after update %d, from %s", state.update, found["folder"])
-        before = found.get("world_size", 1)
-        if before != self.world.size:
-            log.info(
-                "%d processes before, %d now: no pair is repeated or left out, but dropout and "
-                "rounding differ from a run that kept their number",
-                before,
-                self.world.size,
-            )
+        before, now = found.get("world_size", 1), self.world.size
+        if before != now:
+            text = "%d processes before, %d now: no pair is repeated or left out, but dropout and "
+            log.info(text + "rounding differ from a run that kept their number", before, now)
         return state
 
     def try_largest(self, planned: list[Update]) -> int:
         """Run the largest batches; return the peak memory in bytes, or raise a `ConfigError`."""
         # of batches that ranks share, this rank has parts, which other epochs cut elsewhere
-        costs = [batch_cost(self.sampler.lengths[r]) for u in planned for r in u.batches]
-        most = max(self.sampler.longest, int(1.1 * max(costs, default=0)))
-        rows = self.sampler.rows_to_try()
-        return self.learner.try_largest(rows, min(self.sampler.max_tokens, most))
+        sampler = self.sampler
+        costs = [batch_cost(sampler.lengths[rows]) for u in planned for rows in u.batches]
+        most = max(sampler.longest, int(1.1 * max(costs, default=0)))
+        return self.learner.try_largest(sampler.rows_to_try(), min(sampler.max_tokens, most))
 
     def describe(self, state: TrainerState) -> None:
         """Log the plan of an epoch, over the updates that are planned already, and the model; check
         that the largest batches fit.
         """
-        updates = self.sampler.updates(state.epoch)
+        updates, lengths = self.sampler.updates(state.epoch), self.sampler.lengths
         planned = updates.pool_of(state.update_in_epoch)
         batches = [rows for update in planned for rows in update.batches]
-        num_tokens = sum(update.num_tokens for update in planned)
-        a_batch = sum(int(self.sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
+        an_update = sum(update.num_tokens for update in planned) / len(planned)
+        a_batch = sum(int(lengths[rows, 1].sum()) for rows in batches) / len(batches)
+        padding = 100 * padding_share(lengths, batches)
         log.info(
-            "%d pairs; %d updates an epoch; %.1f %% padding",
-            updates.num_pairs,
-            len(updates),
-            100 * padding_share(self.sampler.lengths, batches),
+            f"{updates.num_pairs} pairs; {len(updates)} updates an epoch; {padding:.1f} % padding"
         )
+        size = self.world.size
         log.info(
-            "%.0f target tokens an update = %.0f a batch x %.1f batches x %d %s",
-            num_tokens / len(planned),
-            a_batch,
-            num_tokens / len(planned) / a_batch / self.world.size,
-            self.world.size,
-            "process" if self.world.size == 1 else "processes",
+            f"{an_update:.0f} target tokens an update = {a_batch:.0f} a batch x "
+            f"{an_update / a_batch / size:.1f} batches x {size} "
+            f"{'process' if size == 1 else 'processes'}"
         )
         src_size, sizes = self.tokenizer.src_vocab_size, str(self.tokenizer.tgt.vocab_size)
         if src_size is not None:
             sizes = f"{src_size} of the source and {sizes} of the target"
         warmup_steps = self.config.optimizer.warmup_steps
+        dtype = str(self.learner.dtype).removeprefix("torch.")
         log.info(
-            "%d parameters, vocabulary %s, %s, %s; learning rate %.3e at its peak, update %d",
-            num_parameters(self.learner.model),
-            sizes,
-            self.learner.device,
-            str(self.learner.dtype).removeprefix("torch."),
-            learning_rate(warmup_steps, self.config),
-            warmup_steps,
+            f"{num_parameters(self.learner.model)} parameters, vocabulary {sizes}, "
+            f"{self.learner.device}, {dtype}; learning rate "
+            f"{learning_rate(warmup_steps, self.config):.3e} at its peak, update {warmup_steps}"
         )
         log.info("an epoch draws %s", self.sampler.mix)
         peak_bytes = self.try_largest(planned)

@@ -51,9 +51,8 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         stack.enter_context(setup.learner.connected())
         run = TrainingRun(setup, state, stop)
         stack.callback(run.log.close)
-        if run.lacks_validation():
-            run.validate()
-        while not run.is_over():
+        run.validate_late()
+        while not (run.is_stopped or run.is_complete()):
             run.train_epoch()
         run.finish()
     return state.update
@@ -104,13 +103,7 @@ class TrainingRun:
         else:
             setup.describe(state)
         self.flops_per_second = self.learner.measure_rate()
-        self.log = RunLog(
-            setup.run_dir,
-            update=state.update,
-            max_updates=config.max_updates,
-            is_validated=state.validated == state.update,
-            is_main=world.is_main,
-        )
+        self.log = RunLog(setup.run_dir, state, config.max_updates, is_main=world.is_main)
         self.saver: Saver | None = None  # on rank 0
         if world.is_main:
             self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
@@ -120,22 +113,18 @@ class TrainingRun:
         no_patience = 0 < self.config.patience <= self.state.bad_validations
         return no_patience or self.state.update >= self.config.max_updates
 
-    def is_over(self) -> bool:
-        """Whether no further update is to be made."""
-        return self.is_stopped or self.is_complete()
-
     def is_due(self, every_updates: int) -> bool:
         """Whether something done so often, and at the end, is to be done after this update."""
         is_last = self.state.update == self.config.max_updates
         return is_last or self.state.update % every_updates == 0
 
-    def lacks_validation(self) -> bool:
-        """Whether the newest checkpoint was saved, but not validated any more."""
+    def validate_late(self) -> None:
+        """Validate the newest checkpoint if it was saved, but not validated any more."""
         if self.state.update == self.state.validated:
-            return False
-        return from_main(
-            self.is_due(self.config.validate_every_updates) or self.log.lost_validation
-        )
+            return
+        is_due = self.is_due(self.config.validate_every_updates)
+        if from_main(is_due or self.log.lost_validation):
+            self.validate()
 
     def train_epoch(self) -> None:
         """Make the remaining updates of an epoch, until the run is over."""
@@ -150,7 +139,7 @@ class TrainingRun:
             if outcome.is_finite:
                 self.state.update += 1
                 self.after_update(outcome)
-            if self.is_over():
+            if self.is_stopped or self.is_complete():
                 return
 
     def update(self, update: Update, batches: list[list[Batch]]) -> Outcome:
@@ -163,27 +152,22 @@ class TrainingRun:
         loss = outcome.loss_sum / update.num_tokens
         if outcome.is_finite:
             self.state.bad_updates = 0
-            self.meter.add(outcome, update)
+            self.meter.outcomes.append(outcome)
+            self.meter.updates.append(update)
             if self.spikes.is_spike(loss):
                 self._report("loss spike", loss, update, outcome)
         else:
             reason = self._report("not finite, left out", loss, update, outcome)
-            self._count_bad(number, reason)
+            scaler = self.learner.scaler  # whose scale may only be too high still
+            self.state.bad_updates += not (scaler.is_enabled() and scaler.get_scale() > 1)
+            if self.state.bad_updates >= self.config.max_bad_updates:
+                raise NmtError(
+                    f"update {number}: {self.state.bad_updates} times in a row the loss or the "
+                    f"gradient was not finite; last: {reason}. The weights are as after update "
+                    f"{number - 1}; lower the learning rate, set optimizer.max_grad_norm=1, or use "
+                    "dtype=float32 or bfloat16"
+                )
         return outcome
-
-    def _count_bad(self, number: int, reason: str) -> None:
-        """End the run at too many updates in a row that are not finite."""
-        scaler = self.learner.scaler
-        if scaler.is_enabled() and scaler.get_scale() > 1:  # which may only be too high still
-            return
-        self.state.bad_updates += 1
-        if self.state.bad_updates >= self.config.max_bad_updates:
-            raise NmtError(
-                f"update {number}: {self.state.bad_updates} times in a row the loss or the "
-                f"gradient was not finite; last: {reason}. The weights are as after update "
-                f"{number - 1}; lower the learning rate, set optimizer.max_grad_norm=1, or use "
-                "dtype=float32 or bfloat16"
-            )
 
     def _report(self, event: str, loss: float, update: Update, outcome: Outcome) -> str:
         """Log an event with the pairs of its batches, of all ranks; return their description."""
@@ -228,15 +212,15 @@ class TrainingRun:
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.items())
         self.log.note(f"update {self.state.update}: {figures}")
         self.state.validated = self.state.update
-        score = record[f"valid_{self.config.best_metric.value}"]
-        badness = -score if self.config.best_metric is BestMetric.bleu else score
+        metric = self.config.best_metric
+        badness = record[f"valid_{metric.value}"] * (-1 if metric is BestMetric.bleu else 1)
         is_best = not self.state.best or badness < self.state.best[0][0]
         self.state.bad_validations = 0 if is_best else self.state.bad_validations + 1
         ranked = sorted([*self.state.best, [badness, self.state.update]])
         self.state.best = ranked[: max(self.config.keep_best, 1)]
         if self.saver is not None:
-            self.saver.mark_best(self.state.best_updates)
-        self.meter.pause(time.perf_counter() - start_seconds)
+            self.saver.mark_best([update for _, update in self.state.best])
+        self.meter.start_seconds += time.perf_counter() - start_seconds  # not of training
 
     def save(self) -> None:
         """Begin to write a checkpoint."""
@@ -264,7 +248,7 @@ class TrainingRun:
                 "world_size": self.setup.world.size,
                 "fingerprint": self.setup.fingerprint,
             },
-            best=self.state.best_updates,
+            best=[update for _, update in self.state.best],
         )
 
     def finish(self) -> None:

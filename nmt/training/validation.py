@@ -16,7 +16,7 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.data.batch import bucket
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
@@ -41,7 +41,7 @@ class Validation:
         world: World,
     ) -> None:  # fmt: skip
         self.tokenizer, self.config, self.world = tokenizer, config, world
-        self.data = open_split(data_dir, "valid")
+        self.data = ParallelData(data_dir, "valid")
         self.bleu_tokenizer = tokenizer_for(tgt_lang)
         self.sources: list[str] = []
         self.references: list[str] = []
@@ -62,7 +62,7 @@ class Validation:
         """Return nats a target token without smoothing and the perplexity, in float32."""
         device = model.embedding.weight.device
         model.eval()
-        lengths = self.data.lengths()
+        lengths = self.data.lengths
         most = max(self.config.max_tokens, int(lengths.max()))
         batches = bucket(lengths, most, np.arange(len(lengths)))
         sums = []

@@ -39,6 +39,23 @@ works.
 """
 
 
+@dataclass(frozen=True)
+class SearchRequest:
+    """A batch of sentences and how to search them."""
+
+    rows: Sequence[Ids]  # source ids without EOS, at least one each
+    config: SearchConfig
+    prefixes: Sequence[Ids] | None = None
+    """Target ids that each translation starts with, possibly none, without BOS."""
+    keys: Sequence[int] | None = None
+    """A number for each row that sampling depends on; an engine may ignore it."""
+    n_best: int | None = None  # hypotheses of a row that are looked at, None for all
+    with_scores: bool = True
+    """Whether scores are looked at; without, an engine may leave `token_log_probs` empty and
+    `log_prob` and `score` rough or nan.
+    """
+
+
 @runtime_checkable
 class Backend(Protocol):
     """An engine. Its methods may be called from several threads at once."""
@@ -51,25 +68,8 @@ class Backend(Protocol):
         in scoring; called before the first line is read.
         """
 
-    def search(
-        self,
-        rows: Sequence[Ids],
-        config: SearchConfig,
-        prefixes: Sequence[Ids] | None = None,
-        *,
-        keys: Sequence[int] | None = None,
-        n_best: int | None = None,
-        with_scores: bool = True,
-    ) -> list[list[Hypothesis]]:
-        """Return the hypotheses of each row of source ids, best first; no row has EOS or is empty.
-
-        Args:
-            prefixes: target ids that each translation starts with, possibly none, without BOS.
-            keys: a number for each row that sampling depends on; an engine may ignore it.
-            n_best: how many of each row the caller looks at, None for all; more may come.
-            with_scores: whether the caller looks at scores; without, an engine may leave
-                `token_log_probs` empty and `log_prob` and `score` rough or nan.
-        """
+    def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Return the hypotheses of each row, best first: `n_best`, or more."""
 
     def score(
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
@@ -103,24 +103,16 @@ class NativeBackend:
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """Accept everything that `SearchConfig` accepts."""
 
-    def search(
-        self,
-        rows: Sequence[Ids],
-        config: SearchConfig,
-        prefixes: Sequence[Ids] | None = None,
-        *,
-        keys: Sequence[int] | None = None,
-        n_best: int | None = None,
-        with_scores: bool = True,
-    ) -> list[list[Hypothesis]]:
-        """See `Backend.search`."""
-        batch = (*pad_source(rows, self.tokenizer), config, self._ids)  # (B, S), (B,)
-        return search(self.stepper, *batch, prefixes=prefixes, keys=keys, n_best=n_best)
+    def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Search by `nmt.search`."""
+        src = pad_source(request.rows, self.tokenizer)  # (B, S), (B,)
+        named = {name: getattr(request, name) for name in ("prefixes", "keys", "n_best")}
+        return search(self.stepper, *src, request.config, self._ids, **named)
 
     def score(
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """See `Backend.score`."""
+        """Score by `score_pairs`."""
         return score_pairs(self.stepper, rows, targets, config, self._ids, max_tokens=max_tokens)
 
 
@@ -254,19 +246,13 @@ class BatchSearch:
 
     def _search(self, rows: Sequence[Segment], keys: Sequence[int]) -> list[Outcome]:
         prefixes = [row.prefix for row in rows]
+        batch = ([row.ids for row in rows], self.config, prefixes if any(prefixes) else None)
         try:
-            found = self.backend.search(
-                [row.ids for row in rows],
-                self.config,
-                prefixes if any(prefixes) else None,
-                keys=keys,
-                n_best=self.n_best,
-                with_scores=self.with_scores,
-            )
+            found = self.backend.search(SearchRequest(*batch, keys, self.n_best, self.with_scores))
         except Exception as error:  # whatever it is, the other segments are to be translated
             if len(rows) == 1:
                 self.num_failed += 1
-                if self.num_failed >= MAX_FAILURES and not self._works():
+                if self.num_failed >= MAX_FAILURES and not self._still_works():
                     raise
             reason = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
         else:
@@ -281,12 +267,13 @@ class BatchSearch:
         half = len(rows) // 2
         return self._search(rows[:half], keys[:half]) + self._search(rows[half:], keys[half:])
 
-    def _works(self) -> bool:
+    def _still_works(self) -> bool:
         """Try again a segment that was translated; the engine may be broken for good."""
         if self.known is None:
             return False
         try:
-            self.backend.search([self.known.ids], self.config, [self.known.prefix], keys=[0])
+            batch = ([self.known.ids], self.config, [self.known.prefix])
+            self.backend.search(SearchRequest(*batch, keys=[0]))
         except Exception:  # the same as without a segment to try
             return False
         self.num_failed = 0

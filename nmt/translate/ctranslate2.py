@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,22 +26,24 @@ from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.search.hypotheses import ControlIds, Hypothesis, score
 from nmt.search.search import check_prefixes, length_limits
-from nmt.translate.backend import LoadedModel
+from nmt.translate.backend import LoadedModel, SearchRequest
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
 
 
-class _Request(NamedTuple):
-    """A batch of sentences and how to search them."""
+@dataclass(frozen=True, kw_only=True)
+class _Request(SearchRequest):
+    """A request that says all, and what follows from it."""
 
-    rows: Sequence[Ids]
     prefixes: Sequence[Ids]
+    n_best: int
     limits: list[int]  # most tokens of each translation, EOS included
-    config: SearchConfig
-    n_best: int  # hypotheses of each that are looked at
-    with_scores: bool
-    is_beam: bool  # whether several hypotheses compete
+
+    @property
+    def is_beam(self) -> bool:
+        """Whether several hypotheses compete."""
+        return self.config.beam_size > 1 and not self.config.sampling
 
 
 class _Found(NamedTuple):
@@ -69,7 +72,7 @@ class CTranslate2Backend:
         self._forbidden = [[self._pieces[token]] for token in forbidden]
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
-        """See `Backend.check`; scoring has no attention."""
+        """Refuse penalties that CTranslate2 has not; scoring has no attention."""
         for key in ("coverage_penalty", "alignment" if scoring else "word_reward"):
             value, where = getattr(config, key), " in scoring" if scoring else ""
             if value:
@@ -78,38 +81,29 @@ class CTranslate2Backend:
                     f"{key}={shown}: backend=ctranslate2 has no {key}{where}; use backend=native"
                 )
 
-    def search(
-        self,
-        rows: Sequence[Ids],
-        config: SearchConfig,
-        prefixes: Sequence[Ids] | None = None,
-        *,
-        keys: Sequence[int] | None = None,
-        n_best: int | None = None,
-        with_scores: bool = True,
-    ) -> list[list[Hypothesis]]:
-        """See `Backend.search`; at most `n_best` hypotheses a row come back, and `keys` say nothing
-        to CTranslate2, whose draws depend on all that it drew before.
+    def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        """Return at most `n_best` hypotheses a row; `keys` say nothing to CTranslate2, whose draws
+        depend on all that it drew before.
         """
-        prefixes = prefixes or [()] * len(rows)
+        rows, config = request.rows, request.config
+        prefixes = request.prefixes or [()] * len(rows)
         check_prefixes(prefixes, self._control)
         self._check_lengths(rows)
-        n_best = config.beam_size if n_best is None else n_best
         limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config, prefixes)
-        limits = [min(limit, self._max_positions - 1) for limit in limits]
-        is_beam = config.beam_size > 1 and not config.sampling
-        request = _Request(rows, prefixes, limits, config, n_best, with_scores, is_beam)
+        known = vars(request) | {"prefixes": prefixes, "n_best": request.n_best or config.beam_size}
+        known["limits"] = [min(limit, self._max_positions - 1) for limit in limits]
+        whole = _Request(**known)
         found: list[list[_Found]] = [[] for _ in rows]
         for has_prefix in (False, True):  # a prefix changes how its batch is searched
             some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
             if some:
-                self._search(request, some, found)
-        return self._finish(request, found)
+                self._search(whole, some, found)
+        return self._finish(whole, found)
 
     def score(
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """See `Backend.score`."""
+        """Score teacher-forced, without attention."""
         self._check_lengths([*rows, *targets])
         pieces = [[self._pieces[i] for i in target] for target in targets]
         scored = self._score(rows, pieces, max_tokens)

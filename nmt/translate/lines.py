@@ -10,18 +10,20 @@ shared by several processes, finds the same windows again.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import logging
 import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from nmt.config import OutputFormat, TooLong, require
 from nmt.data.text import on_one_line
 from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.distributed import World
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.backend import Failure, Outcome, Segment
@@ -90,6 +92,54 @@ def cut_windows(
             return
         yield Window(first_line, texts, starts)
         first_line += len(texts)
+
+
+class HashedInput:
+    """Lines and their prefixes, with the number, bytes and SHA-256 of those read so far."""
+
+    def __init__(self, lines: Iterable[str], prefixes: Iterable[str] | None = None) -> None:
+        self.num_lines = 0
+        self.num_bytes = 0
+        self._hashes = [hashlib.sha256(), hashlib.sha256()]  # of lines, of prefixes
+        self._lines = self._read(lines, self._hashes[0])
+        self._prefixes = None if prefixes is None else self._read(prefixes, self._hashes[1])
+
+    @property
+    def sha256(self) -> str:
+        """The fingerprint of what has been read so far."""
+        return "".join(digest.hexdigest() for digest in self._hashes)
+
+    def skip(self, num_lines: int) -> None:
+        """Read so many lines and their prefixes, or all there are."""
+        for _ in islice(self._lines, num_lines):
+            if self._prefixes is not None:
+                next(self._prefixes, None)
+
+    def windows(
+        self, world: World, window_lines: int, *, has_more: Callable[[], bool] | None = None
+    ) -> Iterator[Window]:
+        """Yield the windows of a rank's share from here on; to a stream, for which `has_more` is
+        given, with `small_first`: see `cut_windows`.
+        """
+        for window in cut_windows(
+            self._lines,
+            self._prefixes,
+            window_lines=window_lines,
+            first_line=self.num_lines,
+            small_first=has_more is not None,
+            has_more=has_more or (lambda: True),
+        ):
+            if window.first_line // window_lines % world.size == world.rank:
+                yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
+
+    def _read(self, lines: Iterable[str], digest: Any) -> Iterator[str]:
+        for line in lines:
+            data = line.encode("utf-8") + b"\n"
+            digest.update(data)
+            if digest is self._hashes[0]:
+                self.num_lines += 1
+                self.num_bytes += len(data)
+            yield line
 
 
 def check_lines(name: str, lines: Iterable[str]) -> Iterable[str]:

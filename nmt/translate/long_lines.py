@@ -35,7 +35,7 @@ def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
     Within a longer one, parts are as long as they may be.
     """
     parts: list[list[int]] = []
-    for ids, piece in _measured(_cut(text, _sentence_ends(text)), encode):
+    for ids, piece in _measured(_cut(text, sentence_ends(text)), encode):
         if len(ids) <= max_tokens:
             parts.append(ids)
         else:
@@ -52,7 +52,7 @@ def join_parts(texts: Iterable[str]) -> str:
     return line
 
 
-def _sentence_ends(text: str) -> Iterator[int]:
+def sentence_ends(text: str) -> Iterator[int]:
     """Yield where a sentence ends; before a small letter none does, as after "e.g."."""
     for match in _SENTENCE_END.finditer(text):
         following = text[match.end() : match.end() + 1]

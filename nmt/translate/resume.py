@@ -19,14 +19,15 @@ import logging
 import os
 import re
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nmt.distributed import World
 from nmt.errors import ConfigError, NmtError
 from nmt.files import sync, write_json
-from nmt.translate.lines import LineCounts, Window, cut_windows
+from nmt.translate.lines import LineCounts, Window
 
 try:
     import fcntl
@@ -41,78 +42,10 @@ _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 60.0
 
 
-@dataclass(frozen=True)
-class RankShare:
-    """The share of this process in a job."""
-
-    rank: int = 0
-    world_size: int = 1
-
-    @classmethod
-    def from_environment(cls, environment: Mapping[str, str]) -> RankShare:
-        """Read RANK and WORLD_SIZE, which launchers set; without them there is one process."""
-        values = (environment.get("RANK", "0"), environment.get("WORLD_SIZE", "1"))
-        if not all(value.isdigit() for value in values) or not int(values[0]) < int(values[1]):
-            raise ConfigError(
-                f"RANK={values[0]}, WORLD_SIZE={values[1]}: set by a launcher, the rank must be "
-                "from 0 to below the world size; start with torchrun, or unset both"
-            )
-        return cls(int(values[0]), int(values[1]))
-
-    def part_path(self, output: Path, rank: int | None = None) -> Path:
-        """Return the path of the file that a process (None: this one) appends to."""
-        name = f"{output.name}.partial"
-        if self.world_size > 1:
-            name += f".{self.rank if rank is None else rank}-of-{self.world_size}"
-        return output.with_name(name)
-
-
-class HashedInput:
-    """Lines and their prefixes, with the number, bytes and SHA-256 of those read so far."""
-
-    def __init__(self, lines: Iterable[str], prefixes: Iterable[str] | None = None) -> None:
-        self.num_lines = 0
-        self.num_bytes = 0
-        self._hashes = [hashlib.sha256(), hashlib.sha256()]  # of lines, of prefixes
-        self._lines = self._read(lines, self._hashes[0])
-        self._prefixes = None if prefixes is None else self._read(prefixes, self._hashes[1])
-
-    @property
-    def sha256(self) -> str:
-        """The fingerprint of what has been read so far."""
-        return "".join(digest.hexdigest() for digest in self._hashes)
-
-    def skip(self, num_lines: int) -> None:
-        """Read so many lines and their prefixes, or all there are."""
-        for _ in itertools.islice(self._lines, num_lines):
-            if self._prefixes is not None:
-                next(self._prefixes, None)
-
-    def windows(
-        self, share: RankShare, window_lines: int, *, has_more: Callable[[], bool] | None = None
-    ) -> Iterator[Window]:
-        """Yield the windows of a process's share from here on; to a stream, for which `has_more` is
-        given, with `small_first`: see `cut_windows`.
-        """
-        for window in cut_windows(
-            self._lines,
-            self._prefixes,
-            window_lines=window_lines,
-            first_line=self.num_lines,
-            small_first=has_more is not None,
-            has_more=has_more or (lambda: True),
-        ):
-            if window.first_line // window_lines % share.world_size == share.rank:
-                yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
-
-    def _read(self, lines: Iterable[str], digest: Any) -> Iterator[str]:
-        for line in lines:
-            data = line.encode("utf-8") + b"\n"
-            digest.update(data)
-            if digest is self._hashes[0]:
-                self.num_lines += 1
-                self.num_bytes += len(data)
-            yield line
+def part_path(output: Path, rank: int, world_size: int) -> Path:
+    """Return the path of the file that a process appends its lines to."""
+    number = f".{rank}-of-{world_size}" if world_size > 1 else ""
+    return output.with_name(f"{output.name}.partial{number}")
 
 
 @dataclass
@@ -256,18 +189,18 @@ def _named(path: Path) -> Iterator[None]:
         ) from None
 
 
-def finish(output: Path, share: RankShare, part: PartFile, window_lines: int) -> LineCounts:
+def finish(output: Path, world: World, part: PartFile, window_lines: int) -> LineCounts:
     """Make the whole output appear in one step, remove the parts, and return the counts of all.
 
     Rank 0 does that and waits for the others, which have nothing to do here.
     """
     counts = replace(part.state.counts)
-    if share.rank:
+    if not world.is_main:
         return counts
-    if share.world_size == 1:
+    if world.size == 1:
         os.replace(part.path, output)
     else:
-        paths = [share.part_path(output, rank) for rank in range(share.world_size)]
+        paths = [part_path(output, rank, world.size) for rank in range(world.size)]
         for rank, path in enumerate(paths[1:], start=1):
             counts.add(_wait(path, rank, part).counts)
         num_lines = _join(paths, output, window_lines)

@@ -25,7 +25,7 @@ from nmt.config import (
     TokenizerConfig,
 )
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import ParallelData, open_split
+from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
@@ -68,7 +68,7 @@ class PreparedCorpus:
         if not (self.data_dir / "meta.json").exists():
             prepare(_settings(source, self.folder, self.data_dir, cache_dir))
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
-        self.data = open_split(self.data_dir, "train")
+        self.data = ParallelData(self.data_dir, "train")
         if not (self.pieces_dir / "vocabulary.txt").exists():
             _write_pieces(self.data, self.tokenizer, self.pieces_dir)
 
@@ -83,7 +83,7 @@ class PreparedCorpus:
         path = self.folder / f"batches-{max_tokens}.jsonl"
         if not path.exists():
             sampler = TokenBatchSampler(
-                self.data.lengths(), max_tokens, tokens_per_update=max_tokens, seed=1
+                self.data.lengths, max_tokens, tokens_per_update=max_tokens, seed=1
             )
             rows = [rows for update in sampler.updates(0) for rows in update.batches]
             with path.open("w", encoding="utf-8") as file:

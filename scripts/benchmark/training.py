@@ -71,7 +71,7 @@ def real(turn: Record) -> float:
 
 def flops_a_token(model: ModelConfig, corpus: PreparedCorpus) -> float:
     """Return the operations of a training step for each real token, the mean over the corpus."""
-    lengths = corpus.data.lengths()
+    lengths = corpus.data.lengths
     return training_flops(model, corpus.tokenizer.vocab_size, lengths) / int(lengths.sum())
 
 

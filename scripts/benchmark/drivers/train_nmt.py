@@ -9,7 +9,7 @@ from turns import Steps, Turns
 from nmt import __version__
 from nmt.config import DType, TrainConfig, resolve
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import open_split
+from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.model.fast import packing
@@ -38,11 +38,11 @@ def main() -> None:
         **options,
     )
     folder = resolve(config.data_dir)
-    data, tokenizer = open_split(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
+    data, tokenizer = ParallelData(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
     torch.manual_seed(config.seed)
     learner = Learner(config, data, tokenizer, World(), device)
     sampler = TokenBatchSampler(
-        data.lengths(), config.max_tokens, tokens_per_update=config.tokens_per_update, seed=1
+        data.lengths, config.max_tokens, tokens_per_update=config.tokens_per_update, seed=1
     )
     steps = Steps(turns, nmt=__version__, torch=torch.__version__)
     epoch = 0

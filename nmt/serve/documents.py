@@ -1,0 +1,235 @@
+"""Files to translate: plain text, subtitles, HTML and tables; and those that wait to be fetched."""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import re
+import secrets
+import shutil
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from nmt.errors import DataError, nearest
+from nmt.serve.markup import parse_html
+from nmt.serve.pieces import Piece, plain_text
+from nmt.translate.lines import LineResult
+
+FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
+_TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[,.]\d+\s*-->")
+_TAGS = re.compile(r"<[A-Za-z/!]")
+_DASH = re.compile(r"\s*[-–—]\s")
+_NAME = re.compile(r"[A-Za-z0-9_-]{22,}/[^/\\\x00-\x1f]{1,120}")
+
+
+@dataclass(frozen=True)
+class Document:
+    """A file as pieces, each translated by itself, and how they become a file again."""
+
+    pieces: list[Piece]
+    assemble: Callable[[list[str]], str]
+
+    @property
+    def num_sentences(self) -> int:
+        """Sentences of all pieces."""
+        return sum(len(piece.sentences) for piece in self.pieces)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """How the texts of a file are read."""
+
+    split_sentences: bool = True
+    prefix: str = ""  # what stands before each sentence when it is translated
+    columns: Sequence[str] = ()  # of a table: names in its first row or numbers from 1; all if none
+
+    def piece(self, text: str, *, is_html: bool = False) -> Piece:
+        """Read one text."""
+        if is_html:
+            return parse_html(text, split_sentences=self.split_sentences, prefix=self.prefix)
+        return plain_text(text, split_sentences=self.split_sentences)
+
+
+def read_document(name: str, content: bytes, reading: Reading) -> Document:
+    """Read a file by its name's ending. Raises `DataError` for one that is unknown or not UTF-8."""
+    suffix = Path(name).suffix.lower()
+    if suffix not in FORMATS:
+        raise DataError(f"{suffix or name}: no such file format; valid: {', '.join(FORMATS)}")
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise DataError(f"the file is not UTF-8 (byte {error.start + 1}); convert it") from None
+    if suffix == ".srt":
+        return _read_subtitles(text, reading)
+    if suffix in (".csv", ".tsv"):
+        return _read_table(text, suffix, reading)
+    if suffix in (".html", ".htm"):
+        return Document([reading.piece(text, is_html=True)], "".join)
+    lines = text.splitlines(keepends=True)
+    return Document([reading.piece(line) for line in lines], "".join)
+
+
+@dataclass(frozen=True)
+class _Cue:
+    """The text of one subtitle, whose lines are one text; wrapped again to as many lines."""
+
+    inner: Piece
+    num_lines: int
+    newline: str
+
+    @property
+    def sentences(self) -> list[str]:
+        """See `Piece`."""
+        return self.inner.sentences
+
+    @property
+    def needs_alignment(self) -> bool:
+        """See `Piece`."""
+        return self.inner.needs_alignment
+
+    def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
+        """See `Piece.render`."""
+        return _wrap(self.inner.render(results, rank), self.num_lines, self.newline)
+
+
+def _read_subtitles(text: str, reading: Reading) -> Document:
+    """Read SubRip: numbers and times stay; the lines of a speaker are one text."""
+    newline = "\r\n" if "\r\n" in text else "\n"
+    pieces: list[Piece] = []
+    parts: list[str | None] = []  # None is the next piece
+    waiting: list[str] = []
+    is_text = False
+
+    def flush() -> None:
+        if waiting:
+            joined = " ".join(line.strip() for line in waiting)
+            inner = reading.piece(joined, is_html=bool(_TAGS.search(joined)))
+            pieces.append(_Cue(inner, len(waiting), newline))
+            parts.extend((None, newline))
+            waiting.clear()
+
+    for line in text.split("\n"):
+        line = line.removesuffix("\r")
+        if is_text and line.strip():
+            if _DASH.match(line):  # another speaker
+                flush()
+            waiting.append(line)
+            continue
+        flush()
+        is_text = bool(_TIMES.match(line)) or (is_text and bool(line.strip()))
+        parts += [line, newline]
+    flush()
+    parts.pop()  # after the last line there is no line end
+
+    def assemble(texts: list[str]) -> str:
+        rest = iter(texts)
+        return "".join(next(rest) if part is None else part for part in parts)
+
+    return Document(pieces, assemble)
+
+
+def _wrap(text: str, num_lines: int, newline: str) -> str:
+    """Break a text into lines of about the same length, at spaces."""
+    words = text.split(" ")
+    lines: list[str] = []
+    for left in range(num_lines, 0, -1):
+        goal = len(" ".join(words)) / left
+        count = length = 0
+        while count < len(words) and (left == 1 or length + len(words[count]) / 2 <= goal):
+            length += len(words[count]) + 1
+            count += 1
+        count = max(count, 1)
+        lines.append(" ".join(words[:count]))
+        words = words[count:]
+        if not words:
+            break
+    return newline.join(lines)
+
+
+def _read_table(text: str, suffix: str, reading: Reading) -> Document:
+    """Read CSV or TSV; `columns` are translated, the first row not if it names them."""
+    delimiter = "\t" if suffix == ".tsv" else _delimiter(text)
+    limit = csv.field_size_limit(1 << 24)
+    try:
+        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise DataError(f"the table cannot be read: {error}") from None
+    finally:
+        csv.field_size_limit(limit)
+    header = rows[0] if rows else []
+    chosen, has_names = _columns(header, reading.columns)
+    places = [
+        (r, c)
+        for r in range(int(has_names), len(rows))
+        for c in (chosen if reading.columns else range(len(rows[r])))
+        if c < len(rows[r]) and any(character.isalpha() for character in rows[r][c])
+    ]
+    newline = "\r\n" if "\r\n" in text else "\n"
+
+    def assemble(texts: list[str]) -> str:
+        result = [list(row) for row in rows]
+        for (r, c), cell in zip(places, texts, strict=True):
+            result[r][c] = cell
+        stream = io.StringIO(newline="")
+        csv.writer(stream, delimiter=delimiter, lineterminator=newline).writerows(result)
+        return stream.getvalue()
+
+    return Document([reading.piece(rows[r][c]) for r, c in places], assemble)
+
+
+def _delimiter(text: str) -> str:
+    """Return what stands between the cells of the first row."""
+    first = text.split("\n", 1)[0]
+    return max(",;\t|", key=first.count)
+
+
+def _columns(header: Sequence[str], wanted: Sequence[str]) -> tuple[list[int], bool]:
+    """Return the places of the columns wanted, and whether they are named by the first row."""
+    if all(name.isascii() and name.isdigit() and int(name[:6]) >= 1 for name in wanted):
+        return [int(name[:6]) - 1 for name in wanted], False
+    for name in wanted:
+        if name not in header:
+            raise DataError(f"columns: the first row has no {name}; {nearest(name, header)}")
+    return [header.index(name) for name in wanted], True
+
+
+@dataclass
+class Downloads:
+    """Translated files in a folder of their own, deleted after a while and when the server ends."""
+
+    keep_seconds: float
+    folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="nmt-serve-")))
+    _expiry: dict[str, float] = field(default_factory=dict)
+
+    def add(self, name: str, content: str) -> str:
+        """Store a file; return its name in a URL, which nobody can guess."""
+        self.expire()
+        shown = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:].lstrip(".") or "file"
+        key = f"{secrets.token_urlsafe(24)}/{shown}"
+        path = self.folder / key.split("/")[0]
+        path.write_text(content, encoding="utf-8", newline="")
+        self._expiry[key] = time.monotonic() + self.keep_seconds
+        return key
+
+    def find(self, key: str) -> Path | None:
+        """Return the file of that name; None when there is none, or no longer."""
+        self.expire()
+        if not _NAME.fullmatch(key) or key not in self._expiry:
+            return None
+        return self.folder / key.split("/")[0]
+
+    def expire(self) -> None:
+        """Delete what is too old."""
+        now = time.monotonic()
+        for key in [key for key, until in self._expiry.items() if until <= now]:
+            del self._expiry[key]
+            with contextlib.suppress(OSError):
+                (self.folder / key.split("/")[0]).unlink()
+
+    def close(self) -> None:
+        """Delete everything."""
+        shutil.rmtree(self.folder, ignore_errors=True)

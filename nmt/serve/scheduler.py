@@ -1,0 +1,310 @@
+"""Batches sentences across requests: one engine thread, fair between clients, bounded.
+
+The engine starts at once when it is free; what arrives while it is busy is the next round. All
+state belongs to the event loop; the thread is given a list of segments and returns their outcomes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from nmt.config import SearchConfig
+from nmt.serve.monitoring import Metrics
+from nmt.translate.backend import BatchSearch, Failure, Outcome, Segment
+from nmt.translate.lines import (
+    EncodedWindow,
+    LineOptions,
+    LineResult,
+    Window,
+    encode_window,
+    to_results,
+)
+from nmt.translate.translator import Translator
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_ROUND_SECONDS = 0.5  # what a round may take, so that a new client does not wait long
+_LEAST_PARTS = 32  # of a round, however slow the engine is: fewer waste its time
+_INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
+_MAX_CALLS = 8  # of `call` at a time
+_NUM_LOOKED_AT = 16  # tasks of a client that are looked at for one with the settings of the round
+
+
+class QueueFullError(Exception):
+    """No place for so many sentences; `retry_seconds` is an estimate of when there will be."""
+
+    def __init__(self, retry_seconds: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_seconds} s")
+        self.retry_seconds = retry_seconds
+
+
+class TooManySentencesError(Exception):
+    """More sentences than a client may ever have in the queue."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What sentences have in common that are searched in one batch."""
+
+    translator: Translator
+    search: SearchConfig
+    lines: LineOptions
+
+    def batches(self) -> BatchSearch:
+        """Return what searches with these options."""
+        search, n_best, backend = self.search, self.lines.n_best, self.translator.backend
+        if search.sampling:  # draws do not depend on their number; more would go to waste
+            search = replace(search, beam_size=n_best)
+        return BatchSearch(backend, search, n_best, backend.max_tokens, self.lines.with_scores)
+
+
+@dataclass(eq=False)
+class _Task:
+    """The sentences of one call of `translate`, as parts."""
+
+    client: str
+    options: Options
+    encoded: EncodedWindow
+    parts: list[Segment]
+    done: asyncio.Future[None]
+    outcomes: list[Outcome | None] = field(default_factory=list)
+    next_part: int = 0  # the first one that waits
+    num_left: int = 0  # without an outcome
+    queued_at: float = field(default_factory=time.monotonic)
+
+    @property
+    def num_waiting(self) -> int:
+        """Parts that no round has taken yet."""
+        return 0 if self.done.done() else len(self.parts) - self.next_part
+
+
+@dataclass(frozen=True)
+class _Round:
+    """Parts that go through the engine together, each with its task and its place there."""
+
+    batches: BatchSearch
+    places: list[tuple[_Task, int]]
+
+    @property
+    def parts(self) -> list[Segment]:
+        """The parts, in order."""
+        return [task.parts[i] for task, i in self.places]
+
+
+class Scheduler:
+    """Translates sentences of many clients at a time.
+
+    Start it with `run` as a task of the event loop in which `translate` is called.
+    """
+
+    def __init__(self, max_queue: int, metrics: Metrics) -> None:
+        self.num_waiting = 0
+        self._max_queue = max_queue
+        self._metrics = metrics
+        self._clients: OrderedDict[str, deque[_Task]] = OrderedDict()  # the next one first
+        self._num_calls = 0
+        self._wake = asyncio.Event()
+        self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._helper = ThreadPoolExecutor(1, thread_name_prefix="encode")
+        self._tokens_per_second = 2000.0  # source tokens; a moving average of what was measured
+
+    async def translate(
+        self, client: str, options: Options, lines: Sequence[str], *, timeout_seconds: float
+    ) -> list[LineResult]:
+        """Return what becomes of each line; cancelling the call frees its places in the queue.
+
+        Raises `QueueFullError`, `TooManySentencesError`, and `TimeoutError` after
+        `timeout_seconds`.
+        """
+        if not any(lines):
+            return [LineResult([])] * len(lines)
+        self._check_place(client, 1)
+        encoded = await self._encode(options, lines)
+        parts = [segment for segments in encoded.segments for segment in segments]
+        self._check_place(client, len(parts))
+        done = asyncio.get_running_loop().create_future()
+        task = _Task(client, options, encoded, parts, done, [None] * len(parts), 0, len(parts))
+        if parts:
+            self._clients.setdefault(client, deque()).append(task)
+            self.num_waiting += len(parts)
+            self._wake.set()
+            try:
+                await asyncio.wait_for(done, timeout_seconds)
+            except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
+                raise TimeoutError from None
+            finally:
+                self._forget(task)
+        return self._finish(task)
+
+    async def run(self) -> None:
+        """Give the engine one round after the other, until cancelled."""
+        loop = asyncio.get_running_loop()
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(0)  # whoever has sent a request by now takes part
+            work = self._take()
+            if work is None:
+                self._wake.clear()
+                continue
+            start = time.monotonic()
+            outcomes: Sequence[Outcome] | Exception
+            try:
+                outcomes = await loop.run_in_executor(
+                    self._engine, work.batches.translate, work.parts
+                )
+            except Exception as error:  # every part failed: these requests do, the server goes on
+                log.exception("the engine failed with a batch of %d sentences", len(work.places))
+                outcomes = error
+            self._measure(work, time.monotonic() - start)
+            self._deliver(work, outcomes)
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns in the engine's thread, after the round that is there."""
+        if self._num_calls >= _MAX_CALLS:
+            raise QueueFullError(1)
+        self._num_calls += 1
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._engine, function)
+        finally:
+            self._num_calls -= 1
+
+    def close(self) -> None:
+        """Let the threads end."""
+        self._engine.shutdown(wait=False, cancel_futures=True)
+        self._helper.shutdown(wait=False, cancel_futures=True)
+
+    def _check_place(self, client: str, num_parts: int) -> None:
+        share = max(self._max_queue // 2, 1)
+        if num_parts > share:
+            raise TooManySentencesError(
+                f"{num_parts} sentences are more than {share}, the limit of a client; send fewer"
+            )
+        own = sum(task.num_waiting for task in self._clients.get(client, ()))
+        if self.num_waiting + num_parts > self._max_queue or own + num_parts > share:
+            seconds = self.num_waiting * 20 / self._tokens_per_second  # at 20 tokens a sentence
+            raise QueueFullError(max(1, min(60, math.ceil(seconds / 2))))
+
+    async def _encode(self, options: Options, lines: Sequence[str]) -> EncodedWindow:
+        window, tokenizer = Window(0, list(lines), None), options.translator.tokenizer
+        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
+            return encode_window(window, tokenizer, options.lines)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(
+            self._helper, encode_window, window, tokenizer, options.lines
+        )
+
+    def _take(self) -> _Round | None:
+        """Take the parts of the next round: of each client in turn, with the settings that the
+        first one's oldest task has.
+        """
+        first = next(self._tasks(), None)
+        if first is None:
+            return None
+        batches = first.options.batches()
+        beam_size = batches.config.beam_size
+        most = batches.max_tokens // max(beam_size, 1)  # source tokens of one batch
+        goal = min(most, int(self._tokens_per_second * _ROUND_SECONDS))
+        places: list[tuple[_Task, int]] = []
+        if batches.config.sampling:  # draws of equal sentences depend on which of them is first
+            places = [(first, i) for i in range(len(first.parts))]
+            first.next_part = len(first.parts)
+            self._clients.move_to_end(first.client)
+        else:
+            num_tokens = 0
+            for task in self._in_turn(first.options):
+                places.append((task, task.next_part))
+                num_tokens += len(task.parts[task.next_part].ids) + 1
+                task.next_part += 1
+                if num_tokens >= (most if len(places) < _LEAST_PARTS else goal):
+                    break
+        self.num_waiting -= len(places)
+        now = time.monotonic()
+        for task, i in places:
+            if i == 0:
+                self._metrics.queue_seconds.observe(now - task.queued_at)
+        if batches.backend.num_workers > 1:  # work for all of them
+            cost = sum(len(task.parts[i].ids) + 1 for task, i in places) * beam_size
+            share = math.ceil(cost / batches.backend.num_workers)
+            batches.max_tokens = min(batches.max_tokens, share)
+        return _Round(batches, places)
+
+    def _tasks(self) -> Iterator[_Task]:
+        """Yield the tasks that wait, those of the next client first; drop clients without any."""
+        for client in list(self._clients):
+            tasks = self._clients[client]
+            while tasks and not tasks[0].num_waiting:
+                tasks.popleft()
+            if not tasks:
+                del self._clients[client]
+            yield from tuple(tasks)
+
+    def _in_turn(self, options: Options) -> Iterator[_Task]:
+        """Yield tasks with these options, of each client in turn, one for each part to take."""
+        while True:
+            found = False
+            for client in list(self._clients):
+                tasks = self._clients[client]
+                while tasks and not tasks[0].num_waiting:
+                    tasks.popleft()
+                for task in list(tasks)[:_NUM_LOOKED_AT]:
+                    if task.num_waiting and task.options == options:
+                        found = True
+                        self._clients.move_to_end(client)
+                        yield task
+                        break
+            if not found:
+                return
+
+    def _measure(self, work: _Round, seconds: float) -> None:
+        num_tokens = sum(len(part.ids) + 1 for part in work.parts)
+        share = min(0.3, seconds)  # short rounds say little
+        speed = num_tokens / max(seconds, 1e-4)
+        self._tokens_per_second += share * (speed - self._tokens_per_second)
+        self._metrics.batch_sentences.observe(len(work.places))
+        self._metrics.engine_seconds.add(seconds)
+        self._metrics.source_tokens.add(num_tokens)
+
+    def _deliver(self, work: _Round, outcomes: Sequence[Outcome] | Exception) -> None:
+        for number, (task, i) in enumerate(work.places):
+            if isinstance(outcomes, Exception):
+                outcome: Outcome = Failure(f"{type(outcomes).__name__}: {outcomes}"[:300])
+            else:
+                outcome = outcomes[number]
+            task.outcomes[i] = outcome
+            task.num_left -= 1
+            if not task.num_left and not task.done.done():
+                task.done.set_result(None)
+
+    def _forget(self, task: _Task) -> None:
+        """Free the places of a task that is done or was given up."""
+        self.num_waiting -= len(task.parts) - task.next_part
+        task.next_part = len(task.parts)
+        task.done.cancel()
+        with contextlib.suppress(KeyError, ValueError):
+            self._clients[task.client].remove(task)
+            if not self._clients[task.client]:
+                del self._clients[task.client]
+
+    def _finish(self, task: _Task) -> list[LineResult]:
+        """Join the segments of each line."""
+        options = task.options
+        results = to_results(
+            task.encoded,
+            [outcome for outcome in task.outcomes if outcome is not None],
+            options.translator.tokenizer,
+            n_best=options.lines.n_best,
+            alignment=options.search.alignment,
+        )
+        self._metrics.sentences.add(len(results))
+        self._metrics.failed_sentences.add(sum(result.error is not None for result in results))
+        return results

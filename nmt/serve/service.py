@@ -1,0 +1,356 @@
+"""What every route works with: the models, the scheduler, and who is asking for what."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from starlette.requests import Request
+
+from nmt.config import ServeConfig
+from nmt.errors import NmtError
+from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
+from nmt.serve.documents import Downloads
+from nmt.serve.markup import parse_html
+from nmt.serve.models import Direction, Models
+from nmt.serve.monitoring import Metrics
+from nmt.serve.pieces import Piece, is_emoji_only, plain_text
+from nmt.serve.scheduler import Options, QueueFullError, Scheduler, TooManySentencesError
+from nmt.translate.lines import LineOptions, LineResult
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
+_INLINE_CHARACTERS = 20_000  # longer texts are read outside the event loop
+_QUEUE_TRIES = 30  # of a document that meets a full queue, a second or more apart
+
+
+class ClientGoneError(Exception):
+    """The client has closed the connection before its answer."""
+
+
+@dataclass
+class Call:
+    """One request: who asks, and what the access log says of it."""
+
+    id: str
+    client: str  # a key's name or a network; what fairness and limits count by
+    key: Key | None = None
+    fields: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Wish:
+    """How a request wants its texts translated."""
+
+    source: str  # a code, or auto
+    target: str
+    is_html: bool = False
+    n_best: int = 1
+    with_scores: bool = False
+    split_sentences: bool | None = None  # None is the server's setting
+    search: dict[str, Any] = field(default_factory=dict)  # changes of the model's settings
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A text and what became of its sentences."""
+
+    piece: Piece
+    results: list[LineResult]
+    direction: Direction | None  # None: the text is its own translation
+    text: str
+    source: str
+    confidence: float  # 0 to 100, of the source when it was detected
+
+    def translation(self, rank: int = 0) -> str:
+        """Return the text with translation number `rank` of each sentence."""
+        return self.text if self.direction is None else self.piece.render(self.results, rank)
+
+    def alternatives(self, most: int) -> list[str]:
+        """Return up to `most` other translations, best first."""
+        count = max((len(result.translations) for result in self.results), default=0)
+        texts = dict.fromkeys(self.translation(rank) for rank in range(count))
+        return list(texts)[1 : most + 1]
+
+
+class Service:
+    """The state of the server."""
+
+    def __init__(self, config: ServeConfig, models: Models) -> None:
+        self.config = config
+        self.models = models
+        self.metrics = Metrics()
+        self.scheduler = Scheduler(config.max_queue, self.metrics)
+        self.bodies = Bodies(config.body_timeout_seconds)
+        self.downloads = Downloads(config.file_minutes * 60)
+        self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
+        self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
+        self._limits = RateLimits()
+        self.metrics.gauge(
+            "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
+        )
+        self.metrics.gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
+
+    @property
+    def has_keys(self) -> bool:
+        """Whether there are API keys."""
+        return bool(self._keys)
+
+    async def reload(self) -> None:
+        """Load all models again; requests that were accepted before end with the old ones, and a
+        folder that cannot be loaded changes nothing.
+        """
+        try:
+            self.models = await asyncio.to_thread(Models.load, self.config)
+        except (NmtError, OSError) as error:
+            log.error("the models were not reloaded: %s", error)
+            self.metrics.reloads.add(1, "failed")
+        else:
+            log.info("the models were reloaded")
+            self.metrics.reloads.add(1, "done")
+
+    def admit(self, request: Request, call: Call, given: object) -> None:
+        """Check key and rate of a request; `given` is its parameter api_key."""
+        header = request.headers.get("authorization", "")
+        secret = given if isinstance(given, str) and given else header.removeprefix("Bearer ")
+        if self._keys and secret:
+            call.key = find_key(self._keys, secret.strip())
+            if call.key is None:
+                raise HttpError(403, "Invalid API key")
+            call.client = call.key.name
+        elif self._keys and self.config.key_required:
+            raise HttpError(400, "This server needs an API key; ask its operator for one")
+        limit = self.config.requests_per_minute
+        if call.key is not None:
+            limit = call.key.requests_per_minute or 0
+        self._limits.check(call.client, limit)
+
+    def char_limit(self, call: Call) -> int:
+        """Return the most characters of a request, 0 for no limit."""
+        if call.key is not None and call.key.char_limit is not None:
+            return call.key.char_limit
+        return self.config.char_limit
+
+    def directions(
+        self, texts: Sequence[str], wish: Wish
+    ) -> list[tuple[str, float, Direction | None]]:
+        """Return for each text its source, how sure that is, and the model; None for a text that
+        stays. Raises a 400 `HttpError` for a language that is not served.
+        """
+        models = self.models
+        target = models.code(wish.target)
+        source = None if wish.source == "auto" else models.code(wish.source)
+        if wish.source != "auto" and source is None:
+            raise HttpError(400, f"{wish.source} is not supported")
+        if target is None:
+            raise HttpError(400, f"{wish.target} is not supported")
+        found: list[tuple[str, float, Direction | None]] = []
+        for text in texts:
+            if is_emoji_only(text):
+                found.append((source or "en", 0.0, None))
+                continue
+            code, confidence = (source, 0.0) if source else models.source_of(text, target)
+            direction = models.directions.get((code, target))
+            if direction is None and code != target:
+                raise HttpError(400, f"{target} is not a target of {code} on this server")
+            found.append((code, confidence, direction))
+        return found
+
+    async def translate(
+        self, request: Request, call: Call, texts: Sequence[str], wish: Wish
+    ) -> list[Answer]:
+        """Translate the texts of one request; gives up when its client does. A sentence that fails
+        has its `error` in the results.
+        """
+        work = self._translate(call, texts, wish)
+        return await unless_gone(request, work)
+
+    async def _translate(self, call: Call, texts: Sequence[str], wish: Wish) -> list[Answer]:
+        num_characters = sum(map(len, texts))
+        self.metrics.characters.add(num_characters)
+        call.fields["characters"] = num_characters
+        if self.config.log_texts:
+            call.fields["texts"] = list(texts)
+        if num_characters > _INLINE_CHARACTERS or len(texts) > 100:
+            found = await asyncio.to_thread(self.directions, texts, wish)
+            pieces = await asyncio.to_thread(self.read, texts, found, wish)
+        else:
+            found = self.directions(texts, wish)
+            pieces = self.read(texts, found, wish)
+        groups: dict[Direction, list[int]] = {}
+        for i, (_, _, direction) in enumerate(found):
+            if direction is not None:
+                groups.setdefault(direction, []).append(i)
+        results: list[list[LineResult]] = [[] for _ in texts]
+
+        async def translate_group(direction: Direction, numbers: list[int]) -> None:
+            own = [pieces[i] for i in numbers]
+            for i, some in zip(
+                numbers, await self.translate_pieces(call, direction, own, wish), strict=True
+            ):
+                results[i] = some
+
+        await asyncio.gather(*(translate_group(*item) for item in groups.items()))
+        return [
+            Answer(piece, some, direction, text, code, confidence)
+            for piece, some, text, (code, confidence, direction) in zip(
+                pieces, results, texts, found, strict=True
+            )
+        ]
+
+    def read(
+        self,
+        texts: Sequence[str],
+        found: Sequence[tuple[str, float, Direction | None]],
+        wish: Wish,
+    ) -> list[Piece]:
+        """Cut texts into sentences."""
+        split = (
+            self.config.split_sentences if wish.split_sentences is None else wish.split_sentences
+        )
+        pieces: list[Piece] = []
+        for text, (_, _, direction) in zip(texts, found, strict=True):
+            if wish.is_html:
+                prefix = direction.prefix if direction else ""
+                pieces.append(parse_html(text, split_sentences=split, prefix=prefix))
+            else:
+                pieces.append(plain_text(text, split_sentences=split))
+        return pieces
+
+    async def translate_pieces(
+        self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
+    ) -> list[list[LineResult]]:
+        """Return the results of the sentences of each piece."""
+        needs_alignment = any(piece.needs_alignment for piece in pieces)
+        options = self.options(direction, wish, alignment=needs_alignment)
+        lines = [direction.prefix + line for piece in pieces for line in piece.sentences]
+        call.fields["sentences"] = call.fields.get("sentences", 0) + len(lines)
+        try:
+            found = iter(
+                await self.scheduler.translate(
+                    call.client, options, lines, timeout_seconds=self.config.timeout_seconds
+                )
+            )
+        except QueueFullError as error:
+            raise self._refusal(error) from None
+        except TooManySentencesError as error:
+            raise HttpError(400, str(error)) from None
+        except TimeoutError:
+            self.metrics.refused.add(1, "deadline")
+            text = f"no translation within {self.config.timeout_seconds:g} s; try again later"
+            raise HttpError(503, text, retry_seconds=10) from None
+        return [[next(found) for _ in piece.sentences] for piece in pieces]
+
+    async def call(self, function: Callable[[], T]) -> T:
+        """Return what `function` returns in the engine's thread."""
+        try:
+            return await self.scheduler.call(function)
+        except QueueFullError as error:
+            raise self._refusal(error) from None
+
+    def _refusal(self, error: QueueFullError) -> HttpError:
+        self.metrics.refused.add(1, "queue")
+        return HttpError(429, f"Slowdown: {error}", retry_seconds=error.retry_seconds)
+
+    def options(self, direction: Direction, wish: Wish, *, alignment: bool) -> Options:
+        """Return what sentences of a wish share with those that they are batched with.
+
+        More results than the beam has are not found: `n_best` never changes which is the first.
+        """
+        translator = direction.translator
+        changes = wish.search | ({"alignment": True} if alignment else {})
+        search = translator.search_config(**changes)
+        n_best = wish.n_best if search.sampling else min(wish.n_best, search.beam_size)
+        lines = LineOptions(
+            n_best=n_best,
+            with_scores=wish.with_scores,
+            max_source_length=self.config.max_source_length,
+        )
+        return Options(translator, search, lines)
+
+    async def stream(
+        self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
+    ) -> AsyncIterator[str]:
+        """Yield the translation of each piece of a document, in order, with two windows of it in
+        the scheduler at a time. Raises a 500 `HttpError` for a sentence that fails.
+        """
+        windows = _windows(pieces)
+        ahead: list[tuple[list[Piece], asyncio.Task[list[list[LineResult]]]]] = []
+        try:
+            for window in [*windows, None, None]:
+                if window is not None:
+                    work = self._patiently(call, direction, window, wish)
+                    ahead.append((window, asyncio.ensure_future(work)))
+                if ahead and (window is None or len(ahead) > 1):
+                    done, task = ahead.pop(0)
+                    for piece, results in zip(done, await task, strict=True):
+                        check_results(results)
+                        yield piece.render(results)
+        finally:
+            for _, task in ahead:
+                task.cancel()
+
+    async def _patiently(
+        self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
+    ) -> list[list[LineResult]]:
+        """Translate a part of a document, which waits where the queue is full."""
+        for left in range(_QUEUE_TRIES, -1, -1):
+            try:
+                return await self.translate_pieces(call, direction, pieces, wish)
+            except HttpError as error:
+                if error.status != 429 or not left:
+                    raise
+                await asyncio.sleep(error.retry_seconds or 1)
+        raise AssertionError("the last try returns or raises")
+
+    def close(self) -> None:
+        """Let go of threads and files."""
+        self.scheduler.close()
+        self.downloads.close()
+
+
+def check_results(results: Sequence[LineResult]) -> None:
+    """Raise a 500 `HttpError` if a sentence failed."""
+    for result in results:
+        if result.error is not None:
+            raise HttpError(500, f"a sentence cannot be translated: {result.error}")
+
+
+async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return what `work` returns; cancel it and raise `ClientGoneError` when the client hangs up.
+
+    The request's body must have been read.
+    """
+    task = asyncio.ensure_future(work)
+    gone = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and gone.exception() is None:
+            raise ClientGoneError
+        return await task
+    finally:
+        task.cancel()
+        gone.cancel()
+
+
+def client_of(request: Request) -> str:
+    """Return what a request's address counts as."""
+    return network_of(request.client.host if request.client else "unknown")
+
+
+def _windows(pieces: Sequence[Piece]) -> list[list[Piece]]:
+    """Put pieces together until they have enough sentences."""
+    windows: list[list[Piece]] = [[]]
+    count = 0
+    for piece in pieces:
+        if count >= _WINDOW_SENTENCES:
+            windows.append([])
+            count = 0
+        windows[-1].append(piece)
+        count += len(piece.sentences)
+    return windows

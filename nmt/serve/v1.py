@@ -1,0 +1,280 @@
+"""The server's own API under /v1: n-best lists, scores, alignment, search settings, streaming."""
+
+from __future__ import annotations
+
+import functools
+import json
+import time
+from collections.abc import AsyncIterator
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from nmt.errors import ConfigError
+from nmt.serve.access import HttpError
+from nmt.serve.api import (
+    call_of,
+    check_languages,
+    check_size,
+    format_param,
+    int_param,
+    read_json,
+    service_of,
+    text_param,
+    texts_param,
+)
+from nmt.serve.attention_maps import attention_map, find_shape
+from nmt.serve.pieces import plain_text, token_spans
+from nmt.serve.service import Answer, Service, Wish, unless_gone
+from nmt.translate.lines import LineResult, Translation
+
+_MAX_LAYERS = 1000  # a number beyond is no layer and no head
+_MAX_DRAWN = 64  # sentences of a request with sampling, which are one batch
+_NUMBERS: dict[str, tuple[type, float, float]] = {  # of search settings: type, least, most
+    "beam_size": (int, 1, 0),  # the most is the server's setting
+    "length_penalty": (float, -10, 10),
+    "word_reward": (float, -100, 100),
+    "coverage_penalty": (float, 0, 100),
+    "max_length_a": (float, 0, 4),
+    "max_length_b": (int, 1, 500),
+    "min_length": (int, 0, 200),
+    "temperature": (float, 0.001, 1000),
+    "top_k": (int, 0, 1_000_000),
+    "top_p": (float, 1e-6, 1),
+    "seed": (int, 0, 2**63 - 1),
+}
+
+
+async def translate(request: Request) -> Response:
+    """POST /v1/translate: JSON, or plain text that is answered line by line."""
+    service, call = service_of(request), call_of(request)
+    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
+    params: dict[str, Any]
+    if kind == "text/plain":
+        params = dict(request.query_params)
+        try:
+            params |= {"text": (await request.body()).decode("utf-8-sig"), "stream": True}
+        except UnicodeDecodeError as error:
+            raise HttpError(400, f"the text is not UTF-8 (byte {error.start + 1})") from None
+    else:
+        params = read_json(await request.body())
+    service.admit(request, call, params.get("api_key"))
+    texts = texts_param(params, "text")
+    source, target = text_param(params, "source"), text_param(params, "target")
+    is_stream = _flag(params, "stream")
+    if not is_stream:
+        check_size(service, call, texts, is_list=isinstance(params["text"], list))
+    search = _search(service, params.get("search"))
+    n_best = int_param(params, "n_best", 1, service.config.max_beam_size)
+    wish = Wish(
+        source=source.lower(),
+        target=target.lower(),
+        is_html=format_param(params),
+        n_best=max(n_best, 1),
+        with_scores=_flag(params, "scores"),
+        split_sentences=_flag(params, "split_sentences") if "split_sentences" in params else None,
+        search=search | ({"alignment": True} if _flag(params, "alignment") else {}),
+    )
+    check_languages(service, wish)
+    _check_search(service, wish, texts)
+    if is_stream:
+        if isinstance(params["text"], list) or wish.is_html:
+            raise HttpError(400, "stream is for one plain text, answered line by line")
+        return _stream(request, texts[0], wish, is_plain=kind == "text/plain")
+    start = time.monotonic()
+    answers = await service.translate(request, call, texts, wish)
+    service.metrics.request_seconds.observe(time.monotonic() - start)
+    content = [_answer(answer, wish) for answer in answers]
+    return JSONResponse({"translations": content, "target": service.models.code(wish.target)})
+
+
+def _flag(params: dict[str, Any], name: str) -> bool:
+    value = params.get(name, False)
+    if not isinstance(value, bool):
+        raise HttpError(400, f"Invalid request: {name} is not true or false")
+    return value
+
+
+def _search(service: Service, given: object) -> dict[str, Any]:
+    """Check search settings: known, of the right type, and within the bounds of a server."""
+    if given is None:
+        return {}
+    if not isinstance(given, dict):
+        raise HttpError(400, "Invalid request: search is no object")
+    for name, value in given.items():
+        if name == "sampling":
+            _flag(given, name)
+        elif name == "normalization":
+            text_param(given, name)
+        elif name not in _NUMBERS:
+            raise HttpError(400, f"Invalid request: search has no setting {name!r:.50}")
+        else:
+            kind, least, most = _NUMBERS[name]
+            most = most or service.config.max_beam_size
+            fits = isinstance(value, (int, float) if kind is float else int)
+            if not fits or isinstance(value, bool) or not least <= value <= most:
+                raise HttpError(
+                    400, f"Invalid request: {name} is no {kind.__name__} from {least:g} to {most:g}"
+                )
+    return {name: value for name, value in given.items() if value is not None}
+
+
+def _check_search(service: Service, wish: Wish, texts: list[str]) -> None:
+    """Refuse settings that contradict each other or that the engine does not have."""
+    for code, _, direction in service.directions(texts[:1], wish):
+        if direction is None:
+            continue
+        try:
+            options = service.options(direction, wish, alignment=False)
+            direction.translator.backend.check(options.search)
+        except ConfigError as error:
+            raise HttpError(400, f"Invalid request: {error}") from None
+        if wish.n_best > options.lines.n_best:
+            raise HttpError(
+                400,
+                f"Invalid request: n_best={wish.n_best} is more than "
+                f"beam_size={options.search.beam_size} from {code}; raise search.beam_size",
+            )
+        drawn = sum(len(plain_text(text).sentences) for text in texts)
+        if options.search.sampling and drawn > _MAX_DRAWN:
+            raise HttpError(
+                400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
+            )
+
+
+def _answer(answer: Answer, wish: Wish) -> dict[str, Any]:
+    failed = any(result.error is not None for result in answer.results)
+    content: dict[str, Any] = {"text": None if failed else answer.translation()}
+    content["source"] = answer.source
+    if wish.source == "auto":
+        content["confidence"] = answer.confidence
+    if wish.n_best > 1 and not failed:
+        content["alternatives"] = answer.alternatives(wish.n_best - 1)
+    prefix = answer.direction.prefix if answer.direction else ""
+    content["sentences"] = [
+        _sentence(sentence, result, wish, prefix)
+        for sentence, result in zip(answer.piece.sentences, answer.results, strict=False)
+    ]
+    return content
+
+
+def _sentence(sentence: str, result: LineResult, wish: Wish, prefix: str) -> dict[str, Any]:
+    content: dict[str, Any] = {"source": sentence}
+    if result.error is not None:
+        return content | {"error": result.error}
+    if result.source_tokens:
+        shift = len(prefix)
+        spans = token_spans(result.source_tokens, prefix + sentence)
+        content["source_tokens"] = result.source_tokens
+        content["source_spans"] = [[max(a - shift, 0), max(b - shift, 0)] for a, b in spans]
+    content["hypotheses"] = [_hypothesis(found, wish) for found in result.translations]
+    return content
+
+
+def _hypothesis(found: Translation, wish: Wish) -> dict[str, Any]:
+    content: dict[str, Any] = {"text": found.text, "finished": found.finished}
+    if wish.with_scores:
+        content |= {
+            "score": found.score,
+            "log_prob": found.log_prob,
+            "token_log_probs": found.token_log_probs,
+        }
+    if wish.with_scores or found.alignment is not None:
+        content["tokens"] = found.tokens
+    if found.alignment is not None:
+        content["spans"] = token_spans(found.tokens, found.text)
+        content["alignment"] = found.alignment
+    return content
+
+
+def _stream(request: Request, text: str, wish: Wish, *, is_plain: bool) -> Response:
+    """Answer each line of a text as soon as it and those before it are translated."""
+    service, call = service_of(request), call_of(request)
+    [(_, _, direction)] = service.directions([text[:4000]], wish)
+    split = service.config.split_sentences if wish.split_sentences is None else wish.split_sentences
+    lines = text.removesuffix("\n").split("\n")
+
+    async def answers() -> AsyncIterator[str]:
+        if direction is None:
+            for line in lines:
+                yield line
+            return
+        pieces = [plain_text(line, split_sentences=split) for line in lines]
+        async for translation in service.stream(call, direction, pieces, wish):
+            yield translation
+
+    async def body() -> AsyncIterator[str]:
+        index = 0
+        try:
+            async for translation in answers():
+                line = {"index": index, "text": translation}
+                yield translation + "\n" if is_plain else _json_line(line)
+                index += 1
+        except HttpError as error:
+            call.fields["error"] = error.text
+            if is_plain:  # the connection is cut: a text that ends early must not look whole
+                raise
+            yield _json_line({"index": index, "error": error.text})
+
+    kind = "text/plain; charset=utf-8" if is_plain else "application/x-ndjson"
+    return StreamingResponse(body(), media_type=kind)
+
+
+def _json_line(content: dict[str, Any]) -> str:
+    return json.dumps(content, ensure_ascii=False) + "\n"
+
+
+async def attention(request: Request) -> Response:
+    """POST /v1/attention: of one layer and head, for a sentence and its translation."""
+    service, call = service_of(request), call_of(request)
+    params = read_json(await request.body())
+    service.admit(request, call, params.get("api_key"))
+    sentence, translation = text_param(params, "text"), text_param(params, "translation")
+    source, target = text_param(params, "source"), text_param(params, "target")
+    check_size(service, call, [sentence, translation], is_list=False)
+    wish = Wish(source=source.lower(), target=target.lower())
+    [(_, _, direction)] = service.directions([sentence], wish)
+    if direction is None:
+        raise HttpError(400, f"{target} texts are not translated to {target}")
+    head = params.get("head")
+    choice: dict[str, Any] = {
+        "kind": text_param(params, "kind", "cross"),
+        "layer": int_param(params, "layer", 0, _MAX_LAYERS),
+        "head": None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
+    }
+    work = functools.partial(
+        attention_map, direction.translator, direction.prefix + sentence, translation, **choice
+    )
+    found = await unless_gone(request, service.call(work))
+    return JSONResponse({"rows": found.rows, "columns": found.columns, "weights": found.weights})
+
+
+async def models(request: Request) -> Response:
+    """GET /v1/models: the directions, their search settings and limits."""
+    service = service_of(request)
+    directions = [
+        {
+            "source": source,
+            "target": target,
+            "beam_size": direction.translator.defaults.beam_size,
+            "attention": find_shape(direction.translator),
+        }
+        for (source, target), direction in sorted(service.models.directions.items())
+    ]
+    return JSONResponse({"directions": directions, "max_beam_size": service.config.max_beam_size})
+
+
+async def progress(request: Request) -> Response:
+    """GET /v1/progress/ID: how far the file of the request with that id is."""
+    done, total = service_of(request).progress.get(request.path_params["id"], (0, 0))
+    return JSONResponse({"done": done, "total": total})
+
+
+ROUTES = [
+    Route("/v1/translate", translate, methods=["POST"]),
+    Route("/v1/attention", attention, methods=["POST"]),
+    Route("/v1/models", models, methods=["GET"]),
+    Route("/v1/progress/{id}", progress, methods=["GET"]),
+]

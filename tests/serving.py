@@ -1,0 +1,179 @@
+"""A server in a thread of the test process, with tiny models or an engine that tests control."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import threading
+import urllib.parse
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from exporting import random_model
+
+from nmt.config import SearchConfig, ServeConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.search.hypotheses import Hypothesis
+from nmt.serve.app import Server, make_app
+from nmt.serve.models import Direction, Models
+from nmt.serve.service import Service
+from nmt.translate.translator import Translator
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a server said."""
+
+    status: int
+    body: bytes
+    headers: dict[str, str]
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.body)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A server that runs, and its state."""
+
+    port: int
+    service: Service
+
+    def connect(self, timeout_seconds: float = 30) -> http.client.HTTPConnection:
+        return http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout_seconds)
+
+    def send(self, method: str, path: str, body: bytes = b"", **headers: str) -> Answer:
+        connection = self.connect()
+        named = {name.replace("_", "-"): value for name, value in headers.items()}
+        try:
+            connection.request(method, path, body, named)
+            answer = connection.getresponse()
+            return Answer(answer.status, answer.read(), dict(answer.getheaders()))
+        finally:
+            connection.close()
+
+    def get(self, path: str, **headers: str) -> Answer:
+        return self.send("GET", path, **headers)
+
+    def post(self, path: str, **params: Any) -> Answer:
+        """Send JSON."""
+        return self.send("POST", path, json.dumps(params).encode(), Content_Type="application/json")
+
+    def form(self, path: str, **params: str) -> Answer:
+        """Send a form."""
+        body = urllib.parse.urlencode(params).encode()
+        return self.send("POST", path, body, Content_Type="application/x-www-form-urlencoded")
+
+    def upload(self, name: str, content: bytes, **params: str) -> Answer:
+        """Send a file to translate."""
+        mark = "boundary17"
+        parts = [
+            f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
+            for key, value in params.items()
+        ]
+        head = f'form-data; name="file"; filename="{name}"'
+        parts.append(f"--{mark}\r\nContent-Disposition: {head}\r\n\r\n".encode() + content)
+        parts.append(f"\r\n--{mark}--\r\n".encode())
+        kind = f"multipart/form-data; boundary={mark}"
+        return self.send("POST", "/translate_file", b"".join(parts), Content_Type=kind)
+
+    def translate(self, q: Any, source: str = "xx", target: str = "yy", **params: Any) -> Any:
+        """Return what /translate gives for `q`."""
+        answer = self.post("/translate", q=q, source=source, target=target, **params)
+        assert answer.status == 200, answer
+        return answer.json["translatedText"]
+
+    def metric(self, name: str) -> float:
+        lines = self.get("/metrics").body.decode().splitlines()
+        return sum(float(line.split()[-1]) for line in lines if line.startswith(name))
+
+
+@contextlib.contextmanager
+def running(models: Models, **settings: Any) -> Iterator[Running]:
+    """Serve `models` on a free port for the time of the block."""
+    config = ServeConfig(model_dir=["unused"], port=0, **{"access_log": False, **settings})
+    service = Service(config, models)
+    server = Server(
+        uvicorn.Config(
+            make_app(service), port=0, log_config=None, timeout_graceful_shutdown=5, lifespan="on"
+        )
+    )
+    thread = threading.Thread(target=server.run, daemon=True)
+    thread.start()
+    while not server.started:
+        thread.join(0.01)
+        assert thread.is_alive()
+    port = server.servers[0].sockets[0].getsockname()[1]
+    try:
+        yield Running(port, service)
+    finally:
+        server.should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def tiny_folder(folder: Path, tokenizer: Tokenizer, seed: int = 3) -> Path:
+    """Write a model folder with random weights that translates to at most 12 tokens."""
+    random_model(folder, tokenizer, seed)
+    config = json.loads((folder / "config.json").read_text())
+    config["search"] |= {"max_length_a": 0, "max_length_b": 12}
+    (folder / "config.json").write_text(json.dumps(config))
+    return folder
+
+
+def one_model(translator: Translator, source: str = "xx", target: str = "yy") -> Models:
+    """Return models of one direction."""
+    return Models({(source, target): Direction(translator, "a folder")})
+
+
+def loaded(folder: Path) -> Models:
+    """Return the model of a folder, from xx to yy."""
+    return Models.load(ServeConfig(model_dir=[str(folder)], device="cpu"))
+
+
+class Copying:
+    """An engine that gives each sentence back; it waits while `gate` is closed, fails with
+    sentences that hold the id `poison`, and writes down what it got.
+    """
+
+    num_workers = 1
+    max_tokens = 4096
+
+    def __init__(self, tokenizer: Tokenizer, poison: int | None = None) -> None:
+        self.gate = threading.Event()
+        self.gate.set()
+        self.entered = threading.Event()
+        self.batches: list[tuple[SearchConfig, list[list[int]]]] = []
+        self._eos, self._poison = tokenizer.eos_id, poison
+
+    def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
+        pass
+
+    def search(
+        self, rows: Sequence[Sequence[int]], config: SearchConfig, *_: Any, **__: Any
+    ) -> list[list[Hypothesis]]:
+        self.entered.set()
+        self.gate.wait(30)
+        self.batches.append((config, [list(row) for row in rows]))
+        if self._poison is not None and any(self._poison in row for row in rows):
+            raise ValueError("a poisoned sentence")
+        found = []
+        for row in rows:
+            places = list(range(len(row) + 1)) if config.alignment else None
+            tokens = [*row, self._eos]
+            found.append([Hypothesis(tokens, -1.0, -1.0, True, [-0.1] * len(tokens), places)])
+        return found
+
+    def score(self, *_: Any) -> list[Hypothesis]:
+        raise NotImplementedError
+
+
+def copying(tokenizer: Tokenizer, poison: str | None = None) -> tuple[Models, Copying]:
+    """Return models whose translation is the text itself, and their engine."""
+    engine = Copying(tokenizer, None if poison is None else tokenizer.encode(poison)[0])
+    return one_model(Translator(engine, tokenizer, SearchConfig())), engine

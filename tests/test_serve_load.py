@@ -1,0 +1,391 @@
+"""Many clients at a time: who is served when, and that nothing is lost, swapped or held up."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sentences
+from serving import Answer, Running, copying, loaded, running, tiny_folder
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.serve.models import Models
+from nmt.serve.monitoring import Metrics
+from nmt.serve.scheduler import Options, QueueFullError, Scheduler
+from nmt.translate.lines import LineOptions
+from nmt.translate.translator import Translator
+
+GOOD = {"source": "xx", "target": "yy"}
+
+
+def eventually(claim: Callable[[], bool], seconds: float = 10) -> None:
+    """Wait until a claim is true."""
+    until = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < until
+        time.sleep(0.005)
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(32) as found:
+        yield found
+
+
+def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
+    tmp_path: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    translator = Translator.load(folder, device="cpu")
+    lines = [*sentences(40), " ".join(sentences(120)), "Ein Satz. " * 3 + "Ende"]
+    searches: list[dict[str, Any]] = [{}, {"beam_size": 1}, {"beam_size": 2, "length_penalty": 1.0}]
+    whole = {"too_long": "split"}
+    expected = [translator.translate(lines, **search, **whole) for search in searches]
+    draw = random.Random(3)
+    jobs = [
+        (draw.randrange(3), draw.sample(range(len(lines)), draw.randint(1, 4))) for _ in range(130)
+    ]
+
+    def client(server: Running, job: tuple[int, list[int]]) -> list[str]:
+        search, numbers = job
+        text = [lines[i] for i in numbers]
+        body = {"text": text, "search": searches[search], "split_sentences": False}
+        answer = server.post("/v1/translate", **body, **GOOD)
+        return [item["text"] for item in answer.json["translations"]]
+
+    with running(loaded(folder)) as server, ThreadPoolExecutor(64) as clients:
+        for job, texts in zip(
+            jobs, clients.map(lambda job: client(server, job), jobs), strict=True
+        ):
+            assert texts == [expected[job[0]][i] for i in job[1]]
+        assert server.metric("nmt_batch_sentences_count") < server.metric("nmt_sentences_total")
+
+
+def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: Tokenizer) -> None:
+    models, engine = copying(tokenizer)
+    with running(models) as server, ThreadPoolExecutor(8) as clients:
+        engine.gate.clear()
+        first = clients.submit(server.translate, "the")
+        engine.entered.wait(10)
+        gone = []
+        for _ in range(10):
+            connection = server.connect()
+            body = json.dumps({"q": ["gone tree"] * 50, **GOOD})
+            connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
+            gone.append(connection)
+        eventually(lambda: server.service.scheduler.num_waiting == 500)
+        kept = clients.submit(server.translate, "a house")
+        eventually(lambda: server.service.scheduler.num_waiting == 501)
+        for connection in gone:
+            connection.close()
+        eventually(lambda: server.service.scheduler.num_waiting == 1)
+        engine.gate.set()
+        assert (first.result(10), kept.result(10)) == ("the", "a house")
+        assert server.metric("nmt_disconnects_total") == 10
+        assert (
+            server.metric('nmt_requests_total{method="POST",route="/translate",status="499"') == 10
+        )
+        eventually(lambda: server.service.bodies.held_bytes == 0)
+        assert not server.service.scheduler._clients
+    assert sum(len(rows) for _, rows in engine.batches) == 2
+
+
+def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer) -> None:
+    models, engine = copying(tokenizer)
+
+    async def scenario() -> None:
+        scheduler = Scheduler(20_000, Metrics())
+        scheduler._tokens_per_second = 100.0  # small rounds
+        runner = asyncio.ensure_future(scheduler.run())
+        options = options_of(models)
+        engine.gate.clear()
+        greedy = asyncio.ensure_future(
+            scheduler.translate("greedy", options, ["the house"] * 5000, timeout_seconds=60)
+        )
+        while not engine.entered.is_set():
+            await asyncio.sleep(0.01)
+        small = asyncio.ensure_future(
+            scheduler.translate("small", options, ["a tree"], timeout_seconds=60)
+        )
+        while scheduler.num_waiting < 4000:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(0.01)
+        engine.gate.set()
+        await small
+        assert len(engine.batches) <= 3
+        assert not greedy.done()
+        assert len(await greedy) == 5000
+        runner.cancel()
+        scheduler.close()
+
+    asyncio.run(scenario())
+
+
+def options_of(models: Models) -> Options:
+    translator = models.directions["xx", "yy"].translator
+    return Options(translator, translator.defaults, LineOptions(with_scores=False))
+
+
+def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
+    tokenizer: Tokenizer, pool: ThreadPoolExecutor
+) -> None:
+    models, engine = copying(tokenizer)
+    with running(models) as server:
+        engine.gate.clear()
+        first = pool.submit(server.translate, "the")
+        assert engine.entered.wait(10)  # alone, without waiting for company
+        others = [pool.submit(server.translate, f"a {word}") for word in ("tree", "house") * 6]
+        eventually(lambda: server.service.scheduler.num_waiting == 12)
+        different = pool.submit(server.post, "/translate", q="a tree", alternatives=2, **GOOD)
+        eventually(lambda: server.service.scheduler.num_waiting == 13)
+        engine.gate.set()
+        assert first.result(10) == "the"
+        assert [future.result(10) for future in others] == ["a tree", "a house"] * 6
+        assert different.result(10).json["translatedText"] == "a tree"
+    assert [len(rows) for _, rows in engine.batches] == [1, 12, 1]  # equal options share a batch
+
+
+def test_a_full_queue_a_deadline_and_a_share_are_refused_and_others_unharmed(
+    tokenizer: Tokenizer, pool: ThreadPoolExecutor
+) -> None:
+    models, engine = copying(tokenizer)
+    with running(models, max_queue=20, timeout_seconds=1.0) as server:
+        assert server.post("/translate", q=["a"] * 11, **GOOD).status == 400  # more than its share
+        engine.gate.clear()
+        first = pool.submit(server.post, "/translate", q="the", **GOOD)
+        engine.entered.wait(10)
+        waiting = pool.submit(server.post, "/translate", q=["a"] * 10, **GOOD)
+        eventually(lambda: server.service.scheduler.num_waiting == 10)
+        refused = server.post("/translate", q=["a"] * 5, **GOOD)
+        assert refused.status == 429
+        assert refused.json["error"].startswith("Slowdown: ")
+        assert 1 <= int(refused.headers["retry-after"]) <= 60
+        late = waiting.result(10)
+        assert late.status == 503
+        assert late.headers["retry-after"]
+        assert first.result(10).status == 503
+        engine.gate.set()
+        assert server.translate("the tree") == "the tree"
+        assert server.service.scheduler.num_waiting == 0
+
+
+def test_a_sentence_that_fails_fails_its_request_alone(
+    tokenizer: Tokenizer, pool: ThreadPoolExecutor
+) -> None:
+    models, engine = copying(tokenizer, poison="über")
+    with running(models) as server:
+        engine.gate.clear()
+        first = pool.submit(server.translate, "the")
+        engine.entered.wait(10)
+        good = [pool.submit(server.translate, f"a tree {i}") for i in range(9)]
+        bad = pool.submit(server.post, "/translate", q=["a tree", "a über house"], **GOOD)
+        eventually(lambda: server.service.scheduler.num_waiting == 11)
+        engine.gate.set()
+        assert [future.result(10) for future in (first, *good)][1:] == [
+            f"a tree {i}" for i in range(9)
+        ]
+        assert bad.result(10).status == 500
+        assert "a poisoned sentence" in bad.result().json["error"]
+        own = server.post("/v1/translate", text=["a tree", "a über house"], **GOOD).json
+        assert [item["text"] for item in own["translations"]] == ["a tree", None]
+        assert "poisoned" in own["translations"][1]["sentences"][0]["error"]
+        assert server.metric("nmt_failed_sentences_total") == 2
+
+
+def raw(
+    server: Running, *pieces: bytes, pause_seconds: float = 0.0, hang_up: bool = False
+) -> bytes:
+    """Send bytes as they are, with a pause after each piece; return what comes back."""
+    with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
+        for piece in pieces:
+            connection.sendall(piece)
+            time.sleep(pause_seconds)
+        if hang_up:
+            return b""
+        found = b""
+        while chunk := connection.recv(65536):
+            found += chunk
+    return found
+
+
+HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
+
+
+def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> None:
+    models, _ = copying(tokenizer)
+    with running(models, body_timeout_seconds=0.5, max_body_bytes=4096) as server:
+        kind = {"Content_Type": "application/json"}
+        for body, status in (
+            (b'{"q": "' + b"a" * 5000 + b'"}', 413),
+            (b'{"q": "\xff"}', 400),
+            (b'{"q": ' + b"[" * 3900, 400),
+            (b'{"a": ' * 500 + b"1" + b"}" * 500, 400),
+            (b"[1]", 400),
+            (b'{"q": 1e5000, "source": "xx"', 400),
+            (b"", 400),
+        ):
+            assert server.send("POST", "/translate", body, **kind).status == status, body[:20]
+        form = {"Content_Type": "application/x-www-form-urlencoded"}
+        for body in (b"q=%ff&source=xx&target=yy", "q=\u00fc".encode(), b"&a=" * 1200):
+            assert server.send("POST", "/translate", body, **form).status == 400, body[:20]
+        broken = server.send("POST", "/translate_file", b"--", Content_Type="multipart/form-data")
+        assert broken.status == 400
+        slow = raw(server, HEAD + b"40\r\n\r\n", *[b" "] * 3, pause_seconds=0.1)
+        assert b" 408 " in slow.splitlines()[0]
+        chunked = HEAD.replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\n\r\n")
+        assert b" 413 " in raw(server, chunked, *[b"800\r\n" + b" " * 2048 + b"\r\n"] * 3)
+        raw(server, HEAD + b"400\r\n\r\n{", hang_up=True)  # cut off
+        assert server.translate("the tree") == "the tree"
+        eventually(lambda: server.service.bodies.held_bytes == 0)
+
+
+def test_keys_and_rates_are_limited_by_key_and_address(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    keys = tmp_path / "keys.txt"
+    keys.write_text("# mine\nsecret-1 2\nsecret-2 0 5\n")
+    models, _ = copying(tokenizer)
+    with running(models, api_keys=str(keys)) as server:
+        settings = server.get("/frontend/settings").json
+        assert (settings["apiKeys"], settings["keyRequired"]) == (True, True)
+
+        def status(key: str, q: str = "a") -> int:
+            return server.post("/translate", q=q, api_key=key, **GOOD).status
+
+        assert [status("wrong"), status("")] == [403, 400]
+        assert [status("secret-1") for _ in range(3)] == [200, 200, 429]
+        assert [status("secret-2", "a" * n) for n in (5, 6)] == [200, 400]
+        bearer = server.send("POST", "/detect", b"q=a", Authorization="Bearer secret-1")
+        assert bearer.status == 429
+    with running(models, requests_per_minute=3) as server:
+        answers = [server.post("/translate", q="a", **GOOD) for _ in range(5)]
+        assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
+        assert answers[-1].headers["retry-after"]
+
+
+def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    token = tmp_path / "token"
+    token.write_text("t0ken\n")
+    models, _ = copying(tokenizer)
+    logger = "nmt.access"
+    with running(models, metrics_token=str(token), access_log=True) as server:
+        assert server.get("/metrics").status == 401
+        assert server.get("/metrics", Authorization="Bearer t0ken").status == 200
+        with caplog.at_level("INFO", logger), _propagating(logger):
+            server.translate("the secret house")
+            eventually(lambda: bool(caplog.messages))
+    entry = json.loads(caplog.messages[-1])
+    assert entry["path"] == "/translate"
+    assert (entry["status"], entry["sentences"], entry["characters"]) == (200, 1, 16)
+    assert "secret" not in caplog.text
+    caplog.clear()
+    with running(models, access_log=True, log_texts=True) as server, _propagating(logger):
+        with caplog.at_level("INFO", logger):
+            server.translate("the house")
+            eventually(lambda: bool(caplog.messages))
+        assert json.loads(caplog.messages[-1])["texts"] == ["the house"]
+
+
+class _propagating:
+    """Lets pytest see what nmt logs, whatever a command has set up."""
+
+    def __init__(self, name: str) -> None:
+        import logging
+
+        self._loggers = [logging.getLogger(name), logging.getLogger("nmt")]
+
+    def __enter__(self) -> None:
+        self._before = [logger.propagate for logger in self._loggers]
+        for logger in self._loggers:
+            logger.propagate = True
+
+    def __exit__(self, *_: object) -> None:
+        for logger, before in zip(self._loggers, self._before, strict=True):
+            logger.propagate = before
+
+
+def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> None:
+    models, _ = copying(tokenizer)
+
+    async def scenario() -> None:
+        scheduler = Scheduler(10, Metrics())  # nothing runs it
+        options = options_of(models)
+        waiting = [
+            asyncio.ensure_future(scheduler.translate(c, options, ["a"] * 5, timeout_seconds=9))
+            for c in "ab"
+        ]
+        await asyncio.sleep(0)
+        with pytest.raises(QueueFullError, match="try again in 1 s"):
+            await scheduler.translate("c", options, ["a"], timeout_seconds=9)
+        waiting[0].cancel()
+        await asyncio.sleep(0.01)
+        assert scheduler.num_waiting == 5
+        waiting[1].cancel()
+        scheduler.close()
+
+    asyncio.run(scenario())
+
+
+def test_signals_drain_and_reload_without_a_lost_request(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folders = [tiny_folder(tmp_path / name, tokenizer, seed) for name, seed in (("a", 3), ("b", 4))]
+    expected = [Translator.load(f, device="cpu").translate(["the house"])[0] for f in folders]
+    link = tmp_path / "model"
+    link.symlink_to(folders[0])
+    code = "import sys; from nmt.cli.main import main, COMMANDS; sys.exit(main(COMMANDS['serve']))"
+    command = [sys.executable, "-c", code, f"model_dir={link}", "port=0", "num_threads=1"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    try:
+        assert process.stderr is not None
+        lines = iter(process.stderr.readline, "")
+        port = next(int(line.rsplit(":", 1)[1]) for line in lines if "serving on" in line)
+        threading.Thread(target=lambda: [None for _ in lines], daemon=True).start()
+        server = Running(port, None)  # type: ignore[arg-type]
+        assert server.translate("the house") == expected[0]
+        stop = threading.Event()
+        found: list[str] = []
+
+        def ask() -> None:
+            while not stop.is_set():
+                found.append(server.translate("the house"))
+
+        asking = threading.Thread(target=ask)
+        asking.start()
+        link.unlink()
+        link.symlink_to(folders[1])
+        process.send_signal(signal.SIGHUP)
+        eventually(lambda: found[-1:] == [expected[1]], 30)
+        stop.set()
+        asking.join()
+        assert set(found) == set(expected)
+        with ThreadPoolExecutor(4) as clients:
+
+            def late(_: int) -> Answer:
+                return server.post("/translate", q=["the house"] * 100, **GOOD)
+
+            answers = [clients.submit(late, i) for i in range(4)]
+            eventually(lambda: server.metric("nmt_queue_sentences") > 0)
+            process.send_signal(signal.SIGTERM)
+            for answer in answers:
+                assert answer.result(30).json["translatedText"] == [expected[1]] * 100
+        assert process.wait(20) == 0
+    finally:
+        if process.poll() is None:
+            os.kill(process.pid, signal.SIGKILL)
+            process.wait()

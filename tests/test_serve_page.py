@@ -1,0 +1,258 @@
+"""The translation page, driven in headless Chromium as a person would use it."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from serving import Running, copying, loaded, running, tiny_folder
+
+from nmt.data.tokenizer import Tokenizer
+from nmt.serve.models import Models
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
+DRIVER = shutil.which("chromedriver")
+pytestmark = pytest.mark.skipif(
+    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (Debian: chromium-driver)"
+)
+QUIET = (
+    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
+    "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
+)
+
+
+class Page:
+    """The page in a browser."""
+
+    def __init__(self, browser: Any, server: Running) -> None:
+        self.browser, self.server = browser, server
+
+    def open(self, path: str = "/") -> None:
+        self.browser.get(f"http://127.0.0.1:{self.server.port}{path}")
+        if path == "/":
+            self.until("document.body.dataset.ready === 'true'")
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def until(self, claim: str, seconds: float = 15) -> None:
+        until = time.monotonic() + seconds
+        while not self.run(f"return {claim}"):
+            assert time.monotonic() < until, (claim, self.text("output"), self.text("error"))
+            time.sleep(0.02)
+
+    def find(self, id: str) -> Any:
+        return self.browser.find_element("id", id)
+
+    def text(self, id: str) -> str:
+        return str(self.run("return document.getElementById(arguments[0]).textContent", id))
+
+    def until_output(self, text: str) -> None:
+        self.until(f"document.getElementById('output').textContent === {json.dumps(text)}")
+        self.until("!document.getElementById('output').classList.contains('stale')")
+
+    def requests(self) -> set[str]:
+        """Return the addresses asked for since the last call."""
+        found = set()
+        for entry in self.browser.get_log("performance"):
+            message = json.loads(entry["message"])["message"]
+            if message["method"] == "Network.requestWillBeSent":
+                found.add(message["params"]["request"]["url"])
+        return {url for url in found if not url.startswith(("chrome:", "data:"))}
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    webdriver = pytest.importorskip("selenium.webdriver")
+    options = webdriver.ChromeOptions()
+    options.binary_location = CHROMIUM
+    folder = tmp_path_factory.mktemp("browser")
+    for argument in (*QUIET.split(), f"--user-data-dir={folder / 'profile'}"):
+        options.add_argument(argument)
+    options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
+    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
+    service = webdriver.ChromeService(executable_path=DRIVER)
+    found = webdriver.Chrome(options=options, service=service)
+    yield found
+    found.quit()
+
+
+@pytest.fixture
+def page(browser: Any, tokenizer: Tokenizer) -> Iterator[Page]:
+    """The page of a server that gives texts back; whatever a test does, nothing goes wrong in the
+    console and no other place is asked.
+    """
+    models, engine = copying(tokenizer)
+    both = Models({**models.directions, ("yy", "xx"): models.directions["xx", "yy"]})
+    with running(both) as server:
+        found = Page(browser, server)
+        found.requests()
+        browser.get_log("browser")
+        found.engine = engine  # type: ignore[attr-defined]
+        found.open()
+        yield found
+        assert all(url.startswith(f"http://127.0.0.1:{server.port}/") for url in found.requests())
+        serious = [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
+        assert not serious
+        found.run("localStorage.clear()")
+        browser.get("about:blank")
+
+
+def test_it_translates_as_one_types_and_the_newest_answer_wins(page: Page) -> None:
+    field = page.find("input")
+    field.send_keys("the house <b>is</b>")
+    page.until_output("the house <b>is</b>")  # as text, never as markup
+    assert page.run("return document.querySelectorAll('#output b').length") == 0
+    before = page.server.metric('nmt_requests_total{method="POST",route="/v1/translate"')
+    field.send_keys(" a small green tree")  # one request, when the keys have stopped
+    page.until_output("the house <b>is</b> a small green tree")
+    after = page.server.metric('nmt_requests_total{method="POST",route="/v1/translate"')
+    assert after - before <= 3
+    page.engine.gate.clear()  # type: ignore[attr-defined]
+    page.engine.entered.clear()  # type: ignore[attr-defined]
+    field.clear()
+    field.send_keys("the")
+    assert page.engine.entered.wait(10)  # type: ignore[attr-defined]
+    field.send_keys(" tree")
+    time.sleep(0.5)
+    page.engine.gate.set()  # type: ignore[attr-defined]
+    page.until_output("the tree")
+    page.find("clear").click()
+    page.until_output("")
+
+
+def test_languages_are_swapped_by_button_and_keyboard(page: Page) -> None:
+    page.find("input").send_keys("the tree")
+    page.until_output("the tree")
+    values = "[document.getElementById('source').value, document.getElementById('target').value]"
+    assert page.run(f"return {values}") == ["xx", "yy"]
+    page.find("swap").click()
+    page.until(f"{values}.join() === 'yy,xx'")
+    page.find("input").send_keys("\ue00as")  # Alt+S
+    page.until(f"{values}.join() === 'xx,yy'")
+    page.open()
+    assert page.run(f"return {values}") == ["xx", "yy"]
+
+
+def test_words_that_go_together_light_up(page: Page) -> None:
+    page.find("input").send_keys("the green house. The tree")
+    page.until_output("the green house. The tree")
+    page.run("document.getElementById('alignment-box').open = true")
+    words = page.browser.find_elements("css selector", "#alignment .word[data-side=source]")
+    assert [word.text for word in words] == ["the", "green", "house.", "The", "tree"]
+    page.run("arguments[0].focus()", words[1])
+    lit = "[...document.querySelectorAll('#alignment .lit')].map((w) => w.textContent).join()"
+    assert page.run(f"return {lit}") == "green,green"
+    assert words[1].get_attribute("aria-label") == "green: goes with green"
+    from selenium.webdriver import ActionChains
+
+    ActionChains(page.browser).move_to_element(words[4]).perform()
+    page.until("[...document.querySelectorAll('#alignment .lit')].length >= 2")
+    assert "tree,tree" in page.run(f"return {lit}")
+
+
+def test_an_engine_without_attention_maps_shows_its_alignment(page: Page) -> None:
+    page.find("input").send_keys("the house")
+    page.until_output("the house")
+    page.run("document.getElementById('attention-box').open = true")
+    dark = """
+        const canvas = document.querySelector('#attention canvas');
+        const pen = canvas.getContext('2d'), scale = window.devicePixelRatio || 1;
+        const all = pen.getImageData(0, 0, canvas.width, canvas.height);
+        const place = (k) => Math.round((110 + 22 * k + 11) * scale);
+        const at = (i, j) => all.data[4 * (place(i) * canvas.width + place(j)) + 3];
+        return [at(0, 0), at(1, 1), at(0, 1), at(1, 0)];
+    """
+    assert page.run(dark) == [255, 255, 0, 0]
+    assert page.find("attention").find_element("tag name", "canvas").get_attribute("aria-label")
+
+
+def test_the_attention_of_any_layer_and_head_can_be_chosen(
+    browser: Any, tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    with running(loaded(tiny_folder(tmp_path / "model", tokenizer))) as server:
+        page = Page(browser, server)
+        page.open()
+        page.find("input").send_keys("the house. A tree")
+        page.until("document.getElementById('output').textContent !== ''")
+        page.run("document.getElementById('attention-box').open = true")
+        page.until("document.querySelectorAll('#attention canvas').length === 2")
+        rows = "document.querySelector('#attention table').rows.length"
+        picture = "document.querySelector('#attention canvas').toDataURL()"
+        assert page.run(f"return {rows}") >= 2
+        seen = {page.run(f"return {picture}")}
+        for select, value in ((2, "1"), (1, "0"), (0, "encoder"), (0, "decoder")):
+            page.run(
+                """
+                const select = document.querySelectorAll('#attention select')[arguments[0]];
+                select.value = arguments[1];
+                select.dispatchEvent(new Event('change', {bubbles: true}));
+                """,
+                select,
+                value,
+            )
+            page.until(f"!{json.dumps(sorted(seen))}.includes({picture})")
+            seen.add(page.run(f"return {picture}"))
+        page.run("localStorage.clear()")
+
+
+def test_history_stays_in_the_browser_and_can_be_deleted(page: Page) -> None:
+    page.find("input").send_keys("the tree")
+    page.until_output("the tree")
+    page.open()
+    assert "the tree" in page.text("history")
+    page.run("document.getElementById('history-box').open = true")
+    page.browser.find_element("css selector", "#history button").click()
+    page.until_output("the tree")
+    page.find("forget").click()
+    assert page.run("return document.getElementById('history').children.length") == 0
+
+
+def test_a_file_is_uploaded_and_fetched(page: Page, tmp_path: Path) -> None:
+    path = tmp_path / "lines.txt"
+    path.write_text("the house\nthe tree\n" * 300)
+    page.find("tab-text").send_keys("\ue014")  # arrow right
+    page.until("!document.getElementById('panel-file').hidden")
+    page.find("file").send_keys(str(path))
+    page.browser.find_element("css selector", "#file-form [type=submit]").click()
+    page.until("!document.getElementById('download').hidden")
+    assert page.text("download") == "Download lines_yy.txt"
+    link = page.run("return document.getElementById('download').getAttribute('href')")
+    assert page.server.get(link).body == path.read_bytes()
+
+
+def test_it_fits_phones_and_desktops_in_light_and_dark(page: Page) -> None:
+    page.find("input").send_keys("the green house")
+    page.until_output("the green house")
+    backgrounds = set()
+    for width in (360, 1280):
+        size = {"width": width, "height": 900, "deviceScaleFactor": 1, "mobile": width < 600}
+        page.browser.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", size)
+        for scheme in ("light", "dark"):
+            feature = {"name": "prefers-color-scheme", "value": scheme}
+            page.browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [feature]})
+            assert page.run("return document.documentElement.scrollWidth <= window.innerWidth")
+            backgrounds.add(page.run("return getComputedStyle(document.body).backgroundColor"))
+    assert len(backgrounds) == 2
+    page.browser.execute_cdp_cmd("Emulation.clearDeviceMetricsOverride", {})
+
+
+def test_every_control_has_a_name(page: Page) -> None:
+    nameless = page.run("""
+        return [...document.querySelectorAll('button, select, textarea, input')]
+            .filter((e) => !e.textContent.trim() && !e.ariaLabel && !e.labels?.length)
+            .map((e) => e.id);
+    """)
+    assert nameless == []
+
+
+def test_the_page_of_the_api_lists_every_route(page: Page) -> None:
+    page.open("/docs")
+    page.until("document.querySelectorAll('#routes details').length > 5")
+    shown = page.text("routes")
+    assert all(path in shown for path in page.server.get("/spec").json["paths"])

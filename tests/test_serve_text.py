@@ -1,0 +1,181 @@
+"""Texts, HTML and files as the server cuts and joins them; nothing is translated here."""
+
+from __future__ import annotations
+
+import random
+import re
+
+import pytest
+
+from nmt.errors import DataError
+from nmt.serve.documents import Downloads, Reading, read_document
+from nmt.serve.markup import parse_html
+from nmt.serve.pieces import is_emoji_only, plain_text, token_spans
+from nmt.translate.lines import LineResult, Translation
+
+
+def translated(sentence: str, *, backwards: bool = False) -> LineResult:
+    """Translate to capitals, in the order of the words or from the last to the first."""
+    words = sentence.split()
+    order = list(range(len(words)))[:: -1 if backwards else 1]
+    target = [words[i].upper() for i in order]
+    found = Translation(" ".join(target), 0, 0, [f"▁{w}" for w in target], True, [], order)
+    return LineResult([found], source_tokens=[*(f"▁{w}" for w in words), "</s>"])
+
+
+def html(text: str, *, backwards: bool = False) -> str:
+    piece = parse_html(text)
+    return piece.render([translated(s, backwards=backwards) for s in piece.sentences])
+
+
+def test_a_text_keeps_its_own_spaces_and_line_ends() -> None:
+    draw = random.Random(1)
+    for _ in range(300):
+        text = "".join(
+            draw.choices(["a b", "C.", "?", " ", "  ", "\n", "\r\n", "\t", "\u3000"], k=12)
+        )
+        for split in (True, False):
+            piece = plain_text(text, split_sentences=split)
+            results = [LineResult([Translation(s, 0, 0, [], True)]) for s in piece.sentences]
+            assert piece.render(results) == text, repr(text)
+            assert all(s == s.strip() and s and "\n" not in s for s in piece.sentences)
+
+
+def test_a_text_is_cut_at_the_ends_of_sentences_and_lines() -> None:
+    text = "One two. Three?\nFour e.g. five.  Six"
+    assert plain_text(text).sentences == ["One two.", "Three?", "Four e.g. five.", "Six"]
+    assert plain_text(text, split_sentences=False).sentences == text.split("\n")
+
+
+def test_sentences_of_a_script_without_spaces_get_one_in_another_script() -> None:
+    piece = plain_text("你好。再见。")
+    assert len(piece.sentences) == 2
+    said = [LineResult([Translation(t, 0, 0, [], True)]) for t in ("Hello.", "Bye.")]
+    assert piece.render(said) == "Hello. Bye."
+    kept = [LineResult([Translation(t, 0, 0, [], True)]) for t in piece.sentences]
+    assert piece.render(kept) == "你好。再见。"
+
+
+def test_only_symbols_are_emoji() -> None:
+    assert all(map(is_emoji_only, ["😀", " 🎉 🎉\n", "👩\u200d💻", "❤️"]))
+    assert not any(map(is_emoji_only, ["", " ", "a", "😀 a", "5 €", "..."]))
+
+
+def test_token_spans_cover_the_words_of_a_text() -> None:
+    text = "Das  Haus"
+    assert token_spans(["▁Das", "▁Ha", "us", "</s>"], text) == [(0, 3), (5, 7), (7, 9), (9, 9)]
+    emoji = token_spans(["▁a", "▁", "<0xF0>", "<0x9F>", "<0x98>", "<0x80>", "▁b"], "a 😀 b")
+    assert [emoji[0], emoji[2], emoji[6]] == [(0, 1), (2, 3), (4, 5)]
+
+
+def test_inline_tags_follow_their_words() -> None:
+    cases = {
+        "<p>a <b>c d</b> e</p>": ("<p>A <b>C D</b> E</p>", "<p>E <b>D C</b> A</p>"),
+        "a <a href='x'>b <i>c</i></a> d": (
+            "A <a href='x'>B <i>C</i></a> D",
+            "D <a href='x'><i>C</i> B</a> A",
+        ),
+        "<b>a b</b>": ("<b>A B</b>", "<b>B A</b>"),
+        "a <code>x &lt; y</code> b": ("A <code>x &lt; y</code> B", None),
+        "a<br />b": ("A<br />B", "A<br />B"),
+    }
+    for text, (forwards, backwards) in cases.items():
+        assert html(text) == forwards
+        assert backwards is None or html(text, backwards=True) == backwards
+
+
+def test_markup_that_is_no_text_stays_as_it_is() -> None:
+    for text in (
+        "<script>if (a < b) {'<p>x</p>'}</script>",
+        "<style>p > a {}</style><!-- a b -->",
+        "<span translate='no'>a <span>b</span> c</span>",
+        "<!doctype html>\n<hr>\n",
+        "<div class='x notranslate'>a <div>b</div></div>",
+    ):
+        assert html(text) == text
+
+
+def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> None:
+    assert html("a &amp; b &lt; c") == "A &amp; B &lt; C"
+    assert parse_html("one\n  <b>two</b>\n three.").sentences == ["one two three."]
+    assert html("<pre>a\n  b</pre>") == "<pre>A\n  B</pre>"
+    assert html("\n <p> a </p>\n") == "\n <p> A </p>\n"
+
+
+def test_no_tag_is_lost_doubled_or_badly_nested_whatever_the_markup() -> None:
+    tags = [
+        "<b>",
+        "</b>",
+        "<i>",
+        "</i>",
+        "<a href='x > y'>",
+        "</a>",
+        "<p>",
+        "</p>",
+        "<br>",
+        "<img>",
+    ]
+    words = ["one", " two", ". ", " ", "\n", "three ", "<", "&amp;", "</", "<!-- c -->", "<b"]
+    draw = random.Random(2)
+    for _ in range(800):
+        text = "".join(draw.choices(tags + words, k=14))
+        for backwards in (False, True):
+            result = html(text, backwards=backwards)
+            kinds = "</?[bipa][^>]*>|<br>|<img>|<!-- c -->"
+            clean = re.sub(r"<(?!/?[bipa][ >]|br>|img>|a href|!--)", "", text)
+            if clean == text:  # otherwise what is a tag is open to question
+                assert sorted(re.findall(kinds, result)) == sorted(re.findall(kinds, text)), text
+
+
+def test_hostile_markup_takes_linear_time() -> None:
+    for text in ("<" * 9000, "<b>" * 3000, "<code>" * 3000, "<!--" * 5000, "<b>x</b>" * 1500):
+        html(text)
+
+
+SUBTITLES = (
+    "1\r\n00:00:01,000 --> 00:00:02,000\r\nfirst half\r\nsecond half\r\n\r\n"
+    "2\r\n00:00:03,000 --> 00:00:04,000 X1:0\r\n- one\r\n- <i>two</i> three\r\n"
+)
+
+
+def render(name: str, content: str, **settings: object) -> str:
+    document = read_document(name, content.encode(), Reading(**settings))  # type: ignore[arg-type]
+    texts = [p.render([translated(s) for s in p.sentences]) for p in document.pieces]
+    return document.assemble(texts)
+
+
+def test_subtitles_keep_numbers_times_line_ends_and_the_number_of_lines() -> None:
+    assert render("a.SRT", SUBTITLES) == SUBTITLES.replace("first half", "FIRST HALF").replace(
+        "second half", "SECOND HALF"
+    ).replace("- one", "- ONE").replace("two", "TWO").replace("three", "THREE")
+
+
+def test_tables_translate_the_columns_asked_for() -> None:
+    table = 'id;text;note\n1;"a; b";x\n2;c;y\n'
+    assert render("t.csv", table) == 'ID;TEXT;NOTE\n1;"A; B";X\n2;C;Y\n'
+    assert render("t.csv", table, columns=["text"]) == 'id;text;note\n1;"A; B";x\n2;C;y\n'
+    assert render("t.tsv", "a\tb\n1\t2\n", columns=["2"]) == "a\tB\n1\t2\n"
+    with pytest.raises(DataError, match="the first row has no txt; did you mean text"):
+        read_document("t.csv", table.encode(), Reading(columns=["txt"]))
+
+
+def test_files_that_cannot_be_read_are_refused() -> None:
+    for name, content in (("a.docx", b"x"), ("a.txt", b"\xff\xfe"), ("a.csv", b'"a')):
+        with pytest.raises(DataError):
+            read_document(name, content, Reading())
+
+
+def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
+    kept, gone = Downloads(60), Downloads(0)
+    key = kept.add("../../etc/a b.txt", "x")
+    assert re.fullmatch(r"[\w-]{30,}/a b\.txt", key)
+    path = kept.find(key)
+    assert path is not None
+    assert path.read_text() == "x"
+    assert kept.find("../" + key) is None
+    assert kept.find(key[1:]) is None
+    assert gone.find(gone.add("a.txt", "x")) is None
+    assert not list(gone.folder.iterdir())
+    for downloads in (kept, gone):
+        downloads.close()
+        assert not downloads.folder.exists()
