@@ -94,7 +94,7 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     from nmt import evaluate
 
     tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
-    evaluate.bleu_metric(tokenize)  # before a model translates for an hour
+    evaluate.bleu_metric(tokenize)  # an error now, not after a long translation
     references = [list(read_input(path)) for path in config.references]
     if config.hypotheses:
         hypotheses = list(read_input(config.hypotheses))
