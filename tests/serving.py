@@ -7,7 +7,7 @@ import http.client
 import json
 import threading
 import urllib.parse
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from nmt.search.hypotheses import Hypothesis
 from nmt.serve.app import Server, make_app
 from nmt.serve.models import Direction, Models
 from nmt.serve.service import Service
+from nmt.translate.backend import SearchRequest
 from nmt.translate.translator import Translator
 
 
@@ -154,9 +155,8 @@ class Copying:
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         pass
 
-    def search(
-        self, rows: Sequence[Sequence[int]], config: SearchConfig, *_: Any, **__: Any
-    ) -> list[list[Hypothesis]]:
+    def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
+        rows, config = request.rows, request.config
         self.entered.set()
         self.gate.wait(30)
         self.batches.append((config, [list(row) for row in rows]))
