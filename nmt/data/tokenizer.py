@@ -74,10 +74,10 @@ class Tokenizer:
         Raises `DataError` for a text that is none, with half of a surrogate pair in it.
         """
         try:
-            if len(texts) < _FEW_TEXTS:
-                num_threads = 1
+            if len(texts) < _FEW_TEXTS:  # a list starts threads, whatever their number
+                return [self._processor.encode(text) for text in texts]
             ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
-        except TypeError:  # SentencePiece does not name the text
+        except (TypeError, RuntimeError):  # SentencePiece does not name the text
             for number, text in enumerate(texts):
                 if found := re.search("[\ud800-\udfff]", text):
                     raise DataError(

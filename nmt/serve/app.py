@@ -109,6 +109,7 @@ class Frame:
         except Exception:
             if status == _GONE:  # nothing was answered: the server's own handler is to know
                 raise
+            log.exception("request %s failed while it was answered", call.id)
         finally:
             self._service.bodies.release(body)
             self._report(scope, call, status, time.monotonic() - start)

@@ -7,6 +7,7 @@ import importlib.util
 import logging
 import re
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -65,7 +66,16 @@ class Models:
     def load(cls, config: ServeConfig) -> Models:
         """Load every folder of `model_dir`. Raises what `Translator.load` raises, and a
         `ConfigError` for two models of one direction.
+
+        Loading takes a thread that ends: torch keeps a pool of OpenMP threads for each thread that
+        computed something, and with more of them than cores every parallel region sleeps and
+        wakes, which doubles the time of a sentence.
         """
+        with ThreadPoolExecutor(1) as executor:
+            return executor.submit(cls._load, config).result()
+
+    @classmethod
+    def _load(cls, config: ServeConfig) -> Models:
         directions: dict[tuple[str, str], Direction] = {}
         for folder in config.model_dir:
             info = _read_info(folder, config.backend)

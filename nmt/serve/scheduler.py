@@ -7,7 +7,6 @@ state belongs to the event loop; the thread is given a list of segments and retu
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
 import math
 import time
@@ -34,6 +33,8 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _ROUND_SECONDS = 0.5  # what a round may take, so that a new client does not wait long
+_GATHER_SHARE = 0.15  # of the last round's time, and at most so many seconds: a wait for what
+_GATHER_SECONDS = 0.01  # its clients send next
 _LEAST_PARTS = 32  # of a round, however slow the engine is: fewer waste its time
 _INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
 _MAX_CALLS = 8  # of `call` at a time
@@ -149,9 +150,11 @@ class Scheduler:
     async def run(self) -> None:
         """Give the engine one round after the other, until cancelled."""
         loop = asyncio.get_running_loop()
+        last = (0, 0.0)  # sentences and seconds of the last round
         while True:
             await self._wake.wait()
             await asyncio.sleep(0)  # whoever has sent a request by now takes part
+            await self._gather(last)
             work = self._take()
             if work is None:
                 self._wake.clear()
@@ -165,8 +168,18 @@ class Scheduler:
             except Exception as error:  # every part failed: these requests do, the server goes on
                 log.exception("the engine failed with a batch of %d sentences", len(work.places))
                 outcomes = error
-            self._measure(work, time.monotonic() - start)
+            last = (len(work.places), time.monotonic() - start)
+            self._measure(work, last[1])
             self._deliver(work, outcomes)
+
+    async def _gather(self, last: tuple[int, float]) -> None:
+        """Wait a moment for as many sentences as the last round had: who was answered just now
+        may send the next at once, and a round without it makes it wait for two.
+        """
+        num_last, seconds = last
+        end = time.monotonic() + min(_GATHER_SHARE * seconds, _GATHER_SECONDS)
+        while self.num_waiting < num_last and time.monotonic() < end:
+            await asyncio.sleep(0.0005)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns in the engine's thread, after the round that is there."""
@@ -290,10 +303,11 @@ class Scheduler:
         self.num_waiting -= len(task.parts) - task.next_part
         task.next_part = len(task.parts)
         task.done.cancel()
-        with contextlib.suppress(KeyError, ValueError):
-            self._clients[task.client].remove(task)
-            if not self._clients[task.client]:
-                del self._clients[task.client]
+        tasks = self._clients.get(task.client, deque())
+        if task in tasks:
+            tasks.remove(task)
+        if not tasks:
+            self._clients.pop(task.client, None)
 
     def _finish(self, task: _Task) -> list[LineResult]:
         """Join the segments of each line."""

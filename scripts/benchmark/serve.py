@@ -37,7 +37,7 @@ from nmt.export.folder import export
 from nmt.translate.translator import Translator
 
 CLIENTS = (1, 8, 32)
-_ALONE = 16  # lines that are sent one after the other
+_ALONE = 100  # lines that are sent one after the other
 LIBRETRANSLATE = "libretranslate==1.9.6"
 # It fetches models that find sentences; here every line is one, which costs it nothing
 _LIBRETRANSLATE_PROGRAM = """
