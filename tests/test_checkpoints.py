@@ -199,7 +199,7 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
             result = original(*arguments, **named)
             if threading.current_thread().name.startswith("saver"):
                 places = run.glob("checkpoints/step-*")
-                seen.append(sum(len(list(place.iterdir())) == 4 for place in places))
+                seen.append(sum(len(list(place.iterdir())) == 5 for place in places))
             return result
 
         return noted

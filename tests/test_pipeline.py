@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_preprocess_keeps_the_text_of_held_out_pairs(root: Path) -> None:
-    assert read_meta(root / "data")["num_pairs"] == {"train": 200, "valid": 20, "test": 20}
+    assert read_meta(root / "data").num_pairs == {"train": 200, "valid": 20, "test": 20}
     for split, side in itertools.product(("valid", "test"), ("src", "tgt")):
         kept = (root / f"data/{split}.{side}").read_bytes()
         assert kept == (root / f"{split}.{side}.txt").read_bytes()
