@@ -130,9 +130,7 @@ def count_lines(path: str) -> int:
 def pair_lines(
     src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
 ) -> Iterator[Pair]:
-    """Yield the pairs of two aligned streams; raise a `DataError` with both counts when they are
-    not equally long.
-    """
+    """Yield pairs of aligned lines; streams that are not equally long are a `DataError`."""
     both = itertools.zip_longest(src_lines, tgt_lines)
     for num_pairs, (source, target) in enumerate(both):
         if source is None or target is None:

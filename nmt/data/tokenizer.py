@@ -88,9 +88,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
-        space.
-        """
+        """Turn ids into a line of text, without control symbols; line breaks become spaces."""
         text: str = self._processor.decode(list(ids))
         return text.replace("\n", " ").replace("\r", " ")
 

@@ -24,9 +24,7 @@ _ITEMS_A_WORKER = 3  # that wait, are worked on, or are done before those in fro
 
 
 def count_workers(num_threads: int) -> int:
-    """Return the number of worker processes: none for one thread, which the process itself has;
-    for 0 threads, as many as the CPU cores that it may use.
-    """
+    """Return the number of worker processes: none for one thread; 0 stands for all CPU cores."""
     if num_threads == 0:
         affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
         num_threads = len(affinity(0)) if affinity else os.cpu_count() or 1
