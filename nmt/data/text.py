@@ -172,9 +172,9 @@ class WaitingLines:
 
     def has_more(self) -> bool:
         """Say whether a line, or the end, is there or comes within an instant."""
-        ready = [self._descriptor]
-        is_known = bool(self._lines) or self._is_over
-        return is_known or bool(select.select(ready, [], [], _PATIENCE_SECONDS)[0])
+        if self._lines or self._is_over:
+            return True
+        return bool(select.select([self._descriptor], [], [], _PATIENCE_SECONDS)[0])
 
 
 def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:

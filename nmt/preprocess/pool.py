@@ -63,14 +63,14 @@ class WorkerPool(
             yield from ((item, function(item)) for item in items)
             return
         waiting: deque[tuple[Item, Future[Result]]] = deque()
-        last_error: NmtError | None = None
+        last_error: Exception = StopIteration()
         source = iter(items)
         try:
             while True:
                 try:
                     item = next(source)
                 except (StopIteration, NmtError) as error:
-                    last_error = error if isinstance(error, NmtError) else None
+                    last_error = error
                     break
                 try:
                     with _interrupts_deferred():  # this may start a process
@@ -92,7 +92,7 @@ class WorkerPool(
                 "a worker process was killed, as happens when memory runs out; give the same "
                 "command again with fewer num_threads, it goes on with what is done"
             ) from None
-        if last_error is not None:
+        if isinstance(last_error, NmtError):
             raise last_error
 
 
