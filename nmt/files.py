@@ -97,9 +97,7 @@ def _exchange(one: Path, other: Path) -> None:
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `path` when the block ends without an
-    exception.
-    """
+    """Give a path to write; it takes the place of `path` unless the block raises."""
     remove_abandoned(path)
     temporary = _beside(path)
     try:

@@ -35,7 +35,7 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
-        self.src = self.tgt = self  # of both languages
+        self.src = self.tgt = self
         self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
@@ -89,9 +89,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
-        space.
-        """
+        """Turn ids into a line of text, without control symbols; line breaks become spaces."""
         text: str = self._processor.decode(list(ids))
         return text.replace("\n", " ").replace("\r", " ")
 
