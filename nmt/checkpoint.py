@@ -51,9 +51,7 @@ class ModelInfo:
     def content(self) -> dict[str, Any]:
         """Return what is written: all that is known, as primitives."""
         content = asdict(self)
-        if self.src_vocab_size is None:
-            del content["src_vocab_size"]
-        return content
+        return {k: v for k, v in content.items() if k != "src_vocab_size" or v is not None}
 
 
 @dataclass(frozen=True)
