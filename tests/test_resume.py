@@ -20,7 +20,7 @@ from toy import assert_same_weights, command, read_records, read_weights, train,
 
 from nmt.config import TrainConfig
 from nmt.data.batching import TokenBatchSampler
-from nmt.data.binary import ParallelData
+from nmt.data.binary import DataInfo, ParallelData
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
@@ -221,7 +221,7 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
     assert contents() == before
     # each of the others by itself
     mix = make_mix(ParallelData(toy_data, "train").corpora, {})
-    meta = {"data_sha256": "a" * 64, "tokenizer_sha256": "b" * 64}
+    meta = DataInfo(2, data_sha256="a" * 64, tokenizer_sha256="b" * 64)
     config = TrainConfig()
     saved = fingerprint(config, meta, mix)
     changes: dict[str, Any] = {"max_tokens": 150, "tokens_per_update": 300, "seed": 5}
