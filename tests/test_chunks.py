@@ -69,13 +69,10 @@ def test_any_lines_come_back_in_pairs_with_their_numbers(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for seed in range(20):
-        draw = random.Random(seed)
-        bounds = draw.choice([1, 5, 50]), draw.choice([1, 90, 999])
-        bound(monkeypatch, *bounds)
-        check_reading(tmp_path, draw, bounds)
+        check_reading(tmp_path, monkeypatch, random.Random(seed))
 
 
-def check_reading(tmp_path: Path, draw: random.Random, bounds: tuple[int, int]) -> None:
+def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.Random) -> None:
     sources, expected, overlong, numbers = [], [], [], []
     for name in range(3):
         sides = [random_lines(number, draw) for number in [draw.choice([0, 1, 7, 40])] * 2]
@@ -85,6 +82,8 @@ def check_reading(tmp_path: Path, draw: random.Random, bounds: tuple[int, int]) 
         expected += list(zip(*map(blanked, sides), strict=True))
         numbers += range(1, len(sides[0]) + 1)
         overlong += [max(map(len, pair)) > 64 for pair in zip(*sides, strict=True)]
+    bounds = draw.choice([1, 5, 50]), draw.choice([1, 90, 999])
+    bound(monkeypatch, *bounds)
     found = list(read_chunks(sources))
     assert rows(found) == expected
     progress = [chunk.disk_bytes for chunk in found]
