@@ -28,6 +28,7 @@ from nmt.config import (
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.export.folder import SUPPORTED, announce, check_exportable, export
+from nmt.manifest import write_manifest
 
 
 @pytest.fixture
@@ -109,6 +110,7 @@ def test_the_folder_describes_itself_and_is_no_model_folder(model: Path, tmp_pat
         load_export_info(tmp_path / "absent")
     marker = json.loads((output / "nmt.json").read_text("utf-8"))
     (output / "nmt.json").write_text(json.dumps(marker | {"format_version": 99}), encoding="utf-8")
+    write_manifest(output)
     with pytest.raises(ModelError, match="format_version 99"):
         load_export_info(output)
 
