@@ -93,6 +93,7 @@ def test_base_and_big_spell_out_every_hyperparameter() -> None:
 def test_recipes_are_the_papers() -> None:
     assert composed("train", "model=base") == composed("train") == TrainConfig()
     big = composed("train", "model=big")
+    assert composed("train", "+model=big") == big
     assert big.model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
     assert (big.max_updates, big.average_last) == (300_000, 20)
     assert composed("train", "experiment=wmt14_en_fr_big").model.dropout == 0.1
