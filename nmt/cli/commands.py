@@ -142,6 +142,21 @@ _ALL = (
         schema=config.ServeConfig,
         run="nmt.cli.tasks:serve",
     ),
+    Command(
+        name="visualize",
+        summary="Draw models, runs and data: attention to explore, curves, search trees and more.",
+        reads="what the picture needs: text on stdin and a model, a run, a config, or nothing",
+        writes="output: one .html, .png, .svg or .pdf file; without arguments a list of pictures",
+        examples=(
+            "nmt-visualize",
+            "echo 'A dog runs.' | nmt-visualize what=attention model_dir=runs/mine",
+            "nmt-visualize what=run run_dir=[runs/a,runs/b] output=runs.svg theme=dark",
+            "nmt-visualize what=architecture model=big",
+        ),
+        schema=config.VisualizeConfig,
+        run="nmt.cli.tasks:visualize",
+        groups=("model",),
+    ),
 )
 COMMANDS = {command.name: command for command in _ALL}
 

@@ -58,3 +58,4 @@ from nmt.config.translate import (
     TooLong,
     TranslateConfig,
 )
+from nmt.config.visualize import AttentionKind, Picture, Theme, VisualizeConfig
