@@ -152,9 +152,6 @@ def serve(config: ServeConfig, config_yaml: str) -> None:
 
 def visualize(config: VisualizeConfig, config_yaml: str) -> None:
     """Draw a picture and log where it is; without one, list what can be drawn."""
-    from nmt.visualize.draw import draw, index
+    from nmt.visualize.draw import draw
 
-    if config.what is None:
-        print(index())
-    else:
-        log.info("wrote %s", draw(config))
+    draw(config)

@@ -42,6 +42,7 @@ from nmt.config.training import (
     Positions,
     Schedule,
     SearchConfig,
+    TrackerName,
     TrainConfig,
 )
 from nmt.config.translate import (

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nmt.config.options import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, check_ranges, option, require
-from nmt.config.training import ModelConfig
+from nmt.config.training import ModelConfig, TrackerName
 
 
 class Picture(str, Enum):
@@ -71,7 +71,7 @@ class VisualizeConfig:
     steps: int = option(20_000, "what=schedule: updates that are drawn", low=2)
     label_smoothing: float = option(0.1, "what=smoothing: share spread evenly", low=0, below=1)
     split: str = option("test", "what=report: split that is translated; valid where it is missing")
-    tracker: list[str] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
+    tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
 

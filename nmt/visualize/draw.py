@@ -71,6 +71,15 @@ PICTURES = {
         "runs:draw_data",
         "run_report:data_page",
     ),
+    Picture.report: Kind(
+        "a run on one page: settings, curves, scores, best and worst sentences, what was slow",
+        "run_dir=runs/mine",
+        page="run_report:report_page",
+    ),
+    Picture.upload: Kind(
+        "no picture: sends a run's figures to trackers that lack them",
+        "run_dir=runs/mine tracker=[wandb,mlflow]",
+    ),
 }
 
 
@@ -90,16 +99,24 @@ def index() -> str:
     )
 
 
-def draw(config: VisualizeConfig) -> Path:
-    """Draw what the settings say and return the file."""
-    assert config.what is not None
-    kind = PICTURES[config.what]
-    suffix = ".html" if kind.page and config.what is not Picture.data else ".png"
-    output = resolve(config.output or f"{config.what.value}{suffix}")
+def draw(config: VisualizeConfig) -> None:
+    """Draw what the settings say, or list what there is, and log the file."""
+    if config.what is None:
+        print(index())
+    elif config.what is Picture.upload:
+        _function("runs:upload")(config)
+    else:
+        log.info("wrote %s", _draw(config, config.what))
+
+
+def _draw(config: VisualizeConfig, what: Picture) -> Path:
+    kind = PICTURES[what]
+    suffix = ".html" if kind.page and what is not Picture.data else ".png"
+    output = resolve(config.output or f"{what.value}{suffix}")
     is_page = output.suffix == ".html"
     if not (kind.page if is_page else kind.figure):
         form = ".html" if kind.page else ".png, .svg or .pdf"
-        raise ConfigError(f"output={config.output}: what={config.what.value} is written as {form}")
+        raise ConfigError(f"output={config.output}: what={what.value} is written as {form}")
     if is_page:
         text = _function(kind.page)(config)
         output.parent.mkdir(parents=True, exist_ok=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import math
 from pathlib import Path
 from typing import Any
@@ -12,9 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
 from nmt.config import VisualizeConfig, resolve
-from nmt.errors import DataError
+from nmt.errors import ConfigError, DataError, NmtError
+from nmt.training.trackers import Feed, check_trackers
 from nmt.visualize.style import Style
 
+log = logging.getLogger(__name__)
+_UPLOAD_SECONDS = 3600.0  # for all of a run
 Records = list[dict[str, Any]]
 CURVES = {  # title: the keys of metrics.jsonl that are drawn, and their names
     "loss, nats a token": {"nll": "training", "valid_loss": "validation"},
@@ -120,3 +124,17 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     right.margins(x=0.2)
     right.set_ylim(-2, len(bars) + 1)
     return figure
+
+
+def upload(config: VisualizeConfig) -> None:
+    """Send what trackers lack of the metrics of runs. Raises `NmtError` when one fails."""
+    if not config.tracker:
+        raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
+    for folder in map(resolve, config.run_dir):
+        read_metrics(folder)
+        for name in check_trackers(config.tracker):
+            feed = Feed(name, folder)
+            feed.close(timeout_seconds=_UPLOAD_SECONDS)
+            if not feed.is_done:
+                raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
+            log.info("sent %s to %s", folder, name.value)
