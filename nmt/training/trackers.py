@@ -45,10 +45,6 @@ class TrackedRun:
     id: str  # the same after a kill, a letter and hexadecimal digits
     config: dict[str, Any]  # flat names of settings, with the commit of the code
 
-    @property
-    def name(self) -> str:
-        return self.folder.name
-
 
 class Tracker(Protocol):
     """A library that shows figures; any method may raise anything."""
@@ -88,7 +84,7 @@ class _Wandb:
         self._run: Any = wandb.init(
             project=os.environ.get("WANDB_PROJECT", "nmt"),
             id=run.id,
-            name=run.name,
+            name=run.folder.name,
             dir=str(run.folder),
             config=run.config,
             resume="allow",
@@ -123,7 +119,9 @@ class _Mlflow:
             self._id = found[0].info.run_id
         else:
             tags = {"nmt_run": run.id}
-            self._id = self._client.create_run(number, run_name=run.name, tags=tags).info.run_id
+            self._id = self._client.create_run(
+                number, run_name=run.folder.name, tags=tags
+            ).info.run_id
             for key, value in run.config.items():
                 self._client.log_param(self._id, key, value)
 
@@ -147,7 +145,7 @@ class _Trackio:
     def __init__(self, run: TrackedRun) -> None:
         trackio = importlib.import_module("trackio")
         self._project = os.environ.get("TRACKIO_PROJECT", "nmt")
-        self._name = f"{run.name}-{run.id[-6:]}"
+        self._name = f"{run.folder.name}-{run.id[-6:]}"
         how = {"resume": "allow", "auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
         with contextlib.redirect_stdout(sys.stderr):  # it prints
             self._run: Any = trackio.init(self._project, name=self._name, config=run.config, **how)
