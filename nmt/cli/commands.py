@@ -57,7 +57,7 @@ _ALL = (
         name="train",
         summary="Train a Transformer; started again, resume from the last checkpoint.",
         reads="data_dir, made by nmt-preprocess",
-        writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
+        writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); figures to trackers",
         examples=(
             "nmt-train +model=base",
             "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",

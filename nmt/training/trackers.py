@@ -212,7 +212,7 @@ class Feed:
             self._warn(f"no answer for {timeout_seconds:g} seconds")
 
     def _warn(self, reason: object) -> None:
-        text = "tracker %s: %s; the run goes on, nmt-visualize what=upload sends what is missing"
+        text = "tracker %s: %s; nmt-visualize what=upload sends what is missing"
         log.warning(text, self._name.value, " ".join(str(reason).split())[:300])
 
     def _run(self) -> None:

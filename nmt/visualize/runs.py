@@ -79,6 +79,8 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         if title == "perplexity":
             axes.set_yscale("log")
+            axes.yaxis.set_major_formatter("{x:g}")
+            axes.yaxis.set_minor_formatter("")
         else:
             axes.set_ylim(0, 1.05 * highest or None)
         axes.grid()

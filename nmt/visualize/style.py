@@ -31,7 +31,7 @@ _PAPER = {
     Theme.light: ("#ffffff", "#1b1f24", "#c9d0d8"),
     Theme.dark: ("#1d2228", "#e6e9ed", "#3a434d"),
 }
-_DPI = 120
+_DPI = 100
 
 
 class Style:

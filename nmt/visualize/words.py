@@ -191,6 +191,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     words.imshow(shares, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
     words.set(title="Likeliest words of each step of the best hypothesis", xlabel="step", yticks=[])
     words.set_xlim(-0.4, len(steps) + 1.6)
+    words.set_xticks(range(len(steps) + 1))
     return figure
 
 
