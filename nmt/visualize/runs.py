@@ -7,15 +7,16 @@ import json
 import logging
 import math
 from pathlib import Path
-from typing import Any
-
-from matplotlib.figure import Figure
-from matplotlib.ticker import MaxNLocator
+from typing import TYPE_CHECKING, Any
 
 from nmt.config import VisualizeConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.training.trackers import Feed, check_trackers
-from nmt.visualize.style import Style
+
+if TYPE_CHECKING:  # matplotlib, which pages do without
+    from matplotlib.figure import Figure
+
+    from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
 _UPLOAD_SECONDS = 3600.0  # for all of a run
@@ -64,7 +65,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     if len(set(names)) < len(names):
         names = [str(folder) for folder in config.run_dir]
     codes = style.find_fonts(names)
-    figure = Figure(figsize=(12, 6.5), layout="constrained")
+    figure = style.figure(12, 6.5)
     for axes, (title, keys) in zip(figure.subplots(2, 3).flat, CURVES.items(), strict=True):
         highest = 0.0
         for run, (records, name) in enumerate(zip(runs, names, strict=True)):
@@ -76,7 +77,7 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
                 axes.plot(updates, values, style_of, color=color, label=label, markersize=4)
                 highest = max([highest, *values[len(values) // 10 :]])
         axes.set(title=title, xlabel="update")
-        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        axes.locator_params(axis="x", nbins=6, integer=True)
         if title == "perplexity":
             axes.set_yscale("log")
             axes.yaxis.set_major_formatter("{x:g}")
@@ -106,7 +107,7 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     """Draw how long the sentences of the training text are, and what became of its pairs."""
     report = read_report(config.data_dir)
     train = report["train"]
-    figure = Figure(figsize=(11, 4), layout="constrained")
+    figure = style.figure(11, 4)
     left, right = figure.subplots(1, 2, width_ratios=[1.3, 1])
     for side, language, color in (("src", "src_lang", 0), ("tgt", "tgt_lang", 1)):
         lengths = train[side]["lengths"]

@@ -71,6 +71,10 @@ class Style:
             }
         )
 
+    def figure(self, width: float, height: float) -> Figure:
+        """Return an empty figure, in inches."""
+        return Figure(figsize=(width, height), layout="constrained")
+
     def find_fonts(self, texts: Iterable[str]) -> dict[int, str]:
         """Add installed fonts until every character of `texts` has one; return codes such as U+4E2D
         for those that have none, for `str.translate`.

@@ -15,7 +15,6 @@ from matplotlib.axes import Axes
 from matplotlib.colors import to_rgba
 from matplotlib.figure import Figure
 from matplotlib.patches import FancyBboxPatch
-from matplotlib.ticker import MaxNLocator
 
 from nmt.config import (
     ModelConfig,
@@ -45,7 +44,7 @@ _NUM_WORDS = 5  # of the vocabulary of label smoothing
 def draw_mask(config: VisualizeConfig, style: Style) -> Figure:
     """Draw which tokens may be attended to: causal, and padding in a batch of four sentences."""
     length = min(config.length, 20 if config.length == 100 else _MOST_MASKED)
-    figure = Figure(figsize=(9.5, 5), layout="constrained")
+    figure = style.figure(9.5, 5)
     left, right = figure.subplots(1, 2, width_ratios=[1, 0.9])
     causal = causal_mask(length)
     style.heat(left, causal, hidden=~causal)
@@ -56,8 +55,8 @@ def draw_mask(config: VisualizeConfig, style: Style) -> Figure:
     right.set(title="Padding mask of a batch", xlabel="attended token", ylabel="sentence")
     right.set_yticks(range(4), [f"{n} tokens" for n in lengths.tolist()])
     left.set_aspect("equal")
-    for axis in (left.xaxis, left.yaxis, right.xaxis):
-        axis.set_major_locator(MaxNLocator(integer=True))
+    left.locator_params(integer=True)
+    right.locator_params(axis="x", integer=True)
     figure.supxlabel("blue: may be attended to; gray: may not, its weight is exactly 0", fontsize=9)
     return figure
 
@@ -70,7 +69,7 @@ def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
         raise ConfigError(
             f"dimensions={max(chosen)}: model.d_model={d_model} has 0 to {d_model - 1}"
         )
-    figure = Figure(figsize=(11, 7), layout="constrained")
+    figure = style.figure(11, 7)
     axes = figure.subplots(2, 2, sharex="row", sharey="row")
     names = {
         Positions.sinusoidal: "sinusoidal: sine and cosine in turn (the paper)",
@@ -104,7 +103,7 @@ def schedule_of(text: str, steps: int) -> TrainConfig:
 
 def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the learning rate of every update, for several schedules."""
-    figure = Figure(figsize=(9, 4.8), layout="constrained")
+    figure = style.figure(9, 4.8)
     axes = figure.subplots()
     steps = range(1, config.steps + 1)
     for i, text in enumerate(config.schedules):
@@ -142,7 +141,7 @@ def smoothed_loss(smoothing: float, confidence: float, num_words: int) -> float:
 
 def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the target distribution, and the loss against the model's confidence."""
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    figure = style.figure(10, 4.2)
     left, right = figure.subplots(1, 2)
     eps, words = config.label_smoothing, range(_NUM_WORDS)
     targets = torch.stack([smoothing_target(eps, word, _NUM_WORDS) for word in words])  # (V, V)
@@ -221,7 +220,7 @@ def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
     model, vocab_size = config.model, config.vocab_size
     with torch.device("meta"):
         total = num_parameters(Transformer(model, vocab_size))
-    figure = Figure(figsize=(10, 9), layout="constrained")
+    figure = style.figure(10, 9)
     axes = figure.subplots()
     tops = []
     for x, is_decoder in ((0.0, False), (1.3, True)):

@@ -9,11 +9,10 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from torch import Tensor
 
 from nmt.config import AttentionKind, VisualizeConfig
@@ -29,7 +28,12 @@ from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 from nmt.translate.attention import PairAttention, attention_model
 from nmt.translate.translator import Translator
-from nmt.visualize.style import Style
+
+if TYPE_CHECKING:  # matplotlib, which pages do without
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
+
+    from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
 _FEW_PANELS = 6  # so many show their pieces
@@ -98,7 +102,7 @@ def attention_figure(
     is_big = len(layers) * len(heads) <= _FEW_PANELS
     width, height = (0.24 * len(columns) + 1.6, 0.24 * len(rows) + 1.6) if is_big else (1.5, 1.5)
     shape = (width * len(heads) + 0.6, height * len(layers) + 0.6)
-    figure = Figure(figsize=shape, layout="constrained")
+    figure = style.figure(*shape)
     panels = figure.subplots(len(layers), len(heads), squeeze=False)
     hidden = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
     names = {"rows": rows, "columns": columns} if is_big else {}
@@ -172,7 +176,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     codes = style.find_fonts(tokenizer.pieces([t for node in places for t in node[-1:]]))
     names = {node: tokenizer.pieces(node[-1:])[0].translate(codes) for node in places if node}
     height = max(2.0, 0.36 * max(y for _, y in places.values()) + 1)
-    figure = Figure(figsize=(1.05 * len(steps) + 2.4, height + 2.6), layout="constrained")
+    figure = style.figure(1.05 * len(steps) + 2.4, height + 2.6)
     tree, words = figure.subplots(2, 1, height_ratios=[height, 2.2], sharex=True)
     _draw_tree(tree, style, steps, found, places, names)
     tree.set_title(f"Search for {line.translate(style.find_fonts([line]))!r}")
@@ -292,7 +296,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     whole = [i for i in whole if len(tokenizer.pieces([i])[0]) > 3] or ids
     words = config.words or [tokenizer.decode([i]) for i in whole[:: max(1, len(whole) // 12)][:12]]
     codes = style.find_fonts([*words, *tokenizer.pieces(ids)])
-    figure = Figure(figsize=(13, 6.5), layout="constrained")
+    figure = style.figure(13, 6.5)
     left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
     places = project(vectors[ids[: config.num_pieces]]).numpy()
     left.scatter(*places.T, s=6, color=style.colors[5])
