@@ -57,7 +57,7 @@ _ALL = (
         name="train",
         summary="Train a Transformer; started again, resume from the last checkpoint.",
         reads="data_dir, made by nmt-preprocess",
-        writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
+        writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); figures to trackers",
         examples=(
             "nmt-train +model=base",
             "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
@@ -141,6 +141,21 @@ _ALL = (
         ),
         schema=config.ServeConfig,
         run="nmt.cli.tasks:serve",
+    ),
+    Command(
+        name="visualize",
+        summary="Draw models, runs and data: attention to explore, curves, search trees and more.",
+        reads="what the picture needs: text on stdin and a model, a run, a config, or nothing",
+        writes="output: one .html, .png, .svg or .pdf file; without arguments a list of pictures",
+        examples=(
+            "nmt-visualize",
+            "echo 'A dog runs.' | nmt-visualize what=attention model_dir=runs/mine",
+            "nmt-visualize what=run run_dir=[runs/a,runs/b] output=runs.svg theme=dark",
+            "nmt-visualize what=architecture model=big",
+        ),
+        schema=config.VisualizeConfig,
+        run="nmt.cli.tasks:visualize",
+        groups=("model",),
     ),
 )
 COMMANDS = {command.name: command for command in _ALL}

@@ -1,4 +1,4 @@
-"""Runs `nmt-preprocess`, `nmt-average`, `nmt-evaluate`, `nmt-export` and `nmt-serve`.
+"""Runs `nmt-preprocess`, `nmt-average`, `nmt-evaluate`, `nmt-export`, `nmt-serve`, `nmt-visualize`.
 
 Each imports what it needs when it runs: preprocessing and scoring need no torch.
 """
@@ -25,6 +25,7 @@ from nmt.config import (
     PreprocessConfig,
     ServeConfig,
     Step,
+    VisualizeConfig,
     resolve,
 )
 from nmt.data.text import read_input
@@ -144,3 +145,10 @@ def serve(config: ServeConfig, config_yaml: str) -> None:
     from nmt.serve.app import serve
 
     serve(config)
+
+
+def visualize(config: VisualizeConfig, config_yaml: str) -> None:
+    """Draw a picture and log where it is; without one, list what can be drawn."""
+    from nmt.visualize.draw import draw
+
+    draw(config)
