@@ -15,7 +15,15 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nmt.config import ExportFormat, ModelConfig, Norm, Positions, Quantization, SearchConfig
+from nmt.config import (
+    Activation,
+    ExportFormat,
+    ModelConfig,
+    Norm,
+    Positions,
+    Quantization,
+    SearchConfig,
+)
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
@@ -115,7 +123,9 @@ def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
         )
     try:
         model, export = content.pop("model"), content.pop("export", {})
-        model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])
+        for key, kind in (("norm", Norm), ("positions", Positions), ("activation", Activation)):
+            if key in model:  # activation is not in folders of nmt before 0.2
+                model[key] = kind(model[key])
         search = SearchConfig(**content.pop("search"))
         return ModelInfo(model=ModelConfig(**model), search=search, **content), export
     except (TypeError, KeyError, ValueError) as error:

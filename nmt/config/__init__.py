@@ -33,6 +33,7 @@ from nmt.config.preprocess import (
 )
 from nmt.config.serve import ServeConfig
 from nmt.config.training import (
+    Activation,
     AverageConfig,
     BestMetric,
     ModelConfig,

@@ -33,6 +33,17 @@ class Positions(str, Enum):
 
     sinusoidal = "sinusoidal"  # interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
+    sinusoidal_halves = (
+        "sinusoidal_halves"  # the same order of the paper's wavelengths, as in Marian
+    )
+
+
+class Activation(str, Enum):
+    """The function between both linear layers of a feed-forward layer."""
+
+    relu = "relu"  # max(0, x), as in the paper
+    gelu = "gelu"  # x times the normal distribution function of x, Hendrycks and Gimpel (2016)
+    silu = "silu"  # x times the logistic function of x, also called swish
 
 
 @dataclass(kw_only=True)
@@ -46,12 +57,17 @@ class ModelConfig:
     num_heads: int = option(8, "attention heads; must divide d_model", low=1)
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
-    activation_dropout: float = option(0.0, "dropout after the ReLU", low=0, below=1)
+    activation_dropout: float = option(0.0, "dropout after the activation", low=0, below=1)
     embedding_dropout: float | None = option(
         None, "of embedding sums; null: dropout", low=0, below=1
     )
     norm: Norm = option(Norm.post, "layer norm after the residual sum (post) or before (pre)")
     positions: Positions = option(Positions.sinusoidal, "layout of the positional encoding")
+    position_offset: int = option(0, "number of the first position; M2M100 has 2", low=0)
+    activation: Activation = option(Activation.relu, "of feed-forward layers: relu, gelu or silu")
+    scale_embedding: bool = option(True, "multiply embeddings by sqrt(d_model)")
+    tied_output: bool = option(True, "use the target embedding as the output matrix")
+    output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")

@@ -13,12 +13,13 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import ExportConfig, Norm
+from nmt.config import Activation, ExportConfig, Norm
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Weights = dict[str, Tensor]
+_ACTIVATIONS = {Activation.relu: "RELU", Activation.gelu: "GELU", Activation.silu: "SWISH"}
 
 
 def write_ctranslate2(
@@ -30,7 +31,7 @@ def write_ctranslate2(
     Raises an `NmtError` that names the extra when CTranslate2 is not installed.
     """
     try:
-        from ctranslate2.specs import TransformerSpec
+        from ctranslate2.specs import TransformerSpec, common_spec
     except ImportError:
         raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
     model = info.model
@@ -38,21 +39,26 @@ def write_ctranslate2(
         (model.num_encoder_layers, model.num_decoder_layers),
         model.num_heads,
         pre_norm=model.norm is Norm.pre,
+        activation=common_spec.Activation[_ACTIVATIONS[model.activation]],
         alignment_layer=alignment_layer(model.num_decoder_layers),
         alignment_heads=model.num_heads,
     )
-    positions = sinusoidal_positions(config.max_positions, model.d_model, model.positions)  # (P, D)
+    layout = model.positions, model.position_offset
+    positions = sinusoidal_positions(config.max_positions, model.d_model, *layout)  # (P, D)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         stack.position_encodings.encodings = positions.numpy()
+        stack.scale_embeddings = model.scale_embedding
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
         if model.norm is Norm.pre:
             _set_norm(stack.layer_norm, weights, f"{name}_norm")
-    embedding = _array(weights, "embedding.weight")  # (V, D)
     source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
     spec.encoder.embeddings[0].weight = _array(weights, source)  # (V, D)
-    spec.decoder.embeddings.weight = embedding
-    spec.decoder.projection.weight = embedding
+    embedding = spec.decoder.embeddings.weight = _array(weights, "embedding.weight")  # (V, D)
+    output = embedding if model.tied_output else _array(weights, "output_weight")  # (V, D)
+    spec.decoder.projection.weight = output
+    if model.output_bias:
+        spec.decoder.projection.bias = _array(weights, "output_bias")  # (V,)
     tgt, pieces = tokenizer.tgt, tokenizer.tgt.all_pieces()
     spec.register_source_vocabulary(tokenizer.src.all_pieces())
     spec.register_target_vocabulary(pieces)

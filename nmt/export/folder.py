@@ -23,7 +23,7 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat, ModelConfig, Norm, Positions
+from nmt.config import Activation, ExportConfig, ExportFormat, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
 from nmt.export import ctranslate2, huggingface
@@ -35,13 +35,12 @@ _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
     ExportFormat.huggingface: huggingface.write_huggingface,
 }
-_ANY = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
+_ANY = ["num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"]
+_ANY += ["position_offset", "scale_embedding", "tied_output", "output_bias"]
+_CHOICES = {"norm": Norm, "positions": Positions, "activation": Activation}
 SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
-    name: {**dict.fromkeys(_ANY), "norm": norms, "positions": list(Positions)}
-    for name, norms in (
-        (ExportFormat.ctranslate2, [Norm.post, Norm.pre]),
-        (ExportFormat.huggingface, [Norm.post]),
-    )
+    name: {**dict.fromkeys(_ANY), **{key: list(choice) for key, choice in _CHOICES.items()}}
+    for name in ExportFormat
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 

@@ -122,7 +122,7 @@ class ModelStepper:
                 targets,
                 record,
             )  # (B * T, D)
-            size = max(1, MAX_LOGITS // self.model.embedding.weight.size(0))
+            size = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
             losses = [
                 F.cross_entropy(self.model.logits(part).float(), wanted, reduction="none")
                 for part, wanted in zip(

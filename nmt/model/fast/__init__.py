@@ -82,7 +82,7 @@ class FastTransformer(Transformer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
-        return linear(hidden, reorder(self.reordered, self.embedding.weight, hidden))
+        return linear(hidden, reorder(self.reordered, self.output_matrix, hidden), self.output_bias)
 
     def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
         """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding."""
