@@ -51,6 +51,8 @@ from nmt.config.translate import (
     EvaluateConfig,
     ExportConfig,
     ExportFormat,
+    ImportConfig,
+    ImportFormat,
     Method,
     Metric,
     Quantization,

@@ -68,6 +68,7 @@ class ModelConfig:
     scale_embedding: bool = option(True, "multiply embeddings by sqrt(d_model)")
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
+    source_eos: bool = option(True, "let the encoder read EOS; false: as in OpenNMT-py")
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")

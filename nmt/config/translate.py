@@ -181,6 +181,39 @@ class Quantization(str, Enum):
     int16 = "int16"
 
 
+class ImportFormat(str, Enum):
+    """Which toolkit wrote the model."""
+
+    auto = "auto"
+    huggingface = "huggingface"  # a folder of transformers: MarianMT, M2M100 (NLLB), Pegasus
+    marian = "marian"  # .npz
+    opennmt = "opennmt"  # .pt of OpenNMT-py
+    fairseq = "fairseq"  # .pt, beside dict.*.txt
+
+
+@dataclass(kw_only=True)
+class ImportConfig:
+    """Settings of `nmt-import`."""
+
+    input: str | None = option(None, "folder, or file, with the model of another toolkit")
+    output: str = option("imported", "model folder to write")
+    format: ImportFormat = option(
+        ImportFormat.auto, "auto, huggingface, marian, opennmt or fairseq"
+    )
+    src_tokenizer: str | None = option(
+        None, "SentencePiece model of the source; null: the one beside the model"
+    )
+    tgt_tokenizer: str | None = option(None, "that of the target; null: that of the source")
+    src_lang: str | None = option(None, "source language, such as eng_Latn; null: as the files say")
+    tgt_lang: str | None = option(None, "target language, such as fra_Latn; null: as the files say")
+
+    def __post_init__(self) -> None:
+        if self.input is None:
+            raise ConfigError("give input=FOLDER, with the model of another toolkit")
+        valid = self.tgt_tokenizer is None or self.src_tokenizer is not None
+        require(valid, "tgt_tokenizer", self.tgt_tokenizer, "needs src_tokenizer=FILE")
+
+
 @dataclass(kw_only=True)
 class EvaluateConfig:
     """Settings of `nmt-evaluate`."""

@@ -66,7 +66,7 @@ def write_ctranslate2(
     spec.config.bos_token = pieces[tgt.bos_id]
     spec.config.eos_token = pieces[tgt.eos_id]
     spec.config.decoder_start_token = pieces[tgt.bos_id]
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = model.source_eos
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
     spec.validate()
     spec.optimize(quantization=config.quantization.value)

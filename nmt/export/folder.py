@@ -42,6 +42,7 @@ SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
     name: {**dict.fromkeys(_ANY), **{key: list(choice) for key, choice in _CHOICES.items()}}
     for name in ExportFormat
 }
+SUPPORTED[ExportFormat.ctranslate2]["source_eos"] = None  # the others' tokenizers add EOS
 """The values of each setting of the architecture that a format supports; None: any value."""
 
 

@@ -99,7 +99,7 @@ def _record(model: FastTransformer, src: list[int], tgt: list[int], module: nn.M
     """Return the weights (1, H, queries, keys) of a module, with a batch of one sentence."""
     device = model.embedding.weight.device
     record: AttentionRecord = {module: None}
-    lengths = torch.tensor([len(src)], device=device)
+    lengths = torch.tensor([len(src) - model.num_unread], device=device)
     sources = padding_mask(lengths, len(src))
     targets = causal_mask(len(tgt), device)
     model(

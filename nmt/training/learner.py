@@ -184,7 +184,8 @@ class Learner:
 
     def _make_batch(self, rows: Rows) -> Batch:
         pairs = [self.data[int(i)] for i in rows]
-        batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP)
+        reads_eos = self.config.model.source_eos
+        batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP, source_eos=reads_eos)
         return batch.pin() if self.device.type == "cuda" else batch
 
     def _no_sync(self) -> AbstractContextManager[Any]:

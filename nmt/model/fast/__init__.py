@@ -39,6 +39,11 @@ class FastTransformer(Transformer):
 
     reordered: Reordered | None = None  # of the output matrix, as in `FastLinear`
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens at the end of a source that the encoder does not read: EOS, or none."""
+        return int(not self.config.source_eos)
+
     def forward(
         self,
         src: Tensor,
@@ -65,7 +70,7 @@ class FastTransformer(Transformer):
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each; return
         the state of decoding, with one hypothesis a sentence.
         """
-        sources = pack(src_lengths.tolist()).to(src.device)
+        sources = pack((src_lengths - self.num_unread).tolist()).to(src.device)
         ids = sources.unpad(src[:, : sources.longest])  # (N,)
         return DecoderCache(self.encode(ids, PackedMask(sources, sources)), sources)
 
