@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import json
 import random
 from pathlib import Path
 from typing import Any
 
 import sentencepiece
 import torch
-from conftest import WORDS, sentences
+from conftest import WORDS
 
 from nmt.config import ImportConfig
 from nmt.importing.folder import import_model

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from conftest import hidden_states, sentences
 from importing import imported, randomize, shuffled, train_spm
@@ -20,7 +19,6 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from nmt.checkpoint import load_info
 from nmt.config import Normalization, SearchConfig
 from nmt.data.batch import pad
 from nmt.translate.backend import SearchRequest, load_models
