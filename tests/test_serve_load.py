@@ -205,6 +205,19 @@ def test_a_sentence_that_fails_fails_its_request_alone(
         assert server.metric("nmt_failed_sentences_total") == 2
 
 
+def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_on(
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+) -> None:
+    models, engine = copying(tokenizer)
+    with running(models) as server:
+        engine.num_workers = None  # type: ignore[assignment]
+        assert server.post("/translate", q="the", **GOOD).status == 500
+        assert "failed outside the engine" in caplog.text
+        engine.num_workers = 1
+        assert server.translate("the tree") == "the tree"
+        assert server.service.scheduler.num_waiting == 0
+
+
 def raw(
     server: Running, *pieces: bytes, pause_seconds: float = 0.0, hang_up: bool = False
 ) -> bytes:

@@ -113,6 +113,7 @@ class Scheduler:
         self._max_queue = max_queue
         self._metrics = metrics
         self._clients: OrderedDict[str, deque[_Task]] = OrderedDict()  # the next one first
+        self._open: set[_Task] = set()  # whose call of `translate` has not returned
         self._num_calls = 0
         self._wake = asyncio.Event()
         self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
@@ -136,6 +137,7 @@ class Scheduler:
         done = asyncio.get_running_loop().create_future()
         task = _Task(client, options, encoded, parts, done, [None] * len(parts), 0, len(parts))
         if parts:
+            self._open.add(task)
             self._clients.setdefault(client, deque()).append(task)
             self.num_waiting += len(parts)
             self._wake.set()
@@ -148,29 +150,45 @@ class Scheduler:
         return self._finish(task)
 
     async def run(self) -> None:
-        """Give the engine one round after the other, until cancelled."""
-        loop = asyncio.get_running_loop()
+        """Give the engine one round after the other, until cancelled.
+
+        Whatever fails outside the engine fails the requests that wait, and the server goes on.
+        """
         last = (0, 0.0)  # sentences and seconds of the last round
         while True:
             await self._wake.wait()
             await asyncio.sleep(0)  # whoever has sent a request by now takes part
-            await self._gather(last)
-            work = self._take()
-            if work is None:
-                self._wake.clear()
-                continue
-            start = time.monotonic()
-            outcomes: Sequence[Outcome] | Exception
             try:
-                outcomes = await loop.run_in_executor(
-                    self._engine, work.batches.translate, work.parts
-                )
-            except Exception as error:  # every part failed: these requests do, the server goes on
-                log.exception("the engine failed with a batch of %d sentences", len(work.places))
-                outcomes = error
-            last = (len(work.places), time.monotonic() - start)
-            self._measure(work, last[1])
-            self._deliver(work, outcomes)
+                last = await self._serve_round(last)
+            except Exception as error:
+                log.exception("a round failed outside the engine; its requests fail")
+                for task in self._open:
+                    task.next_part = len(task.parts)
+                    if not task.done.done():
+                        task.done.set_exception(RuntimeError(str(error)))
+                self._clients.clear()
+                self.num_waiting = 0
+
+    async def _serve_round(self, last: tuple[int, float]) -> tuple[int, float]:
+        """Translate what waits; return the number of sentences and the seconds it took."""
+        await self._gather(last)
+        work = self._take()
+        if work is None:
+            self._wake.clear()
+            return last
+        start = time.monotonic()
+        outcomes: Sequence[Outcome] | Exception
+        try:
+            outcomes = await asyncio.get_running_loop().run_in_executor(
+                self._engine, work.batches.translate, work.parts
+            )
+        except Exception as error:  # every part failed: these requests do, the server goes on
+            log.exception("the engine failed with a batch of %d sentences", len(work.places))
+            outcomes = error
+        seconds = time.monotonic() - start
+        self._measure(work, seconds)
+        self._deliver(work, outcomes)
+        return len(work.places), seconds
 
     async def _gather(self, last: tuple[int, float]) -> None:
         """Wait a moment for as many sentences as the last round had: who was answered just now
@@ -303,6 +321,7 @@ class Scheduler:
         self.num_waiting -= len(task.parts) - task.next_part
         task.next_part = len(task.parts)
         task.done.cancel()
+        self._open.discard(task)
         tasks = self._clients.get(task.client, deque())
         if task in tasks:
             tasks.remove(task)
