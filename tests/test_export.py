@@ -78,8 +78,10 @@ def test_training_logs_what_can_be_exported_and_refuses_what_ctranslate2_cannot_
     assert caplog.messages == [
         "export to ctranslate2: no, model.gate=swiglu (only none)",
         "export to huggingface: no, model.gate=swiglu (only none)",
+        "export to argos: no, model.gate=swiglu (only none)",
         "export to ctranslate2: yes",
         "export to huggingface: yes",
+        "export to argos: yes",
     ]
     assert train(tmp_path / "absent", tmp_path / "run", "model.norm=pre") == 2
     assert "export to huggingface: yes" in capsys.readouterr().err

@@ -122,7 +122,7 @@ def decoder_input(folder: Path) -> torch.Tensor:
 def outputs(folders: dict[str, Path]) -> dict[ExportFormat, dict[Any, Any]]:
     """What the libraries make of LINES, each in one process, by model or quantization."""
     found: dict[ExportFormat, dict[Any, Any]] = {}
-    for library in ExportFormat:
+    for library in (ExportFormat.ctranslate2, ExportFormat.huggingface):
         is_marian = library is ExportFormat.huggingface
         tasks = {
             name: {

@@ -118,7 +118,7 @@ _ALL = (
     ),
     Command(
         name="export",
-        summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
+        summary="Convert a model to CTranslate2, Hugging Face transformers or Argos Translate.",
         reads="a run, checkpoint or model folder",
         writes="output: a folder with tokenizer and README that needs no nmt to translate",
         examples=(

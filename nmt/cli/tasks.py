@@ -136,6 +136,8 @@ def export(config: ExportConfig, config_yaml: str) -> None:
     if config.format is ExportFormat.ctranslate2:
         command = f"nmt-translate backend=ctranslate2 model_dir={config.output} < FILE"
         log.info("next: %s, or without nmt as its README.md shows", command)
+    elif config.format is ExportFormat.argos:
+        log.info("next: argospm install %s", next(output.glob("*.argosmodel")))
     else:
         log.info("its README.md shows how to translate with transformers")
 

@@ -34,12 +34,14 @@ from nmt.config.preprocess import (
 from nmt.config.serve import ServeConfig
 from nmt.config.training import (
     Activation,
+    Adapter,
     AverageConfig,
     BestMetric,
     ModelConfig,
     Norm,
     Optimizer,
     OptimizerConfig,
+    Part,
     Positions,
     Schedule,
     SearchConfig,

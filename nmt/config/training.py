@@ -148,6 +148,21 @@ class BestMetric(str, Enum):
     bleu = "bleu"
 
 
+class Part(str, Enum):
+    """A part of the model that may stay as it is."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+    embeddings = "embeddings"  # and the output layer, where it is the embedding
+
+
+class Adapter(str, Enum):
+    """What is trained instead of the weights."""
+
+    none = "none"
+    lora = "lora"  # a low-rank matrix beside that of each linear layer, Hu et al. (2022)
+
+
 @dataclass(kw_only=True)
 class OptimizerConfig:
     """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
@@ -194,7 +209,10 @@ class TrainConfig:
     mix_temperature: float | None = option(
         None, "evens out the shares of corpora; null: as preprocessed"
     )
-    init_from: str | None = option(None, "run, checkpoint or model folder with initial weights")
+    init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
+    freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
+    adapter: Adapter = option(Adapter.none, "lora: train low-rank additions to linear layers alone")
+    adapter_rank: int = option(8, "rank of these additions", low=1)
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "Adam and its schedule")
     search: SearchConfig = option(SearchConfig, "search defaults that are saved with the model")
@@ -235,6 +253,13 @@ class TrainConfig:
         temperature = self.mix_temperature
         valid = temperature is None or 1 <= temperature < math.inf
         require(valid, "mix_temperature", temperature, "must be at least 1")
+        parts = ",".join(part.value for part in self.freeze)
+        for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
+            valid = value == off or self.init_from is not None
+            require(valid, key, value, "needs init_from=FOLDER, a model that is trained already")
+        require(len(set(self.freeze)) < len(Part), "freeze", parts, "leaves nothing to train")
+        valid = self.adapter is Adapter.none or self.ema_decay == 0
+        require(valid, "ema_decay", self.ema_decay, "does not go with adapter=lora")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"

@@ -163,6 +163,7 @@ class ExportFormat(str, Enum):
 
     ctranslate2 = "ctranslate2"
     huggingface = "huggingface"
+    argos = "argos"  # Argos Translate, LibreTranslate
 
 
 class Quantization(str, Enum):
@@ -255,7 +256,7 @@ class ExportConfig:
     model_dir: str = option(DEFAULT_RUN_DIR, "run, checkpoint or model folder")
     output: str = option("exported", "folder to write")
     format: ExportFormat = option(
-        ExportFormat.ctranslate2, "ctranslate2, or huggingface (MarianMT, for model.norm=post)"
+        ExportFormat.ctranslate2, "ctranslate2, huggingface (transformers) or argos (.argosmodel)"
     )
     quantization: Quantization = option(
         Quantization.float32, "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ..."

@@ -54,7 +54,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     what Adam does. Biases and norms do not decay; the shared embedding, which is the output matrix
     too, decays like the others.
     """
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     settings: dict[str, Any] = {
         "lr": 0.0,
         "betas": (config.beta1, config.beta2),

@@ -239,7 +239,7 @@ class TrainingRun:
             src_vocab_size=tokenizer.src_vocab_size,
         )
         self.saver.save(
-            self.learner.best_model.state_dict(),
+            self.learner.weights(),
             info,
             tokenizer,
             training={
