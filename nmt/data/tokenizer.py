@@ -22,7 +22,8 @@ from nmt.errors import DataError, ModelError
 from nmt.files import write_json
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
-VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY = "vocab.json", "vocab.src.json", "vocab.tgt.json"
+VOCABULARY = "tokenizer.vocab.json"
+SRC_VOCABULARY, TGT_VOCABULARY = "tokenizer.src.vocab.json", "tokenizer.tgt.vocab.json"
 
 
 class Tokenizer:
@@ -126,7 +127,7 @@ class Vocabulary:
 
     @classmethod
     def load(cls, path: Path) -> Vocabulary:
-        """Read a `vocab.json`; a damaged one is a `ModelError`."""
+        """Read a `tokenizer.vocab.json`; a damaged one is a `ModelError`."""
         try:
             found = cls(**json.loads(path.read_text(encoding="utf-8")))
             used = [found.pad_id, found.unk_id, found.bos_id, found.eos_id]

@@ -70,7 +70,7 @@ class Job:
             file
             for path in map(resolve, filter(None, given))
             for file in (path, *sorted(path.glob("*")))  # of a model folder its tokenizers
-            if file.is_file() and (file == path or file.name.startswith(("tokenizer.", "vocab.")))
+            if file.is_file() and (file == path or file.name.startswith("tokenizer."))
         ]
         sources = chain(*self.sources.values(), *self.held_out.values())
         status = {str(path): path.stat() for source in sources for path in source.paths}
