@@ -8,7 +8,9 @@ from typing import Any
 
 import torch
 from conftest import hidden_states, sentences
+from exporting import exported, random_model
 from importing import imported, randomize, shuffled, train_spm
+from safetensors.torch import load_file
 from transformers import (
     M2M100Config,
     M2M100ForConditionalGeneration,
@@ -19,9 +21,19 @@ from transformers import (
 )
 from transformers.utils import logging
 
-from nmt.config import Normalization, SearchConfig
+from nmt.checkpoint import load_info
+from nmt.config import (
+    Activation,
+    ExportFormat,
+    Norm,
+    Normalization,
+    Positions,
+    SearchConfig,
+)
 from nmt.data.batch import pad
+from nmt.data.tokenizer import Tokenizer
 from nmt.translate.backend import SearchRequest, load_models
+from nmt.translate.translator import Translator
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -173,3 +185,49 @@ def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
         model = M2M100ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
         options = {"src_lang": "en", "tgt_lang": "fr"}
         check(folder, name, model, M2M100Tokenizer.from_pretrained(folder, **options))
+
+
+def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    concat = {"positions": Positions.sinusoidal_concat}
+    shapes: dict[str, dict[str, Any]] = {
+        "post": {"activation": Activation.gelu},
+        "pre": {"norm": Norm.pre, "tied_output": False, "output_bias": True},
+        "Tensor2Tensor": concat,
+        "M2M100": {"norm": Norm.pre, "position_offset": 1, **concat},
+        "offset": {"norm": Norm.pre, "position_offset": 3, "scale_embedding": False},
+    }
+    for name, shape in shapes.items():
+        model_dir = random_model(tmp_path / name, tokenizer, **shape)
+        again = imported(exported(model_dir, ExportFormat.huggingface))
+        before, after = load_info(model_dir), load_info(again)
+        assert after.tokenizer_sha256 == before.tokenizer_sha256, name
+        assert (again / "tokenizer.model").read_bytes() == tokenizer.model, name
+        changed = {"positions"} if before.model.positions is Positions.sinusoidal else set()
+        for setting, value in vars(after.model).items():
+            assert value == getattr(before.model, setting) or setting in changed, (name, setting)
+        assert (after.src_lang, after.tgt_lang) == ("xx", "yy")
+        texts = [Translator.load(at).translate(LINES[:20]) for at in (model_dir, again)]
+        assert texts[0] == texts[1], name
+        if not changed:
+            one, other = (load_file(at / "model.safetensors") for at in (model_dir, again))
+            assert one.keys() == other.keys(), name
+            assert all(torch.equal(one[key], other[key]) for key in one), name
+
+
+def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> None:
+    for name, write in (
+        ("untied", write_marian),
+        ("separate", write_marian),
+        ("m2m", write_m2m100),
+    ):
+        shape = (MARIAN | M2M100)[name]
+        folder = write(tmp_path / name, 5, shape)
+        back = exported(imported(folder), ExportFormat.huggingface)
+        one, other = (load_file(at / "model.safetensors") for at in (folder, back))
+        same = {"model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"}
+        for key in one.keys() - same:
+            assert torch.equal(one[key], other[key]), (name, key)
+        kept = ("activation_function", "scale_embedding", "pad_token_id", "eos_token_id")
+        configs = [json.loads((at / "config.json").read_text("utf-8")) for at in (folder, back)]
+        for key in (*kept, "decoder_start_token_id", "model_type", "tie_word_embeddings"):
+            assert configs[0][key] == configs[1][key], (name, key)

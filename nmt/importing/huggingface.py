@@ -209,6 +209,7 @@ def _search(theirs: Settings, special: SpecialIds) -> SearchConfig:
         if theirs.get(name, off) != off:
             log.warning("%s: %s=%s is not kept", theirs.path, name, theirs.get(name))
     for ids in theirs.get("bad_words_ids", []):
-        if ids != [special.pad]:
-            raise theirs.refuse("bad_words_ids", ids, f"[{special.pad}], padding")
+        if ids not in ([special.pad], [special.start]):
+            wanted = f"[{special.pad}] and [{special.start}], padding and the start"
+            raise theirs.refuse("bad_words_ids", ids, wanted)
     return theirs.search(beam_size="num_beams", exponent="length_penalty", default=1.0)
