@@ -117,7 +117,7 @@ HUGGINGFACE: dict[str, Damage] = {
     "which is taken or no row": vocabulary(lambda ids: ids.update({"extra": 10_000})),
     "the id 7": vocabulary(lambda ids: ids.update({"extra": 7})),
     "lacks the control symbol '<unk>'": vocabulary(lambda ids: ids.update({"x": ids.pop("<unk>")})),
-    "vocab.json is no JSON": write("vocab.json", b"{"),
+    "vocab.json is no JSON object": write("vocab.json", b"{"),
     "is no SentencePiece model": write("source.spm", b"hello"),
     "holds no SentencePiece model": lambda folder: (folder / "target.spm").unlink(),
     "wants to load .*system": pickled(Bomb),

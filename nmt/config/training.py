@@ -50,10 +50,10 @@ class Activation(str, Enum):
 class ModelConfig:
     """The Transformer's architecture (paper, section 3; table 3 for base and big)."""
 
-    num_encoder_layers: int = option(6, "encoder layers", low=1)
-    num_decoder_layers: int = option(6, "decoder layers", low=1)
-    d_model: int = option(512, "dimension of embeddings and of every layer's output", low=1)
-    d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1)
+    num_encoder_layers: int = option(6, "encoder layers", low=1, high=1000)
+    num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
+    d_model: int = option(512, "dimension of embeddings and of layers", low=1, high=65536)
+    d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
     num_heads: int = option(8, "attention heads; must divide d_model", low=1)
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
@@ -211,7 +211,7 @@ class TrainConfig:
     )
     init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
-    adapter: Adapter = option(Adapter.none, "lora: train low-rank additions to linear layers alone")
+    adapter: Adapter = option(Adapter.none, "lora: of linear layers train low-rank additions")
     adapter_rank: int = option(8, "rank of these additions", low=1)
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "Adam and its schedule")

@@ -20,6 +20,8 @@ import sentencepiece
 
 from nmt.errors import DataError, ModelError
 from nmt.files import write_json
+from nmt.manifest import verify
+from nmt.metadata import read_json, to_dataclass
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
 VOCABULARY = "tokenizer.vocab.json"
@@ -40,7 +42,7 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
-        self.src = self.tgt = self  # of both languages
+        self.src = self.tgt = self
         self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
         self.prefix: list[int] = []  # ids that every text begins with, such as its language's
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
@@ -92,9 +94,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
-        space.
-        """
+        """Turn ids into a line of text, without control symbols; line breaks become spaces."""
         text: str = self._processor.decode(list(ids))
         return text.replace("\n", " ").replace("\r", " ")
 
@@ -129,14 +129,13 @@ class Vocabulary:
     def load(cls, path: Path) -> Vocabulary:
         """Read a `tokenizer.vocab.json`; a damaged one is a `ModelError`."""
         try:
-            found = cls(**json.loads(path.read_text(encoding="utf-8")))
-            used = [found.pad_id, found.unk_id, found.bos_id, found.eos_id]
-            used += [*found.src_prefix, *found.tgt_prefix]
-            if not 0 <= min(used) <= max(used) < len(set(found.pieces)) == len(found.pieces):
-                raise ValueError("ids and pieces do not fit")
-        except (OSError, ValueError, TypeError) as error:
-            message = f"{path} is no vocabulary of nmt ({error}); copy the folder again"
-            raise ModelError(message) from None
+            found = to_dataclass(cls, read_json(path), path)
+        except FileNotFoundError:
+            raise ModelError(f"{path} does not exist; copy the model folder again") from None
+        used = [found.pad_id, found.unk_id, found.bos_id, found.eos_id]
+        used += [*found.src_prefix, *found.tgt_prefix]
+        if not 0 <= min(used) <= max(used) < len(set(found.pieces)) == len(found.pieces):
+            raise ModelError(f"{path}: ids and pieces do not fit; copy the model folder again")
         return found
 
 
@@ -224,6 +223,7 @@ def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
     Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
     `sha256`.
     """
+    verify(folder, JOINT, SOURCE, TARGET, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY)
     tokenizers: Tokenizers
     joint, src_path = folder / VOCABULARY, folder / SRC_VOCABULARY
     if joint.is_file() or src_path.is_file():

@@ -10,11 +10,13 @@ import zipfile
 from pathlib import Path
 from typing import Any
 
+from torch import Tensor
+
 from nmt.checkpoint import ModelInfo
 from nmt.config import ExportConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
-from nmt.export.ctranslate2 import Weights, write_ctranslate2
+from nmt.export.ctranslate2 import write_ctranslate2
 
 _VERSION = "1.0"  # of the package; Argos compares it when it looks for updates
 _OLDEST = "1.9"  # Argos Translate that is known to read such packages
@@ -22,7 +24,11 @@ _DATE = (1980, 1, 1, 0, 0, 0)  # of all files, so that equal models are equal pa
 
 
 def write_argos(
-    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
+    folder: Path,
+    info: ModelInfo,
+    weights: dict[str, Tensor],
+    tokenizer: Tokenizers,
+    config: ExportConfig,
 ) -> None:
     """Write `translate-FROM_TO-1_0.argosmodel` into `folder`.
 

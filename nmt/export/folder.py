@@ -39,12 +39,13 @@ _WRITERS = {
 _ANY = ["num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"]
 _ANY += ["position_offset", "scale_embedding", "tied_output", "output_bias"]
 _CHOICES = {"norm": Norm, "positions": Positions, "activation": Activation}
-SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
-    name: {**dict.fromkeys(_ANY), **{key: list(choice) for key, choice in _CHOICES.items()}}
-    for name in ExportFormat
+_ALL: dict[str, list[Any] | None] = dict.fromkeys(_ANY)
+_ALL |= {key: list(choice) for key, choice in _CHOICES.items()}
+SUPPORTED = {
+    ExportFormat.ctranslate2: {**_ALL, "source_eos": None},
+    ExportFormat.huggingface: _ALL,  # its tokenizers add EOS
+    ExportFormat.argos: {**_ALL, "source_eos": None},
 }
-for _name in (ExportFormat.ctranslate2, ExportFormat.argos):
-    SUPPORTED[_name]["source_eos"] = None  # the tokenizers of transformers add EOS
 """The values of each setting of the architecture that a format supports; None: any value."""
 
 
@@ -65,8 +66,7 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
     tokenizer = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # names and shapes fit
     with replace_folder(output, marker=EXPORTED) as temporary:
-        write = _WRITERS[config.format]
-        write(temporary, info, dict(model.state_dict()), tokenizer, config)
+        _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizer, config)
         save_tokenizers(temporary, tokenizer)
         keys = ("format", "quantization", "max_positions")
         marker = {"export": {key: getattr(config, key) for key in keys}, **info.content()}
@@ -85,9 +85,8 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
     def shown(value: object) -> str:
         return str(value.value if isinstance(value, Enum) else value)
 
-    reasons: dict[ExportFormat, list[str]] = {}
+    reasons: dict[ExportFormat, list[str]] = {name: [] for name in SUPPORTED}
     for name, table in SUPPORTED.items():
-        reasons[name] = []
         for setting in dataclasses.fields(config):
             value = getattr(config, setting.name)
             held = table.get(setting.name, [setting.default])
@@ -119,9 +118,8 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     body = bodies.get(config.format, _CTRANSLATE2)
     if is_marian and info.model.positions is Positions.sinusoidal_concat:
         body += _TABLE
-    files = {"tokenizer": JOINT}
-    if info.src_vocab_size is not None:
-        files = {"source": SOURCE, "target": TARGET}
+    is_separate = info.src_vocab_size is not None
+    files = {"source": SOURCE, "target": TARGET} if is_separate else {"tokenizer": JOINT}
     source, target = list(files)[0], list(files)[-1]
     load = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
     encode = 'encode("A sentence.", out_type=str)'

@@ -4,7 +4,6 @@ computed is passed over; and what a reader returns.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,9 +11,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from nmt import metadata
 from nmt.config import ModelConfig, Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.errors import ConfigError, ModelError
+from nmt.errors import ConfigError, DamagedError, ModelError
 
 T = TypeVar("T")
 _LARGEST = 1 << 20  # a width or depth above is a damaged file
@@ -119,9 +119,8 @@ def read_text(path: Path) -> str:
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object; a missing or damaged file is a `ModelError`."""
     try:
-        content = json.loads(read_text(path))
-    except (ValueError, RecursionError):
-        raise ModelError(f"{path} is no JSON; copy it again") from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} holds no JSON object; copy it again")
-    return content
+        return metadata.read_json(path)
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; copy the whole folder") from None
+    except DamagedError:
+        raise ModelError(f"{path} is no JSON object; copy it again") from None

@@ -37,25 +37,22 @@ class AdaptedLinear(FastLinear):
 
 
 def choose_parameters(model: FastTransformer, config: TrainConfig) -> None:
-    """Let only those parameters have gradients that `freeze` and `adapter` leave; with an adapter
-    these are new ones, in every linear layer that is not frozen.
+    """Let the parameters of frozen parts have no gradient; with an adapter, neither the matrices of
+    the other linear layers, which get low-rank additions. Embeddings, norms and biases are trained.
     """
     frozen = tuple(prefix for part in config.freeze for prefix in _PREFIXES[part])
-    if config.adapter is Adapter.lora:
-        model.requires_grad_(False)
-        for name, module in model.named_modules():
-            if type(module) is FastLinear and not name.startswith(frozen or " "):
-                _adapt(module, config.adapter_rank)
-        return
     for name, parameter in model.named_parameters():
-        if name.startswith(frozen or " "):
-            parameter.requires_grad_(False)
+        parameter.requires_grad_(not name.startswith(frozen))
+    for name, module in model.named_modules():
+        is_free = type(module) is FastLinear and not name.startswith(frozen)
+        if is_free and config.adapter is Adapter.lora:
+            _adapt(module, config.adapter_rank)
 
 
 def _adapt(module: FastLinear, rank: int) -> None:
     """Add an adapter that computes 0 at first."""
     module.__class__ = AdaptedLinear
-    weight = module.weight
+    weight = module.weight.requires_grad_(False)
     down = torch.empty(rank, module.in_features, device=weight.device)
     nn.init.kaiming_uniform_(down, a=math.sqrt(5))
     module.down = nn.Parameter(down)

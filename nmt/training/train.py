@@ -120,10 +120,9 @@ class TrainingRun:
 
     def validate_late(self) -> None:
         """Validate the newest checkpoint if it was saved, but not validated any more."""
-        if self.state.update == self.state.validated:
-            return
-        is_due = self.is_due(self.config.validate_every_updates)
-        if from_main(is_due or self.log.lost_validation):
+        if self.state.update != self.state.validated and from_main(
+            self.is_due(self.config.validate_every_updates) or self.log.lost_validation
+        ):
             self.validate()
 
     def train_epoch(self) -> None:
@@ -152,8 +151,7 @@ class TrainingRun:
         loss = outcome.loss_sum / update.num_tokens
         if outcome.is_finite:
             self.state.bad_updates = 0
-            self.meter.outcomes.append(outcome)
-            self.meter.updates.append(update)
+            self.meter.done.append((update, outcome))
             if self.spikes.is_spike(loss):
                 self._report("loss spike", loss, update, outcome)
         else:
@@ -194,7 +192,7 @@ class TrainingRun:
         record = {
             "update": self.state.update,
             "epoch": self.state.epoch,
-            **self.meter.record(flops_per_second=self.flops_per_second),
+            **self.meter.record(self.flops_per_second),
             "learning_rate": learning_rate(self.state.update, self.config),
             "gradient_norm": outcome.gradient_norm,
             "memory_bytes": costs.peak_memory_bytes(self.learner.device),
@@ -232,24 +230,20 @@ class TrainingRun:
             model=self.config.model,
             search=self.config.search,
             vocab_size=tokenizer.tgt.vocab_size,
-            src_lang=meta["src_lang"],
-            tgt_lang=meta["tgt_lang"],
+            src_lang=meta.src_lang,
+            tgt_lang=meta.tgt_lang,
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
         )
-        self.saver.save(
-            self.learner.weights(),
-            info,
-            tokenizer,
-            training={
-                "state": asdict(self.state),
-                "learner": self.learner.state_dict(),
-                "world_size": self.setup.world.size,
-                "fingerprint": self.setup.fingerprint,
-            },
-            best=[update for _, update in self.state.best],
-        )
+        training = {
+            "state": asdict(self.state),
+            "learner": self.learner.state_dict(),
+            "world_size": self.setup.world.size,
+            "fingerprint": self.setup.fingerprint,
+        }
+        weights, best = self.learner.weights(), [at for _, at in self.state.best]
+        self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:
         """Wait until the newest checkpoint is on disk; write one first after a signal."""
@@ -259,8 +253,6 @@ class TrainingRun:
             self.saver.finish()
         from_main(None)  # nobody leaves before it is written
         if self.is_stopped and not self.is_complete():
-            name = self.stop[0].name if self.stop else "a signal to another rank"
-            raise StoppedError(
-                f"stopped by {name} after update {self.state.update}, which is saved; the same "
-                "command goes on"
-            )
+            by = self.stop[0].name if self.stop else "a signal to another rank"
+            saved = f"after update {self.state.update}, which is saved; the same command goes on"
+            raise StoppedError(f"stopped by {by} {saved}")
