@@ -199,7 +199,9 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 parts, num_left_out[i] = [ids[:most]], len(ids) - most
             else:
                 parts = split_line(lines[i], most, tokenizer.src.encode_batch)
-        segments.append([Segment(part, [] if k else prefixes[i]) for k, part in enumerate(parts)])
+        forced = [prefixes[i], *[[]] * len(parts)]
+        start = tokenizer.tgt.prefix
+        segments.append([Segment(part, forced[k] or start) for k, part in enumerate(parts)])
     return EncodedWindow(window, segments, num_left_out)
 
 
