@@ -56,7 +56,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("digest-order", DATA + "binary.py", "in sorted(index.items()):", "in index.items():", "reference"),
     # --- nmt/data/text.py
     ("line-break", DATA + "text.py", "\\x1e\\x85", "\\x1e", "corpus"),
-    ("carriage-return", DATA + "text.py", '.removesuffix("\\r"))', ")", "corpus"),
+    ("carriage-return", DATA + "text.py", '.removesuffix("\\r")', "", "corpus"),
     ("bad-byte", DATA + "text.py", "byte {error.start + 1}", "byte {error.start}", "corpus"),
     ("unequal", DATA + "text.py", "num_tgt = num_pairs + (target is not None)", "num_tgt = num_pairs", "corpus"),
     ("last-line", DATA + "text.py", "if self._rest:", "if False:", "translate_command"),
@@ -85,7 +85,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("chunk-bytes", PREPROCESS + "chunks.py", 'BYTES_A_CHUNK, side="right"', 'BYTES_A_CHUNK + 1, side="right"', "chunks"),
     ("chunk-cut-by-blocks", PREPROCESS + "chunks.py", "len(self._text) < BYTES_A_CHUNK", "len(self._text) < BYTES_A_CHUNK // 2", "chunks"),
     ("chunk-first-line", PREPROCESS + "chunks.py", "self._files, self._next_line = [], 1", "self._files = []", "chunks"),
-    ("chunk-disk-bytes", PREPROCESS + "chunks.py", "self._closed_bytes += file.disk_bytes", "self._closed_bytes = file.disk_bytes", "chunks"),
+    ("chunk-disk-bytes", PREPROCESS + "chunks.py", "self._closed_bytes += sum(", "self._closed_bytes = sum(", "chunks"),
     ("unequal-counts", PREPROCESS + "chunks.py", "num_before = self._num_lines - len(self.ends)", "num_before = self._num_lines", "chunks"),
     ("place-of-side", PREPROCESS + "chunks.py", "names[side % len(names)]", "names[0]", "clean"),
     ("corpora-order", PREPROCESS + "sources.py", "sorted(config.corpora.items())", "config.corpora.items()", "sources"),

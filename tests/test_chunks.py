@@ -8,6 +8,7 @@ import random
 import re
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -111,7 +112,7 @@ def check_skipping(tmp_path: Path, draw: random.Random) -> None:
     lines = random_lines(60, draw)
     one = source(*(write(tmp_path / name, join(lines, draw)) for name in ("a", "b.gz")))
     expected, found, at = list(zip(*[blanked(lines) * 2] * 2, strict=True)), [], 0
-    with ChunkReader([one, one]) as reader:
+    with closing(ChunkReader([one, one])) as reader:
         while at < len(expected):
             num_pairs = draw.randint(1, 30)
             if draw.random() < 0.5:

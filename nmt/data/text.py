@@ -82,30 +82,27 @@ def unpacking(name: str) -> Iterator[None]:
         raise DataError(f"{name}: not a whole {kind} file ({reason}); fetch it again") from None
 
 
-def clean_line(raw: bytes, place: str) -> str:
-    """Decode one line without its \\n: UTF-8, no BOM, no trailing \\r, other line breaks inside
-    become a space.
-    """
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{place}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; convert the "
-            "file, for example with iconv -f latin1 -t utf-8"
-        ) from None
-    return on_one_line(text.removeprefix("\ufeff").removesuffix("\r"))
-
-
 def on_one_line(text: str) -> str:
     """Return `text` with spaces for line breaks and NUL."""
     return _LINE_BREAK.sub(" ", text)
 
 
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of a byte stream; `name` stands in error messages."""
+    """Yield the lines of a byte stream in UTF-8, without BOM and trailing \\r, other line breaks as
+    spaces; `name` stands in error messages.
+    """
     with unpacking(name):
         for number, raw in enumerate(stream, start=1):
-            yield clean_line(raw.removesuffix(b"\n"), f"{name}:{number}")
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                byte = f"byte {error.start + 1} (0x{raw[error.start]:02x})"
+                raise DataError(
+                    f"{name}:{number}: {byte} is not UTF-8; convert the file, for example with "
+                    "iconv -f latin1 -t utf-8"
+                ) from None
+            text = text.removesuffix("\n").removeprefix("\ufeff").removesuffix("\r")
+            yield on_one_line(text)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:

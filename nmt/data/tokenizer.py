@@ -34,7 +34,7 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
-        self.src = self.tgt = self  # of both languages
+        self.src = self.tgt = self
         self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 

@@ -122,9 +122,9 @@ _BY_LANGUAGE = {
     for scripts, languages in (item.split(":") for item in _LANGUAGES.split(";"))
     for language in languages.split()
 }
-_BY_CODE = {code: (name,) for name, code in _CODES.items()} | {"Zyyy": (_OTHER,)}
 _JOINED = {"Hans": "zh", "Hant": "zh", "Jpan": "ja", "Kore": "ko"}  # codes of several scripts
-_BY_CODE |= {code: _BY_LANGUAGE[language] for code, language in _JOINED.items()}
+_BY_CODE = {code: _BY_LANGUAGE[language] for code, language in _JOINED.items()}
+_BY_CODE |= {code: (name,) for name, code in _CODES.items()} | {"Zyyy": (_OTHER,)}
 
 
 def scripts_of(language: str, key: str) -> tuple[str, ...]:
@@ -196,7 +196,7 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
             odd[code] = "replacement"
         elif name is not None and scripts[name] < _MAIN_SHARE:
             odd[code] = "other script"
-        elif kind := _BY_CATEGORY.get(unicodedata.category(chr(code))):
+        elif name is None and (kind := _BY_CATEGORY.get(unicodedata.category(chr(code)))):
             odd[code] = kind
     missing = {tokenizer.unk_id, *tokenizer.byte_ids}
     encoded = zip(counts, tokenizer.encode_batch([chr(code) for code in counts], 1), strict=True)

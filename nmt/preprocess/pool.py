@@ -33,7 +33,9 @@ def count_workers(num_threads: int) -> int:
     return num_threads if num_threads > 1 else 0
 
 
-class WorkerPool(Generic[Item, Result]):
+class WorkerPool(
+    contextlib.AbstractContextManager["WorkerPool[Item, Result]"], Generic[Item, Result]
+):
     """At most `num_workers` processes, each with a function of its own that `make` returns there;
     0 calls it in this process. Leaving the context ends them, whatever they are doing.
     """
@@ -45,9 +47,6 @@ class WorkerPool(Generic[Item, Result]):
         if num_workers:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(num_workers, context, _start_worker, (make,))
-
-    def __enter__(self) -> WorkerPool[Item, Result]:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         for process in set(multiprocessing.active_children()) - self._others:
@@ -125,18 +124,18 @@ _function: Callable[[Any], Any] | None = None
 
 
 def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
-    """Prepare a worker process, which ends when its parent does."""
+    """Prepare a worker process."""
     global _make
     _make = make
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _work(item: Any) -> Any:

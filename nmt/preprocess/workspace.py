@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
 _NO_PLAN = "{} has no plan; run this command with step=plan first, without shard"
-_FORMAT = 1  # of the work folder
+_FORMAT = 2  # of the work folder
 _MOST_TASKS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
 _WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
