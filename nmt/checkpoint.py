@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nmt.config import ExportFormat, ModelConfig, Norm, Positions, Quantization, SearchConfig
+from nmt.data.languages import LanguagePair, target_tags
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
@@ -40,12 +41,15 @@ class ModelInfo:
     tokenizer_sha256: str
     updates: int  # updates of training behind the weights; of the newest one for an average
     src_vocab_size: int | None = None  # where the source has a vocabulary of its own
+    directions: list[LanguagePair] = field(default_factory=list)  # where tags ask for them
 
     def content(self) -> dict[str, Any]:
         """Return what is written: all that is known, as primitives."""
         content = asdict(self)
         if self.src_vocab_size is None:
             del content["src_vocab_size"]
+        if not self.directions:
+            del content["directions"]
         return content
 
 
@@ -117,7 +121,9 @@ def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
         model, export = content.pop("model"), content.pop("export", {})
         model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])
         search = SearchConfig(**content.pop("search"))
-        return ModelInfo(model=ModelConfig(**model), search=search, **content), export
+        directions = [LanguagePair(**names) for names in content.pop("directions", [])]
+        content |= {"search": search, "directions": directions}
+        return ModelInfo(model=ModelConfig(**model), **content), export
     except (TypeError, KeyError, ValueError) as error:
         message = f"{path} does not fit this nmt ({error}); use the nmt that wrote it"
         raise ModelError(message) from None
@@ -136,7 +142,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
     """Read the tokenizer, or both; what is not the model's is a `ModelError`."""
-    return load_tokenizers(folder, info.tokenizer_sha256)
+    return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 
 
 def build_model(

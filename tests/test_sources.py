@@ -123,8 +123,8 @@ def test_named_corpora_come_in_the_order_of_their_names_with_their_tags(tmp_path
     }
     config = settings(corpora=corpora)
     found = find_sources(config, "train", tmp_path)
-    tagged = ("news", "<2de>", None)
-    assert [(s.corpus, s.src_tag, s.tgt_tag) for s in found] == [tagged] * 2 + [("web", None, None)]
+    tagged = ("news", ("<2de>", "", ()))
+    assert [(s.corpus, s.tags) for s in found] == [tagged] * 2 + [("web", ("", "", ()))]
     assert [pair[0] for pair in read(found)] == ["b", "c", "a"]
     assert has_split(config.data, "train")
     assert not has_split(config.data, "valid")

@@ -17,6 +17,7 @@ from typing import IO, Any
 import torch
 
 from nmt.config import OutputFormat, ScoreConfig, SearchConfig, TooLong, TranslateConfig, resolve
+from nmt.data.languages import DIRECTION, encode_sources
 from nmt.data.text import WaitingLines, count_lines, open_bytes, pair_lines, read_input, read_stream
 from nmt.distributed import World, find_world, set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
@@ -109,11 +110,13 @@ def _score(
     """Yield what JSON shows of each pair."""
     keys = ("length_penalty", "normalization", "word_reward", "coverage_penalty", "alignment")
     settings = {key: getattr(config, key) for key in keys}
+    asked = {key: getattr(config, key) for key in DIRECTION}
+    tags = translator.choose_tags(**asked)
     translator.backend.check(translator.search_config(**settings), scoring=True)
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     while window := list(islice(pairs, config.window_lines)):
         sources, targets = zip(*window, strict=True)
-        options = {"max_tokens": config.max_tokens, **settings}
+        options = {"max_tokens": config.max_tokens, **settings, **asked}
         found = translator.score_hypotheses(sources, targets, **options)
         for hypothesis, source in zip(found, sources, strict=True):
             content: dict[str, Any] = {
@@ -124,7 +127,8 @@ def _score(
                 "token_log_probs": hypothesis.token_log_probs,
             }
             if hypothesis.alignment is not None:
-                content["source_tokens"] = src.pieces([*src.encode(source), src.eos_id])
+                (ids,) = encode_sources(src, [source], tags)
+                content["source_tokens"] = src.pieces([*ids, src.eos_id])
                 content["alignment"] = hypothesis.alignment
             yield content
 
@@ -145,7 +149,8 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
     translator.backend.check(search)
     names = ["n_best", "max_tokens", "too_long", "max_source_length"]
     options = {name: getattr(config, name) for name in names}
-    return search, LineOptions(with_scores=config.format is OutputFormat.json, **options)
+    tags = translator.choose_tags(**{name: getattr(config, name) for name in DIRECTION})
+    return search, LineOptions(with_scores=config.format is OutputFormat.json, tags=tags, **options)
 
 
 # --- inputs and outputs

@@ -111,8 +111,12 @@ class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
     weight: float = option(1.0, "times that an epoch contains each pair; 0 leaves it out", low=0)
-    src_tag: str | None = option(None, "token put before every source, for example <2de>")
-    tgt_tag: str | None = option(None, "token put before every target")
+    src_lang: str | None = option(None, "its source language, where corpora differ")
+    tgt_lang: str | None = option(None, "its target language, where corpora differ; sets src_tag")
+    src_tag: str | None = option(None, "symbol before every source, for example <2de>")
+    tgt_tag: str | None = option(None, "symbol before every target, never part of a translation")
+    valid: SplitConfig = option(SplitConfig, "its validation pairs")
+    test: SplitConfig = option(SplitConfig, "its test pairs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,6 +124,11 @@ class CorpusConfig(SplitConfig):
         for key in ("src_tag", "tgt_tag"):
             if (tag := getattr(self, key)) is not None:
                 _check_symbol(key, tag)
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether a symbol stands before its sources or targets."""
+        return any(value is not None for value in (self.tgt_lang, self.src_tag, self.tgt_tag))
 
 
 @dataclass(kw_only=True)
@@ -170,6 +179,13 @@ class DataConfig:
                 "data.train and data.corpora are both given; make the first one of the second: "
                 "+data.corpora.NAME.src=FILE"
             )
+        if self.corpora and all(corpus.is_tagged for corpus in self.corpora.values()):
+            for split in ("valid", "test"):
+                if getattr(self, split).given:
+                    raise ConfigError(
+                        f"data.{split} has no tag, and each of data.corpora has one; give "
+                        f"data.corpora.NAME.{split} in its place"
+                    )
 
 
 @dataclass(kw_only=True)

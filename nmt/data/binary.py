@@ -12,6 +12,7 @@ import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,9 @@ import numpy as np
 import pyarrow as pa
 
 from nmt.data import Lengths
+from nmt.data.languages import LanguagePair, recorded_directions
 from nmt.data.mixing import CorpusRange
+from nmt.data.text import read_lines
 from nmt.errors import DataError
 
 Ids = np.ndarray[Any, np.dtype[Any]]
@@ -311,3 +314,32 @@ class ParallelData:
         if (shape := lengths.shape) != (len(self), 2):
             raise _unusable(path, f"is damaged: it has the shape {shape} for {len(self)} pairs")
         return lengths
+
+
+@dataclass(frozen=True)
+class HeldOutText:
+    """The held-out pairs of one corpus; its name is empty for those of `data.valid` itself."""
+
+    corpus: str
+    direction: LanguagePair
+    sources: list[str]
+    targets: list[str]
+
+
+def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
+    """Read the text of `valid` or `test` in a data folder, by corpus; a missing one is a
+    `DataError`.
+    """
+    meta = read_meta(data_dir)
+    directions = recorded_directions(meta)
+    usual = LanguagePair(meta["src_lang"], meta["tgt_lang"])
+    corpora = ParallelData(data_dir, split).corpora
+    src, tgt = (read_lines(data_dir / f"{split}.{side}") for side in ("src", "tgt"))
+    return [
+        HeldOutText(
+            corpus.name,
+            directions.get(corpus.name, usual),
+            *(list(islice(side, corpus.num_pairs)) for side in (src, tgt)),
+        )
+        for corpus in corpora
+    ]

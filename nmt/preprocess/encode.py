@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
+from nmt.data.languages import tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.preprocess.chunks import TaskChunk
 from nmt.preprocess.clean import Cleaned, Mask, clean
@@ -84,12 +85,8 @@ class ChunkEncoder:
 
 def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
     """Return sources and targets, each after the tag of its corpus, if it has one."""
-    source = cleaned.chunk.source
-    src, tgt = (
-        lines if tag is None else [f"{tag} {line}" for line in lines]
-        for tag, lines in ((source.src_tag, cleaned.src), (source.tgt_tag, cleaned.tgt))
-    )
-    return src, tgt
+    tags = cleaned.chunk.source.tags
+    return tag_lines(cleaned.src, tags.src), tag_lines(cleaned.tgt, tags.tgt)
 
 
 class Ids(NamedTuple):

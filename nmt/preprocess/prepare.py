@@ -21,6 +21,7 @@ from typing import Any
 
 from nmt.config import PreprocessConfig, Step, resolve
 from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
+from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import replace_file, write_json
@@ -213,9 +214,12 @@ def _merge(
         for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)
             (job.work.data / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
-        encoded = map(encoder.encode_held_out, chunks)
-        statistics, shards = _write_shard(job, f"{split}-00000", encoded, tokenizers)
-        results[split], index[split] = {"": statistics}, [CorpusIndex("", 1.0, shards)]
+        results[split], index[split] = {}, []
+        for name, part in groupby(chunks, key=lambda cleaned: cleaned.chunk.source.corpus):
+            encoded = map(encoder.encode_held_out, part)
+            file = "-".join(filter(None, [split, name, "00000"]))
+            results[split][name], shards = _write_shard(job, file, encoded, tokenizers)
+            index[split].append(CorpusIndex(name, 1.0, shards))
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
@@ -225,8 +229,7 @@ def _merge(
     (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
     meta = {
         **write_index(folder, index),
-        "src_lang": job.config.data.src_lang,
-        "tgt_lang": job.config.data.tgt_lang,
+        **describe_languages(job.config.data),
         "temperature": job.config.data.temperature,
         "vocab_size": tokenizers.tgt.vocab_size,
         "tokenizer_sha256": tokenizers.sha256,

@@ -14,6 +14,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
 from nmt.config import PreprocessConfig
+from nmt.data.languages import describe_languages
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
@@ -58,8 +59,7 @@ def build_report(
     """
     report: Report = {
         "format_version": FORMAT_VERSION,
-        "src_lang": config.data.src_lang,
-        "tgt_lang": config.data.tgt_lang,
+        **{key: describe_languages(config.data)[key] for key in ("src_lang", "tgt_lang")},
         "max_length": config.max_length,
         "duplicates": None if duplicates is None else dict(duplicates),
         "overlap": {},

@@ -24,13 +24,13 @@ import pyarrow.compute as pc
 
 from nmt.config import (
     Corpus,
-    CorpusConfig,
     DataConfig,
     PreprocessConfig,
     SplitConfig,
     Step,
     resolve,
 )
+from nmt.data.languages import corpus_direction
 from nmt.data.text import bundled_corpus, check_file
 from nmt.errors import ConfigError, DataError, nearest
 from nmt.files import sync
@@ -84,13 +84,14 @@ def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Sou
     for key, name, part in _parts(config.data, split):
         suffix = f"-{name}" if name else ""
         columns = (part.columns[0], part.columns[1])
-        src, tgt = part.fields or (config.data.src_lang, config.data.tgt_lang)
-        tags = (part.src_tag, part.tgt_tag) if isinstance(part, CorpusConfig) else (None, None)
+        direction = corpus_direction(config.data, name)
+        src, tgt = part.fields or (direction.src_lang, direction.tgt_lang)
+        how: dict[str, Any] = {"columns": columns, "fields": (src, tgt), "tags": direction.tags}
         if part.dataset is not None:
             blocks = read_dataset(part, (src, tgt), SPLITS[split])
             paths = spooled([f"{suffix}.src", f"{suffix}.tgt"], blocks)
             shown: tuple[str, ...] = (_describe(part),) * 2
-            sources.append(Source(name, Format.pair, paths, shown, columns, (src, tgt), *tags))
+            sources.append(Source(name, Format.pair, paths, shown, **how))
             continue
         kind = Format.pair if part.src else Format.tsv if part.tsv else Format.jsonl
         for number, files in enumerate(_file_names(part, key)):
@@ -102,7 +103,7 @@ def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Sou
                     (path,) = spooled([copy], _stream_blocks(file))
                 paths += (path,)
             shown = tuple("stdin" if file == STDIN else file for file in files)
-            sources.append(Source(name, kind, paths, shown, columns, (src, tgt), *tags))
+            sources.append(Source(name, kind, paths, shown, **how))
     return sources
 
 
@@ -113,10 +114,12 @@ def total_disk_bytes(sources: Sequence[Source]) -> int:
 
 def _parts(config: DataConfig, split: str) -> list[tuple[str, str, SplitConfig]]:
     """Return the settings that make up a split: key, name of the corpus, values."""
-    if split == "train" and config.corpora:
-        corpora = sorted(config.corpora.items())
+    corpora = sorted(config.corpora.items())
+    if split == "train" and corpora:
         return [(f"data.corpora.{name}", name, part) for name, part in corpora]
-    return [(f"data.{split}", "", getattr(config, split))]
+    own = [(f"data.corpora.{name}.{split}", name, getattr(c, split)) for name, c in corpora]
+    parts = [(f"data.{split}", "", getattr(config, split)), *own]
+    return [part for part in parts if part[2].given]
 
 
 def _check_files(config: DataConfig) -> None:

@@ -18,6 +18,7 @@ import torch
 from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.batching import Update
+from nmt.data.languages import recorded_directions
 from nmt.distributed import World, from_main, gather
 from nmt.errors import NmtError, StoppedError
 from nmt.training import checkpoints, costs
@@ -237,6 +238,7 @@ class TrainingRun:
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
+            directions=list(dict.fromkeys(recorded_directions(meta).values())),
         )
         self.saver.save(
             self.learner.best_model.state_dict(),

@@ -27,6 +27,7 @@ from typing import Any
 from nmt import __version__
 from nmt.checkpoint import find_model
 from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
+from nmt.data.languages import DIRECTION
 from nmt.distributed import World
 from nmt.errors import ConfigError, NmtError
 from nmt.files import sync, write_json
@@ -58,7 +59,7 @@ def describe_job(config: TranslateConfig, search: SearchConfig) -> dict[str, Any
         "nmt": __version__,
         "model": [_fingerprint(folder) for folder in folders],
         "prefixes": config.prefixes is not None,
-        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
+        **{name: getattr(config, name) for name in (*names, "dtype", "combine", *DIRECTION)},
         **asdict(search),
     }
 
