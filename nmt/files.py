@@ -57,9 +57,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Give a path to write to, which takes the place of `path` when the block ends without an
-    exception.
-    """
+    """Give a path to write; it takes the place of `path` unless the block raises."""
     temporary = _beside(path, "tmp")
     try:
         yield temporary

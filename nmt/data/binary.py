@@ -68,7 +68,7 @@ class ShardWriter:
     """
 
     def __init__(
-        self, path: Path, *, src_vocab_size: int, tgt_vocab_size: int, has_text: bool = False
+        self, path: Path, src_vocab_size: int, tgt_vocab_size: int, *, has_text: bool = False
     ) -> None:
         # the smallest integer types that both Arrow's and numpy's users expect for these ids
         sizes = {"src": src_vocab_size, "tgt": tgt_vocab_size}

@@ -130,9 +130,7 @@ def count_lines(path: str) -> int:
 def pair_lines(
     src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
 ) -> Iterator[Pair]:
-    """Yield the pairs of two aligned streams; raise a `DataError` with both counts when they are
-    not equally long.
-    """
+    """Yield pairs of aligned lines; streams that are not equally long are a `DataError`."""
     both = itertools.zip_longest(src_lines, tgt_lines)
     for num_pairs, (source, target) in enumerate(both):
         if source is None or target is None:
@@ -174,9 +172,9 @@ class WaitingLines:
 
     def has_more(self) -> bool:
         """Say whether a line, or the end, is there or comes within an instant."""
-        ready = [self._descriptor]
-        is_known = bool(self._lines) or self._is_over
-        return is_known or bool(select.select(ready, [], [], _PATIENCE_SECONDS)[0])
+        if self._lines or self._is_over:
+            return True
+        return bool(select.select([self._descriptor], [], [], _PATIENCE_SECONDS)[0])
 
 
 def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:

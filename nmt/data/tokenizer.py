@@ -91,8 +91,8 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into one line of text; control symbols and a tag at its start vanish, a
-        generated line break becomes a space.
+        """Turn ids into a line of text, without control symbols and a tag at its start; line breaks
+        become spaces.
         """
         text: str = self._processor.decode(list(ids))
         for tag in self._tags:

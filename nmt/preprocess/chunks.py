@@ -108,9 +108,7 @@ class TaskChunk:
 
 
 class ChunkReader:
-    """Reads sources one after the other, from the first pair to the last, after `disk_bytes` of
-    other corpora.
-    """
+    """Reads sources one after the other, after `disk_bytes` of other corpora."""
 
     def __init__(self, sources: Sequence[Source], disk_bytes: int = 0) -> None:
         self._sources = iter(sources)
@@ -206,9 +204,7 @@ class _LineFile:
         self._file.close()
 
     def fill(self) -> None:
-        """Read until a chunk is full or the file is over: what the chunk holds then depends on the
-        text alone, not on how blocks cut it.
-        """
+        """Read a chunk or to the end, so that what a chunk holds does not depend on blocks."""
         while len(self.ends) < PAIRS_A_CHUNK and len(self._text) < BYTES_A_CHUNK and self._read():
             pass
 

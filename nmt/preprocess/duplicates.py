@@ -32,9 +32,7 @@ PAIRS_A_PART = 1 << 19
 
 
 def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
-    """Return the hashes (N, 3) of each pair, its source and its target; swapped sides are another
-    pair.
-    """
+    """Return the hashes (N, 3) of each pair, its source and its target; order matters."""
     sources, targets = _hash(src), _hash(tgt)
     return np.stack([sources + targets * _ODD, sources, targets], axis=1)
 

@@ -118,9 +118,7 @@ def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> 
 
 
 def _scan(job: Job) -> dict[str, int]:
-    """Write the sample and the hashes of pairs to the work folder, unless an earlier run has;
-    return the pairs of each corpus.
-    """
+    """Write sample and hashes, unless an earlier run has; return the pairs of each corpus."""
     scanned, tokenizer = job.work.plan / _SCANNED, job.config.tokenizer
     if scanned.exists():
         num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
@@ -202,9 +200,7 @@ class Sample:
 
 
 class TaskReader:
-    """Reads the input of tasks in one pass over all corpora; `num_pairs` is at the end how many
-    pairs each corpus has.
-    """
+    """Reads the input of tasks in a pass over all corpora; `num_pairs` counts those of each."""
 
     def __init__(self, job: Job, num_pairs: Mapping[str, int] | None = None) -> None:
         self._job, self._known = job, num_pairs

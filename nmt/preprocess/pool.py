@@ -24,9 +24,7 @@ _ITEMS_A_WORKER = 3  # that wait, are worked on, or are done before those in fro
 
 
 def count_workers(num_threads: int) -> int:
-    """Return the number of worker processes: none for one thread, which the process itself has;
-    for 0 threads, as many as the CPU cores that it may use.
-    """
+    """Return the number of worker processes: none for one thread; 0 stands for all CPU cores."""
     if num_threads == 0:
         affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
         num_threads = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -65,14 +63,14 @@ class WorkerPool(
             yield from ((item, function(item)) for item in items)
             return
         waiting: deque[tuple[Item, Future[Result]]] = deque()
-        last_error: NmtError | None = None
+        last_error: Exception = StopIteration()
         source = iter(items)
         try:
             while True:
                 try:
                     item = next(source)
                 except (StopIteration, NmtError) as error:
-                    last_error = error if isinstance(error, NmtError) else None
+                    last_error = error
                     break
                 try:
                     with _interrupts_deferred():  # this may start a process
@@ -94,7 +92,7 @@ class WorkerPool(
                 "a worker process was killed, as happens when memory runs out; give the same "
                 "command again with fewer num_threads, it goes on with what is done"
             ) from None
-        if last_error is not None:
+        if isinstance(last_error, NmtError):
             raise last_error
 
 

@@ -174,18 +174,12 @@ def _counted(
 def _write_shard(
     job: Job, name: str, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
 ) -> tuple[Statistics, list[ShardFile]]:
-    """Write encoded pairs to a file, which is there when they all are; without a pair it is not.
-    With `report_only` they are counted alone.
-    """
+    """Write pairs to a file, if there are any; with `report_only`, count them alone."""
     total, path = Statistics(), job.work.data / f"{name}.arrow"
-    sizes = {
-        "src_vocab_size": tokenizers.src.vocab_size,
-        "tgt_vocab_size": tokenizers.tgt.vocab_size,
-    }
-    has_text = job.config.keep_text
+    sizes, has_text = (tokenizers.src.vocab_size, tokenizers.tgt.vocab_size), job.config.keep_text
     with (
         replace_file(path) as temporary,
-        ShardWriter(temporary, **sizes, has_text=has_text) as writer,
+        ShardWriter(temporary, *sizes, has_text=has_text) as writer,
     ):
         for chunk in chunks:
             total.merge(chunk.statistics)
@@ -244,9 +238,7 @@ def _merge(
 def _add_up(
     job: Job, num_pairs: Mapping[str, int]
 ) -> tuple[dict[str, Statistics], dict[str, list[CorpusIndex]]]:
-    """Return what the shards of each corpus came to, and the index of those that hold a pair; a
-    `ConfigError` names shards that nobody has written.
-    """
+    """Add up the shards of each corpus; a `ConfigError` names those that nobody has written."""
     tasks = job.tasks(num_pairs)
     missing = [task for task in tasks if not _result_path(job, task).exists()]
     if missing:

@@ -169,11 +169,7 @@ def _advice(report: Report) -> Iterator[str]:
             f"'{reason}' ({number:,}): look at the examples, fix the input or the filter."
         )
     yield from _advice_on_sides(report)
-    for kind, option, most in (
-        ("pairs", "pair", 0.1),
-        ("sources", "src", 0.3),
-        ("targets", "tgt", 0.3),
-    ):
+    for kind, option, most in zip(KINDS, ("pair", "src", "tgt"), (0.1, 0.3, 0.3), strict=True):
         number = (report["duplicates"] or {}).get(kind, 0)
         if number > most * read:
             yield (
@@ -327,13 +323,10 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
     for side, language in _LANGUAGES:
         part = train[side]
         scripts = [f"{name} {share:.1%}" for name, share in list(part["scripts"].items())[:3]]
-        text = (
-            f"{report[language]:<4}{part['covered_share']:.3%} have a piece; {', '.join(scripts)}"
-        )
+        parts = [f"{part['covered_share']:.3%} have a piece", ", ".join(scripts)]
         odd = [f"{o['code']} {o['name'].lower()} {o['count']:,}" for o in part["odd"][:2]]
-        if odd:
-            text += f"; {part['odd_characters']:,} odd: {', '.join(odd)}"
-        yield "characters", text
+        parts += [f"{part['odd_characters']:,} odd: {', '.join(odd)}"] if odd else []
+        yield "characters", f"{report[language]:<4}{'; '.join(parts)}"
 
 
 def report_page(report: Report) -> str:
@@ -354,9 +347,7 @@ def report_page(report: Report) -> str:
 
 
 def _shown(value: object) -> object:
-    """Format what the template puts out: numbers, and text where characters that hide, or turn the
-    text around, show as codes.
-    """
+    """Format numbers; show characters that hide, or turn the text around, as codes."""
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
     if type(value) is str:  # not HTML that a macro has made

@@ -43,18 +43,14 @@ class SideStatistics:
 
 @dataclass
 class SplitOverlap:
-    """What of one held-out split came in training text, by strictness and kind ("exact pairs");
-    whatever is exact counts as normalised too.
-    """
+    """What of a held-out split is in training text, by strictness and kind ("exact pairs")."""
 
     num_rows: int  # of the split
     matches: Counter[str] = field(default_factory=Counter)  # training pairs that match
     seen: dict[str, set[int]] = field(default_factory=dict)  # rows of the split that were matched
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def add(
-        self, name: str, number: int, rows: Iterable[int], examples: list[dict[str, Any]]
-    ) -> None:
+    def add(self, name: str, number: int, rows: Iterable[int], examples: list[Any]) -> None:
         """Count training pairs that match these rows."""
         self.matches[name] += number
         self.seen.setdefault(name, set()).update(rows)
@@ -125,12 +121,10 @@ class Measurer:
     """Counts chunks, and looks for held-out lines where they are given; each process has one."""
 
     def __init__(self, src: Tokenizer, tgt: Tokenizer, held_out: HeldOut | None) -> None:
-        self._token_kinds = []  # of each side (V,)
-        for tokenizer in (src, tgt):
-            kinds = np.full(tokenizer.vocab_size, _PLAIN, np.uint8)
+        self._token_kinds = [np.full(t.vocab_size, _PLAIN, np.uint8) for t in (src, tgt)]  # (V,)
+        for tokenizer, kinds in zip((src, tgt), self._token_kinds, strict=True):
             kinds[tokenizer.byte_ids] = _BYTE
             kinds[tokenizer.unk_id] = _UNKNOWN
-            self._token_kinds.append(kinds)
         self._held_out = held_out
 
     def measure(self, cleaned: Cleaned, encoded: tuple[FlatIds, FlatIds]) -> Statistics:
@@ -213,9 +207,7 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 
 
 def length_bins(lengths: Ints) -> Ints:
-    """Return the bin (N,) of each length in tokens from 0: its own below `EXACT_LENGTHS`, then 16
-    an octave.
-    """
+    """Return the bin (N,) of each length: its own below `EXACT_LENGTHS`, then 16 an octave."""
     octaves = np.log2(np.maximum(lengths, 1) / EXACT_LENGTHS)
     bins = EXACT_LENGTHS + np.floor(octaves * _BINS_AN_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)

@@ -59,9 +59,7 @@ class Job:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides the bytes of the data folder: settings, inputs and given models."""
-        settings = asdict(self.config)
-        for name in _WITHOUT_EFFECT:
-            del settings[name]
+        settings = {k: v for k, v in asdict(self.config).items() if k not in _WITHOUT_EFFECT}
         del settings["data"]["made_by"], settings["data"]["temperature"]
         for corpus in settings["data"]["corpora"].values():
             del corpus["weight"]
@@ -89,17 +87,17 @@ class Workspace:
         self.spool = folder / "spool"
         self.plan = folder / "plan"
         self.old = folder / "old"  # the data folder that is about to go
-        self._job: dict[str, Any] | None = None  # the fingerprint of what is done here
+        self._job: dict[str, Any] = {}  # the fingerprint of what is done here
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
-        self.is_fresh = self._job is None
+        self.is_fresh = not self._job
 
     def start(self, job: dict[str, Any]) -> None:
         """Make the folders for the job with this fingerprint; what another job left goes first."""
         if job == self._job and self.data.exists():
             log.info("go on with what an earlier run has done in %s", self.folder)
         else:
-            if self._job is not None:
+            if self._job:
                 log.info("%sbegin anew", self._changes(job))
             for path in self.folder.iterdir():
                 if path.name not in (_LOCK, self.spool.name):
@@ -113,7 +111,7 @@ class Workspace:
 
     def join(self, job: dict[str, Any]) -> None:
         """Check that the plan in the folder is that of the job with this fingerprint."""
-        if self._job is None:
+        if not self._job:
             raise ConfigError(_NO_PLAN.format(self.place))
         if job != self._job:
             raise ConfigError(
@@ -122,9 +120,9 @@ class Workspace:
             )
 
     def _changes(self, job: dict[str, Any]) -> str:
-        known = self._job or {}
-        names = sorted(name for name in {*known, *job} if known.get(name) != job.get(name))
-        return f"{', '.join(names)} changed since the last run: " if names else ""
+        names = {*self._job, *job}
+        changed = sorted(name for name in names if self._job.get(name) != job.get(name))
+        return f"{', '.join(changed)} changed since the last run: " if changed else ""
 
     def write(self, path: Path, content: Any) -> None:
         """Write JSON that is either whole or not there."""
@@ -201,16 +199,13 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
 def _locked(folder: Path, part: str | None) -> Iterator[None]:
     """Lock the folder for this process alone, or for this and other parts of a job."""
     whole = FileLock(folder / _LOCK)
-    if part is None:  # wait for nobody
-        locks = [FileLock(path) for path in folder.glob(f"{_LOCK}-*")]
-    else:
-        locks = [FileLock(folder / f"{_LOCK}-{part}")]
+    others = folder.glob(f"{_LOCK}-*") if part is None else [folder / f"{_LOCK}-{part}"]
     with contextlib.ExitStack() as stack:
         try:
             # another part has the first lock for a moment
             stack.enter_context(whole.acquire(timeout=0 if part is None else 1))
-            for lock in locks:
-                stack.enter_context(lock.acquire(timeout=0))
+            for path in list(others):
+                stack.enter_context(FileLock(path).acquire(timeout=0))
         except (Timeout, FileNotFoundError):  # the latter when another has just finished
             raise ConfigError(
                 f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
