@@ -229,7 +229,6 @@ DAMAGES = {
     "lengths of another": lambda d: np.save(d / LENGTHS, np.ones((5, 2), "u2")),
     "index": lambda d: _change_index(d, pairs=11),
     "field": lambda d: _change_index(d, color="red"),
-    "no splits": lambda d: write_json(d / "meta.json", {"format_version": 2}),
 }
 
 
@@ -239,7 +238,9 @@ def test_damage_is_one_line_that_names_the_file(tmp_path: Path) -> None:
         folder.mkdir()
         write_folder(folder, {"": random_pairs(30, 300)}, 300, pairs_a_shard=10)
         damage(folder)
-        expected = r"^\S+ is (missing|damaged).*run nmt-preprocess"
+        expected = (
+            r"^\S+ is (missing|damaged).*run nmt-preprocess|^\S+ does not fit this nmt: splits"
+        )
         with pytest.raises(DataError, match=expected) as caught:
             ParallelData(folder, "train")
         assert "\n" not in str(caught.value), name

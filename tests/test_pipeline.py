@@ -28,7 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_preprocess_keeps_the_text_of_held_out_pairs(root: Path) -> None:
-    assert read_meta(root / "data")["num_pairs"] == {"train": 200, "valid": 20, "test": 20}
+    assert read_meta(root / "data").num_pairs == {"train": 200, "valid": 20, "test": 20}
     for split, side in itertools.product(("valid", "test"), ("src", "tgt")):
         kept = (root / f"data/{split}.{side}").read_bytes()
         assert kept == (root / f"{split}.{side}.txt").read_bytes()
@@ -51,7 +51,9 @@ def test_a_run_folder_tells_the_whole_run(root: Path) -> None:
     assert [int(folder.name[5:]) for folder in folders][-5:] == [8, 10, 12, 16, 20]
     for folder in folders:
         names = {path.name for path in folder.iterdir()}
-        assert names == {"model.safetensors", "config.json", "tokenizer.model", "trainer.pt"}
+        assert names == set(
+            ["model.safetensors", "config.json", "tokenizer.model", "trainer.pt", "manifest.json"]
+        )
 
 
 def test_translations_cut_at_the_limit_are_counted(
@@ -191,6 +193,7 @@ def test_a_run_of_the_first_format_goes_on(root: Path, tmp_path: Path) -> None:
     for name in ("ema_decay", "init_from", "optimizer.name"):
         del content["fingerprint"][name]
     torch.save(content, path)
+    (path.parent / "manifest.json").unlink()
     assert train(root / "data", old, "max_updates=8", *plain) == 0
     first, second = (p / "checkpoints/latest/model.safetensors" for p in (whole, old))
     assert first.read_bytes() == second.read_bytes()

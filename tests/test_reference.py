@@ -135,7 +135,7 @@ def sums(place: Path, arguments: list[str]) -> dict[str, str]:
     found = {
         path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
         for path in sorted(out.iterdir())
-        if not path.name.startswith("report.")
+        if not path.name.startswith(("report.", "manifest."))
     }
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     keys = ("read", "kept", "dropped", "replaced", "examples")

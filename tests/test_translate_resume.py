@@ -16,7 +16,7 @@ from translating import fork, kill, start, status, translate, write_lines, write
 from nmt.distributed import World
 from nmt.translate import resume
 
-LINES = [line if i % 17 else "" for i, line in enumerate(sentences(300, seed=5))]
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(200, seed=5))]
 OPTIONS = ["window_lines=20", "format=json", "n_best=2"]
 
 
@@ -132,7 +132,7 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_pat
     arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
 
     def limited() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (60_000, 60_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
         return translate(*arguments)
 
     assert status(fork(limited, tmp_path / "log")) == 2

@@ -42,9 +42,8 @@ def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
         data_dir = config.data_dir
         log.info("wrote %s; next: nmt-train +model=tiny data_dir=%s", data_dir, data_dir)
     elif config.step is Step.plan:
-        log.info(
-            "planned; next, for each NUMBER to COUNT: the same command with shard=NUMBER/COUNT"
-        )
+        rest = "the same command with shard=NUMBER/COUNT"
+        log.info("planned; next, for each NUMBER to COUNT: %s", rest)
     else:
         log.info("shard %s is done; when all are: the same command with step=merge", config.shard)
 

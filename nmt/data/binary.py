@@ -8,22 +8,23 @@ opens the shards.
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from itertools import islice
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nmt.config import require
 from nmt.data import Lengths
-from nmt.data.languages import LanguagePair, recorded_directions
+from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
 from nmt.data.text import read_lines
 from nmt.errors import DataError
+from nmt.manifest import verify
+from nmt.metadata import pop_version, read_json, to_dataclass
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 FlatIds = tuple[Ids, Ids]  # of all lines of a side, and where each line starts
@@ -45,6 +46,11 @@ class ShardFile:
     bytes: int = 0
     sha256: str = ""
 
+    def __post_init__(self) -> None:
+        is_name = self.file not in ("", ".", "..") and Path(self.file).name == self.file
+        require(is_name, "file", self.file, "must be the name of a file in the data folder")
+        require(self.pairs >= 0, "pairs", self.pairs, "must not be negative")
+
 
 @dataclass(frozen=True)
 class CorpusIndex:
@@ -58,6 +64,24 @@ class CorpusIndex:
     def num_pairs(self) -> int:
         """Pairs of all shards."""
         return sum(shard.pairs for shard in self.shards)
+
+
+@dataclass(frozen=True)
+class DataInfo:
+    """What `meta.json` of a data folder holds."""
+
+    format_version: int
+    num_pairs: dict[str, int] = field(default_factory=dict)  # by split
+    data_sha256: str = ""
+    src_lang: str = ""
+    tgt_lang: str = ""
+    vocab_size: int = 0  # of the target
+    tokenizer_sha256: str = ""
+    max_length: int = 0
+    temperature: float = 1.0
+    src_vocab_size: int | None = None  # where the source has a vocabulary of its own
+    splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)  # version 1 has none
+    directions: dict[str, LanguagePair] = field(default_factory=dict)  # by corpus, where tagged
 
 
 class ShardWriter:
@@ -187,44 +211,32 @@ def _unusable(path: Path, what: str = "is damaged") -> DataError:
     return DataError(f"{path} {what}; run nmt-preprocess again")
 
 
-def read_meta(data_dir: Path) -> dict[str, Any]:
+def read_meta(data_dir: Path) -> DataInfo:
     """Read `meta.json`; a folder that is none of ours, or a newer one, is a `DataError`."""
     path = data_dir / "meta.json"
     if not path.is_file():
         what = "is no data folder" if data_dir.is_dir() else "does not exist"
         raise DataError(f"{data_dir} {what}; make it with: nmt-preprocess data_dir={data_dir}")
-    try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = meta["format_version"]
-    except (ValueError, KeyError, TypeError):
-        raise _unusable(path) from None
-    if version > FORMAT_VERSION:
-        raise DataError(
-            f"{data_dir} has format_version {version}, this nmt reads up to "
-            f"{FORMAT_VERSION}; update nmt or preprocess again"
-        )
-    return meta
+    verify(data_dir, "meta.json")
+    meta = read_json(path)
+    version = pop_version(meta, path, FORMAT_VERSION)
+    return to_dataclass(DataInfo, {"format_version": version, **meta}, path)
 
 
 def _read_index(data_dir: Path, split: str) -> list[CorpusIndex]:
     """Return the corpora of a split; a folder of version 1 has one, whose pairs are counted."""
     meta = read_meta(data_dir)
-    if meta["format_version"] == 1:
+    if meta.format_version == 1:
         if not (paths := sorted(data_dir.glob(f"{split}-*.arrow"))):
             raise DataError(
                 f"{data_dir} has no {split}-*.arrow; make the folder with nmt-preprocess"
             )
-        found = ((path, len(MappedShard(path)), path.stat().st_size) for path in paths)
-        return [CorpusIndex("", 1.0, [ShardFile(p.name, n, bytes=size) for p, n, size in found])]
-    try:
-        if split not in meta["splits"]:
-            raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
-        return [
-            CorpusIndex(c["corpus"], c["weight"], [ShardFile(**shard) for shard in c["shards"]])
-            for c in meta["splits"][split]
-        ]
-    except (KeyError, TypeError):
-        raise _unusable(data_dir / "meta.json") from None
+        sizes = [(path, len(MappedShard(path)), path.stat().st_size) for path in paths]
+        shards = [ShardFile(path.name, pairs=pairs, bytes=size) for path, pairs, size in sizes]
+        return [CorpusIndex("", 1.0, shards)]
+    if split not in meta.splits:
+        raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
+    return meta.splits[split]
 
 
 def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dict[str, Any]:
@@ -292,6 +304,7 @@ class ParallelData:
 
     def _map(self, number: int) -> MappedShard:
         """Map a file; when two threads do, either result is as good."""
+        verify(self._place[0], self._paths[number].name)
         path, shard = self._paths[number], MappedShard(self._paths[number])
         expected = self._starts[number + 1] - self._starts[number]
         if len(shard) != expected:
@@ -302,8 +315,9 @@ class ParallelData:
     def _map_lengths(self) -> Lengths:
         data_dir, split = self._place
         path = data_dir / f"{split}.lengths.npy"
-        if not path.exists() and read_meta(data_dir)["format_version"] == 1:
+        if not path.exists() and read_meta(data_dir).format_version == 1:
             return np.concatenate([self._map(i).lengths() for i in range(len(self._paths))])
+        verify(data_dir, path.name)
         try:
             # a plain view: np.memmap is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -331,15 +345,19 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     `DataError`.
     """
     meta = read_meta(data_dir)
-    directions = recorded_directions(meta)
-    usual = LanguagePair(meta["src_lang"], meta["tgt_lang"])
+    usual = LanguagePair(meta.src_lang, meta.tgt_lang)
     corpora = ParallelData(data_dir, split).corpora
-    src, tgt = (read_lines(data_dir / f"{split}.{side}") for side in ("src", "tgt"))
+    files = [f"{split}.src", f"{split}.tgt"]
+    verify(data_dir, *files)
+    sides = [list(read_lines(data_dir / file)) for file in files]
+    if [len(side) for side in sides] != [sum(corpus.num_pairs for corpus in corpora)] * 2:
+        sizes = " and ".join(f"{file} {len(side)}" for file, side in zip(files, sides, strict=True))
+        raise _unusable(data_dir, f"has other lines than pairs ({sizes})")
     return [
         HeldOutText(
             corpus.name,
-            directions.get(corpus.name, usual),
-            *(list(islice(side, corpus.num_pairs)) for side in (src, tgt)),
+            meta.directions.get(corpus.name, usual),
+            *(side[corpus.start : corpus.start + corpus.num_pairs] for side in sides),
         )
         for corpus in corpora
     ]

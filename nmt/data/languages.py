@@ -6,7 +6,7 @@ language looks like is known here alone.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -69,11 +69,6 @@ def describe_languages(data: DataConfig) -> dict[str, Any]:
     if any(any(direction.tags) for direction in directions.values()):
         described["directions"] = {name: asdict(d) for name, d in directions.items()}
     return described
-
-
-def recorded_directions(meta: Mapping[str, Any]) -> dict[str, LanguagePair]:
-    """Return the direction of each corpus in `meta.json`; none where no corpus has a tag."""
-    return {name: LanguagePair(**fields) for name, fields in meta.get("directions", {}).items()}
 
 
 def target_tags(directions: Iterable[LanguagePair]) -> list[str]:

@@ -17,6 +17,7 @@ from typing import TypeAlias
 import sentencepiece
 
 from nmt.errors import DataError, ModelError
+from nmt.manifest import verify
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
 
@@ -147,6 +148,7 @@ def load_tokenizers(
     Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
     `sha256`.
     """
+    verify(folder, JOINT, SOURCE, TARGET)
     tokenizers: Tokenizers
     if (folder / SOURCE).is_file():
         src, tgt = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET, tags)

@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import is_foreign, replace_file, share_and_sync, sync, write_json
+from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
 from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
@@ -86,7 +86,6 @@ class Workspace:
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"
         self.plan = folder / "plan"
-        self.old = folder / "old"  # the data folder that is about to go
         self._job: dict[str, Any] = {}  # the fingerprint of what is done here
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
@@ -131,11 +130,7 @@ class Workspace:
 
     def finish(self) -> None:
         """Put the data folder in its place; the old one goes, and the work folder."""
-        share_and_sync(self.data)
-        if self.place.exists():
-            os.rename(self.place, self.old)
-        os.rename(self.data, self.place)
-        sync(self.place.parent)
+        put_in_place(self.data, self.place)
         self.remove()
 
     def remove(self, *, unless_useful: bool = False) -> None:
@@ -170,8 +165,8 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
     try:
         with _locked(folder, part):
             work = Workspace(folder, place)
-            if part is None and work.old.exists() and not place.exists():
-                os.rename(work.old, place)  # a kill hit between two renames
+            if part is None:
+                remove_abandoned(place)
             try:
                 yield work
             except (ConfigError, DataError):

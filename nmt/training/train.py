@@ -18,7 +18,6 @@ import torch
 from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.batching import Update
-from nmt.data.languages import recorded_directions
 from nmt.distributed import World, from_main, gather
 from nmt.errors import NmtError, StoppedError
 from nmt.training import checkpoints, costs
@@ -121,10 +120,9 @@ class TrainingRun:
 
     def validate_late(self) -> None:
         """Validate the newest checkpoint if it was saved, but not validated any more."""
-        if self.state.update == self.state.validated:
-            return
-        is_due = self.is_due(self.config.validate_every_updates)
-        if from_main(is_due or self.log.lost_validation):
+        if self.state.update != self.state.validated and from_main(
+            self.is_due(self.config.validate_every_updates) or self.log.lost_validation
+        ):
             self.validate()
 
     def train_epoch(self) -> None:
@@ -153,8 +151,7 @@ class TrainingRun:
         loss = outcome.loss_sum / update.num_tokens
         if outcome.is_finite:
             self.state.bad_updates = 0
-            self.meter.outcomes.append(outcome)
-            self.meter.updates.append(update)
+            self.meter.done.append((update, outcome))
             if self.spikes.is_spike(loss):
                 self._report("loss spike", loss, update, outcome)
         else:
@@ -195,7 +192,7 @@ class TrainingRun:
         record = {
             "update": self.state.update,
             "epoch": self.state.epoch,
-            **self.meter.record(flops_per_second=self.flops_per_second),
+            **self.meter.record(self.flops_per_second),
             "learning_rate": learning_rate(self.state.update, self.config),
             "gradient_norm": outcome.gradient_norm,
             "memory_bytes": costs.peak_memory_bytes(self.learner.device),
@@ -233,25 +230,21 @@ class TrainingRun:
             model=self.config.model,
             search=self.config.search,
             vocab_size=tokenizer.tgt.vocab_size,
-            src_lang=meta["src_lang"],
-            tgt_lang=meta["tgt_lang"],
+            src_lang=meta.src_lang,
+            tgt_lang=meta.tgt_lang,
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
-            directions=list(dict.fromkeys(recorded_directions(meta).values())),
+            directions=list(dict.fromkeys(meta.directions.values())),
         )
-        self.saver.save(
-            self.learner.best_model.state_dict(),
-            info,
-            tokenizer,
-            training={
-                "state": asdict(self.state),
-                "learner": self.learner.state_dict(),
-                "world_size": self.setup.world.size,
-                "fingerprint": self.setup.fingerprint,
-            },
-            best=[update for _, update in self.state.best],
-        )
+        training = {
+            "state": asdict(self.state),
+            "learner": self.learner.state_dict(),
+            "world_size": self.setup.world.size,
+            "fingerprint": self.setup.fingerprint,
+        }
+        weights, best = self.learner.best_model.state_dict(), [at for _, at in self.state.best]
+        self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:
         """Wait until the newest checkpoint is on disk; write one first after a signal."""
@@ -261,8 +254,6 @@ class TrainingRun:
             self.saver.finish()
         from_main(None)  # nobody leaves before it is written
         if self.is_stopped and not self.is_complete():
-            name = self.stop[0].name if self.stop else "a signal to another rank"
-            raise StoppedError(
-                f"stopped by {name} after update {self.state.update}, which is saved; the same "
-                "command goes on"
-            )
+            by = self.stop[0].name if self.stop else "a signal to another rank"
+            saved = f"after update {self.state.update}, which is saved; the same command goes on"
+            raise StoppedError(f"stopped by {by} {saved}")
