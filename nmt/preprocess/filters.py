@@ -19,7 +19,7 @@ import numpy as np
 from nmt.config import PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.errors import ConfigError, nearest
-from nmt.preprocess.characters import SCRIPTS, foreign_shares, scripts_of
+from nmt.preprocess.characters import SCRIPTS, LineSet, foreign_shares, scripts_of
 from nmt.preprocess.clean import Cleaned, Mask
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
@@ -35,8 +35,15 @@ _EMPTY = "empty side"
 _ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
-def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | None = None) -> None:
-    """Apply the filters on text; `repeated` marks the rows of the chunk that have come before."""
+def drop_by_text(
+    cleaned: Cleaned,
+    config: PreprocessConfig,
+    repeated: Mask | None = None,
+    taken: LineSet | None = None,
+) -> None:
+    """Apply the filters on text; `repeated` marks the rows of the chunk that have come before,
+    `taken` are the sentences of held-out sets that were taken out of the training text.
+    """
     filters = config.filter
     direction = corpus_direction(config.data, cleaned.chunk.source.corpus)
     if filters.nul:
@@ -52,6 +59,8 @@ def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | No
     if filters.language:
         other = map(_is_other_language, _sides(cleaned), _language_codes(direction))
         cleaned.drop("wrong language", *other)
+    if taken is not None:
+        cleaned.drop("held out", *map(taken.mask, _sides(cleaned)))
     if repeated is not None:
         cleaned.drop("duplicate", repeated[cleaned.rows])
 

@@ -30,6 +30,7 @@ from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
 from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
 from nmt.preprocess.filters import check_filters
+from nmt.preprocess.held_out import take_held_out
 from nmt.preprocess.plan import TaskReader, count_chunk, drops_duplicates, make_plan, read_plan
 from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.report import build_report, report_page
@@ -79,6 +80,7 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
     is_planning = step in (Step.all, Step.plan)
     begin = work.start if is_planning else work.join
     begin(job.fingerprint())
+    job = take_held_out(job)
     splits = {split: _read_split(job, split) for split in held_out}
     tokenizers, num_pairs = make_plan(job) if is_planning else read_plan(job)
     if step in (Step.all, Step.shard):
@@ -128,7 +130,8 @@ def _write_shards(
         return (wanted is None or task in wanted) and not _result_path(job, task).exists()
 
     has_hashes = not drops_duplicates(job.config)
-    make = partial(ChunkEncoder, job.config, job.work.plan, held_out, has_hashes=has_hashes)
+    first = partial(ChunkEncoder, job.config, job.work.plan, held_out)
+    make = partial(first, taken=job.taken, has_hashes=has_hashes)
     with (
         reader.progress("encode") as progress,
         WorkerPool[EncodeItem, EncodedChunk](count_workers(job.config.num_threads), make) as pool,
