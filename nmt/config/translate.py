@@ -13,6 +13,7 @@ from nmt.config.options import (
     check_ranges,
     option,
     require,
+    unnamed,
 )
 from nmt.errors import ConfigError
 
@@ -79,8 +80,10 @@ class TranslateConfig:
     combine: Combine = option(
         Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
     )
-    n_best: int = option(1, "hypotheses written per sentence (format=json when above 1)", low=1)
-    format: OutputFormat = option(OutputFormat.text, "text, or json (one object per line)")
+    n_best: int = option(1, "hypotheses written per sentence", low=1)
+    format: OutputFormat = option(
+        OutputFormat.text, "text (several a line as in Moses), or json (one object per line)"
+    )
     too_long: TooLong = option(TooLong.split, "longer lines: split, truncate or error")
     max_source_length: int = option(  # a character is at most 4 bytes, each a token at worst
         256, "most source tokens translated at once, EOS included", low=8
@@ -98,8 +101,7 @@ class TranslateConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        plain = self.format is OutputFormat.text
-        require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
+        self.input, self.output = unnamed(self.input), unnamed(self.output)
 
 
 @dataclass(kw_only=True)
@@ -138,6 +140,7 @@ class ScoreConfig:
     def __post_init__(self) -> None:
         if self.src is None or self.tgt is None:
             raise ConfigError("give src=FILE and tgt=FILE, aligned line by line")
+        self.src, self.tgt, self.output = map(unnamed, (self.src, self.tgt, self.output))
         require(self.src != "-" or self.tgt != "-", "tgt", "-", "src is stdin already")
         check_ranges(self)
         plain = self.format is OutputFormat.text

@@ -31,7 +31,7 @@ from nmt.config import (
     resolve,
 )
 from nmt.data.languages import corpus_direction
-from nmt.data.text import bundled_corpus, check_file
+from nmt.data.text import bundled_corpus, check_file, is_stream
 from nmt.errors import ConfigError, DataError, nearest
 from nmt.files import sync
 from nmt.preprocess.chunks import Format, Source
@@ -98,7 +98,7 @@ def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Sou
             paths = ()
             for side, file in enumerate(files):
                 path = resolve(file)
-                if _is_stream(file):  # its copy keeps the suffix
+                if is_stream(file):  # its copy keeps the suffix
                     copy = f"{suffix}-{number}-{side}{path.suffix}"
                     (path,) = spooled([copy], _stream_blocks(file))
                 paths += (path,)
@@ -134,7 +134,7 @@ def _check_files(config: DataConfig) -> None:
                 num_stdin += 1
             elif not path.exists() and config.made_by:
                 raise DataError(f"{path} does not exist; make it with: {config.made_by}")
-            elif not _is_stream(file):
+            elif not is_stream(file):
                 check_file(path)
     if num_stdin > 1:
         raise ConfigError(f"{num_stdin} files are {STDIN}; stdin is one, and is read once")
@@ -191,12 +191,6 @@ def _match(name: str) -> dict[tuple[str, ...], str]:
     wild = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
     matches = [(wild.fullmatch(file), file) for file in files]
     return {match.groups(): file for match, file in matches if match is not None}
-
-
-def _is_stream(name: str) -> bool:
-    """Return whether a file can be read only once: stdin, or what a shell makes of <(command)."""
-    path = resolve(name)
-    return name == STDIN or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _stream_blocks(name: str) -> Iterator[tuple[bytes]]:

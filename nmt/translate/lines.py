@@ -349,22 +349,29 @@ def join_hypotheses(
 
 
 def render(
-    window: Window, results: Sequence[LineResult], output_format: OutputFormat
+    window: Window, results: Sequence[LineResult], output_format: OutputFormat, n_best: int = 1
 ) -> tuple[bytes, LineCounts]:
     """Return a line of output for each line of the window, and counts; log the lines that failed.
 
-    Plain text is the best translation, JSON one object a line.
+    Plain text is the best translation, JSON one object a line. Several translations as text have
+    a line each, as Moses writes them.
     """
     lines = []
     for index, result in enumerate(results, start=window.first_line):
         if result.error is not None:
             message = "line %d cannot be translated and becomes empty: %s"
             log.warning(message, index + 1, result.error)
-        is_text = output_format is OutputFormat.text
-        line = result.text if is_text else json.dumps(_to_json(result, index), ensure_ascii=False)
-        lines.append(line.encode("utf-8") + b"\n")
+        if output_format is OutputFormat.json:
+            lines.append(json.dumps(_to_json(result, index), ensure_ascii=False))
+        elif n_best == 1:
+            lines.append(result.text)
+        else:
+            lines += [
+                f"{index} ||| {t.text} ||| log_prob={t.log_prob} ||| {t.score}"
+                for t in result.translations or [EMPTY]
+            ]
     best = [result.translations[0] for result in results if result.translations]
-    return b"".join(lines), LineCounts(
+    return "".join(f"{line}\n" for line in lines).encode(), LineCounts(
         failed=sum(result.error is not None for result in results),
         met_limit=sum(not translation.finished for translation in best),
         too_long=sum(result.num_parts > 1 or result.num_left_out > 0 for result in results),
