@@ -17,7 +17,7 @@ from nmt.data.batch import bucket
 from nmt.data.binary import HeldOutText, ParallelData, read_held_out
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
-from nmt.evaluate import bleu, bleu_metric, tokenizer_for
+from nmt.evaluate import bleu, bleu_metric, tokenizer_for, warn_of_script
 from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
 from nmt.training.loss import smoothed_cross_entropy
@@ -40,7 +40,9 @@ class Validation:
         self.data = ParallelData(data_dir, "valid")
         self.texts = read_held_out(data_dir, "valid") if config.valid_bleu else []
         for text in self.texts:
-            bleu_metric(tokenizer_for(text.direction.tgt_lang))  # an error now, not later
+            tokenize = tokenizer_for(text.direction.tgt_lang)
+            bleu_metric(tokenize)  # an error now, not at the first validation
+            warn_of_script(text.targets, tokenize)
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the figures by their names in `metrics.jsonl`, on every rank."""
