@@ -32,6 +32,7 @@ MIN_LETTER_BYTES = 20
 
 _MAX_CHARACTERS = 200  # the more the slower; beyond, hardly any answer changes
 _EMPTY = "empty side"
+HELD_OUT = "held out"  # on purpose: taken for validation and test, or near such a pair
 _ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
@@ -60,7 +61,7 @@ def drop_by_text(
         other = map(_is_other_language, _sides(cleaned), _language_codes(direction))
         cleaned.drop("wrong language", *other)
     if taken is not None:
-        cleaned.drop("held out", *map(taken.mask, _sides(cleaned)))
+        cleaned.drop(HELD_OUT, *map(taken.mask, _sides(cleaned)))
     if repeated is not None:
         cleaned.drop("duplicate", repeated[cleaned.rows])
 

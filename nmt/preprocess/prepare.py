@@ -29,7 +29,7 @@ from nmt.preprocess.chunks import ShardTask, TaskChunk, read_chunks
 from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
 from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
-from nmt.preprocess.filters import check_filters
+from nmt.preprocess.filters import HELD_OUT, check_filters
 from nmt.preprocess.held_out import take_held_out
 from nmt.preprocess.plan import TaskReader, count_chunk, drops_duplicates, make_plan, read_plan
 from nmt.preprocess.pool import WorkerPool, count_workers
@@ -281,8 +281,9 @@ def _check_kept(job: Job, corpora: Mapping[str, Statistics]) -> None:
             f"look at the input, or raise max_length={job.config.max_length}"
         )
     percent = 100 * (1 - total.kept / total.read)
-    if percent > 100 * _MANY_DROPPED:
+    lost = [(reason, number) for reason, number in dropped if reason != HELD_OUT]
+    if sum(number for _, number in lost) > _MANY_DROPPED * total.read:
         warning = "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)"
-        log.warning(warning, percent, dropped[0][0], reasons)
+        log.warning(warning, percent, lost[0][0], reasons)
     elif percent:
         log.info("dropped %.1f %% of the training pairs: %s", percent, reasons)
