@@ -10,6 +10,7 @@ import pytest
 from preprocessing import WORDS, read_back, read_report, run_and_die, tree, write_text
 from toy import command
 
+import nmt.preprocess.held_out
 from nmt.data.binary import read_held_out
 from nmt.preprocess.characters import normal_form
 
@@ -67,7 +68,9 @@ def test_no_sentence_is_in_two_sets_and_no_other_pair_is_lost(tmp_path: Path) ->
     assert report["overlap"]["valid"]["normalised"]["sources"]["held_out_rows"] == 0
 
 
-def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(tmp_path: Path) -> None:
+def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     pairs = write_pairs(tmp_path / "a.tsv")
     wanted = ["data.valid.num_pairs=30", "data.test.num_pairs=30", "tokenizer.vocab_size=340"]
     arguments = [f"data.train.tsv={tmp_path / 'a.tsv'}", *wanted]
@@ -87,6 +90,8 @@ def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(tmp_path: 
     assert held_out(shards) == held_out(expected)
     write_text(tmp_path / "a.tsv", [f"{src}\t{tgt}" for src, tgt in reversed(pairs)])
     assert held_out(make("reversed", "num_threads=1"))["test"] == held_out(expected)["test"]
+    monkeypatch.setattr(nmt.preprocess.held_out, "_SPARE", 0)  # most candidates are dropped early
+    assert held_out(make("few", "num_threads=1")) == held_out(expected)
     more = make("more", "num_threads=1", "data.valid.num_pairs=60")  # the test set stays
     assert held_out(more)["test"] == held_out(expected)["test"]
 
