@@ -95,14 +95,16 @@ _ALL = (
     Command(
         name="evaluate",
         summary="Score translations with BLEU, chrF, TER; test the difference to a baseline.",
-        reads="hypotheses and references, detokenized; or a model, a source and references",
+        reads="hypotheses and references, detokenized; or a model, with a source and references or "
+        "a data folder",
         writes="scores with sacreBLEU signatures to stdout, as text or JSON",
         examples=(
             "nmt-evaluate hypotheses=out.de references=ref.de",
             "nmt-evaluate hypotheses=out.de references=ref.de baseline=old.de format=json",
+            "nmt-evaluate model_dir=runs/mine data_dir=data/mine",
         ),
         schema=config.EvaluateConfig,
-        run="nmt.cli.tasks:evaluate",
+        run="nmt.cli.evaluate:evaluate",
     ),
     Command(
         name="score",

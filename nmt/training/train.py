@@ -235,6 +235,7 @@ class TrainingRun:
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
+            directions=list(dict.fromkeys(meta.directions.values())),
         )
         training = {
             "state": asdict(self.state),
