@@ -57,7 +57,7 @@ _ALL = (
         name="train",
         summary="Train a Transformer; started again, resume from the last checkpoint.",
         reads="data_dir, made by nmt-preprocess",
-        writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
+        writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); figures to trackers",
         examples=(
             "nmt-train +model=base",
             "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
@@ -120,7 +120,7 @@ _ALL = (
     ),
     Command(
         name="export",
-        summary="Convert a model to CTranslate2 or to Hugging Face transformers.",
+        summary="Convert a model to CTranslate2, Hugging Face transformers or Argos Translate.",
         reads="a run, checkpoint or model folder",
         writes="output: a folder with tokenizer and README that needs no nmt to translate",
         examples=(
@@ -133,6 +133,21 @@ _ALL = (
         groups=("experiment",),
     ),
     Command(
+        name="import",
+        summary="Turn a model of transformers, Marian, OpenNMT-py or fairseq into a model folder.",
+        reads="a folder of Hugging Face (MarianMT, M2M100, NLLB), Marian's .npz, OpenNMT-py's or "
+        "fairseq's .pt, with the SentencePiece model beside it",
+        writes="output: a model folder to translate with, to train on (init_from) and to export",
+        examples=(
+            "nmt-import input=opus-mt-en-de output=runs/opus",
+            "nmt-import input=nllb-200-distilled-600M src_lang=eng_Latn tgt_lang=deu_Latn "
+            "output=runs/nllb",
+            "nmt-import format=fairseq input=model.pt src_tokenizer=bpe.model output=runs/wmt",
+        ),
+        schema=config.ImportConfig,
+        run="nmt.cli.tasks:import_model",
+    ),
+    Command(
         name="serve",
         summary="Serve translations over HTTP: LibreTranslate's API and a web page.",
         reads="model folders, one or more language pairs",
@@ -143,6 +158,21 @@ _ALL = (
         ),
         schema=config.ServeConfig,
         run="nmt.cli.tasks:serve",
+    ),
+    Command(
+        name="visualize",
+        summary="Draw models, runs and data: attention to explore, curves, search trees and more.",
+        reads="what the picture needs: text on stdin and a model, a run, a config, or nothing",
+        writes="output: one .html, .png, .svg or .pdf file; without arguments a list of pictures",
+        examples=(
+            "nmt-visualize",
+            "echo 'A dog runs.' | nmt-visualize what=attention model_dir=runs/mine",
+            "nmt-visualize what=run run_dir=[runs/a,runs/b] output=runs.svg theme=dark",
+            "nmt-visualize what=architecture model=big",
+        ),
+        schema=config.VisualizeConfig,
+        run="nmt.cli.tasks:visualize",
+        groups=("model",),
     ),
 )
 COMMANDS = {command.name: command for command in _ALL}

@@ -1,4 +1,4 @@
-"""Runs `nmt-preprocess`, `nmt-average`, `nmt-export` and `nmt-serve`.
+"""Runs all commands but `nmt-train`, `nmt-translate` and `nmt-score`.
 
 Each imports what it needs when it runs: preprocessing and scoring need no torch.
 """
@@ -18,9 +18,11 @@ from nmt.config import (
     BestMetric,
     ExportConfig,
     ExportFormat,
+    ImportConfig,
     PreprocessConfig,
     ServeConfig,
     Step,
+    VisualizeConfig,
     resolve,
 )
 from nmt.errors import ModelError, NmtError
@@ -96,8 +98,26 @@ def export(config: ExportConfig, config_yaml: str) -> None:
     if config.format is ExportFormat.ctranslate2:
         command = f"nmt-translate backend=ctranslate2 model_dir={config.output} < FILE"
         log.info("next: %s, or without nmt as its README.md shows", command)
+    elif config.format is ExportFormat.argos:
+        log.info("next: argospm install %s", next(output.glob("*.argosmodel")))
     else:
         log.info("its README.md shows how to translate with transformers")
+
+
+def import_model(config: ImportConfig, config_yaml: str) -> None:
+    """Import the model; log what it is and how to use it."""
+    from nmt.checkpoint import load_info
+    from nmt.importing.folder import import_model
+
+    output = import_model(config)
+    info = load_info(output)
+    model, sizes = info.model, f"{info.src_vocab_size or info.vocab_size} and {info.vocab_size}"
+    depths = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
+    log.info(
+        "imported %s: %s layers of %d dimensions, %s-norm, vocabularies of %s pieces",
+        *(config.input, depths, model.d_model, model.norm.value, sizes),
+    )
+    log.info("next: nmt-translate model_dir=%s < FILE", config.output)
 
 
 def serve(config: ServeConfig, config_yaml: str) -> None:
@@ -108,3 +128,10 @@ def serve(config: ServeConfig, config_yaml: str) -> None:
     from nmt.serve.app import serve
 
     serve(config)
+
+
+def visualize(config: VisualizeConfig, config_yaml: str) -> None:
+    """Draw a picture and log where it is; without one, list what can be drawn."""
+    from nmt.visualize.draw import draw
+
+    draw(config)

@@ -220,7 +220,7 @@ class DataConfig:
 class TokenizerConfig:
     """The SentencePiece model (section 5.1 of the paper: joint BPE, about 37,000 tokens)."""
 
-    model: str | None = option(None, "use this SentencePiece .model instead of training one")
+    model: str | None = option(None, "SentencePiece .model, or model folder, to take over")
     tgt_model: str | None = option(None, "that of the target, when separate")
     type: TokenizerType = option(TokenizerType.bpe, "bpe or unigram")
     separate: bool = option(False, "one model per language, of vocab_size pieces each")

@@ -184,6 +184,7 @@ class ExportFormat(str, Enum):
 
     ctranslate2 = "ctranslate2"
     huggingface = "huggingface"
+    argos = "argos"  # Argos Translate, LibreTranslate
 
 
 class Quantization(str, Enum):
@@ -200,6 +201,39 @@ class Quantization(str, Enum):
     int8_float16 = "int8_float16"
     int8_bfloat16 = "int8_bfloat16"
     int16 = "int16"
+
+
+class ImportFormat(str, Enum):
+    """Which toolkit wrote the model."""
+
+    auto = "auto"
+    huggingface = "huggingface"  # a folder of transformers: MarianMT, M2M100 (NLLB), Pegasus
+    marian = "marian"  # .npz
+    opennmt = "opennmt"  # .pt of OpenNMT-py
+    fairseq = "fairseq"  # .pt, beside dict.*.txt
+
+
+@dataclass(kw_only=True)
+class ImportConfig:
+    """Settings of `nmt-import`."""
+
+    input: str | None = option(None, "folder, or file, with the model of another toolkit")
+    output: str = option("imported", "model folder to write")
+    format: ImportFormat = option(
+        ImportFormat.auto, "auto, huggingface, marian, opennmt or fairseq"
+    )
+    src_tokenizer: str | None = option(
+        None, "SentencePiece model of the source; null: the one beside the model"
+    )
+    tgt_tokenizer: str | None = option(None, "that of the target; null: that of the source")
+    src_lang: str | None = option(None, "source language, such as eng_Latn; null: as the files say")
+    tgt_lang: str | None = option(None, "target language, such as fra_Latn; null: as the files say")
+
+    def __post_init__(self) -> None:
+        if self.input is None:
+            raise ConfigError("give input=FOLDER, with the model of another toolkit")
+        valid = self.tgt_tokenizer is None or self.src_tokenizer is not None
+        require(valid, "tgt_tokenizer", self.tgt_tokenizer, "needs src_tokenizer=FILE")
 
 
 @dataclass(kw_only=True)
@@ -253,7 +287,7 @@ class ExportConfig:
     model_dir: str = option(DEFAULT_RUN_DIR, "run, checkpoint or model folder")
     output: str = option("exported", "folder to write")
     format: ExportFormat = option(
-        ExportFormat.ctranslate2, "ctranslate2, or huggingface (MarianMT, for model.norm=post)"
+        ExportFormat.ctranslate2, "ctranslate2, huggingface (transformers) or argos (.argosmodel)"
     )
     quantization: Quantization = option(
         Quantization.float32, "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ..."

@@ -16,7 +16,13 @@ import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve
 from nmt.data.languages import corpus_direction
-from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers, open_model
+from nmt.data.tokenizer import (
+    SeparateTokenizers,
+    Tokenizer,
+    Tokenizers,
+    load_tokenizers,
+    open_model,
+)
 from nmt.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -50,10 +56,21 @@ def train_tokenizers(
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
-    """Take over the models that `tokenizer.model` (and `tgt_model`) name; see `adopt_tokenizer`."""
+    """Take over the models that `tokenizer.model` (and `tgt_model`) name, see `adopt_tokenizer`; of
+    a model folder all that it has, unchanged.
+    """
     src_symbols, tgt_symbols = _symbols(config)
     assert config.tokenizer.model is not None
     src_path = resolve(config.tokenizer.model)
+    if src_path.is_dir():
+        tokenizers = load_tokenizers(src_path)
+        missing = {*src_symbols, *tgt_symbols} - {*tokenizers.src.all_pieces()}
+        if missing:
+            raise ConfigError(
+                f"tokenizer.model={src_path} has no piece {sorted(missing)[0]}, and a model's "
+                "vocabulary cannot grow; leave the symbol or tag out"
+            )
+        return tokenizers
     if config.tokenizer.tgt_model is None:
         return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
     tgt_path = resolve(config.tokenizer.tgt_model)

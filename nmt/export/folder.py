@@ -23,11 +23,11 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat, ModelConfig, Norm, Positions
+from nmt.config import Activation, ExportConfig, ExportFormat, ModelConfig, Norm, Positions
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
-from nmt.export import ctranslate2, huggingface
+from nmt.export import argos, ctranslate2, huggingface
 from nmt.files import replace_folder, write_json
 
 log = logging.getLogger(__name__)
@@ -35,12 +35,17 @@ log = logging.getLogger(__name__)
 _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
     ExportFormat.huggingface: huggingface.write_huggingface,
+    ExportFormat.argos: argos.write_argos,
 }
-_ANY = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
-_BOTH: dict[str, list[Any] | None] = {**dict.fromkeys(_ANY), "positions": list(Positions)}
+_ANY = ["num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"]
+_ANY += ["position_offset", "scale_embedding", "tied_output", "output_bias"]
+_CHOICES = {"norm": Norm, "positions": Positions, "activation": Activation}
+_ALL: dict[str, list[Any] | None] = dict.fromkeys(_ANY)
+_ALL |= {key: list(choice) for key, choice in _CHOICES.items()}
 SUPPORTED = {
-    ExportFormat.ctranslate2: {**_BOTH, "norm": list(Norm)},
-    ExportFormat.huggingface: {**_BOTH, "norm": [Norm.post]},
+    ExportFormat.ctranslate2: {**_ALL, "source_eos": None},
+    ExportFormat.huggingface: _ALL,  # its tokenizers add EOS
+    ExportFormat.argos: {**_ALL, "source_eos": None},
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -110,7 +115,8 @@ def announce(config: ModelConfig, *, required: bool) -> None:
 def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     """Return the text of README.md for an export of the model of `info` by `config`."""
     is_marian = config.format is ExportFormat.huggingface
-    body = _HUGGINGFACE if is_marian else _CTRANSLATE2
+    bodies = {ExportFormat.huggingface: _HUGGINGFACE, ExportFormat.argos: _ARGOS}
+    body = bodies.get(config.format, _CTRANSLATE2)
     if is_marian and info.model.positions is Positions.sinusoidal_concat:
         body += _TABLE
     is_separate = info.src_vocab_size is not None
@@ -203,6 +209,15 @@ print(tokenizer.batch_decode(output, skip_special_tokens=True)[0]{untag})
   divides by ((5 + length) / 6)^alpha.
 - `</s>` or `<pad>` in a text stays text (`split_special_tokens` in tokenizer_config.json). A text
   that starts with a code such as `>>de<<` is special to MarianTokenizer: put a space before it.
+"""
+
+_ARGOS = """\
+`argospm install FILE.argosmodel` installs the package for argos-translate, and LibreTranslate
+translates with what argos-translate has installed (`LT_LOAD_ONLY` names languages).
+
+- Both search with beam 4 or more and log P / length^0.2, whatever the model's settings, write at
+  most 256 tokens a sentence and turn `_` into a space.
+- To cut text into sentences they need a splitter, which they download when it is first used.
 """
 
 _PREFIX = """\

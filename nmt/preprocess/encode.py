@@ -170,6 +170,8 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     So it is for BPE, where merges of one word do not look at the next. Not for unigram models,
     whose sums of scores may round another way.
     """
+    if tokenizer.vocabulary is not None:  # whose first piece may be a tag
+        return False
     model = _fields(tokenizer.model)
     trainer, normalizer = (_fields(b"".join(model.get(number, []))) for number in (2, 3))
     bpe, yes, no = 2, 1, 0

@@ -333,8 +333,15 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
 
 def report_page(report: Report) -> str:
     """Return report.html. Text of the user is set as text, whatever is in it."""
+    splits = {name: report[name] for name in _SPLITS if name in report}
+    template = page_templates().get_template("report.html.j2")
+    return template.render(report=report, splits=splits, sides=_LANGUAGES)
+
+
+def page_templates(*folders: Path) -> Environment:
+    """Return the templates here and in `folders`, which extend page.html.j2."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
@@ -343,9 +350,7 @@ def report_page(report: Report) -> str:
         keep_trailing_newline=True,
     )
     environment.globals.update(percent=_percent, ticks=_ticks)
-    splits = {name: report[name] for name in _SPLITS if name in report}
-    template = environment.get_template("report.html.j2")
-    return template.render(report=report, splits=splits, sides=_LANGUAGES)
+    return environment
 
 
 def _shown(value: object) -> object:

@@ -66,7 +66,12 @@ class Job:
         for corpus in settings["data"]["corpora"].values():
             del corpus["weight"]
         given = [self.config.tokenizer.model, self.config.tokenizer.tgt_model]
-        models = [path for name in given if name and (path := resolve(name)).is_file()]
+        models = [
+            file
+            for path in map(resolve, filter(None, given))
+            for file in (path, *sorted(path.glob("*")))  # of a model folder its tokenizers
+            if file.is_file() and (file == path or file.name.startswith("tokenizer."))
+        ]
         sources = chain(*self.sources.values(), *self.held_out.values())
         status = {str(path): path.stat() for source in sources for path in source.paths}
         return {

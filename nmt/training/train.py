@@ -103,7 +103,7 @@ class TrainingRun:
         else:
             setup.describe(state)
         self.flops_per_second = self.learner.measure_rate()
-        self.log = RunLog(setup.run_dir, state, config.max_updates, is_main=world.is_main)
+        self.log = RunLog(setup.run_dir, state, config, is_main=world.is_main)
         self.saver: Saver | None = None  # on rank 0
         if world.is_main:
             self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
@@ -243,7 +243,7 @@ class TrainingRun:
             "world_size": self.setup.world.size,
             "fingerprint": self.setup.fingerprint,
         }
-        weights, best = self.learner.best_model.state_dict(), [at for _, at in self.state.best]
+        weights, best = self.learner.weights(), [at for _, at in self.state.best]
         self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:

@@ -58,10 +58,12 @@ class Validation:
         batches = bucket(lengths, most, np.arange(len(lengths)))
         sums = []
         for rows in batches[self.world.rank :: self.world.size]:
-            batch = make_batch([self.data[int(i)] for i in rows], self.tokenizer).to(device)
+            pairs = [self.data[int(i)] for i in rows]
+            reads_eos = self.config.model.source_eos
+            batch = make_batch(pairs, self.tokenizer, source_eos=reads_eos).to(device)
             hidden = model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
-            weight = model.embedding.weight
-            _, nll = smoothed_cross_entropy(hidden, weight, batch.tgt_out, smoothing=0.0)
+            output, bias = model.output_matrix, model.output_bias
+            _, nll = smoothed_cross_entropy(hidden, output, batch.tgt_out, smoothing=0.0, bias=bias)
             sums.append(nll.item())
         # fsum rounds once, so the order in which ranks hold the batches does not matter
         loss = math.fsum(x for part in gather(sums) for x in part) / int(lengths[:, 1].sum())

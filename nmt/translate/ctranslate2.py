@@ -68,8 +68,7 @@ class CTranslate2Backend:
         self._control = ControlIds.of(tokenizer)
         self._eos = self._pieces[self._control.eos]
         self._max_positions = max_positions
-        forbidden = (self._control.pad, self._control.bos)
-        self._forbidden = [[self._pieces[token]] for token in forbidden]
+        self._forbidden = [[self._pieces[token]] for token in self._control.never]
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """Refuse penalties that CTranslate2 has not; scoring has no attention."""

@@ -206,7 +206,8 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             else:
                 parts = split_line(lines[i], most, encode)
         forced = [prefixes[i], *[begin] * len(parts)]
-        segments.append([Segment(*part) for part in zip(parts, forced, strict=False)])
+        start = tokenizer.tgt.prefix
+        segments.append([Segment(part, forced[k] or start) for k, part in enumerate(parts)])
     return EncodedWindow(window, segments, num_left_out)
 
 

@@ -21,7 +21,14 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError, nearest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import Stepper
-from nmt.translate.backend import Backend, BatchSearch, NativeBackend, load_models
+from nmt.translate.attention import PairAttention, pair_attention
+from nmt.translate.backend import (
+    Backend,
+    BatchSearch,
+    NativeBackend,
+    SearchRequest,
+    load_models,
+)
 from nmt.translate.lines import (
     EMPTY,
     MAX_SOURCE_LENGTH,
@@ -217,6 +224,32 @@ class Translator:
         some = ([rows[i] for i in filled], [ids[i] for i in filled])
         found = dict(zip(filled, self.backend.score(*some, config, most), strict=True))
         return [found.get(i, _NO_PAIR) for i in range(len(rows))]
+
+    def attention(
+        self, sources: Iterable[str], targets: Iterable[str] | None = None, **options: Any
+    ) -> list[PairAttention]:
+        """Return the attention of every layer and head for each source and its target; without
+        `targets`, for the tokens that search finds, with any settings of search as `options`.
+
+        Lines are taken whole, whatever their length. Raises `ConfigError` for an ensemble and for
+        backend=ctranslate2, `DataError` when there are not as many targets.
+        """
+        config, _ = self._split_options(options, {})
+        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
+        if targets is not None:
+            found = self.tokenizer.tgt.encode_batch(list(check_lines("targets", targets)))
+        else:
+            some = [row for row in rows if row]
+            request = SearchRequest(some, config, n_best=1)
+            best = iter(self.backend.search(request) if some else [])
+            eos_id = self.tokenizer.tgt.eos_id
+            found = [
+                [t for t in next(best)[0].tokens if t != eos_id] if row else [] for row in rows
+            ]
+        if len(rows) != len(found):
+            raise DataError(f"{len(rows)} sources and {len(found)} targets; give as many of each")
+        pairs = zip(rows, found, strict=True)
+        return [pair_attention(self.backend, self.tokenizer, src, tgt) for src, tgt in pairs]
 
     def _stream(
         self,
