@@ -301,7 +301,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("late-validation", TRAINING + "train.py", "if self.state.update != self.state.validated and from_main(", "if False and from_main(", "resume"),
     ("line-undone", TRAINING + "metrics.py", 'r["update"] <= update:', 'r["update"] < update:', "resume"),
     ("update-logged-twice", TRAINING + "metrics.py", 'r["update"] <= update:', 'r["update"] <= update + 1:', "resume"),
-    ("valid-share", TRAINING + "validation.py", "batches[self.world.rank :: self.world.size]:\n            batch", "batches[: self.world.size]:\n            batch", "distributed"),
+    ("valid-share", TRAINING + "validation.py", "batches[self.world.rank :: self.world.size]:\n            lines", "batches[: self.world.size]:\n            lines", "distributed"),
     # --- nmt/preprocess/plan.py
     ("sample-bound", PREPROCESS + "plan.py", "np.partition(self._keys, self._size)[self._size]", "np.partition(self._keys, self._size)[self._size - 1]", "preprocess"),
     ("sample-corpus-key", PREPROCESS + "plan.py", 'f"{seed} {corpus}".encode()', 'f"{seed}".encode()', "preprocess"),

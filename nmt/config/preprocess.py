@@ -200,9 +200,10 @@ class DataConfig:
                 "data.train and data.corpora are both given; make the first one of the second: "
                 "+data.corpora.NAME.src=FILE"
             )
-        shares = {n < 1 for n in (self.valid.num_pairs, self.test.num_pairs) if n is not None}
-        rule = "and data.test.num_pairs must both be numbers, or both be shares below 1"
-        require(len(shares) < 2, "data.valid.num_pairs", self.valid.num_pairs, rule)
+        taken = [n for n in (self.valid.num_pairs, self.test.num_pairs) if n is not None]
+        shares = {number < 1 for number in taken}
+        rule = "must both be numbers, or both be shares below 1"
+        require(len(shares) < 2, "num_pairs of data.valid and data.test", taken, rule)
         rule = "needs text of your own; the corpora that come along have held-out sets"
         is_possible = self.corpus is Corpus.files or not shares
         require(is_possible, "num_pairs with data.corpus", self.corpus, rule)

@@ -50,11 +50,14 @@ def prepare(config: PreprocessConfig) -> dict[str, Any] | None:
     Raises `NmtError` children for what the user can fix; an old data folder then stays as it was.
     """
     check_filters(config)
-    for split in ("train", "valid"):
+    for split, other in (
+        ("train", "choose a corpus: data=numbers"),
+        ("valid", "take pairs out of the training text: data.valid.num_pairs=2000"),
+    ):
         if not has_split(config.data, split):
             raise ConfigError(
                 f"data.{split} is missing; give data.{split}.src=FILE and data.{split}.tgt=FILE "
-                f"(or data.{split}.tsv=FILE), or choose a corpus: data=numbers"
+                f"(or data.{split}.tsv=FILE), or {other}"
             )
     with ExitStack() as stack:
         if config.report_only:  # leaves nothing
