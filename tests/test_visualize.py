@@ -19,6 +19,7 @@ from matplotlib import font_manager
 from toy import command, train
 
 from nmt import evaluate
+from nmt.checkpoint import checkpoint_update, list_checkpoints
 from nmt.config import ModelConfig, Norm, Picture, SearchConfig, Theme, VisualizeConfig
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizer
@@ -303,6 +304,24 @@ def test_every_picture_of_the_gallery_is_made_by_its_command(
     files = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/pictures").iterdir()}
     assert set(shown) == files
     assert all((ROOT / "docs" / name).stat().st_size < 200_000 for name in shown)
+
+
+def test_attention_of_validation_sentences_is_sent_for_each_checkpoint(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(place)
+    arguments = ["run_dir=runs/mine", "tracker=tensorboard", "num_sentences=2"]
+    assert command("visualize", "what=upload", *arguments) == 0
+    board = EventAccumulator("runs/mine/tensorboard", size_guidance={"images": 0})
+    board.Reload()
+    updates = [checkpoint_update(folder) for folder in list_checkpoints(place / "runs/mine")]
+    assert board.Tags()["images"] == ["attention-1", "attention-2"]
+    for name in ("attention-1", "attention-2"):
+        assert [image.step for image in board.Images(name)] == updates
+        pictures = {image.encoded_image_string for image in board.Images(name)}
+        assert len(pictures) == len(updates)  # the model changes from one to the next
 
 
 def test_without_arguments_it_lists_what_it_can_draw(
