@@ -16,6 +16,7 @@ import torch
 from conftest import tiny_config, tiny_model
 from exporting import random_model
 from matplotlib import font_manager
+from sacrebleu.metrics.chrf import CHRF
 from toy import command, train
 
 from nmt import evaluate
@@ -136,6 +137,10 @@ def test_the_tree_of_a_search_is_what_search_does(tokenizer: Tokenizer) -> None:
         places = words.tree_places(steps, found)
         heights = [place for node, place in places.items() if node not in ((),)]
         assert len(heights) == len(set(heights))  # no two nodes on one another
+        leaves = [
+            node for node in places if not any(other[:-1] == node for other in places if other)
+        ]
+        assert {y for _, y in heights} == set(range(len(leaves)))
         for node, (x, _) in places.items():
             assert x == len(node)
             assert not node or node[:-1] in places
@@ -146,6 +151,7 @@ def test_the_tree_of_a_search_is_what_search_does(tokenizer: Tokenizer) -> None:
                 assert steps.sums[before] == pytest.approx(log_prob, abs=1e-4)
                 log_prob += hypothesis.token_log_probs[i]
                 shares = dict(steps.words[before])
+                assert beam_size is None or next(iter(shares)) == token  # greedy takes the first
                 if token in shares:
                     share = math.exp(hypothesis.token_log_probs[i])
                     assert shares[token] == pytest.approx(share, rel=1e-4)
@@ -249,7 +255,9 @@ def test_a_report_says_what_the_commands_say(
     assert sum(count for _, count, _ in test.lengths) == len(src)
     ranks = [row.chrf for row in test.worst]
     assert ranks == sorted(ranks)
-    assert ranks[-1] <= min(row.chrf for row in test.best)
+    every = [CHRF().sentence_score(h, [t]).score for h, t in zip(hypotheses, tgt, strict=True)]
+    assert ranks == sorted(every)[: len(ranks)]
+    assert [row.chrf for row in test.best] == sorted(every, reverse=True)[: len(test.best)]
     assert {row.source: row.hypothesis for row in test.shown}.items() <= dict(
         zip(src, hypotheses, strict=True)
     ).items()
