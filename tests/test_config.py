@@ -6,6 +6,8 @@ import dataclasses
 import importlib.resources
 import math
 import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +65,25 @@ def assert_refused(command: str, arguments: str, *expected: str) -> None:
 # --- the YAML in configs/
 
 
+def test_files_that_are_named_replace_the_text_of_an_experiment() -> None:
+    for experiment, name in (("multi30k", "bentrevett/multi30k"), ("iwslt14", "bbaaaa/iwslt14")):
+        data = composed("preprocess", f"experiment={experiment}").data
+        for split in (data.train, data.valid, data.test):
+            assert (split.dataset or "").startswith(name), experiment
+    files = ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.tsv=v.tsv"]
+    for experiment in ("multi30k", "iwslt14", "homeassistant", "wmt14_en_de_base"):
+        data = composed("preprocess", f"experiment={experiment}", *files).data
+        assert (data.train.given, data.valid.given, data.test.given) == (["src"], ["tsv"], [])
+    data = composed("preprocess", "experiment=multi30k", "data.valid.tsv=v.tsv").data
+    assert (data.train.given, data.valid.given, data.test.given) == (
+        ["dataset"],
+        ["tsv"],
+        ["dataset"],
+    )
+    part = composed("preprocess", "experiment=wmt14_en_fr_base", "data.train.dataset_split=x").data
+    assert part.train.dataset == "wmt/wmt14"
+
+
 def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
     for command in COMMANDS.values():
         for group, name in CHOICES:
@@ -91,6 +112,7 @@ def test_base_and_big_spell_out_every_hyperparameter() -> None:
 def test_recipes_are_the_papers() -> None:
     assert composed("train", "model=base") == composed("train") == TrainConfig()
     big = composed("train", "model=big")
+    assert composed("train", "+model=big") == big
     assert big.model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
     assert (big.max_updates, big.average_last) == (300_000, 20)
     assert composed("train", "experiment=wmt14_en_fr_big").model.dropout == 0.1
@@ -184,7 +206,7 @@ def test_help_shows_every_setting() -> None:
         assert all(f"  {field.name}" in text for field in dataclasses.fields(command.schema))
     text = command_help(COMMANDS["preprocess"])
     for field in dataclasses.fields(CorpusConfig):
-        assert f"  data.corpora.NAME.{field.name} [" in text
+        assert f"  data.corpora.NAME.{field.name}" in text
     text = command_help(COMMANDS["train"])
     assert "  mix.NAME  " in text
     for shown in (
@@ -209,7 +231,7 @@ def test_a_mistyped_key_names_the_nearest() -> None:
         ("train", "beam_size=3", "search.beam_size"),
         ("preprocess", "data.train.source=x", "data.train.src"),
         ("train", "model=bas", "mean base?"),
-        ("train", "experiment=multi30", "mean multi30k?"),
+        ("train", "experiment=multi30", "mean multi30k"),
         ("train", "model=", "base"),
         ("train", "model=../model/base", "base"),
         ("preprocess", "+data.corpora.news.wieght=2", "mean data.corpora.news.weight "),
@@ -252,15 +274,15 @@ def test_a_bad_value_names_key_and_rule() -> None:
     nan, inf = math.nan, math.inf
     cases: list[tuple[type[Any], dict[str, Any], str]] = [
         (ModelConfig, {"dropout": 1.0}, "model.dropout=1.0: must be from 0 to below 1"),
-        (ModelConfig, {"d_model": 0}, "model.d_model=0: must be at least 1"),
-        (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0"),
+        (ModelConfig, {"d_model": 0}, "model.d_model=0: must be from 1 to 65536"),
+        (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0 and at most 1"),
         (OptimizerConfig, {"weight_decay": 0.01}, "optimizer.name=adamw"),
         (SearchConfig, {"length_penalty": nan}, "length_penalty=nan: must be from -10 to 10"),
         (SearchConfig, {"top_p": 0.0}, "top_p=0.0: must be above 0 and at most 1"),
         (SearchConfig, {"top_k": 3}, "top_k=3: only works with sampling=true"),
-        (TrainConfig, {"seed": -1}, "seed=-1: must not be negative"),
+        (TrainConfig, {"seed": -1}, "seed=-1: must be from 0 to 9223372036854775807"),
         (TrainConfig, {"mix": {"a": nan}}, "mix.a=nan: must be a number from 0"),
-        (TrainConfig, {"mix_temperature": inf}, "mix_temperature=inf: must be at least 1"),
+        (TrainConfig, {"mix_temperature": inf}, "mix_temperature=inf: must be at most"),
         (TrainConfig, {"keep_last": 2}, "average_last=5"),
         (TrainConfig, {"best_metric": BestMetric.bleu, "valid_bleu": False}, "valid_bleu=true"),
         (TokenizerConfig, {"character_coverage": 0.97}, "coverage=0.97: must be from 0.98 to 1"),
@@ -287,3 +309,25 @@ def test_every_bound_of_a_range_is_exact() -> None:
             if field.default is not None and not is_whole and (low, high) != (None, None):
                 with pytest.raises(ConfigError, match="nan"):
                     schema(**{field.name: math.nan})
+
+
+def numbers(schema: type[Any]) -> Iterator[tuple[type[Any], str]]:
+    """Yield every setting of a dataclass, those of its groups too, that is a number."""
+    for name, hint in typing.get_type_hints(schema).items():
+        kinds = typing.get_args(hint) or (hint,)
+        if dataclasses.is_dataclass(kinds[-1]):
+            yield from numbers(typing.cast(type[Any], kinds[-1]))
+        elif {int, float} & set(kinds) and typing.get_origin(hint) not in (list, dict):
+            yield schema, name
+
+
+def test_every_number_has_bounds_and_a_line_for_what_is_beyond() -> None:
+    base = {"EvaluateConfig": {"hypotheses": "a", "references": ["b"]}}
+    base |= {"ScoreConfig": {"src": "a", "tgt": "b"}}
+    found = {setting for command in COMMANDS.values() for setting in numbers(command.schema)}
+    for schema, name in found:
+        for value in (1e300, -1e300, math.inf, -math.inf, math.nan, 2**63):
+            with pytest.raises(ConfigError, match=name) as caught:
+                schema(**{**base.get(schema.__name__, {}), name: value})
+            assert "\n" not in str(caught.value)
+    assert len(found) > 80

@@ -45,6 +45,7 @@ from nmt.errors import (
     StoppedError,
 )
 from nmt.export.folder import announce
+from nmt.training.checkpoints import adopt_model
 from nmt.training.train import dry_run, train
 
 log = logging.getLogger("nmt.cli.train")  # whose `__name__` is `__main__` in a rank of the launcher
@@ -74,6 +75,7 @@ def _watch_parent(launcher: int) -> None:
 
 def _train_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
+    config = adopt_model(config)
     announce(config.model, required=config.exportable)
     world = find_world()
     device = find_device(config.device, world.local_rank)

@@ -4,13 +4,15 @@ of `nmt-average`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
 from nmt.config.options import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
+    LARGEST_SEED,
+    MOST,
+    VERIFY,
     DType,
     Normalization,
     check_ranges,
@@ -33,6 +35,17 @@ class Positions(str, Enum):
 
     sinusoidal = "sinusoidal"  # interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
+    sinusoidal_halves = (
+        "sinusoidal_halves"  # the same order of the paper's wavelengths, as in Marian
+    )
+
+
+class Activation(str, Enum):
+    """The function between both linear layers of a feed-forward layer."""
+
+    relu = "relu"  # max(0, x), as in the paper
+    gelu = "gelu"  # x times the normal distribution function of x, Hendrycks and Gimpel (2016)
+    silu = "silu"  # x times the logistic function of x, also called swish
 
 
 @dataclass(kw_only=True)
@@ -46,12 +59,18 @@ class ModelConfig:
     num_heads: int = option(8, "attention heads; must divide d_model", low=1)
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
-    activation_dropout: float = option(0.0, "dropout after the ReLU", low=0, below=1)
+    activation_dropout: float = option(0.0, "dropout after the activation", low=0, below=1)
     embedding_dropout: float | None = option(
         None, "of embedding sums; null: dropout", low=0, below=1
     )
     norm: Norm = option(Norm.post, "layer norm after the residual sum (post) or before (pre)")
     positions: Positions = option(Positions.sinusoidal, "layout of the positional encoding")
+    position_offset: int = option(0, "number of the first position; M2M100 has 2", low=0)
+    activation: Activation = option(Activation.relu, "of feed-forward layers: relu, gelu or silu")
+    scale_embedding: bool = option(True, "multiply embeddings by sqrt(d_model)")
+    tied_output: bool = option(True, "use the target embedding as the output matrix")
+    output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
+    source_eos: bool = option(True, "let the encoder read EOS; false: as in OpenNMT-py")
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
@@ -68,7 +87,7 @@ class SearchConfig:
     """
 
     beam_size: int = option(
-        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1
+        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1, high=1000
     )
     length_penalty: float = option(
         0.6,
@@ -82,15 +101,15 @@ class SearchConfig:
         0.0, "beta of the coverage penalty of Wu et al. (2016); 0 disables", low=0, high=100
     )
     max_length_a: float = option(1.0, "output limit: a * source tokens + b", low=0, high=1000)
-    max_length_b: int = option(50, "output limit: a * source tokens + b", low=1)
-    min_length: int = option(0, "least number of output tokens, EOS excluded; 0: no bound", low=0)
+    max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
+    min_length: int = option(0, "least number of output tokens, EOS excluded", low=0, high=10_000)
     sampling: bool = option(False, "sample from the model's distribution instead of searching")
     temperature: float = option(1.0, "sampling: divisor of log-probabilities", low=0.001, high=1000)
     top_k: int = option(0, "sampling: number of candidates, the likeliest tokens; 0: all", low=0)
     top_p: float = option(
         1.0, "sampling: total probability of the candidates; 1: all", above=0, high=1
     )
-    seed: int = option(1, "sampling: the same seed and text give the same samples", low=0)
+    seed: int = option(1, "sampling: equal seeds give equal samples", low=0, high=LARGEST_SEED)
     alignment: bool = option(False, "report the source token that a target token attends to most")
 
     def __post_init__(self) -> None:
@@ -140,6 +159,21 @@ class TrackerName(str, Enum):
     trackio = "trackio"
 
 
+class Part(str, Enum):
+    """A part of the model that may stay as it is."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+    embeddings = "embeddings"  # and the output layer, where it is the embedding
+
+
+class Adapter(str, Enum):
+    """What is trained instead of the weights."""
+
+    none = "none"
+    lora = "lora"  # a low-rank matrix beside that of each linear layer, Hu et al. (2022)
+
+
 @dataclass(kw_only=True)
 class OptimizerConfig:
     """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
@@ -147,7 +181,7 @@ class OptimizerConfig:
     name: Optimizer = option(Optimizer.adam, "adam, or adamw (Adam with decoupled weight decay)")
     beta1: float = option(0.9, "decay of the mean of gradients", low=0, below=1)
     beta2: float = option(0.98, "decay of the mean of squared gradients", low=0, below=1)
-    eps: float = option(1e-9, "added to the root of the second moment", above=0)
+    eps: float = option(1e-9, "added to the root of the second moment", above=0, high=1)
     weight_decay: float = option(0.0, "adamw: decay of matrices, times the learning rate", low=0)
     warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
     learning_rate_scale: float = option(1.0, "factor on the paper's learning rate", above=0)
@@ -186,7 +220,10 @@ class TrainConfig:
     mix_temperature: float | None = option(
         None, "evens out the shares of corpora; null: as preprocessed"
     )
-    init_from: str | None = option(None, "run, checkpoint or model folder with initial weights")
+    init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
+    freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
+    adapter: Adapter = option(Adapter.none, "lora: of linear layers train low-rank additions")
+    adapter_rank: int = option(8, "rank of these additions", low=1)
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "Adam and its schedule")
     search: SearchConfig = option(SearchConfig, "search defaults that are saved with the model")
@@ -203,33 +240,41 @@ class TrainConfig:
     best_metric: BestMetric = option(BestMetric.loss, "loss or bleu on the validation set")
     patience: int = option(0, "validations without improvement before the end; 0 disables", low=0)
     valid_bleu: bool = option(True, "decode the validation set for BLEU")
-    valid_beam_size: int = option(1, "beam size for that decoding; 1 is greedy", low=1)
+    valid_beam_size: int = option(1, "beam size for that decoding; 1 is greedy", low=1, high=1000)
     tracker: list[TrackerName] = option(
         [TrackerName.tensorboard], "tensorboard, wandb, mlflow, trackio, where figures go too"
     )
     exportable: bool = option(True, "refuse a model that CTranslate2 could not run")
-    seed: int = option(1, "for initial weights, dropout and the order of data", low=0)
+    seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(10, "consecutive non-finite updates that stop the run", low=1)
     ema_decay: float = option(
         0.0, "decay of a moving average of the weights; 0 disables", low=0, below=1
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    devices: int = option(0, "processes on this machine; 0: one per GPU, or one on CPU", low=0)
-    timeout_seconds: int = option(120, "how long ranks wait for each other", low=1)
+    devices: int = option(0, "processes here; 0: one per GPU, or one on CPU", low=0, high=1024)
+    timeout_seconds: int = option(120, "how long ranks wait for each other", low=1, high=10**7)
     dtype: DType = option(DType.auto, "of matrix multiplications: float32, bfloat16, float16, auto")
     tf32: bool = option(False, "use TF32 for float32 matrix multiplications on the GPU")
     compile: bool | None = option(None, "use torch.compile; null: on a GPU where it works")
     activation_checkpointing: bool = option(False, "keep only layer inputs: less memory, more time")
     dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         for name, weight in self.mix.items():
-            require(0 <= weight < math.inf, f"mix.{name}", weight, "must be a number from 0")
+            require(0 <= weight <= MOST, f"mix.{name}", weight, "must be a number from 0")
         temperature = self.mix_temperature
-        valid = temperature is None or 1 <= temperature < math.inf
+        valid = temperature is None or 1 <= temperature <= MOST
         require(valid, "mix_temperature", temperature, "must be at least 1")
+        parts = ",".join(part.value for part in self.freeze)
+        for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
+            valid = value == off or self.init_from is not None
+            require(valid, key, value, "needs init_from=FOLDER, a model that is trained already")
+        require(len(set(self.freeze)) < len(Part), "freeze", parts, "leaves nothing to train")
+        valid = self.adapter is Adapter.none or self.ema_decay == 0
+        require(valid, "ema_decay", self.ema_decay, "does not go with adapter=lora")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"
@@ -245,6 +290,7 @@ class AverageConfig:
     best: int | None = option(None, "average the N best by the run's best_metric instead", low=1)
     checkpoints: list[str] = option([], "average these folders instead: [a,b,c]")
     output: str | None = option(None, "model folder to write; default: RUN_DIR/average")
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         given = [k for k in ("last", "best", "checkpoints") if getattr(self, k)]

@@ -235,6 +235,7 @@ class TrainingRun:
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
+            directions=list(dict.fromkeys(meta.directions.values())),
         )
         training = {
             "state": asdict(self.state),
@@ -242,7 +243,7 @@ class TrainingRun:
             "world_size": self.setup.world.size,
             "fingerprint": self.setup.fingerprint,
         }
-        weights, best = self.learner.best_model.state_dict(), [at for _, at in self.state.best]
+        weights, best = self.learner.weights(), [at for _, at in self.state.best]
         self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:

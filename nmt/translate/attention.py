@@ -100,7 +100,7 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
     record: AttentionRecord = {module: None for stack in stacks.values() for module in stack}
-    lengths = torch.tensor([sources.size(1)], device=device)
+    lengths = torch.tensor([sources.size(1) - model.num_unread], device=device)
     visible = padding_mask(lengths, sources.size(1))
     model(sources, visible, targets, causal_mask(len(read), device), record)
     weights = {
