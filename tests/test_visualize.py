@@ -78,7 +78,7 @@ def test_positions_are_the_formula_of_the_paper() -> None:
     model = ModelConfig(d_model=20, num_heads=4)
     config = VisualizeConfig(model=model, dimensions=[4, 5, 6, 7], length=50)
     figure = theory.draw_positions(config, LIGHT)
-    interleaved, halves = map(np.asarray, images(figure)[:2])
+    interleaved, halves, marian = map(np.asarray, images(figure)[:3])
     found = {k: v for k, v in curves(figure).items() if k.startswith("dimension")}
     for pos in (0, 1, 7, 49):
         for i in range(10):
@@ -89,7 +89,9 @@ def test_positions_are_the_formula_of_the_paper() -> None:
             assert halves[pos, [i, 10 + i]] == pytest.approx(
                 [math.sin(angle), math.cos(angle)], abs=1e-5
             )
-    assert (found["dimension 6"][1] == halves[:, 6]).all()  # those on the right are read last
+    order = [*range(0, 20, 2), *range(1, 20, 2)]  # sines, then cosines
+    assert np.allclose(marian, interleaved[:, order], atol=1e-6)
+    assert (found["dimension 6"][1] == marian[:, 6]).all()  # those on the right are read last
     with pytest.raises(ConfigError, match="dimensions=20: model.d_model=20 has 0 to 19"):
         theory.draw_positions(VisualizeConfig(model=model, dimensions=[20]), LIGHT)
 
@@ -110,8 +112,8 @@ def test_smoothing_is_that_of_the_loss() -> None:
 
 
 def test_the_boxes_of_an_architecture_hold_all_its_parameters() -> None:
-    for norm in Norm:
-        config = tiny_config(norm=norm, num_encoder_layers=3, num_decoder_layers=1)
+    for norm, output in ((Norm.post, {}), (Norm.pre, {"tied_output": False, "output_bias": True})):
+        config = tiny_config(norm=norm, num_encoder_layers=3, num_decoder_layers=1, **output)
         total = 0
         for is_decoder, count in ((False, 3), (True, 1)):
             boxes = theory.column_boxes(config, 23, is_decoder=is_decoder)

@@ -36,7 +36,7 @@ PICTURES = {
     ),
     Picture.mask: Kind("causal and padding mask", "length=20", "theory:draw_mask"),
     Picture.positions: Kind(
-        "positional encodings of both layouts, and some dimensions as curves",
+        "positional encodings of each layout, and some dimensions as curves",
         "model.d_model=20 model.num_heads=4 dimensions=[4,5,6,7]",
         "theory:draw_positions",
     ),
