@@ -382,7 +382,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("export-embedding", "nmt/export/huggingface.py", 'weights["src_embedding.weight"][:, order]', 'weights["src_embedding.weight"]', "exported"),
     ("export-any", "nmt/export/folder.py", "value not in held and", "False and", "export"),
     # --- pictures and trackers
-    ("picture-eos", "nmt/translate/attention.py", "[[*src, tokenizer.src.eos_id]]", "[[*src, tokenizer.tgt.bos_id]]", "attention"),
+    ("picture-eos", "nmt/translate/attention.py", "if model.config.source_eos or not src", "if not src", "attention"),
     ("attention-levels", "nmt/translate/attention.py", "(weights * 255).round()", "(weights * 255)", "attention"),
     ("picture-words", "nmt/translate/attention.py", "after_start = i == 1 and", "after_start = i == 2 and", "attention"),
     ("tracker-sent", TRAINING + "trackers.py", "if place > sent and figures", "if place >= sent and figures", "trackers"),
