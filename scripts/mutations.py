@@ -381,5 +381,22 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("export-control", "nmt/export/huggingface.py", "if tokenizer.src.control_ids != tokenizer.tgt.control_ids", "if False", "exported"),
     ("export-embedding", "nmt/export/huggingface.py", 'weights["src_embedding.weight"][:, order]', 'weights["src_embedding.weight"]', "exported"),
     ("export-any", "nmt/export/folder.py", "value not in held and", "False and", "export"),
+    # --- pictures and trackers
+    ("picture-eos", "nmt/translate/attention.py", "if model.config.source_eos or not src", "if not src", "attention"),
+    ("attention-levels", "nmt/translate/attention.py", "(weights * 255).round()", "(weights * 255)", "attention"),
+    ("picture-words", "nmt/translate/attention.py", "after_start = i == 1 and", "after_start = i == 2 and", "attention"),
+    ("tracker-sent", TRAINING + "trackers.py", "if place > sent and figures", "if place >= sent and figures", "trackers"),
+    ("tracker-mark", TRAINING + "trackers.py", '"sent": list(sent)', '"sent": [0, 0]', "trackers"),
+    ("tracker-truth", TRAINING + "trackers.py", "tracker.newest() or (", "(", "trackers"),
+    ("tracker-rest", TRAINING + "trackers.py", "(rest + file.read())", "file.read()", "trackers"),
+    ("picture-smoothing", "nmt/visualize/theory.py", "softmax(dim=1) - gradient", "softmax(dim=1) + gradient", "visualize"),
+    ("box-biases", "nmt/visualize/theory.py", "4 * d_model * (d_model + 1)", "4 * d_model * d_model", "visualize"),
+    ("tree-heights", "nmt/visualize/words.py", "num_leaves += not heights", "num_leaves += 1", "visualize"),
+    ("search-words", "nmt/visualize/words.py", "self.words[tuple(tokens)] = list(likely)", "self.words[tuple(tokens)] = list(likely)[1:]", "visualize"),
+    ("neighbors-own", "nmt/visualize/words.py", "cosine_similarity(vectors[ids], query[None], dim=1)", "cosine_similarity(vectors[ids], query[None], dim=1).abs()", "visualize"),
+    ("curve-scale", "nmt/visualize/run_report.py", "_WIDTH * update / last", "_WIDTH * update / (last + 1)", "visualize"),
+    ("report-best", "nmt/visualize/run_report.py", "[: -_NUM_BEST - 1 : -1]", "[:_NUM_BEST]", "visualize"),
+    ("attention-hidden", "nmt/serve/static/attention.js", 'kind === "decoder" && j > i', 'kind === "decoder" && j > i + 1', "attention_page"),
+    ("page-words", "nmt/serve/static/attention.js", "/ sizes[row]", "", "attention_page"),
 ]
 # fmt: on

@@ -100,6 +100,14 @@ def test_without_targets_it_is_that_of_what_search_finds(tokenizer: Tokenizer) -
             assert pair.cross.shape == (3, 4, len(pair.predicted), len(pair.src))
 
 
+def test_a_model_that_reads_no_eos_attends_to_none(tokenizer: Tokenizer) -> None:
+    model = translator(tokenizer, source_eos=False)
+    pairs = model.attention(LINES, LINES)
+    for line, pair in zip(LINES, pairs, strict=True):
+        assert pair.src == (tokenizer.pieces(tokenizer.encode(line)) or ["</s>"]), line
+        assert pair.cross.size(3) == len(pair.src)
+
+
 def test_engines_without_it_and_wrong_numbers_of_lines_are_refused(tokenizer: Tokenizer) -> None:
     model = translator(tokenizer)
     stepper = model.backend.stepper  # type: ignore[attr-defined]

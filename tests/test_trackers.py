@@ -130,6 +130,12 @@ def write_lines(run_dir: Path, lines: list[dict[str, Any]], mode: str = "w") -> 
         file.write("".join(json.dumps(line) + "\n" for line in lines))
 
 
+def sent(run_dir: Path, name: str) -> int:
+    """Return the update of the newest line that was sent."""
+    path = run_dir / "trackers" / f"{name}.json"
+    return int(json.loads(path.read_text())["sent"][0]) if path.exists() else 0
+
+
 def assert_holds(name: str, run_dir: Path, lines: list[dict[str, Any]]) -> None:
     """Compare; wandb's own process may still be writing."""
     until = time.monotonic() + 10 * (name == "wandb")
@@ -147,9 +153,19 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
     for line in lines[:20]:  # while a run goes on
         write_lines(run_dir, [line], "a")
         feed.notify()
+    with (run_dir / "metrics.jsonl").open("a") as file:  # a line that is being written
+        half, rest = json.dumps(lines[20])[:9], json.dumps(lines[20])[9:]
+        file.write(half)
+        file.flush()
+        until = time.monotonic() + 60
+        while sent(run_dir, name) < lines[19]["update"] and time.monotonic() < until:
+            time.sleep(0.05)
+        feed.notify()
+        time.sleep(0.1)
+        file.write(rest + "\n")
     feed.close(60)
     assert feed.is_done
-    assert_holds(name, run_dir, lines[:20])
+    assert_holds(name, run_dir, lines[:21])
     # a kill: the run goes on from update 8, and makes the lines after it again
     write_lines(run_dir, [line for line in lines if line["update"] <= resumed])
     feed = Feed(TrackerName(name), run_dir)

@@ -16,9 +16,11 @@ import torch
 from conftest import tiny_config, tiny_model
 from exporting import random_model
 from matplotlib import font_manager
+from sacrebleu.metrics.chrf import CHRF
 from toy import command, train
 
 from nmt import evaluate
+from nmt.checkpoint import checkpoint_update, list_checkpoints
 from nmt.config import ModelConfig, Norm, Picture, SearchConfig, Theme, VisualizeConfig
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizer
@@ -76,7 +78,7 @@ def test_positions_are_the_formula_of_the_paper() -> None:
     model = ModelConfig(d_model=20, num_heads=4)
     config = VisualizeConfig(model=model, dimensions=[4, 5, 6, 7], length=50)
     figure = theory.draw_positions(config, LIGHT)
-    interleaved, halves = map(np.asarray, images(figure)[:2])
+    interleaved, halves, marian = map(np.asarray, images(figure)[:3])
     found = {k: v for k, v in curves(figure).items() if k.startswith("dimension")}
     for pos in (0, 1, 7, 49):
         for i in range(10):
@@ -87,7 +89,9 @@ def test_positions_are_the_formula_of_the_paper() -> None:
             assert halves[pos, [i, 10 + i]] == pytest.approx(
                 [math.sin(angle), math.cos(angle)], abs=1e-5
             )
-    assert (found["dimension 6"][1] == halves[:, 6]).all()  # those on the right are read last
+    order = [*range(0, 20, 2), *range(1, 20, 2)]  # sines, then cosines
+    assert np.allclose(marian, interleaved[:, order], atol=1e-6)
+    assert (found["dimension 6"][1] == marian[:, 6]).all()  # those on the right are read last
     with pytest.raises(ConfigError, match="dimensions=20: model.d_model=20 has 0 to 19"):
         theory.draw_positions(VisualizeConfig(model=model, dimensions=[20]), LIGHT)
 
@@ -108,8 +112,8 @@ def test_smoothing_is_that_of_the_loss() -> None:
 
 
 def test_the_boxes_of_an_architecture_hold_all_its_parameters() -> None:
-    for norm in Norm:
-        config = tiny_config(norm=norm, num_encoder_layers=3, num_decoder_layers=1)
+    for norm, output in ((Norm.post, {}), (Norm.pre, {"tied_output": False, "output_bias": True})):
+        config = tiny_config(norm=norm, num_encoder_layers=3, num_decoder_layers=1, **output)
         total = 0
         for is_decoder, count in ((False, 3), (True, 1)):
             boxes = theory.column_boxes(config, 23, is_decoder=is_decoder)
@@ -135,6 +139,10 @@ def test_the_tree_of_a_search_is_what_search_does(tokenizer: Tokenizer) -> None:
         places = words.tree_places(steps, found)
         heights = [place for node, place in places.items() if node not in ((),)]
         assert len(heights) == len(set(heights))  # no two nodes on one another
+        leaves = [
+            node for node in places if not any(other[:-1] == node for other in places if other)
+        ]
+        assert {y for _, y in heights} == set(range(len(leaves)))
         for node, (x, _) in places.items():
             assert x == len(node)
             assert not node or node[:-1] in places
@@ -145,6 +153,7 @@ def test_the_tree_of_a_search_is_what_search_does(tokenizer: Tokenizer) -> None:
                 assert steps.sums[before] == pytest.approx(log_prob, abs=1e-4)
                 log_prob += hypothesis.token_log_probs[i]
                 shares = dict(steps.words[before])
+                assert beam_size is None or next(iter(shares)) == token  # greedy takes the first
                 if token in shares:
                     share = math.exp(hypothesis.token_log_probs[i])
                     assert shares[token] == pytest.approx(share, rel=1e-4)
@@ -248,7 +257,9 @@ def test_a_report_says_what_the_commands_say(
     assert sum(count for _, count, _ in test.lengths) == len(src)
     ranks = [row.chrf for row in test.worst]
     assert ranks == sorted(ranks)
-    assert ranks[-1] <= min(row.chrf for row in test.best)
+    every = [CHRF().sentence_score(h, [t]).score for h, t in zip(hypotheses, tgt, strict=True)]
+    assert ranks == sorted(every)[: len(ranks)]
+    assert [row.chrf for row in test.best] == sorted(every, reverse=True)[: len(test.best)]
     assert {row.source: row.hypothesis for row in test.shown}.items() <= dict(
         zip(src, hypotheses, strict=True)
     ).items()
@@ -303,6 +314,24 @@ def test_every_picture_of_the_gallery_is_made_by_its_command(
     files = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/pictures").iterdir()}
     assert set(shown) == files
     assert all((ROOT / "docs" / name).stat().st_size < 200_000 for name in shown)
+
+
+def test_attention_of_validation_sentences_is_sent_for_each_checkpoint(
+    place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    monkeypatch.chdir(place)
+    arguments = ["run_dir=runs/mine", "tracker=tensorboard", "num_sentences=2"]
+    assert command("visualize", "what=upload", *arguments) == 0
+    board = EventAccumulator("runs/mine/tensorboard", size_guidance={"images": 0})
+    board.Reload()
+    updates = [checkpoint_update(folder) for folder in list_checkpoints(place / "runs/mine")]
+    assert board.Tags()["images"] == ["attention-1", "attention-2"]
+    for name in ("attention-1", "attention-2"):
+        assert [image.step for image in board.Images(name)] == updates
+        pictures = {image.encoded_image_string for image in board.Images(name)}
+        assert len(pictures) == len(updates)  # the model changes from one to the next
 
 
 def test_without_arguments_it_lists_what_it_can_draw(

@@ -72,6 +72,9 @@ class VisualizeConfig:
     label_smoothing: float = option(0.1, "what=smoothing: share spread evenly", low=0, below=1)
     split: str = option("test", "what=report: split that is translated; valid where it is missing")
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
+    num_sentences: int = option(
+        0, "what=upload: validation sentences whose attention is sent, of each checkpoint", low=0
+    )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
 

@@ -19,11 +19,12 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import yaml
 
 from nmt.config import TrackerName
@@ -46,6 +47,15 @@ class TrackedRun:
     config: dict[str, Any]  # flat names of settings, with the commit of the code
 
 
+@dataclass(frozen=True)
+class TrackedPicture:
+    """A PNG file that belongs to an update."""
+
+    update: int
+    name: str
+    path: Path
+
+
 class Tracker(Protocol):
     """A library that shows figures; any method may raise anything."""
 
@@ -56,6 +66,9 @@ class Tracker(Protocol):
 
     def write(self, place: Place, figures: dict[str, float]) -> None:
         """Show the figures of a record."""
+
+    def show(self, picture: TrackedPicture) -> None:
+        """Show a picture."""
 
     def close(self) -> None:
         """Send the rest."""
@@ -73,6 +86,11 @@ class _TensorBoard:
         for name, value in figures.items():
             self._board.add_scalar(name, value, place[0])
         self._board.flush()
+
+    def show(self, picture: TrackedPicture) -> None:
+        image = importlib.import_module("PIL.Image").open(picture.path).convert("RGB")
+        pixels = np.asarray(image)  # (height, width, 3)
+        self._board.add_image(picture.name, pixels, picture.update, dataformats="HWC")
 
     def close(self) -> None:
         self._board.close()
@@ -97,6 +115,10 @@ class _Wandb:
     def write(self, place: Place, figures: dict[str, float]) -> None:
         # a number of its own for each record, since what comes twice is dropped there
         self._run.log({"update": place[0], **figures}, step=2 * place[0] + place[1])
+
+    def show(self, picture: TrackedPicture) -> None:
+        image = importlib.import_module("wandb").Image(str(picture.path))
+        self._run.log({"update": picture.update, picture.name: image})
 
     def close(self) -> None:
         self._run.finish()
@@ -137,6 +159,9 @@ class _Mlflow:
         metrics = [entities.Metric(name, value, now, place[0]) for name, value in figures.items()]
         self._client.log_batch(self._id, metrics=metrics)
 
+    def show(self, picture: TrackedPicture) -> None:
+        self._client.log_artifact(self._id, str(picture.path), picture.name)
+
     def close(self) -> None:
         self._client.set_terminated(self._id)
 
@@ -158,6 +183,10 @@ class _Trackio:
 
     def write(self, place: Place, figures: dict[str, float]) -> None:
         self._run.log(figures, step=place[0])
+
+    def show(self, picture: TrackedPicture) -> None:
+        image = importlib.import_module("trackio").Image(str(picture.path))
+        self._run.log({picture.name: image}, step=picture.update)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(sys.stderr):
@@ -190,9 +219,12 @@ class Feed:
     was sent. A line whose place is not after it is not sent again.
     """
 
-    def __init__(self, name: TrackerName, run_dir: Path) -> None:
+    def __init__(
+        self, name: TrackerName, run_dir: Path, pictures: Sequence[TrackedPicture] = ()
+    ) -> None:
+        """Begin; `pictures` are shown after the last line."""
         self.is_done = False  # all is sent
-        self._name, self._metrics = name, run_dir / "metrics.jsonl"
+        self._name, self._metrics, self._pictures = name, run_dir / "metrics.jsonl", pictures
         self._marker = run_dir / "trackers" / f"{name.value}.json"
         self._wake, self._is_closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name.value, daemon=True)
@@ -240,6 +272,8 @@ class Feed:
                     tracker.write(place, figures)
                     sent = place
                     self._mark({**marked, "sent": list(sent)})
+        for picture in self._pictures:
+            tracker.show(picture)
         tracker.close()
 
     def _mark(self, content: dict[str, Any]) -> None:

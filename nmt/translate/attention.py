@@ -33,7 +33,7 @@ class PairAttention:
     is exactly 0.
     """
 
-    src: list[str]  # S pieces, EOS last
+    src: list[str]  # S pieces, EOS last where the model reads it
     tgt: list[str]  # T pieces that the decoder reads, BOS first: the rows of `decoder`
     predicted: list[str]  # T pieces that it predicts there, EOS last: the rows of `cross`
     encoder: Tensor  # (L, H, S, S)
@@ -92,7 +92,8 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
         raise ConfigError("this engine shows no attention; use backend=native and one model")
     read = [tokenizer.tgt.bos_id, *tgt]
     device = model.embedding.weight.device
-    sources = torch.tensor([[*src, tokenizer.src.eos_id]], device=device)
+    end = [tokenizer.src.eos_id] if model.config.source_eos or not src else []
+    sources = torch.tensor([[*src, *end]], device=device)
     targets = torch.tensor([read], device=device)
     stacks: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]

@@ -47,5 +47,5 @@ def component(name: str) -> str:
 
 
 def text_of(pieces: Sequence[str]) -> str:
-    """Return the pieces of a sentence, EOS last, as text."""
-    return "".join(pieces[:-1]).replace("▁", " ").strip()
+    """Return the pieces of a sentence, which EOS may end, as text."""
+    return "".join(pieces[: len(pieces) - (pieces[-1] == "</s>")]).replace("▁", " ").strip()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -35,7 +36,7 @@ PICTURES = {
     ),
     Picture.mask: Kind("causal and padding mask", "length=20", "theory:draw_mask"),
     Picture.positions: Kind(
-        "positional encodings of both layouts, and some dimensions as curves",
+        "positional encodings of each layout, and some dimensions as curves",
         "model.d_model=20 model.num_heads=4 dimensions=[4,5,6,7]",
         "theory:draw_positions",
     ),
@@ -104,6 +105,8 @@ def draw(config: VisualizeConfig) -> None:
     if config.what is None:
         print(index())
     elif config.what is Picture.upload:
+        if config.num_sentences:
+            _check_matplotlib()
         _function("runs:upload")(config)
     else:
         log.info("wrote %s", _draw(config, config.what))
@@ -123,15 +126,18 @@ def _draw(config: VisualizeConfig, what: Picture) -> Path:
         with replace_file(output) as temporary:
             temporary.write_text(text, encoding="utf-8", newline="\n")
         return output
-    try:
-        from nmt.visualize.style import Style, save  # which import matplotlib
-    except ImportError:
-        text = "pictures need matplotlib; install it with: pip install nmt[visualize]"
-        raise NmtError(text) from None
+    _check_matplotlib()
+    from nmt.visualize.style import Style, save
+
     style = Style(config.theme)
     with style.settings():
         save(_function(kind.figure)(config, style), output)
     return output
+
+
+def _check_matplotlib() -> None:
+    if importlib.util.find_spec("matplotlib") is None:
+        raise NmtError("pictures need matplotlib; install it with: pip install nmt[visualize]")
 
 
 def _function(name: str) -> Callable[..., Any]:

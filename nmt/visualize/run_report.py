@@ -12,19 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import yaml
 from sacrebleu.metrics.chrf import CHRF
 
 from nmt import evaluate
 from nmt.config import VisualizeConfig, resolve
 from nmt.data.text import read_lines
 from nmt.distributed import set_num_threads
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError
 from nmt.preprocess.report import page_templates
 from nmt.preprocess.report import report_page as corpus_page
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import component
-from nmt.visualize.runs import CURVES, Records, read_metrics, read_report, series
+from nmt.visualize.runs import CURVES, Records, read_metrics, read_report, read_settings, series
 
 log = logging.getLogger(__name__)
 _NUM_WORST, _NUM_BEST = 8, 4  # sentences that are shown
@@ -70,17 +69,6 @@ def report_page(config: VisualizeConfig) -> str:
         component_js=component("attention.js"),
         component_css=component("attention.css"),
     )
-
-
-def read_settings(run_dir: Path) -> dict[str, Any]:
-    """Read the settings of a run; raise `DataError` where there are none."""
-    try:
-        found = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-        assert isinstance(found, dict)
-        assert {"data_dir", "model", "optimizer"} <= set(found)
-    except (OSError, yaml.YAMLError, AssertionError):
-        raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train") from None
-    return found
 
 
 def in_words(trained: dict[str, Any]) -> list[str]:

@@ -6,12 +6,19 @@ import contextlib
 import json
 import logging
 import math
+import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import yaml
+
+from nmt.checkpoint import checkpoint_update, list_checkpoints
 from nmt.config import VisualizeConfig, resolve
+from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.training.trackers import Feed, check_trackers
+from nmt.training.trackers import Feed, TrackedPicture, check_trackers
+from nmt.translate.translator import Translator
+from nmt.visualize.words import attention_figure
 
 if TYPE_CHECKING:  # matplotlib, which pages do without
     from matplotlib.figure import Figure
@@ -46,6 +53,17 @@ def read_metrics(run_dir: Path) -> Records:
     if not records:
         raise DataError(f"{path} has no metrics yet; give run_dir=FOLDER of a run of nmt-train")
     return records
+
+
+def read_settings(run_dir: Path) -> dict[str, Any]:
+    """Read the settings of a run; raise `DataError` where there are none."""
+    try:
+        found = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        assert isinstance(found, dict)
+        assert {"data_dir", "model", "optimizer"} <= set(found)
+    except (OSError, yaml.YAMLError, AssertionError):
+        raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train") from None
+    return found
 
 
 def series(records: Records, key: str) -> tuple[list[int], list[float]]:
@@ -130,14 +148,40 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def upload(config: VisualizeConfig) -> None:
-    """Send what trackers lack of the metrics of runs. Raises `NmtError` when one fails."""
+    """Send what trackers lack of the metrics of runs, and pictures of the attention of some
+    sentences. Raises `NmtError` when one fails.
+    """
     if not config.tracker:
         raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
     for folder in map(resolve, config.run_dir):
         read_metrics(folder)
-        for name in check_trackers(config.tracker):
-            feed = Feed(name, folder)
-            feed.close(timeout_seconds=_UPLOAD_SECONDS)
-            if not feed.is_done:
-                raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
-            log.info("sent %s to %s", folder, name.value)
+        with tempfile.TemporaryDirectory() as place:
+            pictures = draw_checkpoints(folder, Path(place), config) if config.num_sentences else []
+            for name in check_trackers(config.tracker):
+                feed = Feed(name, folder, pictures)
+                feed.close(timeout_seconds=_UPLOAD_SECONDS)
+                if not feed.is_done:
+                    raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
+                log.info("sent %s to %s", folder, name.value)
+
+
+def draw_checkpoints(run_dir: Path, place: Path, config: VisualizeConfig) -> list[TrackedPicture]:
+    """Draw the attention of the first validation pairs for each checkpoint of a run: the mean of
+    the heads of each layer, as files in `place`.
+    """
+    from nmt.visualize.style import Style, save  # which import matplotlib
+
+    data_dir, found = resolve(read_settings(run_dir)["data_dir"]), []
+    texts = [list(read_lines(data_dir / f"valid.{side}")) for side in ("src", "tgt")]
+    sources, targets = (lines[: config.num_sentences] for lines in texts)
+    style = Style(config.theme)
+    with style.settings():
+        for folder in list_checkpoints(run_dir):
+            translator = Translator.load(folder, device=config.device)
+            for i, pair in enumerate(translator.attention(sources, targets), start=1):
+                figure = attention_figure(pair, style, kind=config.kind, layers=[], heads=[0])
+                update = checkpoint_update(folder)
+                path = place / f"update-{update:08}-{i}.png"
+                save(figure, path)
+                found.append(TrackedPicture(update, f"attention-{i}", path))
+    return found

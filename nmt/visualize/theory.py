@@ -62,18 +62,19 @@ def draw_mask(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def draw_positions(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the positional encodings of both layouts, and the curves of chosen dimensions."""
+    """Draw the positional encodings of each layout, and the curves of chosen dimensions."""
     d_model, length = config.model.d_model, config.length
     chosen = config.dimensions or sorted({round(d_model * share) for share in (0.1, 0.2, 0.3, 0.4)})
     if max(chosen) >= d_model:
         raise ConfigError(
             f"dimensions={max(chosen)}: model.d_model={d_model} has 0 to {d_model - 1}"
         )
-    figure = style.figure(11, 7)
-    axes = figure.subplots(2, 2, sharex="row", sharey="row")
+    figure = style.figure(14, 7)
+    axes = figure.subplots(2, 3, sharex="row", sharey="row")
     names = {
-        Positions.sinusoidal: "sinusoidal: sine and cosine in turn (the paper)",
-        Positions.sinusoidal_concat: "sinusoidal_concat: sines, then cosines (Tensor2Tensor)",
+        Positions.sinusoidal: "sinusoidal (the paper): sine, cosine in turn",
+        Positions.sinusoidal_concat: "sinusoidal_concat (Tensor2Tensor)",
+        Positions.sinusoidal_halves: "sinusoidal_halves (Marian)",
     }
     for column, (layout, name) in zip(axes.T, names.items(), strict=True):
         table = sinusoidal_positions(length, d_model, layout).numpy()  # (length, D)
@@ -182,7 +183,7 @@ def stack_boxes(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     subs = [Box("Masked self-attention" if is_decoder else "Self-attention", shape, attention)]
     if is_decoder:
         subs.append(Box("Attention to the source", f"{shape}; T queries, S keys", attention))
-    hidden = f"{d_model} → {d_ff} → {d_model}, ReLU"
+    hidden = f"{d_model} → {d_ff} → {d_model}, {config.activation.value}"
     subs.append(Box("Feed-forward", hidden, 2 * d_model * d_ff + d_model + d_ff))
     boxes, norm, width = [], 2 * d_model, f"(B, {'T' if is_decoder else 'S'}, {d_model})"
     for sub in subs:
@@ -204,13 +205,16 @@ def column_boxes(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> l
     """Return the boxes of one side, from the bottom: below the layers, of a layer, above them."""
     d_model = config.d_model
     side, width = ("Target", "T") if is_decoder else ("Source", "S")
-    embedding = Box(f"Embedding × √{d_model}", f"{vocab_size:,} × {d_model}, shared")
+    scale = f" × √{d_model}" if config.scale_embedding else ""
+    embedding = Box(f"Embedding{scale}", f"{vocab_size:,} × {d_model}, shared")
     if not is_decoder:
         embedding = embedding._replace(num_parameters=vocab_size * d_model)
     positions = Box("+ positions", f"{config.positions.value}, (B, {width}, {d_model})")
     above = [Box("Layer norm", "", 2 * d_model)] if config.norm is Norm.pre else []
     if is_decoder:
-        above.append(Box("Linear, softmax", f"(B, T, {vocab_size:,}); the embedding, transposed"))
+        text = "the embedding, transposed" if config.tied_output else "a matrix of its own"
+        number = vocab_size * (d_model * (not config.tied_output) + config.output_bias)
+        above.append(Box("Linear, softmax", f"(B, T, {vocab_size:,}); {text}", number))
     below = [Box(f"{side} ids", f"(B, {width})"), embedding, positions]
     return [below, stack_boxes(config, is_decoder=is_decoder), above]
 
