@@ -38,7 +38,7 @@ from nmt.translate.translator import Translator
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 LINES = [*sentences(200)][:200]
-LIMIT = 12  # tokens of a translation
+LIMIT = 8  # tokens of a translation
 
 
 def settings(**changes: Any) -> dict[str, Any]:
