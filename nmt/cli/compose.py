@@ -23,6 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from nmt.cli.commands import COMMANDS, NAME, Command, choices, settings
 from nmt.errors import ConfigError, nearest
+from nmt.manifest import set_verify
 
 GROUPS = ("model", "data", "experiment")
 # Hydra's own flags that a value follows
@@ -99,6 +100,7 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     given = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
+    set_verify(composed.get("verify", True) is not False)
     return OmegaConf.to_object(typed), OmegaConf.to_yaml(typed)
 
 
