@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import hidden_states, sentences, tokenizer_config
+from conftest import assert_near, hidden_states, sentences, tokenizer_config
 from exporting import (
     HOSTILE,
     LIMIT,
@@ -38,7 +38,9 @@ from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ModelError
+from nmt.translate.attention import KINDS
 from nmt.translate.backend import load_models
+from nmt.translate.translator import Translator
 
 POST, PRE = "post-sinusoidal", "pre-sinusoidal_concat"  # the trained models
 SHAPES: dict[str, dict[str, Any]] = {  # of random models
@@ -186,6 +188,18 @@ def test_logits_ids_and_weights_in_transformers_are_ours(
         real = decoder_input(folders[name]) != tokenizer.tgt.pad_id  # M2M100 counts no padding
         ours, theirs = ours[real], torch.tensor(found["logits"])[real]
         torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0, msg=lambda m, n=name: n + m)
+
+
+def test_attention_in_transformers_is_ours(
+    folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
+) -> None:
+    for name, found in outputs[ExportFormat.huggingface].items():
+        [ours] = Translator.load(folders[name], device="cpu").attention(LINES[:1], LINES[:1])
+        for kind in KINDS:
+            weights = getattr(ours, kind)
+            theirs = torch.tensor(found["attentions"][kind])  # (L, H, T or S and padding, same)
+            theirs = theirs[..., : weights.size(2), : weights.size(3)]
+            assert_near(theirs, weights, (name, kind), atol=1e-5, rtol=0)
 
 
 def test_smaller_weights_give_nearly_the_same_translations(

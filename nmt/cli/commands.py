@@ -57,7 +57,7 @@ _ALL = (
         name="train",
         summary="Train a Transformer; started again, resume from the last checkpoint.",
         reads="data_dir, made by nmt-preprocess",
-        writes="run_dir: config.yaml, metrics.jsonl, tensorboard/, checkpoints/ (models)",
+        writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); figures to trackers",
         examples=(
             "nmt-train +model=base",
             "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
@@ -95,14 +95,16 @@ _ALL = (
     Command(
         name="evaluate",
         summary="Score translations with BLEU, chrF, TER; test the difference to a baseline.",
-        reads="hypotheses and references, detokenized; or a model, a source and references",
+        reads="hypotheses and references, detokenized; or a model, with a source and references or "
+        "a data folder",
         writes="scores with sacreBLEU signatures to stdout, as text or JSON",
         examples=(
             "nmt-evaluate hypotheses=out.de references=ref.de",
             "nmt-evaluate hypotheses=out.de references=ref.de baseline=old.de format=json",
+            "nmt-evaluate model_dir=runs/mine data_dir=data/mine",
         ),
         schema=config.EvaluateConfig,
-        run="nmt.cli.tasks:evaluate",
+        run="nmt.cli.evaluate:evaluate",
     ),
     Command(
         name="score",
@@ -156,6 +158,21 @@ _ALL = (
         ),
         schema=config.ServeConfig,
         run="nmt.cli.tasks:serve",
+    ),
+    Command(
+        name="visualize",
+        summary="Draw models, runs and data: attention to explore, curves, search trees and more.",
+        reads="what the picture needs: text on stdin and a model, a run, a config, or nothing",
+        writes="output: one .html, .png, .svg or .pdf file; without arguments a list of pictures",
+        examples=(
+            "nmt-visualize",
+            "echo 'A dog runs.' | nmt-visualize what=attention model_dir=runs/mine",
+            "nmt-visualize what=run run_dir=[runs/a,runs/b] output=runs.svg theme=dark",
+            "nmt-visualize what=architecture model=big",
+        ),
+        schema=config.VisualizeConfig,
+        run="nmt.cli.tasks:visualize",
+        groups=("model",),
     ),
 )
 COMMANDS = {command.name: command for command in _ALL}

@@ -28,6 +28,8 @@ from nmt.manifest import set_verify
 GROUPS = ("model", "data", "experiment")
 # Hydra's own flags that a value follows
 VALUE_FLAGS = ["--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-completion", "-sc"]
+_SPLITS = ("train", "valid", "test")
+_TEXT = ("src", "tgt", "tsv", "jsonl", "dataset", "dataset_config", "dataset_split")
 _LOGS = ("hydra_logging", "job_logging")  # disabled, since our loggers write to stderr
 _PRIMARY: dict[str, Any] = {  # of every command; its settings and their defaults come on top
     "defaults": [
@@ -59,6 +61,7 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., None]
     has_files = any(key.startswith("data.") for key in keys) and not keys & {"data", "experiment"}
     if command.name == "preprocess" and has_files:
         overrides.insert(0, "data=files")
+    overrides = [*_other_text(keys), *overrides]
     try:
         if any(override.startswith(("-", "hydra", "+hydra")) for override in overrides):
             _run_hydra(command, overrides, run)
@@ -70,6 +73,19 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., None]
         text = " ".join(text.split())
         raise ConfigError(f"{key}: {text}" if key and key not in text else text) from None
     run(*configs)
+
+
+def _other_text(keys: set[str]) -> list[str]:
+    """Return overrides that leave out text which a YAML names where files are typed: of that split,
+    and with files for training of every split.
+    """
+    typed = {
+        split
+        for split in _SPLITS
+        if keys & {f"data.{split}.{kind}" for kind in ("src", "tgt", "tsv", "jsonl")}
+    }
+    splits = _SPLITS if "train" in typed else tuple(typed)
+    return [f"data.{split}.{key}=null" for split in splits for key in _TEXT]
 
 
 def _run_hydra(command: Command, overrides: list[str], run: Callable[..., None]) -> None:

@@ -6,10 +6,8 @@ Each imports what it needs when it runs: preprocessing and scoring need no torch
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -18,17 +16,15 @@ from yaml import YAMLError
 from nmt.config import (
     AverageConfig,
     BestMetric,
-    EvaluateConfig,
     ExportConfig,
     ExportFormat,
     ImportConfig,
-    OutputFormat,
     PreprocessConfig,
     ServeConfig,
     Step,
+    VisualizeConfig,
     resolve,
 )
-from nmt.data.text import read_input
 from nmt.errors import ModelError, NmtError
 
 log = logging.getLogger(__name__)
@@ -89,37 +85,6 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     return last_checkpoints(run_dir, config.last or min(usual, max(available, 1)))
 
 
-def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
-    """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
-    from nmt import evaluate
-
-    tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
-    evaluate.bleu_metric(tokenize)  # an error now, not after a long translation
-    references = [list(read_input(path)) for path in config.references]
-    if config.hypotheses:
-        hypotheses = list(read_input(config.hypotheses))
-    else:
-        from nmt.distributed import set_num_threads
-        from nmt.translate.translator import Translator
-
-        set_num_threads(config.num_threads)
-        translator = Translator.load(config.model_dir or [], device=config.device)
-        hypotheses = translator.translate(read_input(str(config.src)))
-    how: dict[str, Any] = {"tokenize": tokenize, "metrics": config.metrics, "force": config.force}
-    scores = evaluate.evaluate(hypotheses, references, **how)
-    comparisons = []
-    if config.baseline is not None:
-        test = evaluate.Significance(
-            method=config.method, num_samples=config.num_samples, seed=config.seed
-        )
-        baseline = list(read_input(config.baseline))
-        comparisons = evaluate.compare(hypotheses, references, baseline=baseline, test=test, **how)
-    if config.format is OutputFormat.json:
-        print(json.dumps(evaluate.as_json(scores, comparisons), indent=2))
-    else:
-        print(evaluate.as_table(scores, comparisons))
-
-
 def export(config: ExportConfig, config_yaml: str) -> None:
     """Convert the model; log where it is and how to use it."""
     from nmt.checkpoint import find_model
@@ -163,3 +128,10 @@ def serve(config: ServeConfig, config_yaml: str) -> None:
     from nmt.serve.app import serve
 
     serve(config)
+
+
+def visualize(config: VisualizeConfig, config_yaml: str) -> None:
+    """Draw a picture and log where it is; without one, list what can be drawn."""
+    from nmt.visualize.draw import draw
+
+    draw(config)

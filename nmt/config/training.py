@@ -150,6 +150,15 @@ class BestMetric(str, Enum):
     bleu = "bleu"
 
 
+class TrackerName(str, Enum):
+    """What shows the figures of a run beside `metrics.jsonl`."""
+
+    tensorboard = "tensorboard"  # where it is installed
+    wandb = "wandb"
+    mlflow = "mlflow"
+    trackio = "trackio"
+
+
 class Part(str, Enum):
     """A part of the model that may stay as it is."""
 
@@ -232,6 +241,9 @@ class TrainConfig:
     patience: int = option(0, "validations without improvement before the end; 0 disables", low=0)
     valid_bleu: bool = option(True, "decode the validation set for BLEU")
     valid_beam_size: int = option(1, "beam size for that decoding; 1 is greedy", low=1, high=1000)
+    tracker: list[TrackerName] = option(
+        [TrackerName.tensorboard], "tensorboard, wandb, mlflow, trackio, where figures go too"
+    )
     exportable: bool = option(True, "refuse a model that CTranslate2 could not run")
     seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(10, "consecutive non-finite updates that stop the run", low=1)

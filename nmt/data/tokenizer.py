@@ -29,13 +29,16 @@ SRC_VOCABULARY, TGT_VOCABULARY = "tokenizer.src.vocab.json", "tokenizer.tgt.voca
 
 
 class Tokenizer:
-    """A loaded SentencePiece model; by itself it is that of both languages."""
+    """A loaded SentencePiece model; by itself it is that of both languages. A target that begins
+    with one of `tags` is decoded without it.
+    """
 
     vocabulary: Vocabulary | None = None  # of a `MappedTokenizer`
     few_texts = 32  # starting threads takes a millisecond, as long as encoding so many
 
-    def __init__(self, model: bytes) -> None:
+    def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
         self.model = model
+        self._tags = tags
         self._processor = open_model(model)
         self.vocab_size: int = self._processor.vocab_size()
         self.pad_id: int = self._processor.pad_id()
@@ -48,11 +51,11 @@ class Tokenizer:
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    def load(cls, path: Path, tags: Sequence[str] = ()) -> Tokenizer:
         """Read a `tokenizer.model`; a missing or damaged one is a `ModelError`."""
         if not path.is_file():
             raise ModelError(f"{path} does not exist; the folder is no model or data folder of nmt")
-        tokenizer = cls(read_model(path))
+        tokenizer = cls(read_model(path), tags)
         if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
             raise ModelError(
                 f"{path} lacks a control symbol (pad, bos or eos); give it to nmt-preprocess as "
@@ -94,8 +97,14 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into a line of text, without control symbols; line breaks become spaces."""
+        """Turn ids into a line of text, without control symbols and a tag at its start; line breaks
+        become spaces.
+        """
         text: str = self._processor.decode(list(ids))
+        for tag in self._tags:
+            if text.startswith(tag):
+                text = text.removeprefix(tag).removeprefix(" ")
+                break
         return _on_one_line(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -217,8 +226,10 @@ Tokenizers: TypeAlias = Tokenizer | SeparateTokenizers
 """What a data or model folder holds; `.src` and `.tgt` are the same where it is joint."""
 
 
-def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
-    """Read the tokenizers of a data or model folder.
+def load_tokenizers(
+    folder: Path, sha256: str | None = None, tags: Sequence[str] = ()
+) -> Tokenizers:
+    """Read the tokenizers of a data or model folder; `tags` are those of targets.
 
     Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
     `sha256`.
@@ -234,10 +245,10 @@ def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
         tgt = MappedTokenizer(read_model(folder / TARGET), other, other.tgt_prefix)
         tokenizers = SeparateTokenizers(src, tgt, is_joint)
     elif (folder / SOURCE).is_file():
-        sides = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET)
+        sides = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET, tags)
         tokenizers = SeparateTokenizers(*sides)
     else:
-        tokenizers = Tokenizer.load(folder / JOINT)
+        tokenizers = Tokenizer.load(folder / JOINT, tags)
     if sha256 not in (None, tokenizers.sha256):
         raise ModelError(
             f"the tokenizer in {folder} is not the one that the folder was made with; "

@@ -15,6 +15,7 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve
+from nmt.data.languages import corpus_direction
 from nmt.data.tokenizer import (
     SeparateTokenizers,
     Tokenizer,
@@ -87,9 +88,9 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target: those of the settings, and the corpora's tags."""
-    corpora, own = config.data.corpora.values(), config.tokenizer.symbols
-    tags = [c.src_tag for c in corpora], [c.tgt_tag for c in corpora]
-    src, tgt = ([*own, *(tag for tag in side if tag is not None)] for side in tags)
+    directions = [corpus_direction(config.data, name) for name in config.data.corpora]
+    tags = [d.src_tag for d in directions], [d.tgt_tag for d in directions]
+    src, tgt = ([*config.tokenizer.symbols, *filter(None, side)] for side in tags)
     return src, tgt
 
 

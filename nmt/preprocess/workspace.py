@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
+from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
@@ -43,6 +44,7 @@ class Job:
     work: Workspace
     sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
     held_out: Mapping[str, list[Source]]  # of valid and test
+    taken: LineSet | None = None  # the sentences of those that are taken out of the training text
 
     def task(self, corpus: str, number: int) -> ShardTask:
         """Return a task of a corpus."""

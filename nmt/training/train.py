@@ -103,7 +103,7 @@ class TrainingRun:
         else:
             setup.describe(state)
         self.flops_per_second = self.learner.measure_rate()
-        self.log = RunLog(setup.run_dir, state, config.max_updates, is_main=world.is_main)
+        self.log = RunLog(setup.run_dir, state, config, is_main=world.is_main)
         self.saver: Saver | None = None  # on rank 0
         if world.is_main:
             self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
@@ -235,6 +235,7 @@ class TrainingRun:
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
+            directions=list(dict.fromkeys(meta.directions.values())),
         )
         training = {
             "state": asdict(self.state),
