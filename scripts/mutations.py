@@ -10,6 +10,7 @@ MODEL = "nmt/model/"
 FAST = "nmt/model/fast/"
 TRAINING = "nmt/training/"
 PREPROCESS = "nmt/preprocess/"
+IMPORTING = "nmt/importing/"
 
 # fmt: off
 MUTATIONS: list[tuple[str, str, str, str, str]] = [
@@ -187,8 +188,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("prefix-longest", SEARCH + "hypotheses.py", "live.length < self.forced.size(1)", "live.length <= self.forced.size(1)", "constraints"),
     ("prefix-probability", SEARCH + "hypotheses.py", "scatter_(1, wanted.clamp(min=0), kept)", "scatter_(1, wanted.clamp(min=0), kept * 0)", "constraints"),
     ("prefix-row", SEARCH + "hypotheses.py", "self.forced[live.sentences, live.length]", "self.forced[: len(live), live.length]", "constraints"),
-    ("forbid-first", SEARCH + "hypotheses.py", "(self.ids.pad, self.ids.bos):", "(self.ids.pad,):", "constraints"),
-    ("forbid-last", SEARCH + "hypotheses.py", "(self.ids.pad, self.ids.bos):", "(self.ids.bos,):", "constraints"),
+    ("forbid-first", SEARCH + "hypotheses.py", "return [self.pad, self.bos] if", "return [self.pad] if", "constraints"),
+    ("forbid-last", SEARCH + "hypotheses.py", "return [self.pad, self.bos] if", "return [self.bos] if", "constraints"),
     # --- nmt/search/search.py
     ("earliest-eos", SEARCH + "search.py", "len(prefix)) + 1) for", "len(prefix))) for", "sampling constraints search"),
     ("limit-source", SEARCH + "search.py", "int(a * (n - 1))", "int(a * n)", "sampling constraints search"),
@@ -220,7 +221,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("empty-source", MODEL + "transformer.py", "lengths.clamp(min=1)[:, None]", "lengths[:, None]", "model"),
     ("padding-seen", MODEL + "transformer.py", "device=lengths.device) < lengths", "device=lengths.device) <= lengths", "model"),
     ("causal-off", MODEL + "transformer.py", ".tril()", ".tril(1)", "model"),
-    ("position-offset", MODEL + "transformer.py", "pos = torch.arange(length, dtype=torch.float64)", "pos = torch.arange(1, length + 1, dtype=torch.float64)", "model"),
+    ("position-offset", MODEL + "transformer.py", "torch.arange(offset, offset + length,", "torch.arange(offset + 1, offset + length + 1,", "model"),
     ("wavelengths", MODEL + "transformer.py", "max(half - 1, 1)", "half", "model"),
     ("sqrt-head", MODEL + "transformer.py", "math.sqrt(queries.size(-1))", "math.sqrt(queries.size(-1) * queries.size(1))", "model"),
     ("softmax-axis", MODEL + "transformer.py", "torch.softmax(logits, dim=-1", "torch.softmax(logits, dim=-2", "model"),
@@ -233,7 +234,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("residual-missing", MODEL + "transformer.py", "x = x + self.dropout(y)", "x = self.dropout(y)", "model"),
     ("final-norm", MODEL + "transformer.py", "self.decoder_norm = norms[1] if is_pre_norm else nn.Identity()", "self.decoder_norm = nn.Identity()", "model"),
     ("cross-norm", MODEL + "transformer.py", "self.before(self.cross_attention_norm, x)", "self.before(self.self_attention_norm, x)", "model"),
-    ("embedding-scale", MODEL + "transformer.py", "math.sqrt(self.config.d_model)", "math.sqrt(self.config.d_model // self.config.num_heads)", "model"),
+    ("embedding-scale", MODEL + "transformer.py", "math.sqrt(d_model) if", "math.sqrt(d_model // config.num_heads) if", "model"),
     ("positions-undropped", MODEL + "transformer.py", "self.dropout(scaled + self.positions_of(ids, mask))", "self.dropout(scaled) + self.positions_of(ids, mask)", "fast"),
     ("table-grows", MODEL + "transformer.py", "if length > positions.size(0):", "if length > positions.size(0) + 1:", "model"),
     ("checkpoint-eval", MODEL + "transformer.py", "if self.activation_checkpointing and self.training:", "if self.activation_checkpointing:", "fast"),
@@ -398,5 +399,20 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("report-best", "nmt/visualize/run_report.py", "[: -_NUM_BEST - 1 : -1]", "[:_NUM_BEST]", "visualize"),
     ("attention-hidden", "nmt/serve/static/attention.js", 'kind === "decoder" && j > i', 'kind === "decoder" && j > i + 1', "attention_page"),
     ("page-words", "nmt/serve/static/attention.js", "/ sizes[row]", "", "attention_page"),
+    # --- nmt/importing/, and what goes on with imported models
+    ("import-shape", IMPORTING + "weights.py", "if tuple(tensor.shape) != shape:", "if False:", "import_refusals"),
+    ("import-leftover", IMPORTING + "weights.py", "        if self._tensors:", "        if False:", "import_refusals"),
+    ("import-heads", IMPORTING + "weights.py", '("q_proj", "k_proj", "v_proj")', '("k_proj", "q_proj", "v_proj")', "import_huggingface"),
+    ("import-tied", IMPORTING + "weights.py", "if is_tied and not is_same:", "if False:", "import_refusals"),
+    ("import-hole", IMPORTING + "vocabulary.py", "if missing and (missing[0]", "if False and (missing[0]", "import_refusals"),
+    ("import-taken", IMPORTING + "vocabulary.py", "names.setdefault(i, piece) != piece", "names.setdefault(i, piece) == i", "import_refusals"),
+    ("m2m100-offset", IMPORTING + "huggingface.py", 'theirs.number("pad_token_id") + 1', 'theirs.number("pad_token_id") + 2', "import_huggingface"),
+    ("marian-start", IMPORTING + "marian.py", "value=_NEVER", "value=0.0", "import_toolkits"),
+    ("marian-layer", IMPORTING + "marian.py", "int(number) - 1", "int(number)", "import_toolkits"),
+    ("opennmt-eos", IMPORTING + "opennmt.py", "source_eos=False", "source_eos=True", "import_toolkits"),
+    ("fairseq-offset", IMPORTING + "fairseq.py", "position_offset=2", "position_offset=1", "import_toolkits"),
+    ("prefix-first", DATA + "tokenizer.py", "return [*self.prefix, *ids] if ids else []", "return ids", "import_huggingface"),
+    ("lora-scale", TRAINING + "adapters.py", "module.weight + SCALE * up @ down", "module.weight + up @ down", "finetune"),
+    ("frozen-parts", TRAINING + "adapters.py", "requires_grad_(not name.startswith(frozen))", "requires_grad_(True)", "finetune"),
 ]
 # fmt: on

@@ -38,7 +38,7 @@ from nmt.translate.translator import Translator
 logging.set_verbosity_error()
 logging.disable_progress_bar()
 LINES = [*sentences(200)][:200]
-LIMIT = 12  # tokens of a translation
+LIMIT = 8  # tokens of a translation
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -103,7 +103,9 @@ def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     if config.tie_word_embeddings:
         model.tie_weights()
     if has_bias:
-        model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape))
+        generator = torch.Generator().manual_seed(seed)
+        bias = torch.randn(model.final_logits_bias.shape, generator=generator)
+        model.final_logits_bias.copy_(bias)
     model = model.half() if is_half else model
     model.save_pretrained(folder)
     if is_pickle:
@@ -231,3 +233,33 @@ def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> Non
         configs = [json.loads((at / "config.json").read_text("utf-8")) for at in (folder, back)]
         for key in (*kept, "decoder_start_token_id", "model_type", "tie_word_embeddings"):
             assert configs[0][key] == configs[1][key], (name, key)
+
+
+def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
+    tmp_path: Path,
+) -> None:
+    folder = write_m2m100(tmp_path / "nllb", 3, M2M100["m2m"])
+    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    (folder / "vocab.json").unlink()
+    languages = ["ace_Arab", "eng_Latn", "fra_Latn", "<mask>"]
+    added = [{"id": len(vocab) + i, "content": name} for i, name in enumerate(languages)]
+    content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added}
+    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    settings = {"tokenizer_class": "NllbTokenizer", "unk_token": "<unk>"}
+    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    model_dir = imported(folder, src_lang="eng_Latn", tgt_lang="fra_Latn")
+    info, translator = load_info(model_dir), Translator.load(model_dir)
+    assert (info.src_lang, info.tgt_lang) == ("eng_Latn", "fra_Latn")
+    src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
+    ids = tgt.encode(LINES[0])
+    assert tgt.pieces(ids[:1]) == ["fra_Latn"]
+    assert src.pieces(src.encode(LINES[0]))[0] == "eng_Latn"
+    assert [vocab[piece] for piece in tgt.pieces(ids[1:])] == ids[1:]
+    assert tgt.decode(ids) == LINES[0]
+    assert tgt.encode("") == []
+    [[best]] = translator.n_best([LINES[0]], beam_size=1)
+    assert best.tokens[0] == "fra_Latn"
+    assert "fra_Latn" not in best.text
+    [scored] = translator.score([LINES[0]], [LINES[1]])
+    assert scored.tokens[0] == "fra_Latn"
+    assert translator.translate(["", LINES[0]])[0] == ""

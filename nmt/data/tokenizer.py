@@ -105,7 +105,7 @@ class Tokenizer:
             if text.startswith(tag):
                 text = text.removeprefix(tag).removeprefix(" ")
                 break
-        return text.replace("\n", " ").replace("\r", " ")
+        return _on_one_line(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Show ids as pieces, for people to read."""
@@ -198,8 +198,8 @@ class MappedTokenizer(Tokenizer):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into one line of text, see `Tokenizer.decode`."""
-        text = self._processor.decode([self._pieces[i] for i in ids if i not in self._hidden])
-        return text.replace("\n", " ").replace("\r", " ") if text else ""
+        pieces = [self._pieces[i] for i in ids if i not in self._hidden]
+        return _on_one_line(self._processor.decode(pieces) if pieces else "")
 
 
 @dataclass(frozen=True)
@@ -280,6 +280,10 @@ def read_model(path: Path) -> bytes:
     except RuntimeError:
         raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
     return model
+
+
+def _on_one_line(text: str) -> str:
+    return text.replace("\n", " ").replace("\r", " ")
 
 
 def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:
