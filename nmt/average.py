@@ -9,7 +9,6 @@ from pathlib import Path
 from torch import Tensor
 
 from nmt.checkpoint import (
-    ModelInfo,
     checkpoint_update,
     list_checkpoints,
     load_info,
@@ -22,16 +21,18 @@ from nmt.errors import ModelError
 
 
 def average(folders: list[Path], output: Path) -> None:
-    """Write to `output` the model whose weights are the mean of those in `folders`, computed in
-    float64.
+    """Write to `output` the model whose weights are the mean of those in `folders`.
 
-    Raises `ModelError` when architecture, vocabulary, names or shapes differ; nothing is written
-    then.
+    Raises `ModelError`, before it writes, when architecture, vocabulary, names or shapes differ.
     """
     infos = [load_info(folder) for folder in folders]
     tokenizer = load_tokenizer(folders[0], infos[0])
     for folder, info in zip(folders, infos, strict=True):
-        _check_same(folders[0], infos[0], folder, info)
+        both, sizes = f"{folder} and {folders[0]}", (info.vocab_size, info.src_vocab_size)
+        if info.model != infos[0].model or sizes != (infos[0].vocab_size, infos[0].src_vocab_size):
+            raise ModelError(f"{both} differ in architecture; average checkpoints of one run")
+        if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
+            raise ModelError(f"{both} have different vocabularies; train them on one data folder")
     weights = mean_weights(folders)
     newest = replace(infos[0], updates=max(info.updates for info in infos))
     save_model(output, weights, newest, tokenizer)
@@ -63,7 +64,15 @@ def last_checkpoints(run_dir: Path, count: int) -> list[Path]:
 
 def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
     """Return the `count` checkpoints with the best validation scores, best first."""
-    scores = _validation_scores(run_dir / "metrics.jsonl", metric)
+    path = run_dir / "metrics.jsonl"
+    if not path.is_file():
+        raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
+    try:
+        records = [json.loads(x) for x in path.read_text(encoding="utf-8").split("\n") if x]
+    except ValueError as error:
+        raise ModelError(f"{path} is damaged ({error}); use last=N instead of best=N") from None
+    key = f"valid_{metric.value}"
+    scores = {record["update"]: record[key] for record in records if key in record}
     scored = [f for f in list_checkpoints(run_dir) if checkpoint_update(f) in scores]
     sign = -1 if metric is BestMetric.bleu else 1
     scored.sort(key=lambda folder: sign * scores[checkpoint_update(folder)])
@@ -77,27 +86,3 @@ def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:
             "ask for fewer, or train with a smaller checkpoint_every_updates or a larger keep_last"
         )
     return folders
-
-
-def _validation_scores(path: Path, metric: BestMetric) -> dict[int, float]:
-    if not path.is_file():
-        raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
-    key = f"valid_{metric.value}"
-    lines = path.read_text(encoding="utf-8").split("\n")
-    try:
-        records = [json.loads(line) for line in lines if line]
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged ({error}); use last=N instead of best=N") from None
-    return {record["update"]: record[key] for record in records if key in record}
-
-
-def _check_same(first: Path, one: ModelInfo, folder: Path, other: ModelInfo) -> None:
-    sizes = [(info.vocab_size, info.src_vocab_size) for info in (one, other)]
-    if other.model != one.model or sizes[0] != sizes[1]:
-        raise ModelError(
-            f"{folder} and {first} differ in architecture; average checkpoints of one run"
-        )
-    if other.tokenizer_sha256 != one.tokenizer_sha256:
-        raise ModelError(
-            f"{folder} and {first} have different vocabularies; train them on one data folder"
-        )

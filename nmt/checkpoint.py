@@ -44,9 +44,7 @@ class ModelInfo:
     def content(self) -> dict[str, Any]:
         """Return what is written: all that is known, as primitives."""
         content = asdict(self)
-        if self.src_vocab_size is None:
-            del content["src_vocab_size"]
-        return content
+        return {k: v for k, v in content.items() if k != "src_vocab_size" or v is not None}
 
 
 @dataclass(frozen=True)
@@ -109,10 +107,8 @@ def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
     except (ValueError, KeyError, AttributeError):
         raise ModelError(f"{path} is no config of nmt; copy the model folder again") from None
     if version > FORMAT_VERSION:
-        raise ModelError(
-            f"{path.parent} has format_version {version}, this nmt reads up to {FORMAT_VERSION}; "
-            "update nmt"
-        )
+        reads = f"this nmt reads up to {FORMAT_VERSION}; update nmt"
+        raise ModelError(f"{path.parent} has format_version {version}, {reads}")
     try:
         model, export = content.pop("model"), content.pop("export", {})
         model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])

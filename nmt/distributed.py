@@ -88,17 +88,15 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     except StoppedError:  # by all ranks alike
         dist.destroy_process_group()
         raise
-    except (dist.DistError, RuntimeError) as error:  # of which gloo raises a plain RuntimeError
+    except RuntimeError as error:  # a `DistError`, or of gloo a plain one
         is_late = re.search(r"[Tt]imed out|[Tt]imeout", str(error)) is not None
         if not (isinstance(error, dist.DistError) or "gloo" in str(error) or is_late):
             raise
-        reason = " ".join(str(error).split())[:300]
         lost = "the connection to another rank is lost"
         if is_late:
             lost = f"no answer from another rank within timeout_seconds={timeout_seconds}"
-        raise PeerError(
-            f"{lost}; the same command goes on from the newest checkpoint ({reason})"
-        ) from error
+        lost += "; the same command goes on from the newest checkpoint"
+        raise PeerError(f"{lost} ({' '.join(str(error).split())[:300]})") from error
     dist.destroy_process_group()  # not after an error: it would wait for the others
 
 
@@ -129,18 +127,16 @@ def from_main(value: T) -> T:
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
     """Return the device that the setting names; each rank of a machine has a GPU of its own."""
-    if name == "auto":
-        if torch.cuda.is_available():
-            return find_device("cuda", local_rank)
-        return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-    kind, _, index = name.partition(":")
-    if kind not in ("cpu", "cuda", "mps") or (index and not index.isdigit()):
-        raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
     has_mps = int(torch.backends.mps.is_available())
-    count = {"cpu": 1, "cuda": torch.cuda.device_count(), "mps": has_mps}[kind]
+    counts = {"cuda": torch.cuda.device_count(), "mps": has_mps, "cpu": 1}
+    if name == "auto":
+        name = next(kind for kind, count in counts.items() if count)
+    kind, _, index = name.partition(":")
+    if kind not in counts or (index and not index.isdigit()):
+        raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
     number = int(index or (local_rank if kind == "cuda" else 0))
-    if number >= count:
-        what = f"this machine has {count} {kind} devices; use device=cpu or device=auto"
+    if number >= counts[kind]:
+        what = f"this machine has {counts[kind]} {kind} devices; use device=cpu or device=auto"
         raise DeviceError(f"device={name}: {what}")
     return torch.device(kind, number) if kind == "cuda" else torch.device(kind)
 
@@ -148,16 +144,14 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
     """Turn the setting `dtype` into the format of matrix multiplications on `device`."""
     # bfloat16 and float16 run on every CPU, if slowly without instructions for them
-    has_bfloat16 = device.type == "cpu" or (
-        device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False)
-    )
+    kind, is_cuda = device.type, device.type == "cuda"
+    has_bfloat16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
     if choice is DType.auto:
-        is_fast = device.type == "cuda" and has_bfloat16
-        return torch.bfloat16 if is_fast else torch.float32
-    is_lacking = choice is DType.bfloat16 and not has_bfloat16
-    if is_lacking or (choice is DType.float16 and device.type not in ("cpu", "cuda")):
+        return torch.bfloat16 if has_bfloat16 else torch.float32
+    has = {DType.bfloat16: kind == "cpu" or has_bfloat16, DType.float16: kind == "cpu" or is_cuda}
+    if not has.get(choice, True):
         name = choice.value
-        raise DeviceError(f"dtype={name}: {device.type} here has no {name}; use dtype=float32")
+        raise DeviceError(f"dtype={name}: {kind} here has no {name}; use dtype=float32")
     return getattr(torch, choice.value)  # type: ignore[no-any-return]
 
 

@@ -31,25 +31,17 @@ NUM_INTERVAL_SAMPLES = 1000
 
 Lines = Sequence[str]
 _Counts = npt.NDArray[np.float64]
-_TOKENIZER_OF_LANGUAGE = (
-    dict.fromkeys(("zh", "zho", "cmn", "yue"), "zh")
-    | dict.fromkeys(("ja", "jpn"), "ja-mecab")
-    | dict.fromkeys(("ko", "kor"), "ko-mecab")
-)
-_EXTRA_OF_TOKENIZER = {"ja-mecab": "sacrebleu[ja]", "ko-mecab": "sacrebleu[ko]"}
+_TOKENIZERS = {"zh zho cmn yue": "zh", "ja jpn": "ja-mecab", "ko kor": "ko-mecab"}
 
 
 @dataclass(frozen=True)
 class Score:
     """One metric of one system."""
 
-    name: str
-    """sacreBLEU's name: BLEU, chrF2, chrF2++ or TER."""
-    value: float
-    """Points: 0 to 100, for TER 0 and up."""
+    name: str  # sacreBLEU's: BLEU, chrF2, chrF2++ or TER
+    value: float  # points: 0 to 100, for TER 0 and up
     signature: str
-    detail: dict[str, float]
-    """The components of the value: for BLEU and TER lengths in tokens, empty for chrF."""
+    detail: dict[str, float]  # components of the value, lengths in tokens; empty for chrF
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,10 +49,8 @@ class Significance:
     """How to run the paired test."""
 
     method: Method = Method.approximate_randomization
-    num_samples: int = 1000
-    """Resamples or random trials, at least 40; no p-value is below 1 / (num_samples + 1)."""
-    seed: int = 12345
-    """1 or more; 0 means "no seed" to sacreBLEU."""
+    num_samples: int = 1000  # or random trials, at least 40; p is at least 1 / (num_samples + 1)
+    seed: int = 12345  # 1 or more; 0 means "no seed" to sacreBLEU
 
     def __post_init__(self) -> None:
         if self.num_samples < 40:
@@ -69,7 +59,7 @@ class Significance:
             raise ConfigError(f"seed={self.seed} would not be repeatable; set 1 or more")
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Comparison:
     """One metric of a system and of its baseline, in points; all intervals are of 95 %.
 
@@ -83,23 +73,20 @@ class Comparison:
     system: float
     system_mean: float
     system_ci: float
-    difference: float
-    """System minus baseline; for TER negative is better."""
+    difference: float  # system minus baseline; for TER negative is better
     difference_low: float
     difference_high: float
-    p_value: float
-    """Two-sided, but from the bootstrap one-sided in effect: compare it with 0.025, not 0.05."""
+    p_value: float  # two-sided, but from the bootstrap one-sided in effect: compare it with 0.025
     signature: str
 
 
 DEFAULT_METRICS = (Metric.bleu, Metric.chrf, Metric.ter)
-_DEFAULT_TEST = Significance()
 
 
 def tokenizer_for(language: str) -> str:
     """Name the BLEU tokenizer for a target language such as `de`, `zh_CN` or `jpn_Jpan`."""
     primary = re.split("[-_]", language.strip().lower())[0]
-    return _TOKENIZER_OF_LANGUAGE.get(primary, "13a")
+    return next((name for codes, name in _TOKENIZERS.items() if primary in codes.split()), "13a")
 
 
 def bleu_metric(tokenize: str) -> BLEU:
@@ -110,8 +97,9 @@ def bleu_metric(tokenize: str) -> BLEU:
     try:
         return BLEU(tokenize=tokenize, force=True)  # force: `_check` raises instead
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
-        extra = _EXTRA_OF_TOKENIZER.get(tokenize)
-        reason = f"run: pip install '{extra}'" if extra else " ".join(str(error).split())
+        reason = " ".join(str(error).split())
+        if tokenize in ("ja-mecab", "ko-mecab"):
+            reason = f"run: pip install 'sacrebleu[{tokenize[:2]}]'"
         raise ConfigError(f"tokenize={tokenize} is not available here; {reason}") from error
 
 
@@ -143,7 +131,7 @@ def compare(
     references: Sequence[Lines],
     *,
     baseline: Lines,
-    test: Significance = _DEFAULT_TEST,
+    test: Significance = Significance(),  # noqa: B008  # frozen
     tokenize: str = "13a",
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
@@ -162,7 +150,7 @@ def compare(
     kind, extra = "ar", NUM_INTERVAL_SAMPLES
     if test.method is Method.bootstrap:  # which computes intervals from its own resamples
         kind, extra = "bs", -1
-    seed = {key: value for key, value in os.environ.items() if key == "SACREBLEU_SEED"}
+    seed = {key: os.environ[key] for key in ("SACREBLEU_SEED",) if key in os.environ}
     os.environ["SACREBLEU_SEED"] = str(test.seed)  # read when the test is built
     try:
         paired = PairedTest(systems, built, references, kind, test.num_samples, extra)
@@ -178,25 +166,14 @@ def compare(
             np.asarray(metric._extract_corpus_statistics(lines, references), dtype=np.float64)
             for lines in (baseline, hypotheses)
         )
-        low, high = _difference_interval(metric, before, after, seed=test.seed)
         num_changed = int((before != after).any(axis=1).sum())
         first, second = cast(list[Any], results[name])
-        rows.append(
-            Comparison(
-                name=name,
-                baseline=float(first.score),
-                baseline_mean=float(first.mean),
-                baseline_ci=float(first.ci),
-                system=float(second.score),
-                system_mean=float(second.mean),
-                system_ci=float(second.ci),
-                difference=float(second.score - first.score),
-                difference_low=low,
-                difference_high=high,
-                p_value=max(float(second.p_value), min(1.0, 2.0 ** (1 - num_changed))),
-                signature=str(signatures[name]),
-            )
-        )
+        low, high = _difference_interval(metric, before, after, seed=test.seed)
+        values = [getattr(r, v) for r in (first, second) for v in ("score", "mean", "ci")]
+        values += [second.score - first.score, low, high]
+        values.append(max(second.p_value, min(1.0, 2.0 ** (1 - num_changed))))
+        columns: list[Any] = [name, *map(float, values), str(signatures[name])]
+        rows.append(Comparison(*columns))
     return rows
 
 
@@ -206,17 +183,15 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
     options = {"tablefmt": "plain", "disable_numparse": True}
     parts = [tabulate(table, colalign=("left", "right", "left"), **options)]
     if comparisons:
-        rows = [
-            [
-                c.name,
-                f"{c.baseline:.2f} ({c.baseline_mean:.2f} ± {c.baseline_ci:.2f})",
-                f"{c.system:.2f} ({c.system_mean:.2f} ± {c.system_ci:.2f})",
-                f"{c.difference:+.2f} [{c.difference_low:+.2f}, {c.difference_high:+.2f}]",
-                f"{c.p_value:.4f}",
-                c.signature,
-            ]
-            for c in comparisons
-        ]
+        columns = (  # of `Comparison`
+            "{name}",
+            "{baseline:.2f} ({baseline_mean:.2f} ± {baseline_ci:.2f})",
+            "{system:.2f} ({system_mean:.2f} ± {system_ci:.2f})",
+            "{difference:+.2f} [{difference_low:+.2f}, {difference_high:+.2f}]",
+            "{p_value:.4f}",
+            "{signature}",
+        )
+        rows = [[column.format(**vars(c)) for column in columns] for c in comparisons]
         score, difference = "(mean ± 95 % CI)", "difference [95 % CI]"
         headers = ["", f"baseline {score}", f"system {score}", difference, "p", "signature"]
         parts.append(tabulate(rows, headers=headers, **options))
@@ -225,12 +200,8 @@ def as_table(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) ->
 
 def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> dict[str, Any]:
     """Convert to plain values for `json.dumps`: the fields of `Score` and `Comparison` as keys."""
-    return {
-        "unit": "points",
-        "confidence": 0.95,
-        "scores": [asdict(score) for score in scores],
-        "comparisons": [asdict(comparison) for comparison in comparisons],
-    }
+    shown = {"scores": list(map(asdict, scores)), "comparisons": list(map(asdict, comparisons))}
+    return {"unit": "points", "confidence": 0.95, **shown}
 
 
 def _check(systems: dict[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
@@ -262,22 +233,16 @@ def _check(systems: dict[str, Lines], references: Sequence[Lines], *, force: boo
 def _build(metric: Metric, tokenize: str) -> SacreMetric:
     if metric is Metric.bleu:
         return bleu_metric(tokenize)
-    if metric is Metric.ter:
-        return TER()
-    return CHRF(word_order=2 if metric is Metric.chrfpp else 0)
+    return TER() if metric is Metric.ter else CHRF(word_order=2 * (metric is Metric.chrfpp))
 
 
 def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) -> Score:
     score = metric.corpus_score(hypotheses, references)
     detail = {}
     if isinstance(score, BLEUScore):
-        detail = {
-            **{f"precision_{n}": p for n, p in enumerate(score.precisions, start=1)},
-            "brevity_penalty": score.bp,
-            "length_ratio": score.ratio,
-            "hypothesis_tokens": score.sys_len,
-            "reference_tokens": score.ref_len,
-        }
+        detail = {f"precision_{n}": p for n, p in enumerate(score.precisions, start=1)}
+        detail |= {"brevity_penalty": score.bp, "length_ratio": score.ratio}
+        detail |= {"hypothesis_tokens": score.sys_len, "reference_tokens": score.ref_len}
     elif isinstance(score, TERScore):
         detail = {"num_edits": score.num_edits, "reference_tokens": score.ref_length}
     return Score(score.name, float(score.score), str(metric.get_signature()), detail)
@@ -293,8 +258,7 @@ def _difference_interval(
     def value(counts: _Counts) -> float:
         return float(metric._compute_score_from_stats(counts.sum(axis=0).tolist()).score)
 
-    rng = np.random.default_rng(seed)
-    size = len(system)
+    rng, size = np.random.default_rng(seed), len(system)
     draws = (rng.integers(size, size=size) for _ in range(NUM_INTERVAL_SAMPLES))
     differences = [value(system[drawn]) - value(baseline[drawn]) for drawn in draws]
     low, high = np.percentile(differences, [2.5, 97.5])

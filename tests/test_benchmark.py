@@ -89,46 +89,35 @@ def test_players_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_pat
         player.start()
 
 
-@pytest.fixture
-def toy_corpus(tmp_path: Path) -> Path:
-    """A folder of text as the benchmark takes it."""
-    write_corpus(tmp_path)
-    folder = tmp_path / "corpus"
-    folder.mkdir()
-    for split in ("train", "valid", "test"):
-        for side in ("src", "tgt"):
-            text = (tmp_path / f"{split}.{side}.txt").read_bytes()
-            name = "val" if split == "valid" else split
-            (folder / f"{name}.{side}.gz").write_bytes(gzip.compress(text))
-    return folder
-
-
-def measure(corpus: Path, part: str) -> Any:
+def measure(folder: Path, part: str) -> Any:
     """Run one part of the benchmark with nmt alone; return the section of its JSON."""
-    size, folder = "1+1:16:32:2", str(corpus.parent)
+    size = "1+1:16:32:2"
     command = [sys.executable, str(FOLDER / "run.py"), "--only", part, "--engines", "nmt", "--here"]
-    command += ["--corpus", str(corpus), "--src", "src", "--tgt", "tgt", "--vocab-size", "310"]
-    command += ["--models", size, "--translate-model", size, "--model-updates", "3"]
-    command += ["--batch-tokens", "200", "--lines", "4", "--beams", "2", "--lengths", "5"]
-    command += ["--repeats", "2", "--turn-seconds", "0", "--cache", folder]
-    command += ["--output", folder, "--name", "figures"]
+    command += ["--corpus", str(folder / "corpus"), "--src", "src", "--tgt", "tgt"]
+    command += ["--vocab-size", "310", "--models", size, "--translate-model", size]
+    command += ["--model-updates", "3", "--batch-tokens", "200", "--lines", "4", "--beams", "2"]
+    command += ["--lengths", "5", "--repeats", "2", "--turn-seconds", "0", "--cache", str(folder)]
+    command += ["--output", str(folder), "--name", "figures"]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    (section,) = json.loads((corpus.parent / "figures.json").read_text("utf-8"))["sections"]
+    (section,) = json.loads((folder / "figures.json").read_text("utf-8"))["sections"]
     assert not section["failed"]
     return section
 
 
-def test_training_counts_real_tokens_of_each_side(toy_corpus: Path) -> None:
-    section = measure(toy_corpus, "train")
+@pytest.mark.slow
+def test_training_counts_real_tokens_and_translation_of_fixed_length_that_many(
+    tmp_path: Path,
+) -> None:
+    write_corpus(tmp_path)
+    (tmp_path / "corpus").mkdir()
+    for path in tmp_path.glob("*.txt"):
+        name = path.stem.replace("valid", "val")
+        (tmp_path / f"corpus/{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
+    section = measure(tmp_path, "train")
     assert len(section["turns"]["nmt"]) == len(section["limit"]) == 2
     for turn in section["turns"]["nmt"]:
         assert 0 < turn["src_tokens"] + turn["tgt_tokens"] <= turn["positions"] <= 2 * 200
-    share = float(section["columns"]["share of the limit"]["nmt"].rstrip("%"))
-    assert 0 < share < 100
-
-
-@pytest.mark.slow
-def test_translation_of_fixed_length_counts_that_many_tokens(toy_corpus: Path) -> None:
-    section = measure(toy_corpus, "translate")
+    assert 0 < float(section["columns"]["share of the limit"]["nmt"].rstrip("%")) < 100
+    section = measure(tmp_path, "translate")
     assert [turn["tgt_tokens"] for turn in section["turns"]["nmt"]] == [4 * 5, 4 * 5]

@@ -87,10 +87,13 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
     # figures are finite, and the schedule counts done updates alone
     config = TrainConfig(optimizer=OptimizerConfig(warmup_steps=20))
     config.model.d_model = 16
-    records = read_records(bad_run, "nll")
+    records, good = read_records(bad_run, "nll"), [u for i, u in enumerate(updates) if i not in bad]
     assert [record["update"] for record in records] == list(range(1, 21))
     names = "loss gradient_norm tokens_per_second memory_bytes model_flops_per_second"
-    for record in records:
+    lengths = sampler(toy_data).lengths
+    for record, batches in zip(records, good, strict=False):
+        share = padding_share(lengths, [np.array(rows) for rows in batches])
+        assert record["padding_share"] == pytest.approx(share)
         for name in [*names.split(), "model_flops_utilisation"]:
             assert 0 < record[name] < math.inf, name
         assert record["learning_rate"] == pytest.approx(learning_rate(record["update"], config))
@@ -131,8 +134,8 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
     bad_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     run = tmp_path / "run"
-    for place, code in ((("update", 7), -9), (("update", 9), -9), (("update", 1000), 0)):
-        task = (train_poisoned, PAIR, *place, toy_data, run, *RICH)
+    for number, code in ((7, -9), (9, -9), (1000, 0)):
+        task = (train_poisoned, PAIR, "update", number, toy_data, run, *RICH)
         with child(tmp_path / "log", *task) as one:
             assert one.wait() == code, one.stderr
     assert_same_weights(bad_run, run)
@@ -142,10 +145,7 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
 
 
 def test_too_many_bad_updates_in_a_row_end_the_run(
-    toy_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capfd: pytest.CaptureFixture[str],
+    toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:
     original = Learner.losses
     monkeypatch.setattr(
@@ -174,16 +174,16 @@ def test_overflows_lower_the_scale_and_do_not_end_the_run(
         self.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**34)  # any gradient overflows
 
     monkeypatch.setattr(Learner, "__init__", start)
-    options = [*PLAIN, "dtype=float16", "max_bad_updates=2"]
+    options = [*PLAIN, "dtype=float16", "max_bad_updates=2", "max_updates=8"]
     assert train(toy_data, tmp_path / "run", *options) == 0
     num_left_out = len(read_records(tmp_path / "run", "event"))
     assert 5 < num_left_out < 34
-    assert [r["update"] for r in read_records(tmp_path / "run", "nll")] == list(range(1, 21))
+    assert [r["update"] for r in read_records(tmp_path / "run", "nll")] == list(range(1, 9))
     path = tmp_path / "run/checkpoints/latest/trainer.pt"
     state = torch.load(path, weights_only=True)
     assert state["learner"]["precision"]["scale"] == 2.0 ** (34 - num_left_out)
     assert state["state"]["bad_updates"] == 0
-    assert train(toy_data, tmp_path / "parts", *options, "max_updates=7") == 0
+    assert train(toy_data, tmp_path / "parts", *options, "max_updates=4") == 0
     assert train(toy_data, tmp_path / "parts", *options) == 0
     assert_same_weights(tmp_path / "run", tmp_path / "parts")
 
@@ -202,10 +202,7 @@ def test_a_spike_stands_out_of_the_losses_before_it() -> None:
 
 
 def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
-    toy_data: Path,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    poisoned: Callable[[int, float], None],
+    toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poisoned: Any
 ) -> None:
     monkeypatch.setattr(checks, "_WINDOW", 5)
     poisoned(PAIR, 30.0)
@@ -219,12 +216,3 @@ def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
     text = describe_batches([(np.arange(50), math.nan), (np.arange(90, 92), 3.0)])
     assert text.endswith("17, 18, 19 and 30 more of the training set, from 0")
     assert "90" not in text
-
-
-def test_the_padding_share_is_that_of_the_batches(toy_data: Path, tmp_path: Path) -> None:
-    options = [*PLAIN, "log_every_updates=4", "max_updates=4"]
-    assert train(toy_data, tmp_path / "run", *options) == 0
-    (record,) = read_records(tmp_path / "run", "nll")
-    one = sampler(toy_data)
-    batches = [rows for i in range(4) for rows in one.updates(0)[i].batches]
-    assert record["padding_share"] == pytest.approx(padding_share(one.lengths, batches))

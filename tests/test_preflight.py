@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import multiprocessing
+import json
 import re
 import resource
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from conftest import hidden_states, tiny_model
+from ranks import child
 
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket
@@ -24,7 +25,7 @@ from nmt.training.loss import smoothed_cross_entropy
 
 CPU = torch.device("cpu")
 REMEDY = "buy some"
-SPARE_BYTES = 100 << 20
+SPARE_BYTES = 60 << 20
 
 
 def draw_lengths(count: int, longest: int, seed: int = 0) -> Lengths:
@@ -42,9 +43,9 @@ def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
     smoothed_cross_entropy(hidden, weight, tgt.flatten(), smoothing=0.1)[0].backward()
 
 
-def plan_under_limit(lengths: Lengths, max_tokens: int) -> tuple[str, int, bool]:
+def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
     """Limit this process to its size and some more, try `max_tokens`, and train an epoch of what is
-    advised instead. Return the message, the updates done, and whether three times the advice fails.
+    advised instead. Write the message, the updates done, and whether three times the advice fails.
     """
     torch.set_num_threads(1)
     linear = importlib.import_module("nmt.model.fast.layers")
@@ -69,21 +70,22 @@ def plan_under_limit(lengths: Lengths, max_tokens: int) -> tuple[str, int, bool]
         run(rows)
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
+    thrice_fails = False
     try:
         run(largest_batches(lengths, 3 * advised)[0])
     except (RuntimeError, MemoryError) as error:
-        return message, len(batches), is_out_of_memory(error)
-    return message, len(batches), False
+        thrice_fails = is_out_of_memory(error)
+    path.write_text(json.dumps([message, len(batches), thrice_fails]))
 
 
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is Linux's")
-def test_too_large_batches_are_refused_with_a_size_that_then_trains() -> None:
-    lengths = draw_lengths(1000, 60)
-    with multiprocessing.get_context("spawn").Pool(1) as pool:
-        result = pool.apply(plan_under_limit, (lengths, 15_000))
-    message, num_updates, thrice_fails = result
+def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Path) -> None:
+    path = tmp_path / "found.json"
+    with child(tmp_path / "log", plan_under_limit, draw_lengths(600, 60), 12_000, path) as one:
+        assert one.wait() == 0, one.stderr
+    message, num_updates, thrice_fails = json.loads(path.read_text())
     pattern = (
-        r"out of memory: max_tokens=15000 makes batches such as \d+ pairs of \d+ source and \d+ "
+        r"out of memory: max_tokens=12000 makes batches such as \d+ pairs of \d+ source and \d+ "
         r"target tokens; set max_tokens=(\d+), which fits, or buy some"
     )
     match = re.fullmatch(pattern, message)

@@ -12,6 +12,7 @@ import pytest
 from conftest import sentences
 from translating import fork, kill, start, status, translate, write_lines, write_model
 
+from nmt.distributed import World
 from nmt.translate import resume
 
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1000, seed=5))]
@@ -120,7 +121,7 @@ def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
 def test_a_second_process_with_the_same_output_is_refused(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with resume.PartFile(tmp_path / "out.partial", {}):
+    with resume.PartFile(tmp_path / "out", World(), {}):
         assert translate(*places(folder), f"output={tmp_path / 'out'}") == 2
         assert "is being written by another process" in capfd.readouterr().err
 

@@ -9,38 +9,20 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, fields
+from dataclasses import fields
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
-from nmt import __version__
-from nmt.checkpoint import find_model
-from nmt.config import (
-    Engine,
-    OutputFormat,
-    ScoreConfig,
-    SearchConfig,
-    TooLong,
-    TranslateConfig,
-    resolve,
-)
-from nmt.data.text import (
-    WaitingLines,
-    count_lines,
-    open_bytes,
-    pair_lines,
-    read_input,
-    read_stream,
-)
+from nmt.config import OutputFormat, ScoreConfig, SearchConfig, TooLong, TranslateConfig, resolve
+from nmt.data.text import WaitingLines, count_lines, open_bytes, pair_lines, read_input, read_stream
 from nmt.distributed import World, find_world, set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import replace_file
 from nmt.progress import Progress
 from nmt.translate.lines import HashedInput, LineCounts, LineOptions, render
-from nmt.translate.resume import PartFile, fingerprint, finish, part_path
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -53,8 +35,6 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     world = find_world()
     path = _check_places(config, world)
     set_num_threads(config.num_threads)
-    if not world.is_main:
-        logging.getLogger("nmt").setLevel(logging.WARNING)
     device = config.device
     if world.size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
         device = f"cuda:{world.local_rank % torch.cuda.device_count()}"  # each rank has its own
@@ -69,9 +49,13 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
             source = _hashed(config, lines)
             windows = source.windows(world, config.window_lines, has_more=has_more)
         else:
-            place = part_path(path, world.rank, world.size)
-            part = stack.enter_context(PartFile(place, _describe(config, search)))
-            source = _resume_input(config, part)
+            from nmt.translate.resume import PartFile, describe_job  # of no use to a stream
+
+            part = stack.enter_context(PartFile(path, world, describe_job(config, search)))
+            is_stdin = config.input == "-"
+            source = part.resume(
+                lambda: _hashed(config, read_input(config.input)), is_stdin=is_stdin
+            )
             windows = source.windows(world, config.window_lines)
         progress = stack.enter_context(_progress(config, source.num_lines, is_typed=is_typed))
         for window, results in translator.translate_windows(windows, search, options):
@@ -84,12 +68,10 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
                 part.append(data, window_counts, window)
             progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
         progress.update(source.num_lines - progress.done, read_bytes=source.num_bytes)
+        if not is_typed or path is not None:
+            progress.finish()
         if path is not None:
-            part.complete(source.num_lines, source.sha256)
-            progress.finish()
-            counts = finish(path, world, part, config.window_lines)
-        elif not is_typed:
-            progress.finish()
+            counts = part.finish(source, config.window_lines)
     if world.is_main:
         _report(counts, config)
 
@@ -243,46 +225,6 @@ def _open_input(path: str) -> tuple[Iterator[str], Callable[[], bool]]:
 
 def _hashed(config: TranslateConfig, lines: Iterator[str]) -> HashedInput:
     return HashedInput(lines, None if config.prefixes is None else read_input(config.prefixes))
-
-
-def _resume_input(config: TranslateConfig, part: PartFile) -> HashedInput:
-    """Open the input where an earlier process stopped, or at its start when that is of no use."""
-    if part.difference:
-        log.warning("%s is of another job (%s); starting over", part.path, part.difference)
-    source, done = _hashed(config, read_input(config.input)), part.state
-    source.skip(done.lines)
-    is_same = not done.lines or (source.num_lines, source.sha256) == (done.lines, done.sha256)
-    if is_same:
-        if done.lines:
-            log.info("going on after line %d", done.lines)
-    elif config.input == "-":
-        raise ConfigError(
-            f"stdin does not begin with the {done.lines} lines that {part.path} holds the "
-            "translation of; give the same text again, or remove that file to start over"
-        )
-    else:
-        log.warning("%s is of another input; starting over", part.path)
-        source = _hashed(config, read_input(config.input))
-    part.start(over=not is_same)
-    return source
-
-
-def _describe(config: TranslateConfig, search: SearchConfig) -> dict[str, Any]:
-    """Return all that decides what is written, but the input.
-
-    `max_tokens`, `device` and `num_threads` are left out: they may change when a job is resumed.
-    """
-    folders = [resolve(folder) for folder in config.model_dir]
-    if config.backend is Engine.native:
-        folders = [find_model(folder) for folder in folders]
-    names = ("n_best", "format", "too_long", "max_source_length", "window_lines", "backend")
-    return {
-        "nmt": __version__,
-        "model": [fingerprint(folder) for folder in folders],
-        "prefixes": config.prefixes is not None,
-        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
-        **asdict(search),
-    }
 
 
 def _progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Progress:

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from torch import Tensor
 
 from nmt import checkpoint
+from nmt.checkpoint import checkpoint_dir, list_checkpoints
 from nmt.config import Schedule, TrainConfig, resolve
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizers
@@ -36,9 +37,8 @@ _LOCK_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
 
 @contextmanager
 def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
-    """Make `run_dir`, remove what a killed run left half written, and lock it during the block.
-
-    Other ranks wait at most `timeout_seconds` for this one. The lock ends with the process.
+    """Make `run_dir`, remove what a killed run left half written, and lock it during the block, or
+    until the process ends. Other ranks wait at most `timeout_seconds` for this one.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run_dir / ".lock")
@@ -93,7 +93,7 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
 
 def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[str, Any]:
     """Return what must not change between the parts of one run, as flat names and primitives."""
-    flat: dict[str, Any] = {name: meta[f"{name}_sha256"][:16] for name in ("data", "tokenizer")}
+    flat = {name: meta[f"{name}_sha256"][:16] for name in ("data", "tokenizer")}
     flat["mix"] = str(mix)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from"
     names += " max_updates" if config.optimizer.schedule is Schedule.cosine else ""
@@ -121,7 +121,7 @@ def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -
 
 def load_newest(run_dir: Path) -> dict[str, Any] | None:
     """Read the newest intact checkpoint, with its `weights` and `folder`; None without any."""
-    folders = checkpoint.list_checkpoints(run_dir)
+    folders = list_checkpoints(run_dir)
     for folder in reversed(folders):
         try:
             content = load_state(folder)
@@ -138,12 +138,11 @@ def load_state(folder: Path) -> dict[str, Any]:
     path = folder / FILE
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except FileNotFoundError:
-        message = f"{path} does not exist; the folder is no checkpoint to go on from"
-        raise ModelError(message) from None
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
-        message = f"{path} is damaged; remove {folder} to go on from the one before"
-        raise ModelError(message) from None
+    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
+        what = f"is damaged; remove {folder} to go on from the one before"
+        if isinstance(error, FileNotFoundError):
+            what = "does not exist; the folder is no checkpoint to go on from"
+        raise ModelError(f"{path} {what}") from None
     version = content["format_version"]
     if version > FORMAT_VERSION:
         raise ModelError(
@@ -195,7 +194,7 @@ class Saver:
         Then older checkpoints are removed, but for the newest and those of the updates `best`.
         """
         self._pending.result()
-        folder = checkpoint.checkpoint_dir(self.run_dir, info.updates)
+        folder = checkpoint_dir(self.run_dir, info.updates)
         weights, training = to_host(weights), to_host(training)
         content = {"format_version": FORMAT_VERSION, **training}
 
@@ -211,14 +210,14 @@ class Saver:
 
     def mark_best(self, best: list[int]) -> None:
         """Link `best` to the first of these updates, and keep the checkpoints of them all."""
-        self._pending.result()
-        folder = checkpoint.checkpoint_dir(self.run_dir, best[0])
 
         def mark() -> None:
+            folder = checkpoint_dir(self.run_dir, best[0])
             if folder.exists():
                 replace_link(self.run_dir / "checkpoints/best", folder.name)
             self._remove_old(best)
 
+        self._pending.result()
         self._pending = self._thread.submit(self._try, mark, None)
 
     def finish(self) -> None:
@@ -234,7 +233,7 @@ class Saver:
             task()
         except (OSError, safetensors.SafetensorError, RuntimeError, NmtError) as error:
             reason = " ".join(str(getattr(error, "strerror", None) or error).split())
-            newest = checkpoint.list_checkpoints(self.run_dir)
+            newest = list_checkpoints(self.run_dir)
             good = f"{newest[-1].name} is the newest" if newest else "there is none before it"
             name = "links" if update is None else f"checkpoint of update {update}"
             failure = f"{name} in {self.run_dir} not written: {reason}; {good}"
@@ -243,12 +242,10 @@ class Saver:
             self.failure = failure
 
     def _remove_old(self, best: list[int]) -> None:
-        keep = {checkpoint.checkpoint_dir(self.run_dir, update) for update in best}
-        folders = checkpoint.list_checkpoints(self.run_dir)
-        good = [f for f in folders if checkpoint.checkpoint_update(f) <= self.update]
-        keep |= set(good[-self.keep_last :])
-        for folder in folders:
-            if folder not in keep:
+        folders = {checkpoint.checkpoint_update(f): f for f in list_checkpoints(self.run_dir)}
+        good = [update for update in folders if update <= self.update]
+        for update, folder in folders.items():
+            if update not in (*best, *good[-self.keep_last :]):
                 remove_folder(folder)
 
 
@@ -258,6 +255,4 @@ def to_host(tree: Any) -> Any:
         return torch.empty_like(tree, device="cpu").copy_(tree.detach())
     if isinstance(tree, dict):
         return {key: to_host(value) for key, value in tree.items()}
-    if isinstance(tree, list):
-        return [to_host(value) for value in tree]
-    return tree
+    return [to_host(value) for value in tree] if isinstance(tree, list) else tree

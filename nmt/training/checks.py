@@ -7,6 +7,7 @@ from __future__ import annotations
 import contextlib
 import gc
 import math
+import re
 import signal
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -25,15 +26,9 @@ from nmt.training.costs import peak_memory_bytes
 
 _NUM_HALVINGS_AGAIN = 3  # of the gap between what fits and what does not
 _MARGIN = 0.9  # of what fits is advised: memory is fragmented when shapes change
-# CPU, Windows, Apple's GPU, cuBLAS, oneDNN and the C++ library, in this order
-_MESSAGES = (
-    "can't allocate memory",
-    "not enough memory",
-    "out of memory",
-    "CUBLAS_STATUS_ALLOC_FAILED",
-    "could not create a memory",
-    "could not create a primitive",
-    "bad_alloc",
+_MESSAGES = re.compile(  # CPU, Windows, Apple's GPU, cuBLAS, oneDNN and the C++ library
+    "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
+    "could not create a memory|could not create a primitive|bad_alloc"
 )
 
 
@@ -41,22 +36,18 @@ def preflight(
     run: Callable[[Rows], None], lengths: Lengths, max_tokens: int, *,
     device: torch.device, ballast_bytes: int, remedy: str,
 ) -> int:  # fmt: skip
-    """Run the largest batches before the first update; return the `peak_memory_bytes`.
+    """Run the largest batches of pairs of `lengths` (N, 2) before the first update; return the
+    `peak_memory_bytes`.
 
-    Args:
-        run: runs the pairs given forward and backward. Gradients stay, as they do between the
-            batches of an update; the caller drops them afterwards.
-        lengths: source and target tokens of every pair (N, 2).
-        max_tokens: bound on a batch. Batches of all epochs and ranks are at most as large.
-        ballast_bytes: what will exist later, such as the moments of Adam.
-        remedy: what else to do about too little memory, beside a smaller max_tokens.
-
-    Raises `ConfigError` when memory does not suffice, with a max_tokens that does, as was tried.
+    `run` goes forward and backward; gradients stay, as between the batches of an update, until the
+    caller drops them. `ballast_bytes` will exist later, such as the moments of Adam. Raises
+    `ConfigError` when memory does not suffice, with a max_tokens that does, as was tried, and what
+    else to do, the `remedy`.
     """
 
     def fits(tokens: int) -> bool:
         batches = largest_batches(lengths, tokens)
-        failed = False
+        has_failed = False
         try:
             # written to, since an operating system does not allocate it before
             ballast = torch.ones(ballast_bytes, dtype=torch.uint8, device=device)
@@ -66,12 +57,12 @@ def preflight(
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-            failed = True
-        if failed:
+            has_failed = True
+        if has_failed:
             gc.collect()  # only here, where the error no longer holds the tensors of its frames
         if device.type == "cuda":
             torch.cuda.empty_cache()
-        return not failed
+        return not has_failed
 
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -87,10 +78,8 @@ def preflight(
 
 
 def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
-    """Return the batches that may need the most memory, the one with most positions first.
-
-    What a batch needs grows with its positions on each side, and with the squares of its lengths
-    where attention is computed as a whole; which of them counts most depends on the model.
+    """Return the batches that may need the most memory, the one with most positions first: those of
+    most positions, on both sides or one, and of most squared lengths, for attention as a whole.
     """
     batches = bucket(lengths, max_tokens, np.arange(len(lengths)))
     sizes = np.array([(len(rows), *lengths[rows].max(axis=0)) for rows in batches], dtype=np.int64)
@@ -102,9 +91,8 @@ def largest_batches(lengths: Lengths, max_tokens: int) -> list[Rows]:
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Say whether an error means too little memory, on whatever device."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error) for text in _MESSAGES)
+    is_plain = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    return is_plain or (isinstance(error, RuntimeError) and bool(_MESSAGES.search(str(error))))
 
 
 def _most_tokens(fits: Callable[[int], bool], fewest: int, too_many: int) -> int | None:
@@ -116,10 +104,7 @@ def _most_tokens(fits: Callable[[int], bool], fewest: int, too_many: int) -> int
         too_many = most
     for _ in range(_NUM_HALVINGS_AGAIN):
         middle = (most + too_many) // 2
-        if fits(middle):
-            most = middle
-        else:
-            too_many = middle
+        most, too_many = (middle, too_many) if fits(middle) else (most, middle)
     return max(int(most * _MARGIN), fewest)
 
 
@@ -151,12 +136,12 @@ class SpikeDetector:
 
     def is_spike(self, loss: float) -> bool:
         """Judge the loss of an update, in nats a token, and remember it."""
-        spike = False
-        if len(self._losses) == _WINDOW:
-            mean = fmean(self._losses)
-            spike = loss > mean + max(_SPIKE * stdev(self._losses), _SPIKE_SHARE * mean)
+        before = list(self._losses)
         self._losses.append(loss)
-        return spike
+        if len(before) < _WINDOW:
+            return False
+        mean = fmean(before)
+        return loss > mean + max(_SPIKE * stdev(before), _SPIKE_SHARE * mean)
 
 
 # --- signals, by which schedulers announce the end

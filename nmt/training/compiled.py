@@ -43,9 +43,7 @@ class Compiler:
         return int(self._counters["stats"]["unique_graphs"])
 
     def compile(self, plain: Callable[..., T], *, dynamic: bool | None = True) -> Callable[..., T]:
-        """Return `plain` compiled at its first call, and again for other sizes as torch's `dynamic`
-        says.
-        """
+        """Return `plain` compiled at its first call, again for other sizes as `dynamic` says."""
         chosen: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True)
         if not self._may_fail:
             return chosen
@@ -63,9 +61,7 @@ class Compiler:
 
         return call
 
-    # torch 2.6 passes nothing, later ones what is compiled
-
-    def _begin(self, *_: Any) -> None:
+    def _begin(self, *_: Any) -> None:  # torch 2.6 passes nothing, later ones what is compiled
         self._start_seconds = time.perf_counter()
 
     def _end(self, *_: Any) -> None:

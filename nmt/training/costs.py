@@ -1,7 +1,6 @@
 """What training costs: floating-point operations, memory, peak throughput, a dry run's estimate.
 
-Counted are the matrix multiplications that the model needs for real tokens: padding, recomputed
-activations and everything else cost time and count nothing.
+Counted are the matrix multiplications that the model needs for real tokens alone.
 """
 
 # N pairs or rows, S source, T target, D d_model, V vocab
@@ -58,15 +57,14 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
 def source_shapes(config: ModelConfig) -> Counter[Shape]:
     """Return the weight matrices that a source token is multiplied by, with their numbers."""
     d, e, layers = config.d_model, config.d_ff, config.num_encoder_layers
-    counts = Counter([(d, 3 * d), (d, d), (d, e), (e, d)] * layers)
-    return counts + Counter({(d, 2 * d): config.num_decoder_layers})  # its keys and values
+    across = [(d, 2 * d)] * config.num_decoder_layers  # its keys and values
+    return Counter([(d, 3 * d), (d, d), (d, e), (e, d)] * layers + across)
 
 
 def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     """Return the weight matrices that a target token is multiplied by, with their numbers."""
     d, e, layers = config.d_model, config.d_ff, config.num_decoder_layers
-    counts = Counter([(d, 3 * d), *[(d, d)] * 3, (d, e), (e, d)] * layers)
-    return counts + Counter({(d, vocab_size): 1})
+    return Counter([(d, 3 * d), *[(d, d)] * 3, (d, e), (e, d)] * layers + [(d, vocab_size)])
 
 
 def matmul_rate(
@@ -78,13 +76,12 @@ def matmul_rate(
     Each weight matrix of the model is timed with `num_tokens` rows (fewer on a CPU), forward and
     both of its multiplications backward, and weighted by its number. Takes about 0.3 s on a CPU.
     """
-    rows, most_columns = num_tokens, vocab_size
-    if device.type == "cpu":
-        rows, most_columns = min(num_tokens, _CPU_ROWS), _CPU_COLUMNS
+    is_cpu = device.type == "cpu"
+    rows = min(num_tokens, _CPU_ROWS) if is_cpu else num_tokens
     counts = source_shapes(config) + target_shapes(config, vocab_size)
     flops = seconds = 0.0
     for (inner, outer), times in counts.items():
-        columns = min(outer, most_columns)
+        columns = min(outer, _CPU_COLUMNS) if is_cpu else outer
         x = torch.randn(rows, inner, device=device, dtype=dtype)
         weight = torch.randn(columns, inner, device=device, dtype=dtype)
 
@@ -114,10 +111,8 @@ def peak_memory_bytes(device: torch.device) -> int:
 
 def synchronize(device: torch.device) -> None:
     """Wait until `device` has done all its work, so that the time measured includes it."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-    elif device.type == "mps":
-        torch.mps.synchronize()
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
 
 
 @dataclass(frozen=True)
@@ -151,29 +146,26 @@ def report(
     updates: Updates, lengths: Lengths, pace: Pace, *,
     num_updates: int, memory: str, flops_per_second: float, now: datetime,
 ) -> str:  # fmt: skip
-    """Return the output of a dry run.
+    """Return the output of a dry run that begins `now` and makes `num_updates`.
 
-    Args:
-        updates: an epoch; of a large corpus, the first pool stands for the others.
-        lengths: of the pairs of an epoch (N, 2).
-        pace: of the measured updates; those planned take as long a token, of both sides.
-        num_updates: still to be made.
-        memory: what was measured, and of what.
-        flops_per_second: peak throughput of all devices in this model's matrices.
-        now: when the run would begin.
+    `updates` are an epoch of pairs of `lengths` (N, 2), of a large corpus its first pool; they take
+    as long a token, of both sides, as those of `pace`. `flops_per_second` is the peak throughput of
+    all devices in this model's matrices.
     """
     planned = updates.pool_of(0)
     batches = [rows for update in planned for rows in update.batches]
-    num_tokens, num_src_tokens = _count(planned)
-    tgt_tokens, src_tokens = _count(pace.updates)
+    (src_planned, tgt_planned), (src_tokens, tgt_tokens) = (
+        (sum(u.num_src_tokens for u in some), sum(u.num_tokens for u in some))
+        for some in (planned, pace.updates)
+    )
     per_token = pace.seconds / (tgt_tokens + src_tokens)
-    update_seconds = (num_tokens + num_src_tokens) / len(planned) * per_token
+    update_seconds = (tgt_planned + src_planned) / len(planned) * per_token
     minutes = round(num_updates * update_seconds / 60)
     end = now + timedelta(seconds=num_updates * update_seconds)
     lines = {
         "plan": f"{updates.num_pairs:,} pairs; {len(updates):,} updates an epoch of "
         f"{len(batches) / len(planned):.1f} batches a rank and "
-        f"{num_tokens / len(planned):,.0f} target tokens; "
+        f"{tgt_planned / len(planned):,.0f} target tokens; "
         f"{padding_share(lengths, batches):.1%} padding; "
         f"{num_updates:,} updates are {num_updates / len(updates):,.1f} epochs",
         "memory": memory,
@@ -187,7 +179,3 @@ def report(
         f"checkpoints; begun now, it ends {end:%Y-%m-%d %H:%M}",
     }
     return "\n".join(f"{name:<8}{text}" for name, text in lines.items())
-
-
-def _count(updates: Sequence[Update]) -> tuple[int, int]:
-    return sum(u.num_tokens for u in updates), sum(u.num_src_tokens for u in updates)

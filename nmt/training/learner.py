@@ -1,7 +1,4 @@
-"""How the weights change: the gradient of an update over micro-batches and ranks, and its step.
-
-It knows neither when to validate nor where to save.
-"""
+"""How the weights change: the gradient of an update over micro-batches and ranks, and its step."""
 
 from __future__ import annotations
 
@@ -18,12 +15,12 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import TrainConfig
-from nmt.data import Lengths, Rows
+from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import World, find_dtype, sum_over_ranks
+from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.transformer import Transformer
@@ -44,8 +41,8 @@ class Outcome:
     loss_sum: float  # nats, smoothed
     nll_sum: float  # nats
     gradient_norm: float  # before clipping
-    num_positions: int  # of all batches, padding included
     flops: float  # of the model, for real tokens
+    num_positions: float  # of all batches, padding included
     is_stop_asked: bool  # on any rank
     batch_losses: Tensor  # (batches of this rank,)
 
@@ -63,8 +60,7 @@ class Learner:
         device: torch.device,
     ) -> None:  # fmt: skip
         self.config, self.world, self.device = config, world, device
-        self.data, self.tokenizer = data, tokenizer
-        self.lengths: Lengths = data.lengths
+        self.data, self.tokenizer, self.lengths = data, tokenizer, data.lengths
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.dtype = find_dtype(config.dtype, device)
@@ -80,12 +76,8 @@ class Learner:
         self.model = accelerate(model.to(device))
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
-        compiler = make_compiler(config.compile, device)
-        self.objective: nn.Module = Objective(
-            self.model, smoothing=config.label_smoothing, compiler=compiler
-        )
-
-    # --- weights
+        compiler, smoothing = make_compiler(config.compile, device), config.label_smoothing
+        self.objective: nn.Module = Objective(self.model, smoothing=smoothing, compiler=compiler)
 
     @property
     def best_model(self) -> FastTransformer:
@@ -117,14 +109,11 @@ class Learner:
         if self.average is not None:
             self.average.load(weights, state["num_averaged"])
 
-    # --- an update
-
     def update(
         self, update: Update, batches: list[list[Batch]], learning_rate: float, *,
         is_stop_asked: bool,
     ) -> Outcome:  # fmt: skip
-        """Change the weights once, unless loss or gradient are not finite; `batches` are those that
-        `make_batches` returns.
+        """Change the weights once, by `make_batches(update)`, unless something is not finite.
 
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
@@ -177,9 +166,8 @@ class Learner:
 
     def _micro_batches(self, rows: Rows) -> list[Rows]:
         """Cut a batch for a CPU, so that the activations of a layer stay in its caches."""
-        if self.device.type != "cpu":
-            return [rows]
-        count = -(-batch_cost(self.lengths[rows]) // MICRO_BATCH_TOKENS)
+        is_cpu = self.device.type == "cpu"
+        count = -(-batch_cost(self.lengths[rows]) // MICRO_BATCH_TOKENS) if is_cpu else 1
         return np.array_split(rows, min(count, len(rows)))
 
     def _make_batch(self, rows: Rows) -> Batch:
@@ -195,21 +183,19 @@ class Learner:
     def _share(self, losses: Tensor, norm: Tensor, update: Update, is_stop_asked: bool) -> Outcome:
         """Sum up over all ranks what the update came to, in one exchange."""
         lengths = [self.lengths[rows] for rows in update.batches]
-        vocab_size = self.tokenizer.tgt.vocab_size
-        counted = (
-            sum(training_flops(self.config.model, vocab_size, part) for part in lengths),
-            sum(len(part) * int(part.max(axis=0).sum()) for part in lengths),
-            is_stop_asked,
-        )
+        config, vocab_size = self.config.model, self.tokenizer.tgt.vocab_size
+        counted = [
+            float(sum(training_flops(config, vocab_size, part) for part in lengths)),
+            float(sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)),
+            float(is_stop_asked),
+        ]
         # without a wait for the device
-        here = torch.tensor([*map(float, counted)], pin_memory=self.device.type == "cuda")
+        here = torch.tensor(counted, pin_memory=self.device.type == "cuda")
         others = here.to(self.device, non_blocking=True)
         # the norm is the same on every rank; the mean of its copies saves a second exchange
         sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
-        loss, nll, gradient_norm, flops, positions, num_stops = sums
-        return Outcome(loss, nll, gradient_norm, int(positions), flops, num_stops > 0, losses[:, 0])
-
-    # --- around the updates
+        loss, nll, gradient_norm, flops, num_positions, num_stops = sums
+        return Outcome(loss, nll, gradient_norm, flops, num_positions, num_stops > 0, losses[:, 0])
 
     @contextmanager
     def connected(self) -> Iterator[None]:
@@ -259,5 +245,4 @@ class Learner:
     def measure_rate(self) -> float:
         """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""
         sizes = {"vocab_size": self.tokenizer.tgt.vocab_size, "num_tokens": self.config.max_tokens}
-        rate = matmul_rate(self.device, self.dtype, self.config.model, **sizes)
-        return sum_over_ranks(torch.tensor([rate], device=self.device))[0]
+        return sum(gather(matmul_rate(self.device, self.dtype, self.config.model, **sizes)))

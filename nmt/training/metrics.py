@@ -19,28 +19,26 @@ log = logging.getLogger(__name__)
 
 
 class Meter:
-    """Sums over all ranks between two lines of metrics."""
+    """The updates between two lines of metrics."""
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
-        self.outcomes: list[Outcome] = []
-        self.updates: list[Update] = []
+        self.done: list[tuple[Update, Outcome]] = []
 
-    def record(self, *, flops_per_second: float) -> dict[str, Any]:
-        """Return the means since the start, in nats a target token and tokens a second.
-
-        `flops_per_second` is the peak throughput of all devices: utilisation is relative to it.
+    def record(self, flops_per_second: float) -> dict[str, Any]:
+        """Return the means since the start, in nats a target token and tokens a second; utilisation
+        is relative to `flops_per_second`, the peak throughput of all devices.
         """
         seconds = time.perf_counter() - self.start_seconds
-        num_tokens = sum(update.num_tokens for update in self.updates)
-        real = num_tokens + sum(update.num_src_tokens for update in self.updates)
-        flops = sum(outcome.flops for outcome in self.outcomes)
+        num_tokens = sum(update.num_tokens for update, _ in self.done)
+        real = num_tokens + sum(update.num_src_tokens for update, _ in self.done)
+        flops = sum(outcome.flops for _, outcome in self.done)
         return {
-            "loss": sum(outcome.loss_sum for outcome in self.outcomes) / num_tokens,
-            "nll": sum(outcome.nll_sum for outcome in self.outcomes) / num_tokens,
+            "loss": sum(outcome.loss_sum for _, outcome in self.done) / num_tokens,
+            "nll": sum(outcome.nll_sum for _, outcome in self.done) / num_tokens,
             "target_tokens_per_second": num_tokens / seconds,
             "tokens_per_second": real / seconds,
-            "padding_share": 1 - real / sum(outcome.num_positions for outcome in self.outcomes),
+            "padding_share": 1 - real / sum(outcome.num_positions for _, outcome in self.done),
             "model_flops_per_second": flops / seconds,
             "model_flops_utilisation": flops / seconds / flops_per_second,
         }
@@ -85,10 +83,9 @@ class RunLog:
             self._file.write(json.dumps(record).encode() + b"\n")
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
-        figures = [(k, v) for k, v in record.items() if isinstance(v, int | float)]
         try:
-            for name, value in figures if self._board is not None else ():
-                if name != "update":
+            for name, value in record.items() if self._board is not None else ():
+                if name != "update" and isinstance(value, int | float):
                     self._board.add_scalar(name, value, record["update"])
         except Exception as error:  # of TensorBoard's own thread and its many kinds of files
             log.warning("tensorboard: %s; the run goes on without it", error)
@@ -123,17 +120,14 @@ def _truncate(path: Path, state: TrainerState) -> bool:
     A checkpoint is older than the validation of its update, which must therefore be done again,
     unless the checkpoint says that it is validated.
     """
-    records, update, is_validated = [], state.update, state.validated == state.update
+    text, num_undone, update = "", 0, state.update
     for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
         with contextlib.suppress(ValueError):  # a line that a kill or a full disk cut
-            record = json.loads(line)
-            if isinstance(record, dict) and "update" in record:
-                records.append(record)
-    undone = [
-        r for r in records if r["update"] == update and "valid_loss" in r and not is_validated
-    ]
-    kept = [r for r in records if r["update"] <= update and r not in undone]
+            r = json.loads(line)
+            if isinstance(r, dict) and "update" in r and r["update"] <= update:
+                is_undone = "valid_loss" in r and state.validated < r["update"] == update
+                num_undone += is_undone
+                text += "" if is_undone else json.dumps(r) + "\n"
     with replace_file(path) as temporary:
-        text = "".join(json.dumps(record) + "\n" for record in kept)
         temporary.write_text(text, encoding="utf-8", newline="\n")
-    return bool(undone)
+    return num_undone > 0

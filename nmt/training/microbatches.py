@@ -20,10 +20,7 @@ from nmt.model.fast.packing import Packing, pack
 @dataclass(frozen=True)
 class Batch:
     """What one forward pass of training reads: `tgt_in` is BOS + target, `tgt_out` is target + EOS,
-    sentence after sentence.
-
-    The tokens from `num_src_tokens` and `num_tokens` on are padding: last sentences that round N
-    and M up.
+    sentence after sentence. From `num_src_tokens` and `num_tokens` on, padding rounds N and M up.
     """
 
     src: Tensor  # (N,)
@@ -42,14 +39,10 @@ class Batch:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
         return self._map(Tensor.pin_memory, Packing.pin)
 
-    def _map(
-        self, change: Callable[[Tensor], Tensor], change_packing: Callable[[Packing], Packing]
-    ) -> Batch:
-        src, tgt_in, tgt_out = map(change, (self.src, self.tgt_in, self.tgt_out))
-        sources, targets = map(change_packing, (self.sources, self.targets))
-        return replace(
-            self, src=src, tgt_in=tgt_in, tgt_out=tgt_out, sources=sources, targets=targets
-        )
+    def _map(self, one: Callable[[Tensor], Tensor], other: Callable[[Packing], Packing]) -> Batch:
+        tensors = {name: one(getattr(self, name)) for name in ("src", "tgt_in", "tgt_out")}
+        packings = {name: other(getattr(self, name)) for name in ("sources", "targets")}
+        return replace(self, **tensors, **packings)  # type: ignore[arg-type]
 
 
 def make_batch(
@@ -68,19 +61,15 @@ def make_batch(
     tgt_padding = round_to - num_tokens % round_to if round_to > 1 else 0
     # padding becomes sentences that are no longer than the real ones, equally many on both sides
     cuts = _cut(src_padding, max(src_lengths)), _cut(tgt_padding, max(tgt_lengths))
-    for src_length, tgt_length in itertools.zip_longest(*cuts, fillvalue=0):
-        src_lengths.append(src_length)
-        tgt_lengths.append(tgt_length)
-    bos, eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id]
+    added = list(itertools.zip_longest(*cuts, fillvalue=0))
+    bos, eos, src_eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id], [tokenizer.src.eos_id]
     src_pads, tgt_pads = [tokenizer.src.pad_id] * src_padding, [tokenizer.tgt.pad_id] * tgt_padding
     return Batch(
-        src=_concatenate(
-            [ids for row in sources for ids in (row, [tokenizer.src.eos_id])], src_pads
-        ),
-        sources=pack(src_lengths),
+        src=_concatenate([ids for row in sources for ids in (row, src_eos)], src_pads),
+        sources=pack([*src_lengths, *(src for src, _ in added)]),
         tgt_in=_concatenate([ids for row in targets for ids in (bos, row)], tgt_pads),
         tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], tgt_pads),
-        targets=pack(tgt_lengths),
+        targets=pack([*tgt_lengths, *(tgt for _, tgt in added)]),
         num_src_tokens=num_src_tokens,
         num_tokens=num_tokens,
     )

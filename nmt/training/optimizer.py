@@ -39,28 +39,21 @@ def peak_learning_rate(config: TrainConfig) -> float:
     where equation 3 of the paper has its peak.
     """
     optimizer = config.optimizer
-    if optimizer.peak_learning_rate is not None:
-        return optimizer.peak_learning_rate
     paper = (config.model.d_model * optimizer.warmup_steps) ** -0.5
-    return float(optimizer.learning_rate_scale * paper)
+    given = optimizer.peak_learning_rate
+    return float(optimizer.learning_rate_scale * paper) if given is None else given
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Make the optimizer of the config, fused where torch has that; the learning rate is set before
-    each step.
+    """Make the optimizer of the config; the learning rate is set before each step.
 
     Adam is Kingma and Ba (2015), algorithm 1. AdamW is Loshchilov and Hutter (2019), algorithm 2,
     with the schedule on both terms: a matrix loses lr * `weight_decay` of itself an update, beside
-    what Adam does. Biases and norms do not decay; the shared embedding, which is the output matrix
-    too, decays like the others.
+    what Adam does, the embedding too. Biases and norms do not decay.
     """
     parameters = list(model.parameters())
-    settings: dict[str, Any] = {
-        "lr": 0.0,
-        "betas": (config.beta1, config.beta2),
-        "eps": config.eps,
-        "fused": True,  # one kernel, which torch has for the CPU, CUDA and Apple's GPU since 2.6
-    }
+    settings: dict[str, Any] = {"lr": 0.0, "betas": (config.beta1, config.beta2)}
+    settings |= {"eps": config.eps, "fused": True}  # one kernel, on the CPU, CUDA and Apple's GPU
     if config.name is Optimizer.adam:
         return torch.optim.Adam(parameters, **settings)
     groups = [
@@ -97,8 +90,7 @@ class WeightAverage:
         self.num_updates += 1
         decay = min(self.decay, self.num_updates / (self.num_updates + 9))
         average_in_place = get_ema_multi_avg_fn(decay)  # type: ignore[no-untyped-call]
-        average, weights = list(self.model.parameters()), list(model.parameters())
-        average_in_place(average, weights, self.num_updates)
+        average_in_place([*self.model.parameters()], [*model.parameters()], self.num_updates)
 
     def load(self, weights: dict[str, Tensor], num_updates: int) -> None:
         """Continue from an average that had `weights` after `num_updates`."""

@@ -17,7 +17,7 @@ from nmt.model.transformer import num_parameters
 from nmt.training import checkpoints
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner
-from nmt.training.optimizer import learning_rate
+from nmt.training.optimizer import peak_learning_rate
 from nmt.training.validation import Validation
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,6 @@ class Setup:
             rank=world.rank,
             world_size=world.size,
         )
-        # what must not change between the parts of one run
         self.fingerprint = checkpoints.fingerprint(config, self.meta, self.sampler.mix)
         torch.manual_seed(config.seed)
         self.learner = Learner(config, data, self.tokenizer, world, device)
@@ -64,8 +63,7 @@ class Setup:
         state = TrainerState(**found["state"])
         self.learner.load_state_dict(found["learner"], found["weights"])
         log.info("go on after update %d, from %s", state.update, found["folder"])
-        before, now = found.get("world_size", 1), self.world.size
-        if before != now:
+        if (before := found.get("world_size", 1)) != (now := self.world.size):
             text = "%d processes before, %d now: no pair is repeated or left out, but dropout and "
             log.info(text + "rounding differ from a run that kept their number", before, now)
         return state
@@ -87,26 +85,19 @@ class Setup:
         batches = [rows for update in planned for rows in update.batches]
         an_update = sum(update.num_tokens for update in planned) / len(planned)
         a_batch = sum(int(lengths[rows, 1].sum()) for rows in batches) / len(batches)
-        padding = 100 * padding_share(lengths, batches)
-        log.info(
-            f"{updates.num_pairs} pairs; {len(updates)} updates an epoch; {padding:.1f} % padding"
-        )
-        size = self.world.size
-        log.info(
-            f"{an_update:.0f} target tokens an update = {a_batch:.0f} a batch x "
-            f"{an_update / a_batch / size:.1f} batches x {size} "
-            f"{'process' if size == 1 else 'processes'}"
-        )
+        size, warmup_steps = self.world.size, self.config.optimizer.warmup_steps
         src_size, sizes = self.tokenizer.src_vocab_size, str(self.tokenizer.tgt.vocab_size)
         if src_size is not None:
             sizes = f"{src_size} of the source and {sizes} of the target"
-        warmup_steps = self.config.optimizer.warmup_steps
-        dtype = str(self.learner.dtype).removeprefix("torch.")
-        log.info(
+        for line in (
+            f"{updates.num_pairs} pairs; {len(updates)} updates an epoch; "
+            f"{100 * padding_share(lengths, batches):.1f} % padding",
+            f"{an_update:.0f} target tokens an update = {a_batch:.0f} a batch x "
+            f"{an_update / a_batch / size:.1f} batches x {size} process{'es' if size > 1 else ''}",
             f"{num_parameters(self.learner.model)} parameters, vocabulary {sizes}, "
-            f"{self.learner.device}, {dtype}; learning rate "
-            f"{learning_rate(warmup_steps, self.config):.3e} at its peak, update {warmup_steps}"
-        )
-        log.info("an epoch draws %s", self.sampler.mix)
-        peak_bytes = self.try_largest(planned)
-        log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
+            f"{self.learner.device}, {str(self.learner.dtype).removeprefix('torch.')}; learning "
+            f"rate {peak_learning_rate(self.config):.3e} at its peak, update {warmup_steps}",
+            f"an epoch draws {self.sampler.mix}",
+        ):
+            log.info(line)
+        log.info("the largest batches fit: %.2f GB at the peak", self.try_largest(planned) / 1e9)

@@ -120,10 +120,9 @@ class TrainingRun:
 
     def validate_late(self) -> None:
         """Validate the newest checkpoint if it was saved, but not validated any more."""
-        if self.state.update == self.state.validated:
-            return
-        is_due = self.is_due(self.config.validate_every_updates)
-        if from_main(is_due or self.log.lost_validation):
+        if self.state.update != self.state.validated and from_main(
+            self.is_due(self.config.validate_every_updates) or self.log.lost_validation
+        ):
             self.validate()
 
     def train_epoch(self) -> None:
@@ -152,8 +151,7 @@ class TrainingRun:
         loss = outcome.loss_sum / update.num_tokens
         if outcome.is_finite:
             self.state.bad_updates = 0
-            self.meter.outcomes.append(outcome)
-            self.meter.updates.append(update)
+            self.meter.done.append((update, outcome))
             if self.spikes.is_spike(loss):
                 self._report("loss spike", loss, update, outcome)
         else:
@@ -194,7 +192,7 @@ class TrainingRun:
         record = {
             "update": self.state.update,
             "epoch": self.state.epoch,
-            **self.meter.record(flops_per_second=self.flops_per_second),
+            **self.meter.record(self.flops_per_second),
             "learning_rate": learning_rate(self.state.update, self.config),
             "gradient_norm": outcome.gradient_norm,
             "memory_bytes": costs.peak_memory_bytes(self.learner.device),

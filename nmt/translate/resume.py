@@ -19,15 +19,18 @@ import logging
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from nmt import __version__
+from nmt.checkpoint import find_model
+from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
 from nmt.distributed import World
 from nmt.errors import ConfigError, NmtError
 from nmt.files import sync, write_json
-from nmt.translate.lines import LineCounts, Window
+from nmt.translate.lines import HashedInput, LineCounts, Window
 
 try:
     import fcntl
@@ -42,10 +45,36 @@ _POLL_SECONDS = 0.1
 _NOTICE_SECONDS = 60.0
 
 
-def part_path(output: Path, rank: int, world_size: int) -> Path:
-    """Return the path of the file that a process appends its lines to."""
-    number = f".{rank}-of-{world_size}" if world_size > 1 else ""
-    return output.with_name(f"{output.name}.partial{number}")
+def describe_job(config: TranslateConfig, search: SearchConfig) -> dict[str, Any]:
+    """Return all that decides what is written, but the input.
+
+    `max_tokens`, `device` and `num_threads` are left out: they may change when a job is resumed.
+    """
+    folders = [resolve(folder) for folder in config.model_dir]
+    if config.backend is Engine.native:
+        folders = [find_model(folder) for folder in folders]
+    names = ("n_best", "format", "too_long", "max_source_length", "window_lines", "backend")
+    return {
+        "nmt": __version__,
+        "model": [_fingerprint(folder) for folder in folders],
+        "prefixes": config.prefixes is not None,
+        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
+        **asdict(search),
+    }
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of the names and bytes of a model folder's files, but for a trainer's
+    state.
+    """
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != "trainer.pt":
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
 
 
 @dataclass
@@ -65,11 +94,10 @@ class PartFile:
     As a context it holds the file alone, and keeps what is done when an error ends it.
     """
 
-    def __init__(self, path: Path, job: dict[str, Any]) -> None:
-        self.path = path
-        self.job = job
+    def __init__(self, output: Path, world: World, job: dict[str, Any]) -> None:
+        self.output, self.world, self.job = output, world, job
+        self.path = _part_path(output, world.rank, world.size)
         self.state = PartState()
-        self.difference = ""  # why an earlier state is of no use
         self._saved_seconds = time.monotonic()
 
     def __enter__(self) -> PartFile:
@@ -87,7 +115,9 @@ class PartFile:
                 f"{self.path} is being written by another process; wait for it, or set another "
                 "output"
             )
-        self.state, self.difference = read_state(self.path, self.job)
+        self.state, difference = _read_state(self.path, self.job)
+        if difference:
+            log.warning("%s is of another job (%s); starting over", self.path, difference)
         self.state.is_done = False  # there may be more input by now
         return self
 
@@ -99,17 +129,30 @@ class PartFile:
                     count = self.state.lines
                     log.info("%d lines are kept; the same command goes on from there", count)
                 else:
-                    for file in (state_path(self.path), state_path(self.path, ".tmp"), self.path):
+                    for file in (_state_path(self.path), _state_path(self.path, ".tmp"), self.path):
                         file.unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # of lines that no saved state counts
             self._stream.close()
 
-    def start(self, *, over: bool) -> None:
-        """Leave in the file what its state counts; nothing when the job starts over."""
-        if over:
-            self.state = PartState()
+    def resume(self, read: Callable[[], HashedInput], *, is_stdin: bool) -> HashedInput:
+        """Read the input to where an earlier process stopped, or from its start when that is of no
+        use, and leave in the file the translation of what was read.
+        """
+        source, done = read(), self.state
+        source.skip(done.lines)
+        if done.lines and (source.num_lines, source.sha256) != (done.lines, done.sha256):
+            if is_stdin:
+                raise ConfigError(
+                    f"stdin does not begin with the {done.lines} lines that {self.path} holds the "
+                    "translation of; give the same text again, or remove that file to start over"
+                )
+            log.warning("%s is of another input; starting over", self.path)
+            source, self.state = read(), PartState()
+        elif done.lines:
+            log.info("going on after line %d", done.lines)
         with _named(self.path):
             self._stream.truncate(self.state.bytes)
+        return source
 
     def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
         """Add the output of `window`; with it the input up to its end is done."""
@@ -123,26 +166,66 @@ class PartFile:
         if time.monotonic() - self._saved_seconds >= _SAVE_SECONDS:
             self._save()
 
-    def complete(self, lines: int, sha256: str) -> None:
-        """Record that the input ends here, and bring all to disk."""
-        self.state.lines, self.state.sha256, self.state.is_done = lines, sha256, True
+    def finish(self, source: HashedInput, window_lines: int) -> LineCounts:
+        """Record that the input ends here; return the counts, as rank 0 those of all.
+
+        Rank 0 waits for the others, makes the whole output appear in one step and removes the
+        parts.
+        """
+        self.state.lines, self.state.sha256 = source.num_lines, source.sha256
+        self.state.is_done = True
         self._save()
+        counts, output, size = replace(self.state.counts), self.output, self.world.size
+        if not self.world.is_main:
+            return counts
+        paths = [_part_path(output, rank, size) for rank in range(size)]
+        for rank, path in enumerate(paths[1:], start=1):
+            counts.add(self._wait(path, rank).counts)
+        if size == 1:
+            os.replace(self.path, output)
+        else:
+            num_lines = _join(paths, output, window_lines)
+            assert num_lines == self.state.lines, (num_lines, self.state.lines)
+        sync(output.parent)
+        pattern = re.compile(re.escape(output.name) + r"\.partial(\.\d+-of-\d+)?(\.json(\.tmp)?)?")
+        for path in list(output.parent.iterdir()):  # also those of a world of another size
+            if pattern.fullmatch(path.name):
+                path.unlink(missing_ok=True)
+        return counts
+
+    def _wait(self, path: Path, rank: int) -> PartState:
+        """Wait until the part of another rank is done; it must be of the same input."""
+        noticed = time.monotonic()
+        while True:
+            state, _ = _read_state(path, self.job)
+            is_same = (state.lines, state.sha256) == (self.state.lines, self.state.sha256)
+            if state.is_done and is_same:
+                return state
+            if time.monotonic() - noticed > _NOTICE_SECONDS:
+                if state.is_done:
+                    raise NmtError(
+                        f"{path} is of another input; it changed meanwhile: give the same command "
+                        "again"
+                    )
+                log.info("waiting for rank %d, which has come to line %d", rank, state.lines)
+                noticed = time.monotonic()
+            time.sleep(_POLL_SECONDS)
 
     def _save(self) -> None:
         with _named(self.path):
             os.fsync(self._stream.fileno())
             content = {"format_version": _FORMAT_VERSION, "job": self.job, **asdict(self.state)}
-            temporary = state_path(self.path, ".tmp")  # one name: a kill leaves no more than one
+            temporary = _state_path(self.path, ".tmp")  # one name: a kill leaves no more than one
             write_json(temporary, content)
             sync(temporary)
-            os.replace(temporary, state_path(self.path))
+            os.replace(temporary, _state_path(self.path))
         self._saved_seconds = time.monotonic()
 
 
-def read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:
+def _read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:
     """Return the state of a part file that belongs to `job`; else a fresh one, and what differs."""
     try:
-        content = json.loads(state_path(path).read_text(encoding="utf-8"))
+        content = json.loads(_state_path(path).read_text(encoding="utf-8"))
         if content.pop("format_version") != _FORMAT_VERSION:
             return PartState(), "the version of nmt"
         other = content.pop("job")
@@ -158,21 +241,13 @@ def read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:
     return state, ""
 
 
-def fingerprint(folder: Path) -> str:
-    """Return the SHA-256 of the names and bytes of a model folder's files, but for a trainer's
-    state.
-    """
-    digest = hashlib.sha256()
-    for path in sorted(folder.iterdir()):
-        if path.is_file() and path.name != "trainer.pt":
-            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            with path.open("rb") as stream:
-                while block := stream.read(1 << 20):
-                    digest.update(block)
-    return digest.hexdigest()
+def _part_path(output: Path, rank: int, world_size: int) -> Path:
+    """Return the path of the file that a process appends its lines to."""
+    number = f".{rank}-of-{world_size}" if world_size > 1 else ""
+    return output.with_name(f"{output.name}.partial{number}")
 
 
-def state_path(path: Path, suffix: str = "") -> Path:
+def _state_path(path: Path, suffix: str = "") -> Path:
     """Return the path of the file that says how far the part file `path` goes."""
     return path.with_name(path.name + ".json" + suffix)
 
@@ -187,48 +262,6 @@ def _named(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror}; fix that and give the same command "
             "again, which goes on with what is done"
         ) from None
-
-
-def finish(output: Path, world: World, part: PartFile, window_lines: int) -> LineCounts:
-    """Make the whole output appear in one step, remove the parts, and return the counts of all.
-
-    Rank 0 does that and waits for the others, which have nothing to do here.
-    """
-    counts = replace(part.state.counts)
-    if not world.is_main:
-        return counts
-    if world.size == 1:
-        os.replace(part.path, output)
-    else:
-        paths = [part_path(output, rank, world.size) for rank in range(world.size)]
-        for rank, path in enumerate(paths[1:], start=1):
-            counts.add(_wait(path, rank, part).counts)
-        num_lines = _join(paths, output, window_lines)
-        assert num_lines == part.state.lines, (num_lines, part.state.lines)
-    sync(output.parent)
-    pattern = re.compile(re.escape(output.name) + r"\.partial(\.\d+-of-\d+)?(\.json(\.tmp)?)?")
-    for path in list(output.parent.iterdir()):  # also those of a world of another size
-        if pattern.fullmatch(path.name):
-            path.unlink(missing_ok=True)
-    return counts
-
-
-def _wait(path: Path, rank: int, own: PartFile) -> PartState:
-    """Wait until the part of another rank is done; it must be of the same input."""
-    noticed = time.monotonic()
-    while True:
-        state, _ = read_state(path, own.job)
-        is_same = (state.lines, state.sha256) == (own.state.lines, own.state.sha256)
-        if state.is_done and is_same:
-            return state
-        if time.monotonic() - noticed > _NOTICE_SECONDS:
-            if state.is_done:
-                raise NmtError(
-                    f"{path} is of another input; it changed meanwhile: give the same command again"
-                )
-            log.info("waiting for rank %d, which has come to line %d", rank, state.lines)
-            noticed = time.monotonic()
-        time.sleep(_POLL_SECONDS)
 
 
 def _join(paths: Sequence[Path], output: Path, window_lines: int) -> int:
