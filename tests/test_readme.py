@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from nmt.cli.commands import COMMANDS
-from nmt.cli.compose import check_argument
+from nmt.cli.arguments import check_argument
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

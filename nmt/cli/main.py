@@ -29,8 +29,11 @@ def __getattr__(name: str) -> Callable[[], int]:
 
 
 def nmt() -> int:
-    """Dispatch `nmt NAME ...`; without a name, list the commands."""
+    """Dispatch `nmt NAME ...` and `nmt help NAME`; without a name, list the commands."""
     name, *rest = sys.argv[1:] or ["--help"]
+    if name == "help":
+        name, *rest = [*rest, "--help"]
+    name = name.removeprefix("nmt-")
     return main(COMMANDS[name], rest) if name in COMMANDS else main(None, [name])
 
 

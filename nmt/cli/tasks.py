@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from nmt.cli.commands import command_line
 from nmt.config import (
     AverageConfig,
     BestMetric,
@@ -28,24 +30,25 @@ from nmt.config import (
     resolve,
 )
 from nmt.data.text import read_input
-from nmt.errors import ModelError, NmtError
+from nmt.errors import ConfigError, DataError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
 
 def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     """Run the configured step of preprocessing, print the report and log what comes next."""
+    from nmt.cli.data_folder import check_replaced, train_command
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.report import report_table
 
+    check_replaced(config)
     report = prepare(config)
     if report is not None:
         print(report_table(report))
     if config.report_only:
         return
     if report is not None:
-        data_dir = config.data_dir
-        log.info("wrote %s; next: nmt-train +model=tiny data_dir=%s", data_dir, data_dir)
+        log.info("wrote %s; next: %s", config.data_dir, train_command(config))
     elif config.step is Step.plan:
         log.info(
             "planned; next, for each NUMBER to COUNT: the same command with shard=NUMBER/COUNT"
@@ -60,13 +63,30 @@ def average(config: AverageConfig, config_yaml: str) -> None:
 
     run_dir = resolve(config.run_dir)
     folders = [resolve(folder) for folder in config.checkpoints] or _checkpoints(config, run_dir)
-    output = resolve(config.output) if config.output else run_dir / "average"
-    if (output / "trainer.pt").exists():
+    output = config.output or _average_place(config)
+    if (resolve(output) / "trainer.pt").exists():
         raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
-    average(folders, output)
+    average(folders, resolve(output))
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
-    model_dir = config.output or config.run_dir
-    log.info("wrote %s; next: nmt-translate model_dir=%s < FILE", output, model_dir)
+    is_usual = not config.checkpoints and config.output is None
+    model_dir = config.run_dir if is_usual else output
+    log.info("wrote %s; next: %s", output, command_line("translate", model_dir=model_dir))
+
+
+def _average_place(config: AverageConfig) -> str:
+    """Return where the average goes that nobody named a place for: to the run that it is of."""
+    if not config.checkpoints:
+        return f"{config.run_dir}/average"
+    runs = {resolve(folder).parent.parent for folder in config.checkpoints}
+    place = os.path.relpath(min(runs) / "average")
+    parents = {resolve(folder).parent.name for folder in config.checkpoints}
+    if len(runs) > 1 or parents != {"checkpoints"} or resolve(place).exists():
+        why = "are not of one run" if len(runs) > 1 or parents != {"checkpoints"} else ""
+        raise ConfigError(
+            f"checkpoints={','.join(config.checkpoints)}: {why or f'{place} is there already'}; "
+            "give output=FOLDER"
+        )
+    return place
 
 
 def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
@@ -89,13 +109,27 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     return last_checkpoints(run_dir, config.last or min(usual, max(available, 1)))
 
 
+def _test_set(config: EvaluateConfig) -> tuple[str | None, list[str]]:
+    """Return the source and the references, for what is not named those of the data folder."""
+    folder = str(config.data_dir)
+    split = next((s for s in ("test", "valid") if resolve(f"{folder}/{s}.tgt").is_file()), None)
+    if config.references and (config.src or config.hypotheses):
+        return config.src, config.references
+    if split is None:
+        raise DataError(f"{folder} holds no test or validation set; give references=FILE")
+    log.info("the %s set of %s is evaluated", split, folder)
+    place = f"{folder}/{split}"
+    return config.src or f"{place}.src", config.references or [f"{place}.tgt"]
+
+
 def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
     from nmt import evaluate
 
     tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
     evaluate.bleu_metric(tokenize)  # an error now, not after a long translation
-    references = [list(read_input(path)) for path in config.references]
+    src, paths = _test_set(config)
+    references = [list(read_input(path)) for path in paths]
     if config.hypotheses:
         hypotheses = list(read_input(config.hypotheses))
     else:
@@ -103,10 +137,10 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
         from nmt.translate.translator import Translator
 
         assert config.model_dir is not None
-        assert config.src is not None
+        assert src is not None
         set_num_threads(config.num_threads)
         translator = Translator.load(config.model_dir, device=config.device)
-        hypotheses = translator.translate(list(read_input(config.src)))
+        hypotheses = translator.translate(list(read_input(src)))
     how: dict[str, Any] = {"tokenize": tokenize, "metrics": config.metrics, "force": config.force}
     scores = evaluate.evaluate(hypotheses, references, **how)
     comparisons = []
@@ -124,16 +158,18 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
 
 def export(config: ExportConfig, config_yaml: str) -> None:
     """Convert the model; log where it is and how to use it."""
-    from nmt.checkpoint import find_model
+    from nmt.checkpoint import find_model, other_models
     from nmt.export.folder import export
 
-    folder, output = find_model(resolve(config.model_dir)), resolve(config.output)
-    export(folder, output, config)
-    size = sum(path.stat().st_size for path in output.iterdir()) / 1e6
-    kind = f"{config.format.value}, {config.quantization.value}"
-    log.info("exported %s to %s (%s, %.1f MB)", folder, output, kind, size)
+    folder = find_model(resolve(config.model_dir))
+    kind = f"{config.format.value}-{config.quantization.value}"
+    output = config.output or f"{config.model_dir.rstrip('/')}-{kind}"
+    export(folder, resolve(output), config)
+    size = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
+    others = other_models(resolve(config.model_dir), folder)
+    log.info("exported %s to %s (%s, %.1f MB)%s", folder, output, kind, size, others)
     if config.format is ExportFormat.ctranslate2:
-        command = f"nmt-translate backend=ctranslate2 model_dir={config.output} < FILE"
+        command = command_line("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)
     else:
         log.info("its README.md shows how to translate with transformers")

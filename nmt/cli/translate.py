@@ -41,6 +41,8 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     translator = _load(config, device)
     search, options = _settings(config, translator)
     is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
+    if is_typed:
+        log.info("type a line and Enter for its translation, Ctrl-D to end; or give input=FILE")
     counts = LineCounts()
     with contextlib.ExitStack() as stack:
         if path is None:

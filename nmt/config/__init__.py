@@ -11,3 +11,4 @@ from nmt.config.preprocess import *
 from nmt.config.serve import *
 from nmt.config.training import *
 from nmt.config.translate import *
+from nmt.config.words import *

@@ -190,6 +190,9 @@ class EvaluateConfig:
     baseline: str | None = option(None, "translations of another system to test against")
     model_dir: list[str] | None = option(None, "model (or ensemble [a,b]) that translates src")
     src: str | None = option(None, "source text for model_dir")
+    data_dir: str | None = option(
+        None, "data folder; its test set, else validation set, is what src and references lack"
+    )
     metrics: list[Metric] = option(
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
     )
@@ -208,9 +211,10 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if (self.hypotheses is None) == (self.model_dir is None):
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
-        for key in ("references", "metrics"):
-            require(bool(getattr(self, key)), key, "[]", "name at least one")
-        if self.model_dir is not None and self.src is None:
+        for key in ("metrics", "references"):
+            is_given = bool(getattr(self, key)) or (key == "references" and self.data_dir)
+            require(bool(is_given), key, "[]", "name at least one")
+        if self.model_dir is not None and self.src is None and self.data_dir is None:
             require(False, "model_dir", ",".join(self.model_dir), "needs src=FILE to translate")
         check_ranges(self)
 
@@ -220,7 +224,9 @@ class ExportConfig:
     """Settings of `nmt-export`."""
 
     model_dir: str = option(DEFAULT_RUN_DIR, "run, checkpoint or model folder")
-    output: str = option("exported", "folder to write")
+    output: str | None = option(
+        None, "folder to write; default: beside model_dir, MODEL_DIR-ctranslate2-int8 and so on"
+    )
     format: ExportFormat = option(
         ExportFormat.ctranslate2, "ctranslate2, or huggingface (MarianMT, for model.norm=post)"
     )

@@ -204,7 +204,7 @@ def read_meta(data_dir: Path) -> dict[str, Any]:
     path = data_dir / "meta.json"
     if not path.is_file():
         what = "is no data folder" if data_dir.is_dir() else "does not exist"
-        raise DataError(f"{data_dir} {what}; make it with: nmt-preprocess data_dir={data_dir}")
+        raise DataError(f"{data_dir} {what}; nmt-preprocess makes one of your text")
     try:
         meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         version = meta["format_version"]

@@ -32,7 +32,34 @@ _NO_PLAN = "{} has no plan; run this command with step=plan first, without shard
 _FORMAT = 1  # of the work folder
 _MOST_TASKS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
-_WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
+_WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "step", "shard", "report_only")
+
+
+def describe(config: PreprocessConfig) -> dict[str, Any]:
+    """Return what a data folder remembers of how it was made: its experiment, and by their names
+    the settings that are not the defaults.
+    """
+    given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
+    left_out = (*_WITHOUT_EFFECT, "data.made_by")
+    changed = {key: value for key, value in given.items() if value != defaults.get(key)}
+    settings = {key: value for key, value in changed.items() if key not in left_out}
+    return {"experiment": config.experiment, "settings": settings}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Return the leaves of nested dicts by their dotted names."""
+    leaves: dict[str, Any] = {}
+    for name, value in tree.items():
+        inner = isinstance(value, dict)
+        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+    return leaves
+
+
+def find_changes(made_of: Mapping[str, Any], config: PreprocessConfig) -> list[str]:
+    """Return how the data that `config` means differs from what a data folder was made of."""
+    before, now = made_of["settings"], describe(config)["settings"]
+    shown = {key: (before.get(key, "unset"), now.get(key, "unset")) for key in {*before, *now}}
+    return [f"{key} was {old}, is {new}" for key, (old, new) in sorted(shown.items()) if old != new]
 
 
 @dataclass(frozen=True)

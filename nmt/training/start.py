@@ -57,7 +57,8 @@ class Setup:
         found = from_main(found)
         if found is None:
             if self.config.init_from is not None:
-                weights = checkpoints.load_initial_weights(self.config, self.tokenizer)
+                fresh = self.learner.model.state_dict()
+                weights = checkpoints.load_initial_weights(self.config, self.tokenizer, fresh)
                 self.learner.start_from(weights)
             return TrainerState()
         state = TrainerState(**found["state"])
