@@ -166,9 +166,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("forbid-first", SEARCH + "hypotheses.py", "(self.ids.pad, self.ids.bos):", "(self.ids.pad,):", "constraints"),
     ("forbid-last", SEARCH + "hypotheses.py", "(self.ids.pad, self.ids.bos):", "(self.ids.bos,):", "constraints"),
     # --- nmt/search/search.py
-    ("earliest-eos", SEARCH + "search.py", "len(prefix)) + 1,", "len(prefix)),", "sampling constraints search"),
-    ("limit-source", SEARCH + "search.py", "int(config.max_length_a * (length - 1))", "int(config.max_length_a * length)", "sampling constraints search"),
-    ("limit-constant", SEARCH + "search.py", "+ config.max_length_b", "+ config.max_length_b - 1", "sampling constraints search"),
+    ("earliest-eos", SEARCH + "search.py", "len(prefix)) + 1) for", "len(prefix))) for", "sampling constraints search"),
+    ("limit-source", SEARCH + "search.py", "int(a * (n - 1))", "int(a * n)", "sampling constraints search"),
+    ("limit-constant", SEARCH + "search.py", "(n - 1)) + b,", "(n - 1)) + b - 1,", "sampling constraints search"),
     ("n-best-ignored", SEARCH + "search.py", "min(n_best or config.beam_size, config.beam_size)", "config.beam_size", "sampling constraints search"),
     ("limit-row", SEARCH + "search.py", "limits[live.sentences] == live.length", "limits[live.sentences] == live.length + 1", "sampling constraints search"),
     ("draw-kept", SEARCH + "search.py", "setdefault(row % draws, hypothesis)", "__setitem__(row % draws, hypothesis)", "sampling constraints search"),

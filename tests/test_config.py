@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.resources
-import itertools
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -13,17 +13,19 @@ import pytest
 import yaml
 from omegaconf import OmegaConf
 
-from nmt import config as package
 from nmt.cli import compose
 from nmt.cli.commands import COMMANDS, choices, command_help
 from nmt.config import (
+    BestMetric,
     CorpusConfig,
     ModelConfig,
     Optimizer,
     OptimizerConfig,
     PreprocessConfig,
     Schedule,
+    SearchConfig,
     SplitConfig,
+    TokenizerConfig,
     TrainConfig,
 )
 from nmt.errors import ConfigError
@@ -67,8 +69,7 @@ def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
             if command.name == "train" or (command.name == "preprocess" and group != "model"):
                 config = composed(command.name, f"{group}={name}")
                 assert isinstance(config, command.schema), (command.name, group, name)
-        run_dir = getattr(composed(command.name, "experiment=multi30k"), "run_dir", None)
-        assert run_dir in (None, "runs/multi30k"), command.name
+    assert composed("average", "experiment=multi30k").run_dir == "runs/multi30k"
     files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml")}
     assert files == {f"{group}/{name}.yaml" for group, name in CHOICES}
     with pytest.raises(ConfigError, match="the YAML sets max_update, .* mean max_updates"):
@@ -90,14 +91,12 @@ def test_base_and_big_spell_out_every_hyperparameter() -> None:
 def test_recipes_are_the_papers() -> None:
     assert composed("train", "model=base") == composed("train") == TrainConfig()
     big = composed("train", "model=big")
-    assert composed("train", "+model=big") == big
     assert big.model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
     assert (big.max_updates, big.average_last) == (300_000, 20)
     assert composed("train", "experiment=wmt14_en_fr_big").model.dropout == 0.1
     config = composed("preprocess", "experiment=wmt14_en_fr_big")
     assert (config.data.train.dataset, config.data.train.dataset_config) == ("wmt/wmt14", "fr-en")
     assert config.tokenizer.vocab_size == 32_000
-    assert composed("preprocess", "experiment=wmt14_en_de_base").tokenizer.vocab_size == 37_000
 
 
 def test_the_resolved_yaml_holds_every_setting() -> None:
@@ -109,36 +108,30 @@ def test_the_resolved_yaml_holds_every_setting() -> None:
     assert (saved["seed"], saved["model"]["d_model"]) == (9, 128)
 
 
-def test_every_dataclass_and_choice_can_be_imported_from_the_package() -> None:
-    for name in ("options", "preprocess", "training", "translate"):
-        module = importlib.import_module(f"nmt.config.{name}")
-        for attribute, value in vars(module).items():
-            if isinstance(value, type) and value.__module__ == module.__name__:
-                assert getattr(package, attribute) is value
-
-
 # --- what users type
 
 
 def test_what_is_typed_wins_over_the_experiment_and_has_its_type() -> None:
-    config = composed("train", "max_updates=7", "experiment=multi30k", "model.dropout=0.5")
-    assert (config.max_updates, config.model.dropout) == (7, 0.5)
+    words = ["max_updates=7", "experiment=multi30k", "model.embedding_dropout=0.2"]
+    config = composed("train", *words)
+    assert (config.max_updates, config.model.embedding_dropout) == (7, 0.2)
     assert config.run_dir == "runs/multi30k"
-    typed = "name=adamw weight_decay=0.01 schedule=inverse_sqrt peak_learning_rate=5e-4"
-    config = composed("train", *(f"optimizer.{word}" for word in typed.split()))
+    typed = ["name=adamw", "weight_decay=0.01", "schedule=inverse_sqrt", "peak_learning_rate=5e-4"]
+    config = composed("train", *(f"optimizer.{word}" for word in typed))
     assert config.optimizer == OptimizerConfig(
         name=Optimizer.adamw,
         weight_decay=0.01,
         schedule=Schedule.inverse_sqrt,
         peak_learning_rate=5e-4,
     )
-    assert composed("train", "model.embedding_dropout=0.2").model.embedding_dropout == 0.2
 
 
 def test_paths_and_lists_need_no_quotes_and_one_element_no_brackets() -> None:
     paths = ["a=b.txt", "a,b.txt", "Grüße.txt", "你好", "~/x y.txt", "it's.txt", "{a}.txt", "a\\b"]
-    for path in (*paths, "a\\", "'tis", "a\\'b", "#1;2", "'"):
-        assert composed("translate", f"input={path}").input == path
+    paths += ["a\\", "'tis", "a\\'b", "#1;2", "'"]
+    typed = [f"data.corpora.c{i}.dataset={path}" for i, path in enumerate(paths)]
+    found = composed("preprocess", *typed).data.corpora.values()
+    assert [corpus.dataset for corpus in found] == paths
     for typed, expected in {
         "a b": ["a b"],
         "[a,b]": ["a", "b"],
@@ -159,7 +152,7 @@ def test_files_are_the_corpus_when_files_are_named() -> None:
 
 def test_named_settings_are_typed_with_and_without_plus_or_as_one_mapping() -> None:
     typed = ["news.src=a,b.en", "news.tgt=c=d.de", "news.src_tag=<2de>", "web-2.tsv=[x,y]"]
-    for plus in ("", "+", "++"):
+    for plus in ("", "+"):
         config = composed("preprocess", *(f"{plus}data.corpora.{setting}" for setting in typed))
         assert config.data.corpora == {
             "news": CorpusConfig(src=["a,b.en"], tgt=["c=d.de"], src_tag="<2de>"),
@@ -239,23 +232,11 @@ def test_a_bad_value_names_key_and_rule() -> None:
     for arguments, *expected in [
         ("max_updates=many", "max_updates"),
         ("model.num_heads=7", "model.num_heads=7: must divide model.d_model=512"),
-        ("model.dropout=1", "model.dropout=1.0: must be from 0 to below 1"),
-        ("model.d_model=0", "model.d_model=0: must be at least 1"),
-        ("optimizer.eps=0", "optimizer.eps=0.0: must be above 0"),
-        ("search.length_penalty=nan", "length_penalty=nan: must be from -10 to 10"),
-        ("search.top_p=0", "top_p=0.0: must be above 0 and at most 1"),
-        ("search.top_k=3", "top_k=3: only works with sampling=true"),
-        ("seed=-1", "seed=-1: must not be negative"),
-        ("mix.a=nan", "mix.a=nan: must be a number from 0"),
-        ("mix_temperature=inf", "mix_temperature=inf: must be at least 1"),
-        ("keep_last=2", "average_last=5"),
-        ("best_metric=bleu valid_bleu=false", "valid_bleu=true"),
         ("model", "key=value"),
         ("optimizer=adam", "group of settings"),
         ("mix=2", "such as mix.NAME"),
         ("mix.news=much", "mix.news"),
         ("optimizer.name=sgd", "adamw"),
-        ("optimizer.weight_decay=0.01", "optimizer.name=adamw"),
     ]:
         assert_refused("train", arguments, *expected)
     for arguments, *expected in [
@@ -265,18 +246,34 @@ def test_a_bad_value_names_key_and_rule() -> None:
         ("data.corpora.1e5.tsv=x", "'1e5' cannot be a name"),
         ("data.corpora..tsv=x", "'' cannot be a name"),
         ("data.corpora.news.weight=much", "data.corpora.news.weight"),
-        ("tokenizer.character_coverage=0.97", "coverage=0.97: must be from 0.98 to 1"),
     ]:
         assert_refused("preprocess", arguments, *expected)
-    for one, other in itertools.permutations(("tsv", "dataset"), 2):
-        with pytest.raises(ConfigError, match="both given"):
-            SplitConfig(**{one: "x", other: "y"})
-    with pytest.raises(ConfigError, match="without tgt"):
-        SplitConfig(src=["x"])
+    nan, inf = math.nan, math.inf
+    cases: list[tuple[type[Any], dict[str, Any], str]] = [
+        (ModelConfig, {"dropout": 1.0}, "model.dropout=1.0: must be from 0 to below 1"),
+        (ModelConfig, {"d_model": 0}, "model.d_model=0: must be at least 1"),
+        (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0"),
+        (OptimizerConfig, {"weight_decay": 0.01}, "optimizer.name=adamw"),
+        (SearchConfig, {"length_penalty": nan}, "length_penalty=nan: must be from -10 to 10"),
+        (SearchConfig, {"top_p": 0.0}, "top_p=0.0: must be above 0 and at most 1"),
+        (SearchConfig, {"top_k": 3}, "top_k=3: only works with sampling=true"),
+        (TrainConfig, {"seed": -1}, "seed=-1: must not be negative"),
+        (TrainConfig, {"mix": {"a": nan}}, "mix.a=nan: must be a number from 0"),
+        (TrainConfig, {"mix_temperature": inf}, "mix_temperature=inf: must be at least 1"),
+        (TrainConfig, {"keep_last": 2}, "average_last=5"),
+        (TrainConfig, {"best_metric": BestMetric.bleu, "valid_bleu": False}, "valid_bleu=true"),
+        (TokenizerConfig, {"character_coverage": 0.97}, "coverage=0.97: must be from 0.98 to 1"),
+        (SplitConfig, {"src": ["x"]}, "without tgt"),
+        (SplitConfig, {"tsv": ["x"], "dataset": "y"}, "both given"),
+        (SplitConfig, {"src": ["x"], "tgt": ["x"], "jsonl": ["y"]}, "both given"),
+    ]
+    for schema, settings, message in cases:
+        with pytest.raises(ConfigError, match=re.escape(message)):
+            schema(**settings)
 
 
 def test_every_bound_of_a_range_is_exact() -> None:
-    for schema in (ModelConfig, OptimizerConfig, package.SearchConfig, TrainConfig):
+    for schema in (ModelConfig, OptimizerConfig, SearchConfig, TrainConfig):
         for field in dataclasses.fields(schema):
             low, high, above, below = field.metadata["range"]
             is_whole = isinstance(field.default, int)

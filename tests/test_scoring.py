@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import EOS, VOCAB_SIZE, sentences
-from exporting import short_sentences, trained_model
+from exporting import short_sentences
 from searching import IDS, decided_model, save_tiny, teacher_forced
 from toy import command
 
@@ -99,8 +99,8 @@ def run_score(folder: Path, *arguments: str, status: int = 0) -> list[str]:
     return output.read_text(encoding="utf-8").splitlines() if output.exists() else []
 
 
-def scored(folder: Path) -> list[dict[str, Any]]:
-    return [json.loads(line) for line in run_score(folder, "format=json")]
+def scored(folder: Path, *arguments: str) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in run_score(folder, "format=json", *arguments)]
 
 
 def test_text_output_is_the_measure_that_is_asked_for(folder: Path) -> None:
@@ -172,19 +172,19 @@ def test_an_ensemble_scores_the_mean_of_its_models(folder: Path) -> None:
 
 
 def test_nmt_score_gives_of_a_translation_what_nmt_translate_gave(
-    tmp_path: Path, tokenizer: Tokenizer
+    trained_models: dict[str, Path], tmp_path: Path
 ) -> None:
-    trained_model(tmp_path / "model1", tokenizer)  # mostly copies
+    model = f"model_dir={trained_models['post-sinusoidal']}"  # mostly copies
     lines = "".join(f"{line}\n" for line in short_sentences(40))
     (tmp_path / "src").write_text(lines, encoding="utf-8")
     output = tmp_path / "translations"
-    places = [f"model_dir={tmp_path / 'model1'}", f"input={tmp_path / 'src'}", f"output={output}"]
+    places = [model, f"input={tmp_path / 'src'}", f"output={output}"]
     options = ["format=json", "num_threads=1", "device=cpu", "beam_size=4"]
     assert command("translate", *places, *options) == 0
     records = [json.loads(line) for line in output.read_text(encoding="utf-8").splitlines()]
     best = [record["hypotheses"][0] for record in records]
     (tmp_path / "tgt").write_text("".join(f"{h['text']}\n" for h in best), encoding="utf-8")
-    pairs = zip(best, scored(tmp_path), strict=True)
+    pairs = zip(best, scored(tmp_path, model), strict=True)
     same = [(h, s) for h, s in pairs if h["tokens"] == s["tokens"]]
     assert len(same) > 30
     for h, s in same:

@@ -166,14 +166,16 @@ def test_each_sentence_has_its_own_limit_and_leaves_the_batch_when_it_is_done(
 @every_rule
 def test_fewer_results_are_the_first_of_more_and_found_with_less_work(rule: dict[str, Any]) -> None:
     source, settings = toy_source(4, 2, 7, 1), config(4, a=1.0, b=20, **rule)
-    for taste, n_best in itertools.product(TASTES, (1, 2, 4, 9)):
-        everything, stepper = ToyStepper(taste), ToyStepper(taste)
+    for taste in TASTES:
+        everything = ToyStepper(taste)
         expected = find(everything, source, settings)
-        found = find(stepper, source, settings, n_best=n_best)
-        assert found == [hypotheses[:n_best] for hypotheses in expected], (taste, n_best)
-        assert sum(stepper.num_rows) <= sum(everything.num_rows)
-        if n_best == 1 and taste.eos_bonus > 0 and rule == RULES["wu0.6"]:
-            assert sum(stepper.num_rows) < sum(everything.num_rows)
+        for n_best in (1, 2, 9):
+            stepper = ToyStepper(taste)
+            found = find(stepper, source, settings, n_best=n_best)
+            assert found == [hypotheses[:n_best] for hypotheses in expected], (taste, n_best)
+            assert sum(stepper.num_rows) <= sum(everything.num_rows)
+            if n_best == 1 and taste.eos_bonus > 0 and rule == RULES["wu0.6"]:
+                assert sum(stepper.num_rows) < sum(everything.num_rows)
 
 
 # --- ties and broken models

@@ -72,12 +72,11 @@ def row_alone(source: Source, row: int) -> Source:
 @every_mode
 def test_a_translation_depends_on_no_neighbor(mode: dict[str, Any]) -> None:
     stepper, settings = ModelStepper(decided_model()), config(a=1.0, b=8, **mode)
-    src, lengths = random_source([*LENGTHS * 4, 200])
-    count = len(LENGTHS) * 4
+    src, lengths = random_source([*LENGTHS * 2, 60])
+    count = len(LENGTHS) * 2
     expected = [find(stepper, row_alone((src, lengths), i), settings)[0] for i in range(count)]
     shuffled = np.random.default_rng(0).permutation(count).tolist()
-    batches = [shuffled[:40], shuffled[40:], [4, count, 0, 7], [*range(7)], [*range(14, 21)]]
-    for rows in batches:
+    for rows in (shuffled[:20], [4, count, 0, 7], [*range(7)]):
         width = int(lengths[rows].max())
         found = find(stepper, (src[rows, :width], lengths[rows]), settings, keys=[0] * len(rows))
         for row, hypotheses in zip(rows, found, strict=True):

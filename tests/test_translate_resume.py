@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import resource
+import shutil
 import time
 from pathlib import Path
 
@@ -15,18 +16,30 @@ from translating import fork, kill, start, status, translate, write_lines, write
 from nmt.distributed import World
 from nmt.translate import resume
 
-LINES = [line if i % 17 else "" for i, line in enumerate(sentences(1000, seed=5))]
-OPTIONS = ["window_lines=40", "format=json", "n_best=2"]
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(200, seed=5))]
+OPTIONS = ["window_lines=20", "format=json", "n_best=2"]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with a model, a text, and its translation made in one go."""
+    """A folder with two models, a text, its translation made in one go, and one that was killed."""
     folder = tmp_path_factory.mktemp("resume")
     write_model(folder / "model")
     write_model(folder / "other", seed=3)
     write_lines(folder / "in", LINES)
     assert translate(*places(folder), f"output={folder / 'whole'}", *OPTIONS) == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(resume, "_SAVE_SECONDS", 0.0)
+        pid = start(folder / "log", *places(folder), f"output={folder / 'out'}", *OPTIONS)
+    state = folder / "out.partial.json"
+    deadline = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    kill(pid)
+    with (folder / "out.partial").open("ab") as stream:
+        stream.write(b"lines that came between the last state and the kill\nand a ha")
+    assert 0 < lines_done(state) < len(LINES)
+    assert not (folder / "out").exists()
     return folder
 
 
@@ -36,86 +49,74 @@ def places(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _save_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_SAVE_SECONDS", 0.1)
+    monkeypatch.setattr(resume, "_SAVE_SECONDS", 0.02)
 
 
-def state_of(part: Path) -> dict[str, object]:
-    return dict(json.loads(part.with_name(part.name + ".json").read_text(encoding="utf-8")))
+def lines_done(state: Path) -> int:
+    return int(json.loads(state.read_text(encoding="utf-8"))["lines"])
 
 
-def kill_halfway(folder: Path, output: Path, *options: str) -> int:
-    """Start a translation, kill it when some lines are done, and return how many."""
-    part = output.with_name(output.name + ".partial")
-    pid = start(output.with_name("log"), *places(folder), f"output={output}", *OPTIONS, *options)
-    deadline = time.monotonic() + 60
-    while not part.with_name(part.name + ".json").exists() and time.monotonic() < deadline:
-        time.sleep(0.001)
-    kill(pid)
-    with part.open("ab") as stream:
-        stream.write(b"lines that came between the last state and the kill\nand a ha")
-    lines = state_of(part)["lines"]
-    assert isinstance(lines, int)
-    assert 0 < lines < len(LINES)
-    assert not output.exists()
-    return lines
+def killed_job(folder: Path, place: Path) -> int:
+    """Put what the killed process left at `place`; return how many lines it had done."""
+    for name in ("out.partial", "out.partial.json"):
+        shutil.copy(folder / name, place)
+    return lines_done(place / "out.partial.json")
 
 
-@pytest.mark.parametrize("world_size", [1, 2])
 def test_a_job_killed_again_and_again_ends_with_the_same_bytes(
-    folder: Path, tmp_path: Path, world_size: int
+    folder: Path, tmp_path: Path
 ) -> None:
-    draw = random.Random(world_size)
-    output = tmp_path / "out"
-    arguments = [*places(folder), f"output={output}", *OPTIONS]
-    ranks = [{"RANK": str(r), "WORLD_SIZE": str(world_size)} for r in range(world_size)]
-    for _ in range(6):
-        pids = [start(tmp_path / "log", *arguments, **rank) for rank in ranks]
-        time.sleep(draw.uniform(0.05, 0.45))
-        for pid in pids:
-            kill(pid)
-    pids = [start(tmp_path / f"log{r['RANK']}", *arguments, **r) for r in ranks]
-    assert [status(pid) for pid in pids] == [0] * world_size
-    assert output.read_bytes() == (folder / "whole").read_bytes()
-    assert not [path.name for path in tmp_path.iterdir() if "log" not in path.name][1:]
+    for world_size in (1, 2):
+        draw, place = random.Random(world_size), tmp_path / str(world_size)
+        place.mkdir()
+        arguments = [*places(folder), f"output={place / 'out'}", *OPTIONS]
+        ranks = [{"RANK": str(r), "WORLD_SIZE": str(world_size)} for r in range(world_size)]
+        for _ in range(5):
+            pids = [start(tmp_path / "log", *arguments, **rank) for rank in ranks]
+            time.sleep(draw.uniform(0.05, 0.3))
+            for pid in pids:
+                kill(pid)
+        pids = [start(tmp_path / f"log{r['RANK']}", *arguments, **r) for r in ranks]
+        assert [status(pid) for pid in pids] == [0] * world_size
+        assert (place / "out").read_bytes() == (folder / "whole").read_bytes(), world_size
+        assert [path.name for path in place.iterdir()] == ["out"]
 
 
 def test_a_killed_job_goes_on_where_it_stopped_also_with_more_lines_and_other_batches(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_lines(tmp_path / "in", LINES[:900])
+    lines = killed_job(folder, tmp_path)
     (tmp_path / "model").symlink_to(folder / "model")
-    arguments = [*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS]
-    lines = kill_halfway(tmp_path, tmp_path / "out")
-    write_lines(tmp_path / "in", LINES)
+    write_lines(tmp_path / "in", [*LINES, "the house"])
+    arguments = [*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS, "max_tokens=500"]
     assert translate(*arguments) == 0
     assert f"going on after line {lines}\n" in capfd.readouterr().err
-    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
-    (tmp_path / "out").unlink()
-    kill_halfway(tmp_path, tmp_path / "out")
-    assert translate(*arguments, "max_tokens=500") == 0
-    assert "going on after line" in capfd.readouterr().err
+    found = (tmp_path / "out").read_bytes().splitlines(keepends=True)
+    whole = (folder / "whole").read_bytes().splitlines(keepends=True)
+    assert found[:lines] == whole[:lines]
+    texts = [
+        [json.loads(line)["hypotheses"][0]["text"] for line in some] for some in (found, whole)
+    ]
+    assert texts[0][:-1] == texts[1]
 
 
-@pytest.mark.parametrize(
-    ("change", "named"),
-    [
-        (["beam_size=3"], "beam_size"),
-        (["max_source_length=20"], "max_source_length"),
-        (["model_dir={folder}/other"], "model"),
-        (["input={tmp_path}/changed"], "another input"),
-    ],
-)
 def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
-    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], change: list[str], named: str
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    write_lines(tmp_path / "changed", ["something else", *LINES[1:]])
-    changes = [text.format(folder=folder, tmp_path=tmp_path) for text in change]
-    kept = [a for a in places(folder) if a.split("=")[0] != changes[0].split("=")[0]]
-    kill_halfway(folder, tmp_path / "out")
-    assert translate(*kept, *OPTIONS, *changes, f"output={tmp_path / 'out'}") == 0
-    assert f"{named}" in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
-    assert translate(*kept, *OPTIONS, *changes, f"output={tmp_path / 'new'}") == 0
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes()
+    write_lines(tmp_path / "changed", ["something else", *LINES[1:50]])
+    for change, named in (
+        ("beam_size=3", "beam_size"),
+        ("max_source_length=20", "max_source_length"),
+        (f"model_dir={folder / 'other'}", "model"),
+        (f"input={tmp_path / 'changed'}", "another input"),
+    ):
+        killed_job(folder, tmp_path)
+        key = change.split("=")[0]
+        arguments = [*(a for a in places(folder) if a.split("=")[0] != key), *OPTIONS, change]
+        assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
+        assert named in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
+        assert translate(*arguments, f"output={tmp_path / 'new'}") == 0
+        assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes(), change
 
 
 def test_a_second_process_with_the_same_output_is_refused(
@@ -131,7 +132,7 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_pat
     arguments = [*places(folder), *OPTIONS, f"output={tmp_path / 'out'}"]
 
     def limited() -> int:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, 200_000))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
         return translate(*arguments)
 
     assert status(fork(limited, tmp_path / "log")) == 2
@@ -151,11 +152,11 @@ def test_an_error_keeps_the_lines_before_it_and_without_any_leaves_nothing(
     damaged = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}"]
     assert translate(*damaged, f"output={tmp_path / 'out'}") == 2
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    write_lines(tmp_path / "in", [*LINES[:700], "the " * 300])
+    write_lines(tmp_path / "in", [*LINES[:90], "the " * 300])
     arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}", *OPTIONS]
     arguments += [f"output={tmp_path / 'out'}", "too_long=error"]
     assert translate(*arguments) == 2
-    assert state_of(tmp_path / "out.partial")["lines"] == 680
+    assert lines_done(tmp_path / "out.partial.json") == 80
     write_lines(tmp_path / "in", LINES)
     assert translate(*arguments) == 0
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 from conftest import sentences, tiny_model
-from searching import Copier
+from searching import Copier, save_tiny
 
 from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
@@ -116,22 +116,21 @@ def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translat
     assert threading.active_count() < num_threads
 
 
-@pytest.mark.parametrize("beam_size", [1, 2])
-def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(
-    translator: Translator, beam_size: int
-) -> None:
-    expected = {line: translator.translate([line], beam_size=beam_size)[0] for line in LINES}
-    assert expected[""] == expected[" "] == ""
-    assert len(set(expected.values())) > 10
-    lines = random.Random(1).sample(LINES * 2, 2 * len(LINES))
-    for window_lines, max_tokens in ((1, 1), (7, 64), (5000, 100_000)):
-        options = {"window_lines": window_lines, "max_tokens": max_tokens, "beam_size": beam_size}
-        n_best = list(translator.n_best_stream(iter(lines), **options))
-        assert [best[0].text for best in n_best] == [expected[line] for line in lines], options
-    for line, translations in zip(lines, n_best, strict=True):
-        assert len(translations) == (beam_size if line.strip() else 1)
-        scores = [t.score for t in translations if t.finished]
-        assert scores == sorted(scores, reverse=True)
+def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(translator: Translator) -> None:
+    some = [*LINES[:9], *LINES[-2:]]
+    lines = random.Random(1).sample(some * 2, 2 * len(some))
+    for beam_size in (1, 2):
+        expected = {line: translator.translate([line], beam_size=beam_size)[0] for line in some}
+        assert expected[""] == expected[" "] == ""
+        assert len(set(expected.values())) > 7
+        for window_lines, max_tokens in ((1, 1), (7, 64), (5000, 100_000)):
+            options = {"window_lines": window_lines, "max_tokens": max_tokens}
+            n_best = list(translator.n_best_stream(iter(lines), beam_size=beam_size, **options))
+            assert [best[0].text for best in n_best] == [expected[line] for line in lines], options
+        for line, translations in zip(lines, n_best, strict=True):
+            assert len(translations) == (beam_size if line.strip() else 1)
+            scores = [t.score for t in translations if t.finished]
+            assert scores == sorted(scores, reverse=True)
 
 
 def test_a_model_that_copies_gives_back_the_text_or_what_the_limit_left_of_it(
@@ -357,8 +356,10 @@ def test_what_the_caller_sets_wins_over_the_models_defaults(translator: Translat
     assert (changed.beam_size, changed.length_penalty, changed.max_length_b) == (1, 0.0, 8)
 
 
-def test_loading_refuses_a_choice_that_is_none_by_name(trained_models: dict[str, Path]) -> None:
-    folder = trained_models["post-sinusoidal"]
+def test_loading_refuses_a_choice_that_is_none_by_name(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = save_tiny(tmp_path / "model", tokenizer)
     for key in ("backend", "dtype", "combine"):
         with pytest.raises(ConfigError, match=f"{key}=xyz: no such choice; valid: "):
             Translator.load([folder, folder], device="cpu", **{key: "xyz"})

@@ -178,12 +178,8 @@ class SearchTask:
         """Return one hypothesis without a token for each sentence."""
         batch = len(self.limits)
         none = torch.zeros(batch, 0, dtype=torch.long, device=device)
-        live = Live(
-            sentences=torch.arange(batch, device=device),
-            sums=torch.zeros(batch, device=device),
-            tokens=none,
-            log_probs=torch.zeros(batch, 0, device=device),
-        )
+        sums, log_probs = torch.zeros(batch, device=device), torch.zeros(batch, 0, device=device)
+        live = Live(torch.arange(batch, device=device), sums, none, log_probs)
         if not self.needs_attention:
             return live
         attended = torch.zeros(batch, self.src.size(1), device=device)

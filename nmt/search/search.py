@@ -9,9 +9,10 @@ depend on no neighbor, batch or device.
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from torch import Tensor
 
 from nmt.config import SearchConfig
+from nmt.data.batch import pad
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast.cache import Grid
 from nmt.model.fast.top import Continuations, best_continuations, likeliest
@@ -54,11 +56,8 @@ def search(
     numbers.
 
     Args:
-        stepper: the model.
         src: source ids with EOS, right-padded (B, S).
         src_lengths: real source tokens, EOS included (B,).
-        config: how to search.
-        ids: control symbols of the tokenizer.
         prefixes: target ids that each translation starts with, possibly none, without BOS.
         keys: a number for each sentence that its draws depend on; without, `occurrences` of src.
         n_best: how many are wanted, None for `beam_size`; fewer are found sooner, and are the first
@@ -67,10 +66,9 @@ def search(
     """
     prefixes = prefixes or [()] * len(src)
     check_prefixes(prefixes, ids)
-    longest, forced = max(map(len, prefixes), default=0), None
-    if longest:
-        padded = [[*prefix, *[-1] * (longest - len(prefix))] for prefix in prefixes]
-        forced = torch.tensor(padded, device=stepper.device)  # (B, longest)
+    forced = None
+    if any(prefixes):
+        forced = pad(prefixes, pad_id=-1).to(stepper.device)  # (B, longest)
     limits = length_limits(src_lengths, config, prefixes)
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
@@ -104,13 +102,9 @@ def length_limits(
     """Return the most tokens of each translation, EOS included: a * source tokens (EOS not counted)
     + b, or more where the least length or a forced prefix needs them.
     """
-    return [
-        max(
-            int(config.max_length_a * (length - 1)) + config.max_length_b,
-            max(config.min_length, len(prefix)) + 1,
-        )
-        for length, prefix in zip(src_lengths.tolist(), prefixes, strict=True)
-    ]
+    pairs = zip(src_lengths.tolist(), prefixes, strict=True)
+    a, b, least = config.max_length_a, config.max_length_b, config.min_length
+    return [max(int(a * (n - 1)) + b, max(least, len(prefix)) + 1) for n, prefix in pairs]
 
 
 def beam_search(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
@@ -143,11 +137,6 @@ class _Pool:
 
     size: int
     kept: list[Hypothesis] = field(default_factory=list)
-
-    def add(self, hypothesis: Hypothesis) -> None:
-        self.kept.append(hypothesis)
-        self.kept.sort(key=lambda h: (h.finished, h.score), reverse=True)  # stable: first come
-        del self.kept[self.size :]
 
     @property
     def bar(self) -> float:
@@ -193,7 +182,10 @@ def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
 
 def _collect(ended: Live, pools: list[_Pool], task: SearchTask) -> None:
     for sentence, hypothesis in task.close(ended) if len(ended) else ():
-        pools[sentence].add(hypothesis)
+        pool = pools[sentence]
+        pool.kept.append(hypothesis)
+        pool.kept.sort(key=lambda h: (h.finished, h.score), reverse=True)  # stable: first come
+        del pool.kept[pool.size :]
 
 
 def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
@@ -241,13 +233,11 @@ class Sampler:
     def __init__(self, task: SearchTask) -> None:
         self.config = task.config
         columns = zip(task.keys, task.src.tolist(), task.src_lengths.tolist(), strict=True)
-        self.generators = [
-            [
-                np.random.default_rng([self.config.seed, key, draw, *row[:length]])
-                for draw in range(self.config.beam_size)
-            ]
+        seeds = [
+            [[self.config.seed, key, draw, *row[:length]] for draw in range(self.config.beam_size)]
             for key, row, length in columns
         ]
+        self.generators = [list(map(np.random.default_rng, some)) for some in seeds]
 
     def draw(self, log_probs: Tensor, sentences: Tensor) -> Tensor:
         """Draw from log-probabilities (rows, V) of `sentences` (rows,); return tokens (rows,)."""
@@ -286,9 +276,5 @@ def occurrences(rows: Iterable[Sequence[int]]) -> list[int]:
     As keys they give equal sentences draws of their own, and all others none that depend on their
     place.
     """
-    seen: Counter[tuple[int, ...]] = Counter()
-    keys = []
-    for row in map(tuple, rows):
-        keys.append(seen[row])
-        seen[row] += 1
-    return keys
+    seen: defaultdict[tuple[int, ...], Iterator[int]] = defaultdict(itertools.count)
+    return [next(seen[tuple(row)]) for row in rows]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -62,8 +61,7 @@ class Stepper(Protocol):
         """Score `tgt_out` (B, T) after BOS and what stands before each token, `tgt_in` (B, T)."""
 
 
-@dataclass
-class ModelState:
+class ModelState(NamedTuple):
     """The encoded sentences and the cached target positions of their hypotheses."""
 
     cache: DecoderCache
@@ -115,19 +113,13 @@ class ModelStepper:
         targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
         wanted_ids = tgt_out.to(self.device).flatten()  # (B * T,)
         with self._autocast():
-            hidden = self.model(
-                sources.unpad(src.to(self.device)),
-                sources,
-                tgt_in.to(self.device).flatten(),
-                targets,
-                record,
-            )  # (B * T, D)
+            ids = sources.unpad(src.to(self.device)), tgt_in.to(self.device).flatten()
+            hidden = self.model(ids[0], sources, ids[1], targets, record)  # (B * T, D)
             size = max(1, MAX_LOGITS // self.model.embedding.weight.size(0))
+            parts = zip(torch.split(hidden, size), torch.split(wanted_ids, size), strict=True)
             losses = [
                 F.cross_entropy(self.model.logits(part).float(), wanted, reduction="none")
-                for part, wanted in zip(
-                    torch.split(hidden, size), torch.split(wanted_ids, size), strict=True
-                )
+                for part, wanted in parts
             ]
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
         weights = None if record is None else record[self.aligner]  # (B, H, T, S)
@@ -159,18 +151,16 @@ class EnsembleStepper:
 
     def step(self, tokens: Tensor, state: list[Any]) -> Tensor:
         """See `Stepper.step`."""
-        pairs = zip(self.members, state, strict=True)
-        return self._mean([member.step(tokens, part) for member, part in pairs])  # (rows, V)
+        steps = [m.step(tokens, part) for m, part in zip(self.members, state, strict=True)]
+        return self._mean(steps)  # (rows, V)
 
     def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
         """See `Stepper.reorder`."""
-        pairs = zip(self.members, state, strict=True)
-        return [member.reorder(part, rows) for member, part in pairs]
+        return [m.reorder(part, rows) for m, part in zip(self.members, state, strict=True)]
 
     def attention(self, state: list[Any]) -> Tensor:
         """See `Stepper.attention`."""
-        pairs = zip(self.members, state, strict=True)
-        weights = [member.attention(part) for member, part in pairs]
+        weights = [m.attention(part) for m, part in zip(self.members, state, strict=True)]
         return torch.stack(weights).mean(dim=0)  # (rows, S)
 
     def score(
