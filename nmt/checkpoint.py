@@ -89,8 +89,8 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     path = folder / EXPORTED
     if not path.is_file():
         what = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
-        remedy = f"make one with nmt-export model_dir={folder} format=ctranslate2"
-        raise ModelError(f"{folder} {what}; {remedy}")
+        what += f"; make one with nmt-export model_dir={folder} format=ctranslate2"
+        raise ModelError(f"{folder} {what}")
     info, made = _read_info(path)
     try:
         kind, quantization = ExportFormat(made["format"]), Quantization(made["quantization"])

@@ -38,9 +38,7 @@ class World:
 
 
 def find_world() -> World:
-    """Read from the environment what a launcher (torchrun) says this process is; without one it is
-    alone, and without local numbers all processes are on one machine.
-    """
+    """Read which rank a launcher (torchrun) made this process; local numbers may be missing."""
     if not is_launched():
         return World()
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -70,9 +68,8 @@ def num_processes(devices: int, device: str) -> int:
 
 @contextlib.contextmanager
 def process_group(world: World, device: torch.device, timeout_seconds: int) -> Iterator[None]:
-    """Join the other ranks for the time of the block: NCCL between GPUs, gloo between CPUs.
-
-    A rank that waits longer than `timeout_seconds` for another one fails.
+    """Join the other ranks for the time of the block; one that waits longer than `timeout_seconds`
+    for another fails.
     """
     if world.size == 1:
         yield
@@ -80,10 +77,8 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     if device.type == "cuda":
         torch.cuda.set_device(device)
     try:
-        dist.init_process_group(
-            "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo",
-            timeout=timedelta(seconds=timeout_seconds),
-        )
+        backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
+        dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
     except StoppedError:  # by all ranks alike
         dist.destroy_process_group()

@@ -13,11 +13,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import hidden_states, plain
+from conftest import assert_near, hidden_states, plain
 from torch import Tensor
 from toy import make_setup, write_data
 
 from nmt.config import DType, OptimizerConfig
+from nmt.data.batch import MICRO_BATCH_TOKENS
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
 from nmt.training.checkpoints import TrainerState
@@ -93,14 +94,18 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
 
 
 def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
-    data_dir: Path, tmp_path: Path
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = make_setup(data_dir, tmp_path).learner
-    exact = exact_gradient(learner, list(range(10)))
+    exact, sums = exact_gradient(learner, list(range(10))), []
     for name, cut in CUTS.items():
-        assert len(accumulate(learner, make_update(cut))) == len(cut), name
-        assert_close(gradient(learner), exact)
-        learner.optimizer.zero_grad()
+        for most in (MICRO_BATCH_TOKENS, 40):  # the first is more than all pairs have
+            monkeypatch.setattr("nmt.training.learner.MICRO_BATCH_TOKENS", most)
+            sums.append(accumulate(learner, make_update(cut)))
+            assert len(sums[-1]) == len(cut), name
+            assert_close(gradient(learner), exact)
+            assert_near(sums[-1].sum(0), sums[0].sum(0), (name, most))
+            learner.optimizer.zero_grad()
 
 
 def test_an_update_reports_the_norm_before_clipping_and_leaves_no_gradient_behind(

@@ -84,6 +84,8 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
         assert event["batch"].startswith("loss nan for pairs ")
         assert [named_pairs(event["batch"])] == [rows for rows in updates[at] if PAIR in rows]
     assert all(torch.isfinite(value).all() for value in read_weights(bad_run).values())
+    saved = torch.load(bad_run / "checkpoints/latest/trainer.pt", weights_only=True)
+    assert saved["state"]["bad_updates"] == 0  # in a row
     # figures are finite, and the schedule counts done updates alone
     config = TrainConfig(optimizer=OptimizerConfig(warmup_steps=20))
     config.model.d_model = 16
@@ -197,6 +199,9 @@ def test_a_spike_stands_out_of_the_losses_before_it() -> None:
     assert not any(detector.is_spike(float(loss)) for loss in falling)
     assert detector.is_spike(3.5)
     assert not detector.is_spike(float(falling[-1]))
+    detector = SpikeDetector()  # losses that vary much by themselves
+    noisy = 2 + 0.2 * draw.standard_normal(400)
+    assert not any(detector.is_spike(float(loss)) for loss in noisy)
     detector = SpikeDetector()  # nothing to compare with yet
     assert not any(detector.is_spike(loss) for loss in (1.0, 50.0, 1.0, 900.0))
 

@@ -100,15 +100,10 @@ def smoothed_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *,
     smoothing: float, softmax: Softmax = softmax_in_place,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Return (loss_sum, nll_sum) over target tokens.
+    """Return (loss_sum, nll_sum) over target tokens, in nats and float32.
 
-    Args:
-        hidden: the decoder's output (N, D).
-        weight: of the output layer (V, D).
-        targets: wanted ids (N,), none of them padding.
-        smoothing: eps of the definition above.
-
-    `nll_sum` is not smoothed: perplexity = exp(nll_sum / N). Both are in nats and float32.
+    `hidden` is the decoder's output (N, D), `weight` the output layer's (V, D); the wanted ids
+    `targets` (N,) have no padding. `nll_sum` is not smoothed: perplexity = exp(nll_sum / N).
     """
     return _LinearCrossEntropy.apply(hidden, weight, targets, smoothing, softmax)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -120,8 +115,7 @@ class Objective(nn.Module):
         self, model: FastTransformer, *, smoothing: float, compiler: Compiler | None = None
     ) -> None:
         super().__init__()
-        self.model = model
-        self.smoothing = smoothing
+        self.model, self.smoothing = model, smoothing
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax: Softmax = softmax_in_place
         if compiler is not None:  # the model stays as it is for validation and decoding

@@ -251,18 +251,14 @@ class TrainingRun:
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
         )
-        self.saver.save(
-            self.learner.best_model.state_dict(),
-            info,
-            tokenizer,
-            training={
-                "state": asdict(self.state),
-                "learner": self.learner.state_dict(),
-                "world_size": self.setup.world.size,
-                "fingerprint": self.setup.fingerprint,
-            },
-            best=[update for _, update in self.state.best],
-        )
+        training = {
+            "state": asdict(self.state),
+            "learner": self.learner.state_dict(),
+            "world_size": self.setup.world.size,
+            "fingerprint": self.setup.fingerprint,
+        }
+        weights, best = self.learner.best_model.state_dict(), [at for _, at in self.state.best]
+        self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:
         """Wait until the newest checkpoint is on disk; write one first after a signal."""
@@ -272,8 +268,6 @@ class TrainingRun:
             self.saver.finish()
         from_main(None)  # nobody leaves before it is written
         if self.is_stopped and not self.is_complete():
-            name = self.stop[0].name if self.stop else "a signal to another rank"
-            raise StoppedError(
-                f"stopped by {name} after update {self.state.update}, which is saved; the same "
-                "command goes on"
-            )
+            by = self.stop[0].name if self.stop else "a signal to another rank"
+            saved = f"after update {self.state.update}, which is saved; the same command goes on"
+            raise StoppedError(f"stopped by {by} {saved}")

@@ -1,7 +1,5 @@
-"""The validation loss, and BLEU by decoding the validation set.
-
-Both are the same numbers whatever the number of ranks: the work is cut into batches that do not
-depend on it, each batch is done once by one rank, and sums are exact.
+"""The validation loss, and BLEU by decoding the validation set: the same numbers for any number of
+ranks, since neither batches nor exact sums depend on it.
 """
 
 from __future__ import annotations
@@ -52,10 +50,7 @@ class Validation:
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the figures by their names in `metrics.jsonl`, on every rank."""
-        record = self.loss(model)
-        if self.config.valid_bleu:
-            record |= self.bleu(model)
-        return record
+        return self.loss(model) | (self.bleu(model) if self.config.valid_bleu else {})
 
     @torch.inference_mode()
     def loss(self, model: FastTransformer) -> dict[str, Any]:
