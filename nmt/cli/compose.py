@@ -142,10 +142,11 @@ def _run_hydra(
             if HydraConfig.get().mode is RunMode.MULTIRUN:
                 _name_run(composed, arguments)
             chosen = HydraConfig.get().runtime.choices
-            for argument in arguments:
-                if argument.key in GROUPS:  # one of those that a sweep goes over
-                    argument.override = f"{argument.key}={chosen[argument.key]}"
-            return run(*_configs(command, composed, arguments))
+            now = [  # one choice of those that a sweep goes over
+                replace(a, override=f"{a.key}={chosen[a.key]}") if a.key in GROUPS else a
+                for a in arguments
+            ]
+            return run(*_configs(command, composed, now))
         except Exception as error:  # Hydra would print it
             errors.append(error)
 

@@ -144,6 +144,8 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
+    if config.seed is not None and not search.sampling:
+        raise ConfigError(f"seed={config.seed}: only works with sampling=true")
     translator.backend.check(search)
     names = ["n_best", "max_tokens", "too_long", "max_source_length"]
     options = {name: getattr(config, name) for name in names}

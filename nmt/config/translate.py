@@ -96,6 +96,9 @@ class TranslateConfig:
         check_ranges(self)
         plain = self.format is OutputFormat.text
         require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
+        require(not (plain and self.alignment), "alignment", "true", "needs format=json")
+        changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
+        require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
 
 
 @dataclass(kw_only=True)
@@ -217,6 +220,11 @@ class EvaluateConfig:
         if self.model_dir is not None and self.src is None and self.data_dir is None:
             require(False, "model_dir", ",".join(self.model_dir), "needs src=FILE to translate")
         check_ranges(self)
+        without = {"baseline": ("method", "num_samples", "seed"), "model_dir": ("device",)}
+        for needed, keys in without.items():
+            for key in keys if getattr(self, needed) is None else ():
+                value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
+                require(value == default, key, value, f"does nothing without {needed}")
 
 
 @dataclass(kw_only=True)

@@ -42,7 +42,7 @@ def describe(config: PreprocessConfig) -> dict[str, Any]:
     given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
     left_out = (*_WITHOUT_EFFECT, "data.made_by")
     changed = {key: value for key, value in given.items() if value != defaults.get(key)}
-    settings = {key: value for key, value in changed.items() if key not in left_out}
+    settings = {k: getattr(v, "value", v) for k, v in changed.items() if k not in left_out}
     return {"experiment": config.experiment, "settings": settings}
 
 

@@ -50,8 +50,8 @@ class Translator:
     It holds no state of a call, so several threads may use it at once. Scores are in nats (natural
     logarithms of probabilities).
 
-    All methods for lines take keyword options: any setting of `SearchConfig`, such as beam_size
-    (the others are the model's), and
+    All methods take the same options: a `config` of search, by default the model's; as keywords any
+    of its settings, such as beam_size; and those for lines
 
     - prefixes: the text that each translation is to start with; empty is no prefix.
     - too_long: what happens to a line of more than `max_source_length` tokens, EOS counted: split,
@@ -108,29 +108,33 @@ class Translator:
         )
         return cls(*loaded)
 
-    def search_config(self, **changes: Any) -> SearchConfig:
-        """Return the model's search settings with those changes that are not None.
+    def search_config(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
+        """Return `config`, by default the model's, with those changes that are not None.
 
         Raises `ConfigError` for a setting that `SearchConfig` does not have.
         """
-        return self._split_options(changes, {})[0]
+        return self._split_options(changes, {}, config)[0]
 
-    def translate(self, lines: Iterable[str], **options: Any) -> list[str]:
+    def translate(
+        self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
+    ) -> list[str]:
         """Return the best translation of each line; an empty line stays empty."""
-        return list(self.translate_stream(lines, **{"small_first": False, **options}))
+        return list(self.translate_stream(lines, config, **{"small_first": False, **options}))
 
-    def translate_stream(self, lines: Iterable[str], **options: Any) -> Iterator[str]:
+    def translate_stream(
+        self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
+    ) -> Iterator[str]:
         """Yield the best translation of each line, in order, with memory for `window_lines` lines.
 
         Lines are read about two windows ahead of what is yielded, in another thread.
         """
-        return (result.text for result in self._stream(lines, None, options, best_only=True))
+        return (result.text for result in self._stream(lines, config, options, best_only=True))
 
     def n_best(
         self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
     ) -> list[list[Translation]]:
         """Return up to `beam_size` translations of each line, best first. An empty line has one,
-        which is empty. Settings of search that are not given are those of `config`, if it is given.
+        which is empty.
         """
         return list(self.n_best_stream(lines, config, **{"small_first": False, **options}))
 
@@ -163,7 +167,11 @@ class Translator:
             )
 
     def score(
-        self, sources: Iterable[str], targets: Iterable[str], **options: Any
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        config: SearchConfig | None = None,
+        **options: Any,
     ) -> list[Translation]:
         """Return each target with its scores as a translation of its source, in order.
 
@@ -173,7 +181,7 @@ class Translator:
         rows * longest side. Raises `DataError` when there are not as many targets.
         """
         texts = list(check_lines("targets", targets))
-        found = self.score_hypotheses(sources, texts, **options)
+        found = self.score_hypotheses(sources, texts, config, **options)
         results = []
         for text, hypothesis in zip(texts, found, strict=True):
             tokens = self.tokenizer.tgt.pieces(hypothesis.tokens[:-1])
@@ -184,10 +192,14 @@ class Translator:
         return results
 
     def score_hypotheses(
-        self, sources: Iterable[str], targets: Iterable[str], **options: Any
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        config: SearchConfig | None = None,
+        **options: Any,
     ) -> list[Hypothesis]:
         """Return what `score` returns as ids, EOS last; of two empty lines without a token."""
-        config, others = self._split_options(options, {"max_tokens": 4096})
+        config, others = self._split_options(options, {"max_tokens": 4096}, config)
         require(others["max_tokens"] >= 1, "max_tokens", others["max_tokens"], "must be at least 1")
         self.backend.check(config, scoring=True)
         rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
@@ -211,7 +223,7 @@ class Translator:
         config, given = self._split_options(options, _LINE_OPTIONS, config)
         prefixes = given.pop("prefixes")
         if prefixes is not None:
-            check_lines("prefixes", prefixes)
+            prefixes = check_lines("prefixes", prefixes)
         cut = {name: given.pop(name) for name in ("window_lines", "small_first")}
         require(cut["window_lines"] >= 1, "window_lines", cut["window_lines"], "must be at least 1")
         given["too_long"] = choose(TooLong, "too_long", given["too_long"])
@@ -230,7 +242,7 @@ class Translator:
                 yield result
 
     def _split_options(
-        self, options: dict[str, Any], others: Mapping[str, Any], config: SearchConfig | None = None
+        self, options: dict[str, Any], others: Mapping[str, Any], config: SearchConfig | None
     ) -> tuple[SearchConfig, dict[str, Any]]:
         """Return `config`, or the model's, with the settings of search among `options`, and all of
         `others`, which holds defaults.
