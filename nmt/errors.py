@@ -52,16 +52,15 @@ class StoppedError(Exception):
     exit_status = EXIT_STOPPED
 
 
-_MOST_LISTED = 20  # valid names in a message
 LINE_ERRORS = (NmtError, RankError, StoppedError)  # shown as one line, without a traceback
 
 
-def nearest(name: str, valid: Iterable[str], otherwise: str = "--help lists all") -> str:
-    """Return the end of an error message: which of `valid` the user may have meant by `name`; where
-    none is near and they are many, `otherwise`.
+def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of an error message: which of `valid` the user may have meant by `name`, or,
+    when none is near, `otherwise`, by default all.
     """
     options = sorted(valid)
     close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"
-    return "valid: " + ", ".join(options) if len(options) <= _MOST_LISTED else otherwise
+    return otherwise or "valid: " + ", ".join(options)

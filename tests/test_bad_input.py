@@ -87,7 +87,7 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
 
 def test_settings_that_cannot_be(assert_refused: Refused) -> None:
     for name, argument, *expected in [
-        ("train", "max_update=3", "max_update", "did you mean max_updates"),
+        ("train", "max_updte=3", "max_updte", "did you mean max_updates"),
         ("preprocess", "num_threads=100000", "num_threads", "must"),
         ("evaluate", "references=r", "hypotheses=FILE"),
         ("evaluate", "hypotheses=h", "references"),

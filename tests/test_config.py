@@ -72,8 +72,8 @@ def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
     assert composed("average", "experiment=multi30k").run_dir == "runs/multi30k"
     files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml")}
     assert files == {f"{group}/{name}.yaml" for group, name in CHOICES}
-    with pytest.raises(ConfigError, match="the YAML sets max_update, .* mean max_updates"):
-        from_yaml(TrainConfig, max_update=3)
+    with pytest.raises(ConfigError, match="the YAML sets max_updte, .* mean max_updates"):
+        from_yaml(TrainConfig, max_updte=3)
 
 
 def test_base_and_big_spell_out_every_hyperparameter() -> None:
@@ -203,8 +203,8 @@ def test_help_shows_every_setting() -> None:
 
 def test_a_mistyped_key_names_the_nearest() -> None:
     for command, argument, expected in [
-        ("train", "max_update=3", "mean max_updates"),
-        ("train", "+max_update=3", "mean max_updates"),
+        ("train", "max_updte=3", "mean max_updates"),
+        ("train", "+max_updte=3", "mean max_updates"),
         ("train", "model.d_modell=3", "mean model.d_model "),
         ("preprocess", "data.train.source=x", "data.train.src"),
         ("train", "model=bas", "mean base?"),

@@ -8,7 +8,6 @@ the user types must be keys of that dataclass; `nmt.cli.arguments` reads them.
 from __future__ import annotations
 
 import dataclasses
-import functools
 import os
 import re
 import sys
@@ -42,6 +41,9 @@ _HYDRA: dict[str, Any] = {
     "job": {"chdir": False},
     **{name: {"disable_existing_loggers": False} for name in _LOGS},
 }
+_IS_1_3 = hydra.__version__.startswith("1.3")  # later ones warn of what it needs, or lacks
+_VERSION: dict[str, Any] = {"version_base": "1.3"} if _IS_1_3 else {}
+_REPLACE: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
 _MOST_NAME = 200  # characters of the folder of one run of a sweep
 _OF_DATA = ("data", "experiment")
 _OF_TRAINING = ("dtype", "max_tokens", "seed")  # in YAML, where other commands have them too
@@ -54,6 +56,9 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., Any])
     """
     read = read_arguments(arguments, command)
     own = {key: path for folder in read.folders for key, path in _find_own(folder)}
+    for (group, _), path in own.items():
+        if path.parent.name == group:  # others may name it in their defaults
+            _register(group, path)
     try:
         for argument in read.arguments:
             if argument.key in GROUPS:
@@ -75,7 +80,7 @@ def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
     if GlobalHydra.instance().is_initialized():  # in a run of a sweep
         composed = hydra.compose(command.name, overrides)
     else:
-        with hydra.initialize_config_module("nmt.configs", version_base="1.3"):
+        with hydra.initialize_config_module("nmt.configs", **_VERSION):
             composed = hydra.compose(command.name, overrides)
     return _configs(command, composed, arguments)
 
@@ -122,7 +127,7 @@ def _store(command: Command, arguments: list[Argument]) -> None:
         *({f"override hydra/{name}": "disabled"} for name in _LOGS),
     ]
     node = {"defaults": primary, "hydra": _HYDRA, **defaults}
-    ConfigStore.instance().store(command.name, node)
+    ConfigStore.instance().store(command.name, node, **_REPLACE)
 
 
 # --- Hydra's own flags and sweeps
@@ -156,7 +161,8 @@ def _run_hydra(
         *flags,
         *(a.override for a in arguments if not a.is_for_data),
     ]
-    hydra.main(version_base="1.3", config_path="pkg://nmt.configs", config_name=command.name)(job)()
+    main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION)
+    main(job)()
     if errors:
         raise errors[0]
 
@@ -216,19 +222,20 @@ def _register(group: str, path: Path) -> str:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no settings; write lines of key: value")
-    schemas = {c.schema: typing.get_type_hints(c.schema) for c in COMMANDS.values()}
-    known = {key for hints in schemas.values() for key in hints}
-    for key, value in ((str(key), value) for key, value in content.items()):
-        if key != "defaults" and key not in known:
-            raise ConfigError(f"{path} sets {key}, which no command has; {nearest(key, known)}")
-        for hints in schemas.values():
-            if key in hints:
-                try:
-                    _fitted(value, hints[key], key)
-                except ConfigError as error:
-                    raise ConfigError(f"{path}: {error}") from None
+    content = typing.cast(dict[str, Any], content)
+    for key in content.keys() - {"defaults"}:
+        _check_known(str(key), path)
+    for command in COMMANDS.values():
+        hints = typing.get_type_hints(command.schema)
+        try:
+            for key in content.keys() & hints.keys():
+                _fitted(content[key], hints[key], key)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
     name = path.stem if path.stem not in choices(group) else f"{path.parent.name}-{path.stem}"
-    ConfigStore.instance().store(group=group, name=name, node=content, package="_global_")
+    ConfigStore.instance().store(
+        group=group, name=name, node=content, package="_global_", **_REPLACE
+    )
     _PATHS[name] = path
     return name
 
@@ -236,18 +243,18 @@ def _register(group: str, path: Path) -> str:
 # --- typed configs
 
 
-@functools.cache
-def _known() -> frozenset[str]:
-    return frozenset(f.name for c in COMMANDS.values() for f in dataclasses.fields(c.schema))
+def _check_known(key: str, place: object) -> None:
+    """Raise a `ConfigError` for a key of YAML that is no setting of any command."""
+    known = {f.name for command in COMMANDS.values() for f in dataclasses.fields(command.schema)}
+    if key not in known:
+        near = nearest(key, known, "nmt-train --help lists all")
+        raise ConfigError(f"{place} sets {key}, which no command has; {near}")
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     """Return the composed keys that `schema` has as its dataclass, and as YAML."""
     for key in map(str, composed):
-        if key not in _known():
-            raise ConfigError(
-                f"the YAML sets {key}, which no command has; {nearest(key, _known())}"
-            )
+        _check_known(key, "the YAML")
     hints = typing.get_type_hints(schema)
     given = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
@@ -264,6 +271,8 @@ def _fitted(value: Any, hint: Any, key: str) -> Any:
     if isinstance(value, str | float) and not isinstance(value, bool):
         return plain_value(str(value), hint) if isinstance(value, str) else _whole(value, hint)
     if not isinstance(value, dict):
+        if value is not None and dataclasses.is_dataclass(hint):
+            raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
         return value
     value = {str(name): item for name, item in value.items()}  # YAML reads 2023 as a number
     if typing.get_origin(hint) is dict:
