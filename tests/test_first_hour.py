@@ -21,9 +21,8 @@ from nmt.checkpoint import find_model
 from nmt.cli.commands import COMMANDS, command_line
 from nmt.cli.compose import with_config
 from nmt.cli.data_folder import ensure_data
-from nmt.cli.main import main
+from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
-from nmt.cli.train import run as train_once
 from nmt.errors import DataError
 
 HINT = re.compile(
@@ -249,7 +248,11 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     options = [*TINY, "max_updates=2", "valid_bleu=false", f"data_dir={toy_data}", "run_dir=s"]
     arguments = ["--multirun", "seed=1,2", *options]
     for _ in range(2):
-        with_config(COMMANDS["train"], arguments, lambda *c: scores.append(train_once(*c)))
+        with_config(
+            COMMANDS["train"],
+            arguments,
+            lambda *c: scores.append(import_and_run(COMMANDS["train"], *c)),
+        )
     assert {path.name for path in Path("s").iterdir()} == {"seed=1", "seed=2"}
     assert scores[0] != scores[1]
     assert scores[:2] == scores[2:]

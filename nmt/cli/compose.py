@@ -162,9 +162,11 @@ def _run_hydra(
         *(a.override for a in arguments if not a.is_for_data),
     ]
     main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION)
-    main(job)()
-    if errors:
-        raise errors[0]
+    try:
+        main(job)()
+    finally:  # a sweeper may fail for want of a score
+        if errors:
+            raise errors[0]
 
 
 def _name_run(composed: DictConfig, arguments: list[Argument]) -> None:

@@ -46,6 +46,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
             lock = checkpoints.locked(setup.run_dir, timeout_seconds=config.timeout_seconds)
             stack.enter_context(lock)
         state = setup.resume()
+        first_update = state.update
         if world.is_main:
             checkpoints.save_config(setup.run_dir, config_yaml)
         stack.enter_context(setup.learner.connected())
@@ -55,7 +56,8 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         while not (run.is_stopped or run.is_complete()):
             run.train_epoch()
         run.finish()
-        log.info("the run ends: %s", run.why_over())
+        if state.update > first_update:
+            log.info("the run ends: %s", run.why_over())
     return state.update
 
 
