@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -15,10 +14,12 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
-from nmt.config import ExportFormat, ModelConfig, Norm, Positions, Quantization, SearchConfig
+from nmt.config import ExportFormat, ModelConfig, Quantization, SearchConfig, require
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
+from nmt.manifest import note_unverified, verify
+from nmt.metadata import pop_version, read_json, to_dataclass
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
 
@@ -40,6 +41,12 @@ class ModelInfo:
     tokenizer_sha256: str
     updates: int  # updates of training behind the weights; of the newest one for an average
     src_vocab_size: int | None = None  # where the source has a vocabulary of its own
+
+    def __post_init__(self) -> None:
+        for key in ("vocab_size", "src_vocab_size"):
+            size = getattr(self, key)
+            require(size is None or 0 < size < 1 << 24, key, size, "must be from 1 to 16,777,215")
+        require(self.updates >= 0, "updates", self.updates, "must not be negative")
 
     def content(self) -> dict[str, Any]:
         """Return what is written: all that is known, as primitives."""
@@ -77,11 +84,12 @@ def load_info(folder: Path) -> ModelInfo:
             f"{folder} is an export (nmt-export); give the model that it was made of, or for "
             "format=ctranslate2 use nmt-translate backend=ctranslate2"
         )
-    path = folder / CONFIG
-    if not path.is_file():
+    if not (folder / CONFIG).is_file():
         what = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
         raise ModelError(f"{folder} {what}; give a run, a checkpoint or a model folder")
-    return _read_info(path)[0]
+    verify(folder, CONFIG)
+    note_unverified(folder)
+    return _read_info(folder / CONFIG)[0]
 
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
@@ -89,39 +97,26 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     path = folder / EXPORTED
     if not path.is_file():
         what = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
-        what += f"; make one with nmt-export model_dir={folder} format=ctranslate2"
-        raise ModelError(f"{folder} {what}")
-    info, made = _read_info(path)
-    try:
-        kind, quantization = ExportFormat(made["format"]), Quantization(made["quantization"])
-        return info, ExportInfo(kind, quantization, made["max_positions"])
-    except (TypeError, KeyError, ValueError) as error:
-        raise ModelError(f"{path} does not fit this nmt ({error}); export again") from None
+        remedy = f"make one with nmt-export model_dir={folder} format=ctranslate2"
+        raise ModelError(f"{folder} {what}; {remedy}")
+    verify(folder)
+    note_unverified(folder)
+    info, export = _read_info(path)
+    return info, to_dataclass(ExportInfo, export, path, "export")
 
 
-def _read_info(path: Path) -> tuple[ModelInfo, dict[str, Any]]:
+def _read_info(path: Path) -> tuple[ModelInfo, object]:
     """Read the info of a model and, in `nmt.json`, what is said of the export."""
-    try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = content.pop("format_version")
-    except (ValueError, KeyError, AttributeError):
-        raise ModelError(f"{path} is no config of nmt; copy the model folder again") from None
-    if version > FORMAT_VERSION:
-        reads = f"this nmt reads up to {FORMAT_VERSION}; update nmt"
-        raise ModelError(f"{path.parent} has format_version {version}, {reads}")
-    try:
-        model, export = content.pop("model"), content.pop("export", {})
-        model["norm"], model["positions"] = Norm(model["norm"]), Positions(model["positions"])
-        search = SearchConfig(**content.pop("search"))
-        return ModelInfo(model=ModelConfig(**model), search=search, **content), export
-    except (TypeError, KeyError, ValueError) as error:
-        message = f"{path} does not fit this nmt ({error}); use the nmt that wrote it"
-        raise ModelError(message) from None
+    content = read_json(path)
+    pop_version(content, path, FORMAT_VERSION)
+    export = content.pop("export", {})
+    return to_dataclass(ModelInfo, content, path), export
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights to memory; a missing or truncated file is a `ModelError`."""
     path = folder / WEIGHTS
+    verify(folder, WEIGHTS)
     try:
         return safetensors.torch.load_file(path)
     except FileNotFoundError:
@@ -190,7 +185,7 @@ def _run_models(folder: Path) -> dict[str, Path]:
 
 def _age(folder: Path) -> tuple[int, int]:
     """Return the updates behind a model, and when it was written."""
-    return load_info(folder).updates, (folder / CONFIG).stat().st_mtime_ns
+    return _read_info(folder / CONFIG)[0].updates, (folder / CONFIG).stat().st_mtime_ns
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

@@ -32,6 +32,10 @@ class ModelError(NmtError):
     """A run, checkpoint or model folder that is missing, damaged or does not fit."""
 
 
+class DamagedError(DataError, ModelError):
+    """A file that is not what was written."""
+
+
 class DeviceError(NmtError):
     """A device or number format that this machine does not have."""
 

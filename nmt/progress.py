@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import time
+from contextlib import AbstractContextManager
 from datetime import timedelta
 
 from tqdm import tqdm
@@ -14,7 +15,7 @@ log = logging.getLogger(__name__)
 LOG_SECONDS = 30.0
 
 
-class Progress:
+class Progress(AbstractContextManager["Progress"]):
     """Counts what is done and estimates the remaining time, in a `with` block or until `close`.
 
     Args:
@@ -47,9 +48,6 @@ class Progress:
                 desc=name, unit=f" {unit}", total=total, initial=done,
                 file=sys.stderr, mininterval=0.2, dynamic_ncols=True,
             )  # fmt: skip
-
-    def __enter__(self) -> Progress:
-        return self
 
     def __exit__(self, *_: object) -> None:
         self.close()

@@ -45,7 +45,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/data/binary.py
     ("uint16-bound", DATA + "binary.py", "n <= 1 << 16 else pa.int32()", "n <= (1 << 16) + 1 else pa.int32()", "binary"),
     ("length-bound", DATA + "binary.py", "if longest < 1 << 16 else", "if longest <= 1 << 16 else", "binary"),
-    ("lengths-eos", DATA + "binary.py", "np.diff(tgt_offsets)], axis=1) + 1", "np.diff(tgt_offsets)], axis=1)", "binary"),
+    ("lengths-eos", DATA + "binary.py", "np.diff(sides, axis=1).T + 1", "np.diff(sides, axis=1).T", "binary"),
     ("shard-longest", DATA + "binary.py", "int(np.diff(cuts).max()) + 1)", "int(np.diff(cuts).max()))", "binary"),
     ("cut-stream", DATA + "binary.py", "if source.read_at(len(_END), last) != _END:", "if False:", "binary"),
     ("batch-rows", DATA + "binary.py", "_ROWS_A_BATCH = 50_000", "_ROWS_A_BATCH = 49_999", "reference"),
@@ -56,7 +56,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("digest-order", DATA + "binary.py", "in sorted(index.items()):", "in index.items():", "reference"),
     # --- nmt/data/text.py
     ("line-break", DATA + "text.py", "\\x1e\\x85", "\\x1e", "corpus"),
-    ("carriage-return", DATA + "text.py", '.removesuffix("\\r"))', ")", "corpus"),
+    ("carriage-return", DATA + "text.py", '.removesuffix("\\r")', "", "corpus"),
     ("bad-byte", DATA + "text.py", "byte {error.start + 1}", "byte {error.start}", "corpus"),
     ("unequal", DATA + "text.py", "num_tgt = num_pairs + (target is not None)", "num_tgt = num_pairs", "corpus"),
     ("last-line", DATA + "text.py", "if self._rest:", "if False:", "translate_command"),
@@ -85,7 +85,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("chunk-bytes", PREPROCESS + "chunks.py", 'BYTES_A_CHUNK, side="right"', 'BYTES_A_CHUNK + 1, side="right"', "chunks"),
     ("chunk-cut-by-blocks", PREPROCESS + "chunks.py", "len(self._text) < BYTES_A_CHUNK", "len(self._text) < BYTES_A_CHUNK // 2", "chunks"),
     ("chunk-first-line", PREPROCESS + "chunks.py", "self._files, self._next_line = [], 1", "self._files = []", "chunks"),
-    ("chunk-disk-bytes", PREPROCESS + "chunks.py", "self._closed_bytes += file.disk_bytes", "self._closed_bytes = file.disk_bytes", "chunks"),
+    ("chunk-disk-bytes", PREPROCESS + "chunks.py", "self._closed_bytes += sum(", "self._closed_bytes = sum(", "chunks"),
     ("unequal-counts", PREPROCESS + "chunks.py", "num_before = self._num_lines - len(self.ends)", "num_before = self._num_lines", "chunks"),
     ("place-of-side", PREPROCESS + "chunks.py", "names[side % len(names)]", "names[0]", "clean"),
     ("corpora-order", PREPROCESS + "sources.py", "sorted(config.corpora.items())", "config.corpora.items()", "sources"),
@@ -290,7 +290,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/preprocess/pool.py
     ("one-thread", PREPROCESS + "pool.py", "return num_threads if num_threads > 1 else 0", "return num_threads if num_threads > 2 else 0", "pool"),
     ("items-a-worker", PREPROCESS + "pool.py", "_ITEMS_A_WORKER = 3", "_ITEMS_A_WORKER = 4", "pool"),
-    ("source-error", PREPROCESS + "pool.py", "        if last_error is not None:", "        if False:", "pool"),
+    ("source-error", PREPROCESS + "pool.py", "        if isinstance(last_error, NmtError):", "        if False:", "pool"),
     ("parent-gone", PREPROCESS + "pool.py", "    wait([parent.sentinel])\n", "    wait([])\n    time.sleep(99)\n", "pool"),
     ("kill-workers", PREPROCESS + "pool.py", "            process.kill()\n", "            pass\n", "pool"),
     ("interrupt-ignored", PREPROCESS + "pool.py", "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n", "", "preprocess_kills"),
@@ -301,7 +301,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("corpus-weight", PREPROCESS + "prepare.py", "job.config.data.corpora[corpus].weight if corpus else 1.0", "1.0", "preprocess"),
     ("missing-shards", PREPROCESS + "prepare.py", "    if missing:\n", "    if len(missing) > 3:\n", "preprocess"),
     ("many-dropped", PREPROCESS + "prepare.py", "_MANY_DROPPED = 0.05", "_MANY_DROPPED = 0.95", "preprocess"),
-    ("empty-shard", PREPROCESS + "prepare.py", "    if shard.pairs == 0:\n", "    if False:\n", "reference"),
+    ("empty-shard", PREPROCESS + "prepare.py", "    if writer.shard.pairs == 0:\n", "    if False:\n", "reference"),
     # --- nmt/preprocess/report.py
     ("quantile-side", PREPROCESS + "report.py", "np.searchsorted(sums, share * sums[-1])", "np.searchsorted(sums, share * sums[-1] + 1)", "report"),
     ("bar-width", PREPROCESS + "report.py", "(statistics.sides[side].longest + 1) // _MOST_BARS", "statistics.sides[side].longest // 25", "report reference"),
@@ -325,7 +325,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("half-written", PREPROCESS + "workspace.py", '        for path in self.folder.rglob("*.tmp"):\n            path.unlink()\n', "", "workspace"),
     ("fresh-part", PREPROCESS + "workspace.py", "if work.is_fresh and part is None:", "if work.is_fresh or part is None:", "workspace"),
     ("prepare-put-back", PREPROCESS + "workspace.py", "if part is None and work.old.exists() and not place.exists():", "if False:", "workspace"),
-    ("part-locks", PREPROCESS + "workspace.py", "        locks = [FileLock(path) for path in folder.glob", "        locks = [FileLock(path) for path in place.glob", "workspace"),
+    ("part-locks", PREPROCESS + "workspace.py", "others = folder.glob(", "others = folder.parent.glob(", "workspace"),
     ("spool-stays", PREPROCESS + "workspace.py", "not in (_LOCK, self.spool.name)", "not in (_LOCK,)", "workspace"),
     ("settings-without-effect", PREPROCESS + "workspace.py", '("data_dir", "num_threads", "step", "shard", "report_only")', '("data_dir", "step", "shard", "report_only")', "preprocess_kills"),
 

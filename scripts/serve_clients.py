@@ -150,6 +150,7 @@ def renamed(model: Path, folder: Path, source: str, target: str) -> Path:
     config = json_module.loads((place / "config.json").read_text(encoding="utf-8"))
     config |= {"src_lang": source, "tgt_lang": target}
     (place / "config.json").write_text(json_module.dumps(config), encoding="utf-8")
+    (place / "manifest.json").unlink(missing_ok=True)
     return place
 
 

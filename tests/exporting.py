@@ -26,7 +26,7 @@ from nmt.model.transformer import Transformer
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.backend import SearchRequest, load_models
 
-LIMIT = 30  # tokens of a translation
+LIMIT = 20  # tokens of a translation
 
 
 def short_sentences(count: int) -> list[str]:

@@ -25,7 +25,7 @@ def write_shard(path: Path, pairs: Pairs, vocab_size: int) -> ShardFile:
     """Write one file."""
     with ShardWriter(path, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size) as writer:
         sides = zip(*pairs, strict=True) if pairs else ((), ())
-        writer.add(*chain(*map(flat, sides)))
+        writer.add(*map(flat, sides))
     return writer.shard
 
 

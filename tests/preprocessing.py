@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import random
+import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from toy import command
 
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import load_tokenizers
@@ -19,16 +22,6 @@ from nmt.data.tokenizer import load_tokenizers
 WORDS = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge"]
 ODD = ["\u2028", "\u2029", "\x85", "\v", "\f", "\x1c", "\r", "\u00a0", "\ufeff", "😀", "\x1a"]
 _MAIN = "import sys; from nmt.cli.main import preprocess; sys.exit(preprocess())"
-# dies at call number argv[1] of os.replace, which is how each part of the work becomes whole
-_DYING = """
-import itertools, os, signal, sys
-calls, replace, last = itertools.count(1), os.replace, int(sys.argv.pop(1))
-def dying(*arguments):
-    if next(calls) == last:
-        os.kill(os.getpid(), signal.SIGKILL)
-    replace(*arguments)
-os.replace = dying
-"""
 
 
 def write_text(path: Path, lines: list[str]) -> Path:
@@ -56,27 +49,37 @@ def write_corpus(folder: Path, num_pairs: int = 300, *, name: str = "train") -> 
     return arguments
 
 
-def start(*arguments: str, code: str = "", **options: Any) -> subprocess.Popen[str]:
-    """Start nmt-preprocess; `code` runs in it first."""
+def start(*arguments: str) -> subprocess.Popen[str]:
+    """Start nmt-preprocess."""
+    program, pipe = [sys.executable, "-c", _MAIN, *arguments], subprocess.PIPE
     return subprocess.Popen(
-        [sys.executable, "-c", code + _MAIN, *arguments],
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-        **options,
+        program, stdout=subprocess.DEVNULL, stderr=pipe, text=True, start_new_session=True
     )
 
 
-def run(*arguments: str, code: str = "", **options: Any) -> tuple[int, str]:
-    """Run nmt-preprocess; return its exit status and what it wrote to stderr."""
-    with start(*arguments, code=code, **options) as process:
-        return process.wait(), process.communicate()[1]
+def run_in_fork(prepare: Callable[[], object], *arguments: str) -> int:
+    """Run `prepare` and nmt-preprocess in a fork of this process; return its exit status, negative
+    for the signal that ended it.
+    """
+    if (pid := os.fork()) == 0:
+        try:
+            prepare()
+            os._exit(command("preprocess", *arguments))
+        finally:
+            os._exit(1)
+    return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
 def run_and_die(number: int, *arguments: str) -> int:
-    """Run nmt-preprocess, which is killed when it is about to make part `number` whole."""
-    return run(str(number), *arguments, code=_DYING)[0]
+    """Run nmt-preprocess, killed at call `number` of os.replace, which makes each part whole."""
+    calls, replace = itertools.count(1), os.replace
+
+    def replace_or_die(*paths: Path) -> None:
+        if next(calls) == number:
+            os.kill(os.getpid(), signal.SIGKILL)
+        replace(*paths)
+
+    return run_in_fork(lambda: setattr(os, "replace", replace_or_die), *arguments)
 
 
 def wait_for_workers(process: subprocess.Popen[str]) -> list[int]:
@@ -130,9 +133,4 @@ def read_back(folder: Path, split: str = "train") -> Iterator[tuple[str, str]]:
     """Yield the text of all pairs of a split, from their ids."""
     tokenizers = load_tokenizers(folder)
     for src, tgt in ParallelData(folder, split):
-        yield tokenizers.src.decode(_list(src)), tokenizers.tgt.decode(_list(tgt))
-
-
-def _list(ids: np.ndarray[Any, Any]) -> list[int]:
-    plain: list[int] = ids.tolist()
-    return plain
+        yield tokenizers.src.decode(src.tolist()), tokenizers.tgt.decode(tgt.tolist())

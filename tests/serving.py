@@ -17,6 +17,7 @@ from exporting import random_model
 
 from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
+from nmt.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
 from nmt.serve.app import Server, make_app
 from nmt.serve.models import Direction, Models
@@ -124,6 +125,7 @@ def tiny_folder(folder: Path, tokenizer: Tokenizer, seed: int = 3) -> Path:
     config = json.loads((folder / "config.json").read_text())
     config["search"] |= {"max_length_a": 0, "max_length_b": 12}
     (folder / "config.json").write_text(json.dumps(config))
+    write_manifest(folder)
     return folder
 
 

@@ -39,6 +39,7 @@ from nmt.config import BestMetric, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ModelError
+from nmt.manifest import write_manifest
 from nmt.model.transformer import Transformer
 
 
@@ -184,6 +185,7 @@ def test_missing_and_damaged_files_are_refused(tokenizer: Tokenizer, tmp_path: P
     weights = load_weights(first)
     weights.pop("embedding.weight")
     safetensors.torch.save_file(weights, first / "model.safetensors")
+    write_manifest(first)
     with pytest.raises(ModelError, match="embedding"):
         load(first)
 

@@ -21,6 +21,7 @@ from nmt import Translator
 from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis, score
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import Backend, NativeBackend, SearchRequest, load_models
@@ -350,6 +351,7 @@ def test_other_folders_and_devices_are_refused_in_one_line(
     with pytest.raises(DeviceError, match="^device=cuda:9: this machine has"):
         load_ctranslate2(output, **settings | {"device": "cuda:9"})
     (output / "model.bin").write_bytes((output / "model.bin").read_bytes()[:5000])
+    write_manifest(output)
     with pytest.raises(ModelError, match="cannot be loaded by CTranslate2"):
         load_ctranslate2(output, **settings)
 

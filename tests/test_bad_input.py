@@ -12,6 +12,8 @@ from typing import Any
 import pytest
 from toy import command, train, write_corpus
 
+from nmt.manifest import MANIFEST
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -124,6 +126,7 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
             file, content = data_dir
             data_dir = tmp_path / f"{file}-{len(content or b'')}"
             shutil.copytree(root / "data", data_dir)
+            (data_dir / MANIFEST).unlink()  # damage that was there when it was made
             (data_dir / file).unlink()
             if content is not None:
                 (data_dir / file).write_bytes(content)
@@ -159,6 +162,7 @@ def test_folders_that_are_no_models_or_damaged(
     ):
         model = tmp_path / str(number)
         shutil.copytree(source, model)
+        (model / MANIFEST).unlink()
         data = damage if isinstance(damage, bytes) else damage.encode()
         (model / file).write_bytes(data)
         assert_refused([*expected], "translate", f"model_dir={model}")

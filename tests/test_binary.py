@@ -57,7 +57,7 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
         assert as_lists(found[i] for i in range(50)) == pairs
         assert found[0][0].dtype == found[0][1].dtype == kind
     with ShardWriter(tmp_path / "x", src_vocab_size=LARGE, tgt_vocab_size=300) as writer:
-        writer.add(*flat([[LARGE - 1]]), *flat([[299]]))
+        writer.add(flat([[LARGE - 1]]), flat([[299]]))
     write_shard(tmp_path / "empty", [([], [1]), ([], [2])], 300)
     assert as_lists([MappedShard(tmp_path / "empty")[1]]) == [([], [2])]
     src, tgt = MappedShard(tmp_path / "x")[0]
@@ -76,7 +76,7 @@ def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path) -> None:
             with ShardWriter(tmp_path / name, has_text=bool(given), **sizes) as writer:
                 for start, end in zip([0, *cuts], cuts, strict=False):
                     sides = [flat(rows[start:end]) for rows in columns.values()]
-                    writer.add(*sides[0], *sides[1], **{k: v[start:end] for k, v in given.items()})
+                    writer.add(*sides, [rows[start:end] for rows in given.values()])
         content = (tmp_path / "two").read_bytes()
         assert (tmp_path / "one").read_bytes() == content
         table = pa.ipc.open_stream(content).read_all()
@@ -175,7 +175,7 @@ def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, meth
     offsets = np.arange(0, len(ids) + 1, 200)
     binary._ROWS_A_BATCH = 5_000
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
-        writer.add(ids, offsets, ids, offsets)
+        writer.add((ids, offsets), (ids, offsets))
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}
     write_json(tmp_path / "meta.json", write_index(tmp_path, index))
     data = ParallelData(tmp_path, "train")
@@ -229,7 +229,6 @@ DAMAGES = {
     "lengths of another": lambda d: np.save(d / LENGTHS, np.ones((5, 2), "u2")),
     "index": lambda d: _change_index(d, pairs=11),
     "field": lambda d: _change_index(d, color="red"),
-    "no splits": lambda d: write_json(d / "meta.json", {"format_version": 2}),
 }
 
 
@@ -239,7 +238,9 @@ def test_damage_is_one_line_that_names_the_file(tmp_path: Path) -> None:
         folder.mkdir()
         write_folder(folder, {"": random_pairs(30, 300)}, 300, pairs_a_shard=10)
         damage(folder)
-        expected = r"^\S+ is (missing|damaged).*run nmt-preprocess"
+        expected = (
+            r"^\S+ is (missing|damaged).*run nmt-preprocess|^\S+ does not fit this nmt: splits"
+        )
         with pytest.raises(DataError, match=expected) as caught:
             ParallelData(folder, "train")
         assert "\n" not in str(caught.value), name

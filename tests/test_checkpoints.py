@@ -161,7 +161,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
         damage(run / "checkpoints/step-00000012" / name)
         found = load_newest(run)
         assert found is not None
-        assert found["state"]["update"] == 8, i
+        assert found["state"].update == 8, i
         message = rf"step-00000012/{name} {what}.*; trying the checkpoint before"
         assert bool(re.search(message, caplog.text)) == bool(name), i
         caplog.clear()
@@ -197,7 +197,7 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
             result = original(*arguments, **named)
             if threading.current_thread().name.startswith("saver"):
                 places = run.glob("checkpoints/step-*")
-                seen.append(sum(len(list(place.iterdir())) == 4 for place in places))
+                seen.append(sum(len(list(place.iterdir())) == 5 for place in places))
             return result
 
         return noted

@@ -33,7 +33,7 @@ from nmt.preprocess.chunks import Format, Source, read_chunks
 from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, Cleaned, PairCounts
 
 EMPTY, NUL = "empty side", "NUL character"
-SEEDS = range(30)
+SEEDS = range(12)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]
 POLICIES = [  # invalid, filter.nul, held_out
     (Invalid.replace, True, False),

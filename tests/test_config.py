@@ -251,7 +251,7 @@ def test_a_bad_value_names_key_and_rule() -> None:
     nan, inf = math.nan, math.inf
     cases: list[tuple[type[Any], dict[str, Any], str]] = [
         (ModelConfig, {"dropout": 1.0}, "model.dropout=1.0: must be from 0 to below 1"),
-        (ModelConfig, {"d_model": 0}, "model.d_model=0: must be at least 1"),
+        (ModelConfig, {"d_model": 0}, "model.d_model=0: must be from 1 to 65536"),
         (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0"),
         (OptimizerConfig, {"weight_decay": 0.01}, "optimizer.name=adamw"),
         (SearchConfig, {"length_penalty": nan}, "length_penalty=nan: must be from -10 to 10"),

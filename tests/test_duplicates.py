@@ -64,19 +64,18 @@ def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
     for seed, kind in enumerate(KEYS):
         folder, tasks = tmp_path / kind.value, draw_tasks(seed)
         write_tasks(folder, tasks, kind)
-        number = find_duplicates(folder)
+        find_duplicates(folder)
         for path in folder.glob("*.seen"):  # as after an interruption
             path.write_bytes(path.read_bytes() + b"\0")
-        assert find_duplicates(folder) == number
-        known, total = set(), 0
+        find_duplicates(folder)
+        known = set()
         for name, pairs in tasks.items():
             expected = np.zeros(3 * len(pairs) + 11, bool)
             for row, pair in enumerate(pairs):
                 expected[3 * row] = KEYS[kind](pair) in known
                 known.add(KEYS[kind](pair))
             np.testing.assert_array_equal(read_seen(folder, name, len(expected)), expected)
-            total += int(expected.sum())
-        assert number == total > 0
+        assert len(known) < sum(map(len, tasks.values()))
     write_tasks(tmp_path / "counted", tasks, Duplicates.keep)
     pairs = [pair for task in tasks.values() for pair in task]
     different = {kind: len(set(map(key, pairs))) for kind, key in KEYS.items()}
@@ -88,7 +87,7 @@ def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
 
 
 def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Path) -> None:
-    assert find_duplicates(tmp_path) == 0
+    find_duplicates(tmp_path)
     assert count_repeats(tmp_path) == {"pairs": 0, "sources": 0, "targets": 0}
     hashes = hash_duplicates(["a", "a"], ["b", "b"], Duplicates.pair)
 
@@ -103,7 +102,8 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
     for _ in range(2):
         with HashWriter(tmp_path, 1) as writer:
             writer.add(hashes, np.arange(2))
-    assert find_duplicates(tmp_path) == 1
+    find_duplicates(tmp_path)
+    assert read_seen(tmp_path, 1, 2).tolist() == [False, True]
 
 
 def test_the_ends_of_the_range_of_hashes_are_searched_too(
@@ -116,5 +116,5 @@ def test_the_ends_of_the_range_of_hashes_are_searched_too(
     hashes = np.array([[7, most, 0, middle, 7, middle - 1, most, 0, middle, 8]], np.uint64).T
     with HashWriter(tmp_path, 1) as writer:
         writer.add(hashes, np.arange(10))
-    assert find_duplicates(tmp_path) == 4
+    find_duplicates(tmp_path)
     assert np.flatnonzero(read_seen(tmp_path, 1, 10)).tolist() == [4, 6, 7, 8]

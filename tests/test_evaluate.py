@@ -78,17 +78,14 @@ def test_scores_and_signatures_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     theirs = [(e["name"], e["score"], e["signature"]) for e in json.loads(done.stdout)]
     scores = evaluate(GOOD, [REFERENCE])
     assert [(s.name, round(s.value, 6), s.signature) for s in scores] == theirs
+    half, chrf, ter = evaluate([line[: len(line) // 2] for line in GOOD], [REFERENCE])
+    assert 0 < half.detail["brevity_penalty"] < 1
+    assert half.detail["hypothesis_tokens"] < half.detail["reference_tokens"]
+    assert chrf.detail == {}
+    rate = 100 * ter.detail["num_edits"] / ter.detail["reference_tokens"]
+    assert ter.value == pytest.approx(rate)
     perfect = evaluate(REFERENCE, [REFERENCE], metrics=list(Metric))
     assert [s.value for s in perfect] == pytest.approx([100, 100, 100, 0])
-
-
-def test_detail_explains_bleu_and_ter() -> None:
-    score_bleu, score_chrf, score_ter = evaluate([s[: len(s) // 2] for s in GOOD], [REFERENCE])
-    assert 0 < score_bleu.detail["brevity_penalty"] < 1
-    assert score_bleu.detail["hypothesis_tokens"] < score_bleu.detail["reference_tokens"]
-    assert score_chrf.detail == {}
-    rate = 100 * score_ter.detail["num_edits"] / score_ter.detail["reference_tokens"]
-    assert score_ter.value == pytest.approx(rate)
 
 
 def test_unequal_counts_are_refused_with_both_numbers_and_empty_lines_are_scored() -> None:

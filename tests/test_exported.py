@@ -40,8 +40,8 @@ SHAPES: dict[str, dict[str, Any]] = {  # of random models
     "Tensor2Tensor's positions": {"positions": Positions.sinusoidal_concat},
 }
 ONLY_CTRANSLATE2 = (PRE, "pre, deep decoder", "foreign")
-LINES = [*short_sentences(20), *HOSTILE]
-NUM_SURE = 20  # the first lines, which the trained models end before the limit
+LINES = [*short_sentences(12), *HOSTILE]
+NUM_SURE = 12  # the first lines, which the trained models end before the limit
 SEARCH = {
     "greedy": SearchConfig(beam_size=1, normalization=Normalization.none),
     "none": SearchConfig(normalization=Normalization.none),

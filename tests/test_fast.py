@@ -35,6 +35,7 @@ from nmt.checkpoint import ModelInfo, load_info, save_model
 from nmt.config import ModelConfig, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
+from nmt.manifest import write_manifest
 from nmt.model.fast import FastTransformer, accelerate, freeze, layers, packing
 from nmt.model.fast.cache import Grid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
@@ -448,6 +449,7 @@ def test_a_config_from_before_these_keys_is_read_as_their_defaults(
     for key in set(EVERYWHERE) - {"dropout"}:
         del content["model"][key]
     (folder / "config.json").write_text(json.dumps(content), encoding="utf-8")
+    write_manifest(folder)
     assert load_info(folder).model == config
 
 

@@ -12,6 +12,7 @@ import torch
 
 from nmt.errors import NmtError
 from nmt.files import remove_leftovers, replace_file, replace_folder, replace_link, write_json
+from nmt.manifest import MANIFEST
 
 MARKER = "meta.json"
 
@@ -21,6 +22,7 @@ def tree(folder: Path) -> dict[str, str]:
     return {
         str(path.relative_to(folder)): path.read_text() if path.is_file() else ""
         for path in sorted(folder.rglob("*"))
+        if path.name != MANIFEST
     }
 
 

@@ -65,7 +65,7 @@ def test_the_time_for_a_line_grows_with_its_length_and_not_faster(tokenizer: Tok
         assert time.process_time() - start_seconds < 5, text[:9]  # the square would take minutes
 
 
-def test_parts_are_joined_as_the_language_is_written() -> None:
+def test_parts_are_joined_as_the_language_is_written(tokenizer: Tokenizer) -> None:
     for texts, line in (
         (["Ein Haus.", "Ein Baum."], "Ein Haus. Ein Baum."),
         (["今天很好。", "我们走吧。"], "今天很好。我们走吧。"),
@@ -76,8 +76,5 @@ def test_parts_are_joined_as_the_language_is_written() -> None:
         ([], ""),
     ):
         assert join_parts(texts) == line
-
-
-def test_joining_sentences_of_one_language_is_the_inverse(tokenizer: Tokenizer) -> None:
     text = ". ".join(line.capitalize() for line in sentences(8, seed=2)) + "."
     assert join_parts(parts(tokenizer, text, 60)) == text

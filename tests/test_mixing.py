@@ -178,9 +178,10 @@ def test_a_mixed_run_that_stops_in_any_pool_goes_on_with_the_same_bits(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
-    mix = ["mix.a=0.5", "mix_temperature=2", "max_updates=30", "model.dropout=0.1"]
+    mix = ["mix.a=0.5", "mix_temperature=2", "max_updates=12", "model.dropout=0.1"]
+    mix += ["tokens_per_update=250", "validate_every_updates=100", "checkpoint_every_updates=100"]
     assert train(data_dir, data_dir / "whole", *RUN, *mix) == 0
-    for end in (7, 19, 30):
+    for end in (3, 8, 12):
         assert train(data_dir, data_dir / "parts", *RUN, *mix, f"max_updates={end}") == 0
     assert_same_weights(data_dir / "whole", data_dir / "parts")
     assert read_records(data_dir / "parts", "epoch")[-1]["epoch"] >= 2

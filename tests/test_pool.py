@@ -9,45 +9,21 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
 import pytest
 from preprocessing import wait_until_gone
+from work import refuser, sleeper
 
 from nmt.errors import DataError, NmtError
 from nmt.preprocess.pool import WorkerPool, count_workers
 
 
-def sleeper() -> Callable[[float], float]:
-    """Return a function that takes as many seconds as it is given."""
-    return _sleep
-
-
-def _sleep(seconds: float) -> float:
-    time.sleep(seconds)
-    return seconds
-
-
-def refuser() -> Callable[[int], int]:
-    """Return a function that refuses 3, fails at 5, and ends its process at negative numbers."""
-    return _refuse
-
-
-def _refuse(number: int) -> int:
-    if number == 3:
-        raise DataError("3 is no good")
-    if number == 5:
-        raise ValueError("a bug")
-    if number < 0:
-        os.kill(os.getpid(), -number)
-    return number
-
-
 @pytest.fixture(autouse=True)
 def importable(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Let workers import this file as the tests do."""
+    """Let workers import `work` as the tests do."""
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
@@ -118,8 +94,9 @@ def test_leaving_ends_workers_at_once() -> None:
 
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     program = (
-        "import multiprocessing, sys; sys.path.insert(0, sys.argv[1]); import test_pool as t\n"
-        "pool = t.WorkerPool(2, t.sleeper)\n"
+        "import multiprocessing, sys; sys.path.insert(0, sys.argv[1]); import work\n"
+        "from nmt.preprocess.pool import WorkerPool\n"
+        "pool = WorkerPool(2, work.sleeper)\n"
         "for _ in pool.map([0.0, 0.0, 60.0, 60.0, 0.0, 0.0]):\n"
         "    print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
     )

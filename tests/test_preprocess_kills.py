@@ -5,13 +5,14 @@ from __future__ import annotations
 import os
 import resource
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 from preprocessing import (
     is_running,
-    run,
     run_and_die,
+    run_in_fork,
     start,
     tree,
     wait_for_workers,
@@ -106,14 +107,13 @@ def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
             assert message in line
 
 
-def _small_files() -> None:
-    resource.setrlimit(resource.RLIMIT_FSIZE, (6000, 6000))
-
-
-def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(place: Path, tmp_path: Path) -> None:
-    every = arguments(place, tmp_path / "data")
-    status, error = run(*every, preexec_fn=_small_files)  # python ignores SIGXFSZ: write fails
-    assert status == 2
+def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (6000, 6000))
+    # python ignores SIGXFSZ: write fails
+    assert run_in_fork(small, *arguments(place, tmp_path / "data")) == 2
+    error = capfd.readouterr().err
     assert "cannot be written: File too large; fix that" in error.split("\n")[-2]
     assert "Traceback" not in error
     assert not (tmp_path / "data").exists()

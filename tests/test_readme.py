@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
-from nmt.cli.commands import COMMANDS
 from nmt.cli.arguments import check_argument
+from nmt.cli.commands import COMMANDS
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))

@@ -18,8 +18,8 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Place
 from nmt.preprocess.clean import PairCounts
-from nmt.preprocess.report import CorpusResult, Report, build_report, report_page, report_table
-from nmt.preprocess.statistics import HeldOut
+from nmt.preprocess.report import Report, build_report, report_page, report_table
+from nmt.preprocess.statistics import HeldOut, Statistics
 
 SRC = sentences(300, seed=1)
 TGT = [" ".join(line.split()[::-1]) for line in SRC]
@@ -33,16 +33,16 @@ def part(
     *,
     held_out: HeldOut | None = None,
     **counts: Any,
-) -> CorpusResult:
+) -> Statistics:
     """Measure one corpus of which all was kept, but for what `counts` says."""
     statistics = measure(tokenizer, list(src), list(tgt), held_out)
-    kept = len(src)
-    return CorpusResult(PairCounts(**{"read": kept, "kept": kept, **counts}), statistics)
+    statistics.pairs = PairCounts(**{"read": len(src), "kept": len(src), **counts})
+    return statistics
 
 
 def report(
     tokenizer: Tokenizer,
-    parts: CorpusResult | dict[str, CorpusResult],
+    parts: Statistics | dict[str, Statistics],
     *,
     data: DataConfig | None = None,
     duplicates: dict[str, int] | None = None,
@@ -71,7 +71,7 @@ DEFECTS = {
         t, part(t, read=340, dropped={"too long": 30, "empty side": 10})
     ),
     "1 of 2 valid pairs (50.0%) are in the training text": overlapping,
-    "(first a.en:301)": overlapping,
+    "(first a.src:301)": overlapping,
     "2 of 2 valid sources": overlapping,
     "filter.duplicates=pair": lambda t: report(
         t, part(t), duplicates={"pairs": 100, "sources": 150, "targets": 120}

@@ -109,8 +109,8 @@ def test_each_token_is_drawn_with_its_share_and_of_many_none_is_favored() -> Non
         assert abs(counts[5] / 36_000 - share) < 0.006, temperature  # 2.6 or 3.8 deviations
     log_probs = torch.full((1, 20_000), math.log(1e-12))  # float32 noise would pick some of these
     log_probs[0, :2] = math.log(0.5)
-    (found,) = find(_Fixed(log_probs), toy_source(2), config(200, b=6, sampling=True))
-    assert Counter(token for h in found for token in h.tokens) == {1: 1200}  # id 0 is PAD
+    (found,) = find(_Fixed(log_probs), toy_source(2), config(500, b=6, sampling=True))
+    assert Counter(token for h in found for token in h.tokens) == {1: 3000}  # id 0 is PAD
 
 
 def drawn(rows: list[int], draws: int = 3, **changes: Any) -> list[list[Sentence]]:

@@ -129,11 +129,12 @@ def test_a_live_hypothesis_is_dropped_only_when_it_cannot_win_by_the_least(
         assert len(stepper.num_rows) <= (3 if wins or not bar_is_known else 2), (n_best, margin)
 
 
-@pytest.mark.parametrize("taste", TASTES)
-def test_a_beam_of_one_is_greedy(taste: Taste) -> None:
+def test_a_beam_of_one_is_greedy() -> None:
     source, settings = toy_source(6, 2, 9, 4), config(1, 0.6, a=1.0, b=3)
-    found = find(ToyStepper(taste), source, settings)
-    for row, (hypothesis,) in enumerate(found):
+    cases = [
+        (t, *case) for t in TASTES for case in enumerate(find(ToyStepper(t), source, settings))
+    ]
+    for taste, row, (hypothesis,) in cases:
         tokens: Sentence = ()
         while len(tokens) < source[1][row] - 1 + 3 and EOS not in tokens:
             log_probs = toy_log_probs(source_of(source, row), (BOS, *tokens), taste)
@@ -210,8 +211,7 @@ def test_of_results_with_equal_scores_the_one_that_ended_first_stands_first() ->
     assert len(stepper.num_rows) == 2 + 1  # an equal one does not win
 
 
-@pytest.mark.parametrize("beam_size", [1, 4])
-def test_a_model_that_gives_no_numbers_is_refused(beam_size: int) -> None:
-    for value in (float("nan"), float("-inf")):
+def test_a_model_that_gives_no_numbers_is_refused() -> None:
+    for value, beam_size in itertools.product((float("nan"), float("-inf")), (1, 4)):
         with pytest.raises(ModelError, match="gives no probabilities"):
             find(Undecided(value), toy_source(3, 2), config(beam_size))

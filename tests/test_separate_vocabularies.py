@@ -33,7 +33,7 @@ SHAPE = [
     "max_tokens=600",
     "log_every_updates=100",
     "validate_every_updates=1000",
-    "max_updates=300",
+    "max_updates=250",
     "checkpoint_every_updates=100",
 ]
 BEAM = SearchConfig(beam_size=4, normalization=Normalization.none)

@@ -19,6 +19,7 @@ from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
+from nmt.manifest import write_manifest
 from nmt.model.transformer import Transformer, causal_mask, padding_mask
 from nmt.serve.models import Direction, Models
 from nmt.translate.translator import Translator
@@ -174,6 +175,7 @@ def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) ->
         folder = tiny_folder(tmp_path / source, tagged)
         config = json.loads((folder / "config.json").read_text()) | {"src_lang": source}
         (folder / "config.json").write_text(json.dumps(config))
+        write_manifest(folder)
         models = loaded(folder)
         assert len(models.directions) == pairs
         assert {d.tag for d in models.directions.values()} == set(symbols)

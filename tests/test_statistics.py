@@ -12,9 +12,12 @@ from typing import Any
 
 import numpy as np
 from conftest import sentences
+from dirt import make_chunk
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, normal_form
+from nmt.preprocess.chunks import Format
+from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.statistics import (
     EXACT_LENGTHS,
     NUM_BINS,
@@ -56,8 +59,10 @@ def measure(
     for start in range(0, max(1, len(src)), cut):
         chunk = src[start : start + cut], tgt[start : start + cut]
         encoded = encode(tokenizer, chunk[0]), encode(tokenizer, chunk[1])
-        lines = np.arange(start + 1, start + 1 + len(chunk[0]))
-        total.merge(measurer.measure(chunk, encoded, file="a.en", lines=lines))
+        size = len(chunk[0])
+        place = make_chunk([[b""] * size] * 2, Format.pair, first_line=start + 1)
+        cleaned = Cleaned(place, *chunk, np.arange(size), PairCounts(size, size))
+        total.merge(measurer.measure(cleaned, encoded))
     return total
 
 
@@ -110,7 +115,7 @@ def test_counts_are_those_of_single_lines(tokenizer: Tokenizer) -> None:
         assert side.longest == max(len(line) + 1 for line in ids)
         lengths.append([len(line) + 1 for line in ids])
     assert statistics.sides[0].num_bytes > 0
-    assert statistics.num_pairs == 60
+    assert statistics.pairs.kept == 60
     found = {divmod(key, NUM_BINS): count for key, count in statistics.lengths.items()}
     assert found == Counter(zip(*lengths, strict=True))
 
@@ -170,7 +175,7 @@ def test_overlap_is_what_comparing_all_with_all_finds(tokenizer: Tokenizer) -> N
             ]
             seen |= set(hits)
             if hits:
-                places.append({"file": "a.en", "line": number, "held_out_line": hits[0] + 1})
+                places.append({"file": "a.src", "line": number, "held_out_line": hits[0] + 1})
         assert overlap.num_rows == len(rows)
         assert overlap.seen.get(name, set()) == seen, (split, name)
         assert overlap.matches[name] == len(places), (split, name)
@@ -192,7 +197,7 @@ def test_statistics_do_not_depend_on_how_text_is_cut_nor_on_a_json_file(
     for _ in range(50):
         often.merge(read)
     assert json.dumps(read.to_json()) == whole  # stays as it was
-    assert often.num_pairs == 50 * len(src)
+    assert often.pairs.kept == 50 * len(src)
     assert len(json.dumps(often.to_json())) < 1.5 * len(whole)  # does not grow with the corpus
     assert often.lengths.keys() == read.lengths.keys()
     assert often.sides[1].characters.total() == 50 * sum(map(len, tgt))

@@ -8,6 +8,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -151,14 +152,12 @@ def test_a_model_that_copies_gives_back_the_text_or_what_the_limit_left_of_it(
 # --- long lines
 
 
-def test_a_line_is_cut_and_joined_to_what_it_was(copier: Translator) -> None:
-    text = "The small tree. A house sees the tree, the green house; über Haus! " * 9
-    line = text.strip()
-    assert copier.translate([line, "a"], max_source_length=20) == [line, "a"]
-    assert copier.translate([line], max_source_length=1000) == [line]
-
-
-def test_a_cut_line_reports_all_its_parts(translator: Translator, copier: Translator) -> None:
+def test_a_cut_line_is_joined_and_reports_all_its_parts(
+    translator: Translator, copier: Translator
+) -> None:
+    text = ("The small tree. A house sees the tree, the green house; über Haus! " * 9).strip()
+    assert copier.translate([text, "a"], max_source_length=20) == [text, "a"]
+    assert copier.translate([text], max_source_length=1000) == [text]
     first, second = "The small tree.", "A house sees."
     lines = [f"{first} {second}", first, second]
     assert results_of(copier, lines, max_source_length=10)[0].text == lines[0]
@@ -171,25 +170,19 @@ def test_a_cut_line_reports_all_its_parts(translator: Translator, copier: Transl
     assert best.token_log_probs == pytest.approx(one.token_log_probs + other.token_log_probs)
     assert best.log_prob == pytest.approx(one.log_prob + other.log_prob)
     assert best.score == pytest.approx(one.score + other.score)
-    assert best.alignment is not None
-    assert one.alignment is not None
-    assert other.alignment is not None
-    border = len(single[0].source_tokens)
-    assert len(best.alignment) == len(best.tokens)
-    assert best.alignment[: len(one.alignment)] == one.alignment
-    assert best.alignment[-len(other.tokens) :] == [border + place for place in other.alignment]
+    alignment, border = best.alignment or [], len(single[0].source_tokens)
+    assert len(alignment) == len(best.tokens)
+    assert alignment[: len(one.alignment or [])] == one.alignment
+    assert alignment[-len(other.tokens) :] == [border + place for place in other.alignment or []]
 
 
-def test_truncated_lines_report_what_was_left_out(copier: Translator) -> None:
+def test_a_line_that_is_too_long_is_truncated_or_named_by_its_number(copier: Translator) -> None:
     line = "the small house sees the tree the tree the tree"
     ids = copier.tokenizer.src.encode(line)
     found = copier.translate([line], too_long="truncate", max_source_length=8)
     assert found == [copier.tokenizer.tgt.decode(ids[:7])]
     (result,) = results_of(copier, [line], max_source_length=8, too_long=TooLong.truncate)
     assert result.num_left_out == len(ids) - 7
-
-
-def test_a_line_that_is_too_long_is_named_by_its_number(copier: Translator) -> None:
     lines = ["a"] * 4 + ["the " * 30, "a"]
     with pytest.raises(DataError, match=r"^line 5 has 30 tokens"):
         copier.translate(lines, too_long="error", max_source_length=16, window_lines=2)
@@ -243,19 +236,16 @@ def test_many_sentences_that_fail_do_not_end_a_job_that_works(tokenizer: Tokeniz
     decoder = BatchSearch(Fragile(tokenizer), SearchConfig(beam_size=1), 1, max_tokens=6)
     failed = [isinstance(outcome, Failure) for outcome in decoder.translate(parts)]
     assert failed == [part in tree for part in parts]
+    for num_workers in (1, 3):  # one that fails with everything is not asked for ever
+        backend = Fragile(tokenizer, max_rows=0, num_workers=num_workers)
+        with pytest.raises(torch.OutOfMemoryError):
+            Translator(backend, tokenizer, CONFIG).translate(["a house"] * 10 * MAX_FAILURES)
 
 
 def test_in_python_a_sentence_that_fails_is_an_error_with_its_number(tokenizer: Tokenizer) -> None:
     translator = Translator(Fragile(tokenizer), tokenizer, CONFIG)
     with pytest.raises(TranslationError, match="line 2 cannot be translated: OutOfMemoryError"):
         translator.translate(["a house", "a tree"])
-
-
-def test_an_engine_that_fails_with_everything_is_not_asked_for_ever(tokenizer: Tokenizer) -> None:
-    for num_workers in (1, 3):
-        backend = Fragile(tokenizer, max_rows=0, num_workers=num_workers)
-        with pytest.raises(torch.OutOfMemoryError):
-            Translator(backend, tokenizer, CONFIG).translate(["a house"] * 10 * MAX_FAILURES)
 
 
 # --- prefixes, scores, settings
@@ -284,9 +274,6 @@ def test_scores_are_those_of_search_for_the_same_tokens(translator: Translator) 
         assert result.log_prob == pytest.approx(sum(result.token_log_probs))
         penalty = ((5 + num_tokens + 1) / 6) ** translator.defaults.length_penalty
         assert result.score == pytest.approx(result.log_prob / penalty)
-
-
-def test_two_empty_lines_score_what_translating_one_gives(translator: Translator) -> None:
     one, other, empty = translator.score(["a", "", " "], ["", "a", ""], normalization="average")
     assert max(one.log_prob, other.log_prob) < 0
     assert [empty] == translator.n_best([""])[0]
@@ -344,16 +331,11 @@ def test_all_methods_take_the_same_options(translator: Translator) -> None:
     assert texts == stream == [best.text for best, *_ in n_best]
     assert n_best == n_best_stream
     assert {len(translations) for translations in n_best} == {3}
-    config = translator.search_config(beam_size=3, length_penalty=1.0)
+    config = translator.search_config(beam_size=3, length_penalty=1.0, max_length_b=None)
+    assert config == replace(translator.defaults, beam_size=3, length_penalty=1.0)
     rest = {key: options[key] for key in ("prefixes", "max_source_length", "too_long")}
     again = translator.n_best(lines, config, **rest)
     assert [[t.text for t in ts] for ts in again] == [[t.text for t in ts] for ts in n_best]
-
-
-def test_what_the_caller_sets_wins_over_the_models_defaults(translator: Translator) -> None:
-    assert translator.search_config() == translator.defaults
-    changed = translator.search_config(beam_size=1, length_penalty=0.0, max_length_b=None)
-    assert (changed.beam_size, changed.length_penalty, changed.max_length_b) == (1, 0.0, 8)
 
 
 def test_loading_refuses_a_choice_that_is_none_by_name(

@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import itertools
 import logging
-from typing import Any
 
 from nmt.cli.commands import command_line
 from nmt.config import (
@@ -28,7 +27,7 @@ Preparation = tuple[PreprocessConfig, list[str]]  # and the arguments of nmt-pre
 def check_replaced(config: PreprocessConfig) -> None:
     """Raise a `DataError` when other data is in the data folder that nobody named."""
     is_named = config.data_dir != DEFAULT_DATA_DIR or config.report_only
-    made_of = None if is_named else _made_of(config.data_dir)
+    made_of = {} if is_named else _made_of(config.data_dir)
     if made_of and (changes := find_changes(made_of, config)):
         raise DataError(
             f"{DEFAULT_DATA_DIR} holds other data ({', '.join(changes)}); give data_dir=FOLDER, "
@@ -73,9 +72,9 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
         log.info("wrote %s; %s/report.html describes it", config.data_dir, config.data_dir)
         return
     has_keys = any(not a.startswith(("experiment=", "data_dir=")) for a in arguments)
-    if made_of and (has_keys or made_of["experiment"] != config.experiment):
+    if made_of and (has_keys or made_of.get("experiment") != config.experiment):
         changes = find_changes(made_of, data)
-        if made_of["experiment"] is None and not has_keys:  # own text with a ready-made recipe
+        if "experiment" not in made_of and not has_keys:  # own text with a ready-made recipe
             changes = [change for change in changes if change.startswith("data.corpus ")]
         if changes:
             raise DataError(
@@ -84,7 +83,7 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
             )
 
 
-def _made_of(data_dir: str) -> dict[str, Any] | None:
-    """Return what a data folder remembers; None without one, or from an older nmt."""
+def _made_of(data_dir: str) -> dict[str, str]:
+    """Return what a data folder remembers; nothing without one, or of an older nmt."""
     place = resolve(data_dir)
-    return read_meta(place).get("made_of") if (place / "meta.json").exists() else None
+    return read_meta(place).made_of if (place / "meta.json").exists() else {}

@@ -50,9 +50,8 @@ def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     if report is not None:
         log.info("wrote %s; next: %s", config.data_dir, train_command(config))
     elif config.step is Step.plan:
-        log.info(
-            "planned; next, for each NUMBER to COUNT: the same command with shard=NUMBER/COUNT"
-        )
+        rest = "the same command with shard=NUMBER/COUNT"
+        log.info("planned; next, for each NUMBER to COUNT: %s", rest)
     else:
         log.info("shard %s is done; when all are: the same command with step=merge", config.shard)
 
@@ -136,11 +135,9 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
         from nmt.distributed import set_num_threads
         from nmt.translate.translator import Translator
 
-        assert config.model_dir is not None
-        assert src is not None
         set_num_threads(config.num_threads)
-        translator = Translator.load(config.model_dir, device=config.device)
-        hypotheses = translator.translate(list(read_input(src)))
+        translator = Translator.load(config.model_dir or [], device=config.device)
+        hypotheses = translator.translate(read_input(str(src)))
     how: dict[str, Any] = {"tokenize": tokenize, "metrics": config.metrics, "force": config.force}
     scores = evaluate.evaluate(hypotheses, references, **how)
     comparisons = []

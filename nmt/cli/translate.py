@@ -82,12 +82,10 @@ def score(config: ScoreConfig, config_yaml: str) -> None:
     """Score the pairs of `src` and `tgt` in windows; write one line each, to a stream as they come,
     to a file that is renamed into its place when whole.
     """
-    assert config.src is not None
-    assert config.tgt is not None
     path = _find_output(config.output)
     set_num_threads(config.num_threads)
     translator = _load(config, config.device)
-    places = (config.src, config.tgt)
+    places = [str(config.src), str(config.tgt)]  # both are given
     src_name, tgt_name = ("stdin" if place == "-" else place for place in places)
     pairs = pair_lines(*map(read_input, places), names=(src_name, tgt_name))
     with contextlib.ExitStack() as stack:

@@ -39,10 +39,10 @@ class Positions(str, Enum):
 class ModelConfig:
     """The Transformer's architecture (paper, section 3; table 3 for base and big)."""
 
-    num_encoder_layers: int = option(6, "encoder layers", low=1)
-    num_decoder_layers: int = option(6, "decoder layers", low=1)
-    d_model: int = option(512, "dimension of embeddings and of every layer's output", low=1)
-    d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1)
+    num_encoder_layers: int = option(6, "encoder layers", low=1, high=1000)
+    num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
+    d_model: int = option(512, "dimension of embeddings and of layers", low=1, high=65536)
+    d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
     num_heads: int = option(8, "attention heads; must divide d_model", low=1)
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)

@@ -57,9 +57,7 @@ def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
 def pad(
     rows: Sequence[Ids], *, pad_id: int, bos: int | None = None, eos: int | None = None
 ) -> Tensor:
-    """Stack rows of ids to (B, longest), padded on the right, with BOS before or EOS after each
-    when given.
-    """
+    """Stack ids to (B, longest), padded on the right, with BOS before or EOS after if given."""
     before, after = ([] if symbol is None else [symbol] for symbol in (bos, eos))
     rows = [[*before, *row, *after] for row in rows]
     table = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)

@@ -119,9 +119,7 @@ class TokenBatchSampler:
         return Updates(plan, starts, sum(sizes))
 
     def rows_to_try(self) -> Rows:
-        """Return pairs among which are the largest batches: all of a small corpus, else a sample
-        with the longest pairs.
-        """
+        """Return pairs among which are the largest batches: a sample with the longest pairs."""
         return np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)
 
     def _pool_starts(self, sizes: list[int], num_pools: int) -> list[int]:

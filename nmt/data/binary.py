@@ -8,21 +8,24 @@ opens the shards.
 from __future__ import annotations
 
 import hashlib
-import json
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from nmt.config import require
 from nmt.data import Lengths
 from nmt.data.mixing import CorpusRange
 from nmt.errors import DataError
+from nmt.manifest import verify
+from nmt.metadata import pop_version, read_json, to_dataclass
 
 Ids = np.ndarray[Any, np.dtype[Any]]
+FlatIds = tuple[Ids, Ids]  # of all lines of a side, and where each line starts
 
 FORMAT_VERSION = 2  # 1 had no index: its shards are those that the folder holds
 _ROWS_A_BATCH = 50_000  # fixed, so that bytes do not depend on how the pairs arrive
@@ -41,6 +44,11 @@ class ShardFile:
     bytes: int = 0
     sha256: str = ""
 
+    def __post_init__(self) -> None:
+        is_name = self.file not in ("", ".", "..") and Path(self.file).name == self.file
+        require(is_name, "file", self.file, "must be the name of a file in the data folder")
+        require(self.pairs >= 0, "pairs", self.pairs, "must not be negative")
+
 
 @dataclass(frozen=True)
 class CorpusIndex:
@@ -56,6 +64,24 @@ class CorpusIndex:
         return sum(shard.pairs for shard in self.shards)
 
 
+@dataclass(frozen=True)
+class DataInfo:
+    """What `meta.json` of a data folder holds."""
+
+    format_version: int
+    num_pairs: dict[str, int] = field(default_factory=dict)  # by split
+    data_sha256: str = ""
+    src_lang: str = ""
+    tgt_lang: str = ""
+    vocab_size: int = 0  # of the target
+    tokenizer_sha256: str = ""
+    max_length: int = 0
+    made_of: dict[str, str] = field(default_factory=dict)  # experiment and settings
+    temperature: float = 1.0
+    src_vocab_size: int | None = None  # where the source has a vocabulary of its own
+    splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)  # version 1 has none
+
+
 class ShardWriter:
     """Writes one file, in a `with` block; `shard` describes it afterwards.
 
@@ -64,7 +90,7 @@ class ShardWriter:
     """
 
     def __init__(
-        self, path: Path, *, src_vocab_size: int, tgt_vocab_size: int, has_text: bool = False
+        self, path: Path, src_vocab_size: int, tgt_vocab_size: int, *, has_text: bool = False
     ) -> None:
         # the smallest integer types that both Arrow's and numpy's users expect for these ids
         sizes = {"src": src_vocab_size, "tgt": tgt_vocab_size}
@@ -81,38 +107,30 @@ class ShardWriter:
         return self
 
     def add(
-        self,
-        src_ids: Ids,
-        src_offsets: Ids,
-        tgt_ids: Ids,
-        tgt_offsets: Ids,
-        *,
-        src_text: Sequence[str] | None = None,
-        tgt_text: Sequence[str] | None = None,
+        self, src: FlatIds, tgt: FlatIds, texts: tuple[Sequence[str], Sequence[str]] | None = None
     ) -> None:
-        """Append N pairs: the ids of side i are `ids[offsets[i] : offsets[i + 1]]`, without BOS and
-        EOS; offsets (N + 1,) start at 0. Texts are given when the file has them.
+        """Append N pairs, each side as ids and offsets (N + 1,) that start at 0: line i is
+        `ids[offsets[i] : offsets[i + 1]]`, without BOS and EOS. Texts are given when the file has
+        them.
         """
-        sides = ((src_ids, src_offsets), (tgt_ids, tgt_offsets))
-        texts = [text for text in (src_text, tgt_text) if text is not None]
-        num_pairs, start = len(src_offsets) - 1, 0
+        num_pairs, start = len(src[1]) - 1, 0
         while start < num_pairs:
             end = min(num_pairs, start + _ROWS_A_BATCH - self.shard.pairs % _ROWS_A_BATCH)
             columns = []
-            for kind, (ids, offsets) in zip(self._schema.types, sides, strict=False):
+            for kind, (ids, offsets) in zip(self._schema.types, (src, tgt), strict=False):
                 cuts = offsets[start : end + 1]
                 values = _to_arrow(ids[cuts[0] : cuts[-1]]).cast(kind.value_type)  # or refuses
                 places = _to_arrow((cuts - cuts[0]).astype(np.int32))
                 columns.append(pa.ListArray.from_arrays(places, values))
                 self.shard.longest = max(self.shard.longest, int(np.diff(cuts).max()) + 1)
-            columns += [pa.array(text[start:end], pa.string()) for text in texts]
+            columns += [pa.array(text[start:end], pa.string()) for text in texts or ()]
             self._waiting.append(pa.record_batch(columns, schema=self._schema))
             self.shard.pairs += end - start
             if self.shard.pairs % _ROWS_A_BATCH == 0:
                 self._write()
             start = end
-        self.shard.src_tokens += len(src_ids)
-        self.shard.tgt_tokens += len(tgt_ids)
+        self.shard.src_tokens += len(src[0])
+        self.shard.tgt_tokens += len(tgt[0])
 
     def _write(self) -> None:
         """Write the pairs that wait as one record batch."""
@@ -127,11 +145,8 @@ class ShardWriter:
             if self._waiting:
                 self._write()
             self._writer.close()
-        digest = hashlib.sha256()
-        with self._path.open("rb") as file:
-            while block := file.read(1 << 20):
-                digest.update(block)
-        self.shard.bytes, self.shard.sha256 = self._path.stat().st_size, digest.hexdigest()
+        content = np.memmap(self._path, np.uint8, mode="r")
+        self.shard.bytes, self.shard.sha256 = len(content), hashlib.sha256(content.data).hexdigest()
 
 
 class MappedShard:
@@ -141,7 +156,6 @@ class MappedShard:
     """
 
     def __init__(self, path: Path) -> None:
-        self._starts, self._batches = [0], []
         options = pa.ipc.IpcReadOptions(use_threads=False)  # a process forked later would lack them
         try:
             with pa.memory_map(str(path)) as source:
@@ -157,11 +171,11 @@ class MappedShard:
             raise _unusable(path, "is missing") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
-        for batch in batches:
-            self._starts.append(self._starts[-1] + batch.num_rows)
-            src, tgt = batch.column(0), batch.column(1)
-            views = map(_view, (src.values, src.offsets, tgt.values, tgt.offsets))
-            self._batches.append(tuple(views))
+        self._starts: list[int] = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        sides = ((batch.column(0), batch.column(1)) for batch in batches)
+        self._batches = [
+            (*map(_view, (src.values, src.offsets, tgt.values, tgt.offsets)),) for src, tgt in sides
+        ]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -169,19 +183,15 @@ class MappedShard:
     def __getitem__(self, row: int) -> tuple[Ids, Ids]:
         """Return source and target ids of a pair."""
         number = bisect_right(self._starts, row) - 1
-        row -= self._starts[number]
         src, src_offsets, tgt, tgt_offsets = self._batches[number]
-        return (
-            src[src_offsets[row] : src_offsets[row + 1]],
-            tgt[tgt_offsets[row] : tgt_offsets[row + 1]],
-        )
+        i = row - self._starts[number]
+        return src[src_offsets[i] : src_offsets[i + 1]], tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
 
     def lengths(self) -> Lengths:
         """Return the number of tokens of source and target, EOS included, (N, 2)."""
-        parts = [np.empty((0, 2), dtype=np.int32)]
-        for _, src_offsets, _, tgt_offsets in self._batches:
-            parts.append(np.stack([np.diff(src_offsets), np.diff(tgt_offsets)], axis=1) + 1)
-        return np.concatenate(parts)
+        offsets = ((src_offsets, tgt_offsets) for _, src_offsets, _, tgt_offsets in self._batches)
+        parts = [np.diff(sides, axis=1).T + 1 for sides in offsets]
+        return np.concatenate([np.empty((0, 2), dtype=np.int32), *parts])
 
 
 def _to_arrow(values: Ids) -> pa.Array:
@@ -199,29 +209,22 @@ def _unusable(path: Path, what: str = "is damaged") -> DataError:
     return DataError(f"{path} {what}; run nmt-preprocess again")
 
 
-def read_meta(data_dir: Path) -> dict[str, Any]:
+def read_meta(data_dir: Path) -> DataInfo:
     """Read `meta.json`; a folder that is none of ours, or a newer one, is a `DataError`."""
     path = data_dir / "meta.json"
     if not path.is_file():
         what = "is no data folder" if data_dir.is_dir() else "does not exist"
         raise DataError(f"{data_dir} {what}; nmt-preprocess makes one of your text")
-    try:
-        meta: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-        version = meta["format_version"]
-    except (ValueError, KeyError, TypeError):
-        raise _unusable(path) from None
-    if version > FORMAT_VERSION:
-        raise DataError(
-            f"{data_dir} has format_version {version}, this nmt reads up to "
-            f"{FORMAT_VERSION}; update nmt or preprocess again"
-        )
-    return meta
+    verify(data_dir, "meta.json")
+    meta = read_json(path)
+    version = pop_version(meta, path, FORMAT_VERSION)
+    return to_dataclass(DataInfo, {"format_version": version, **meta}, path)
 
 
 def _read_index(data_dir: Path, split: str) -> list[CorpusIndex]:
     """Return the corpora of a split; a folder of version 1 has one, whose pairs are counted."""
     meta = read_meta(data_dir)
-    if meta["format_version"] == 1:
+    if meta.format_version == 1:
         if not (paths := sorted(data_dir.glob(f"{split}-*.arrow"))):
             raise DataError(
                 f"{data_dir} has no {split}-*.arrow; make the folder with nmt-preprocess"
@@ -229,15 +232,9 @@ def _read_index(data_dir: Path, split: str) -> list[CorpusIndex]:
         sizes = [(path, len(MappedShard(path)), path.stat().st_size) for path in paths]
         shards = [ShardFile(path.name, pairs=pairs, bytes=size) for path, pairs, size in sizes]
         return [CorpusIndex("", 1.0, shards)]
-    try:
-        if split not in meta["splits"]:
-            raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
-        return [
-            CorpusIndex(c["corpus"], c["weight"], [ShardFile(**shard) for shard in c["shards"]])
-            for c in meta["splits"][split]
-        ]
-    except (KeyError, TypeError):
-        raise _unusable(data_dir / "meta.json") from None
+    if split not in meta.splits:
+        raise DataError(f"{data_dir} has no {split} pairs; give data.{split} to nmt-preprocess")
+    return meta.splits[split]
 
 
 def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dict[str, Any]:
@@ -246,18 +243,16 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
     """
     digest = hashlib.sha256()
     for split, corpora in sorted(index.items()):
-        shards = [shard for corpus in corpora for shard in corpus.shards]
-        longest = max((shard.longest for shard in shards), default=0)
+        shards = [(corpus.corpus, shard) for corpus in corpora for shard in corpus.shards]
+        longest = max((shard.longest for _, shard in shards), default=0)
         kind = "<u2" if longest < 1 << 16 else "<i4"
-        shape = (sum(shard.pairs for shard in shards), 2)
+        shape = (sum(shard.pairs for _, shard in shards), 2)
         with (folder / f"{split}.lengths.npy").open("wb") as file:
             header = {"descr": kind, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for shard in shards:
+            for name, shard in shards:
                 file.write(MappedShard(folder / shard.file).lengths().astype(kind).tobytes())
-        for corpus in corpora:
-            for shard in corpus.shards:
-                digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
+                digest.update(f"{split} {name} {shard.sha256}\n".encode())
     return {
         "format_version": FORMAT_VERSION,
         "splits": {split: [asdict(c) for c in corpora] for split, corpora in index.items()},
@@ -285,11 +280,10 @@ class ParallelData:
                 raise _unusable(path, f"is damaged: it has {size:,} bytes for {shard.bytes:,}")
         self._shards: list[MappedShard | None] = [None] * len(shards)
         self._starts: list[int] = np.cumsum([0, *(shard.pairs for shard in shards)]).tolist()
-        starts = np.cumsum([0, *(corpus.num_pairs for corpus in index)]).tolist()
-        self.corpora = [
-            CorpusRange(corpus.corpus, start, corpus.num_pairs, corpus.weight)
-            for corpus, start in zip(index, starts, strict=False)
-        ]
+        self.corpora: list[CorpusRange] = []
+        for one in index:
+            start = self.corpora[-1].end if self.corpora else 0
+            self.corpora.append(CorpusRange(one.corpus, start, one.num_pairs, one.weight))
         if len(self) == 0:
             raise DataError(f"{data_dir} holds no sentence pairs; preprocess the corpus again")
         self.lengths = self._map_lengths()  # tokens of source and target, EOS included, (N, 2)
@@ -308,6 +302,7 @@ class ParallelData:
 
     def _map(self, number: int) -> MappedShard:
         """Map a file; when two threads do, either result is as good."""
+        verify(self._place[0], self._paths[number].name)
         path, shard = self._paths[number], MappedShard(self._paths[number])
         expected = self._starts[number + 1] - self._starts[number]
         if len(shard) != expected:
@@ -318,8 +313,9 @@ class ParallelData:
     def _map_lengths(self) -> Lengths:
         data_dir, split = self._place
         path = data_dir / f"{split}.lengths.npy"
-        if not path.exists() and read_meta(data_dir)["format_version"] == 1:
+        if not path.exists() and read_meta(data_dir).format_version == 1:
             return np.concatenate([self._map(i).lengths() for i in range(len(self._paths))])
+        verify(data_dir, path.name)
         try:
             # a plain view: np.memmap is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
@@ -327,7 +323,6 @@ class ParallelData:
             raise _unusable(path, "is missing") from None
         except (ValueError, OSError, EOFError):
             raise _unusable(path) from None
-        if lengths.shape != (len(self), 2):
-            what = f"is damaged: it has the shape {lengths.shape} for {len(self)} pairs"
-            raise _unusable(path, what)
+        if (shape := lengths.shape) != (len(self), 2):
+            raise _unusable(path, f"is damaged: it has the shape {shape} for {len(self)} pairs")
         return lengths

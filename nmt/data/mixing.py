@@ -56,9 +56,7 @@ class Mix:
         return [round((epoch + 1) * a) - round(epoch * a) for a in self.amounts]
 
     def rows(self, seed: int, epoch: int, pool: int = 0, num_pools: int = 1) -> Rows:
-        """Return the pairs of one of `num_pools` equal parts of an epoch; each has its share of
-        every corpus. Their order means nothing.
-        """
+        """Return the pairs of a part of an epoch, with its share of every corpus, in no order."""
         pieces = []
         sizes = self.sizes(epoch)
         for number, (corpus, amount) in enumerate(zip(self.corpora, self.amounts, strict=True)):

@@ -82,30 +82,27 @@ def unpacking(name: str) -> Iterator[None]:
         raise DataError(f"{name}: not a whole {kind} file ({reason}); fetch it again") from None
 
 
-def clean_line(raw: bytes, place: str) -> str:
-    """Decode one line without its \\n: UTF-8, no BOM, no trailing \\r, other line breaks inside
-    become a space.
-    """
-    try:
-        text = raw.decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise DataError(
-            f"{place}: byte {error.start + 1} (0x{raw[error.start]:02x}) is not UTF-8; convert the "
-            "file, for example with iconv -f latin1 -t utf-8"
-        ) from None
-    return on_one_line(text.removeprefix("\ufeff").removesuffix("\r"))
-
-
 def on_one_line(text: str) -> str:
     """Return `text` with spaces for line breaks and NUL."""
     return _LINE_BREAK.sub(" ", text)
 
 
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of a byte stream; `name` stands in error messages."""
+    """Yield the lines of a byte stream in UTF-8, without BOM and trailing \\r, other line breaks as
+    spaces; `name` stands in error messages.
+    """
     with unpacking(name):
         for number, raw in enumerate(stream, start=1):
-            yield clean_line(raw.removesuffix(b"\n"), f"{name}:{number}")
+            try:
+                text = raw.decode("utf-8")
+            except UnicodeDecodeError as error:
+                byte = f"byte {error.start + 1} (0x{raw[error.start]:02x})"
+                raise DataError(
+                    f"{name}:{number}: {byte} is not UTF-8; convert the file, for example with "
+                    "iconv -f latin1 -t utf-8"
+                ) from None
+            text = text.removesuffix("\n").removeprefix("\ufeff").removesuffix("\r")
+            yield on_one_line(text)
 
 
 def read_lines(path: str | Path) -> Iterator[str]:
@@ -133,9 +130,7 @@ def count_lines(path: str) -> int:
 def pair_lines(
     src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
 ) -> Iterator[Pair]:
-    """Yield the pairs of two aligned streams; raise a `DataError` with both counts when they are
-    not equally long.
-    """
+    """Yield pairs of aligned lines; streams that are not equally long are a `DataError`."""
     both = itertools.zip_longest(src_lines, tgt_lines)
     for num_pairs, (source, target) in enumerate(both):
         if source is None or target is None:
@@ -177,9 +172,9 @@ class WaitingLines:
 
     def has_more(self) -> bool:
         """Say whether a line, or the end, is there or comes within an instant."""
-        ready = [self._descriptor]
-        is_known = bool(self._lines) or self._is_over
-        return is_known or bool(select.select(ready, [], [], _PATIENCE_SECONDS)[0])
+        if self._lines or self._is_over:
+            return True
+        return bool(select.select([self._descriptor], [], [], _PATIENCE_SECONDS)[0])
 
 
 def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:

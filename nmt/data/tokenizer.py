@@ -17,6 +17,7 @@ from typing import TypeAlias
 import sentencepiece
 
 from nmt.errors import DataError, ModelError
+from nmt.manifest import verify
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
 
@@ -34,7 +35,7 @@ class Tokenizer:
         self.unk_id: int = self._processor.unk_id()
         self.bos_id: int = self._processor.bos_id()
         self.eos_id: int = self._processor.eos_id()
-        self.src = self.tgt = self  # of both languages
+        self.src = self.tgt = self
         self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
@@ -88,9 +89,7 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into one line of text; control symbols vanish, a generated line break becomes a
-        space.
-        """
+        """Turn ids into a line of text, without control symbols; line breaks become spaces."""
         text: str = self._processor.decode(list(ids))
         return text.replace("\n", " ").replace("\r", " ")
 
@@ -138,6 +137,7 @@ def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
     Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
     `sha256`.
     """
+    verify(folder, JOINT, SOURCE, TARGET)
     tokenizers: Tokenizers
     if (folder / SOURCE).is_file():
         src, tgt = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET)

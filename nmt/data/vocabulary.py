@@ -127,12 +127,8 @@ def train_tokenizer(
             ) from None
         raise DataError(f"the tokenizer cannot be trained on this corpus: {message}") from None
     if num_long:
-        log.warning(
-            "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
-            num_long,
-            num_read,
-            _MAX_SENTENCE_BYTES,
-        )
+        text = "the tokenizer was trained without %d of %d sentences, longer than %d bytes"
+        log.warning(text, num_long, num_read, _MAX_SENTENCE_BYTES)
     return Tokenizer(model.getvalue())
 
 

@@ -18,11 +18,15 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
-Weights = dict[str, Tensor]
+Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 
 
 def write_ctranslate2(
-    folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
+    folder: Path,
+    info: ModelInfo,
+    tensors: dict[str, Tensor],
+    tokenizer: Tokenizers,
+    config: ExportConfig,
 ) -> None:
     """Write `model.bin`, `config.json` and `shared_vocabulary.json` into `folder`; for separate
     vocabularies `source_vocabulary.json` and `target_vocabulary.json`.
@@ -33,7 +37,7 @@ def write_ctranslate2(
         from ctranslate2.specs import TransformerSpec
     except ImportError:
         raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
-    model = info.model
+    model, weights = info.model, {name: t.float().numpy() for name, t in tensors.items()}
     spec = TransformerSpec.from_config(
         (model.num_encoder_layers, model.num_decoder_layers),
         model.num_heads,
@@ -47,19 +51,17 @@ def write_ctranslate2(
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
         if model.norm is Norm.pre:
-            _set_norm(stack.layer_norm, weights, f"{name}_norm")
-    embedding = _array(weights, "embedding.weight")  # (V, D)
+            _fill(stack.layer_norm, weights, f"{name}_norm")
     source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
-    spec.encoder.embeddings[0].weight = _array(weights, source)  # (V, D)
-    spec.decoder.embeddings.weight = embedding
-    spec.decoder.projection.weight = embedding
+    spec.encoder.embeddings[0].weight = weights[source]  # (V, D)
+    spec.decoder.embeddings.weight = weights["embedding.weight"]  # (V, D)
+    spec.decoder.projection.weight = weights["embedding.weight"]
     tgt, pieces = tokenizer.tgt, tokenizer.tgt.all_pieces()
     spec.register_source_vocabulary(tokenizer.src.all_pieces())
     spec.register_target_vocabulary(pieces)
     spec.config.unk_token = pieces[tgt.unk_id]  # the source has the same names
-    spec.config.bos_token = pieces[tgt.bos_id]
+    spec.config.bos_token = spec.config.decoder_start_token = pieces[tgt.bos_id]
     spec.config.eos_token = pieces[tgt.eos_id]
-    spec.config.decoder_start_token = pieces[tgt.bos_id]
     spec.config.add_source_eos = True
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
     spec.validate()
@@ -67,36 +69,29 @@ def write_ctranslate2(
     spec.save(str(folder))
 
 
-def _set_layer(spec: Any, weights: Weights, name: str) -> None:
+def _set_layer(spec: Any, weights: Arrays, name: str) -> None:
     """Fill one layer of the encoder, or of the decoder with its attention to the source."""
     attention = f"{name}.self_attention"
-    _set_linear(spec.self_attention.linear[0], weights, f"{attention}.in_projection")  # (3D, D)
-    _set_linear(spec.self_attention.linear[1], weights, f"{attention}.out_projection")
-    _set_norm(spec.self_attention.layer_norm, weights, f"{attention}_norm")
+    _fill(spec.self_attention.linear[0], weights, f"{attention}.in_projection")  # (3D, D)
+    _fill(spec.self_attention.linear[1], weights, f"{attention}.out_projection")
+    _fill(spec.self_attention.layer_norm, weights, f"{attention}_norm")
     if hasattr(spec, "attention"):
         attention = f"{name}.cross_attention"
-        weight = _array(weights, f"{attention}.in_projection.weight")  # (3D, D)
-        bias = _array(weights, f"{attention}.in_projection.bias")  # (3D,)
+        weight = weights[f"{attention}.in_projection.weight"]  # (3D, D)
+        bias = weights[f"{attention}.in_projection.bias"]  # (3D,)
         queries, keys_values, output = spec.attention.linear
         d_model = weight.shape[1]
         queries.weight, queries.bias = weight[:d_model], bias[:d_model]
         keys_values.weight, keys_values.bias = weight[d_model:], bias[d_model:]  # (2D, D), (2D,)
-        _set_linear(output, weights, f"{attention}.out_projection")
-        _set_norm(spec.attention.layer_norm, weights, f"{attention}_norm")
-    _set_linear(spec.ffn.linear_0, weights, f"{name}.feed_forward.inner")  # (F, D)
-    _set_linear(spec.ffn.linear_1, weights, f"{name}.feed_forward.outer")  # (D, F)
-    _set_norm(spec.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
+        _fill(output, weights, f"{attention}.out_projection")
+        _fill(spec.attention.layer_norm, weights, f"{attention}_norm")
+    _fill(spec.ffn.linear_0, weights, f"{name}.feed_forward.inner")  # (F, D)
+    _fill(spec.ffn.linear_1, weights, f"{name}.feed_forward.outer")  # (D, F)
+    _fill(spec.ffn.layer_norm, weights, f"{name}.feed_forward_norm")
 
 
-def _set_linear(spec: Any, weights: Weights, name: str) -> None:
-    spec.weight = _array(weights, f"{name}.weight")
-    spec.bias = _array(weights, f"{name}.bias")
-
-
-def _set_norm(spec: Any, weights: Weights, name: str) -> None:
-    spec.gamma = _array(weights, f"{name}.weight")
-    spec.beta = _array(weights, f"{name}.bias")
-
-
-def _array(weights: Weights, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
-    return weights[name].detach().float().numpy()
+def _fill(spec: Any, weights: Arrays, name: str) -> None:
+    """Fill a linear layer or a norm."""
+    names = ("gamma", "beta") if hasattr(spec, "gamma") else ("weight", "bias")
+    for theirs, ours in zip(names, ("weight", "bias"), strict=True):
+        setattr(spec, theirs, weights[f"{name}.{ours}"])

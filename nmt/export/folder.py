@@ -36,12 +36,10 @@ _WRITERS = {
     ExportFormat.huggingface: huggingface.write_huggingface,
 }
 _ANY = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
-SUPPORTED: dict[ExportFormat, dict[str, list[Any] | None]] = {
-    name: {**dict.fromkeys(_ANY), "norm": norms, "positions": list(Positions)}
-    for name, norms in (
-        (ExportFormat.ctranslate2, [Norm.post, Norm.pre]),
-        (ExportFormat.huggingface, [Norm.post]),
-    )
+_BOTH: dict[str, list[Any] | None] = {**dict.fromkeys(_ANY), "positions": list(Positions)}
+SUPPORTED = {
+    ExportFormat.ctranslate2: {**_BOTH, "norm": list(Norm)},
+    ExportFormat.huggingface: {**_BOTH, "norm": [Norm.post]},
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -63,8 +61,7 @@ def export(folder: Path, output: Path, config: ExportConfig) -> None:
     tokenizer = load_tokenizer(folder, info)
     model = build_model(info, load_weights(folder), torch.device("cpu"))  # names and shapes fit
     with replace_folder(output, marker=EXPORTED) as temporary:
-        write = _WRITERS[config.format]
-        write(temporary, info, dict(model.state_dict()), tokenizer, config)
+        _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizer, config)
         save_tokenizers(temporary, tokenizer)
         keys = ("format", "quantization", "max_positions")
         marker = {"export": {key: getattr(config, key) for key in keys}, **info.content()}
@@ -83,9 +80,8 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
     def shown(value: object) -> str:
         return str(value.value if isinstance(value, Enum) else value)
 
-    reasons: dict[ExportFormat, list[str]] = {}
+    reasons: dict[ExportFormat, list[str]] = {name: [] for name in SUPPORTED}
     for name, table in SUPPORTED.items():
-        reasons[name] = []
         for setting in dataclasses.fields(config):
             value = getattr(config, setting.name)
             held = table.get(setting.name, [setting.default])
@@ -116,9 +112,8 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     body = _HUGGINGFACE if is_marian else _CTRANSLATE2
     if is_marian and info.model.positions is Positions.sinusoidal_concat:
         body += _TABLE
-    files = {"tokenizer": JOINT}
-    if info.src_vocab_size is not None:
-        files = {"source": SOURCE, "target": TARGET}
+    is_separate = info.src_vocab_size is not None
+    files = {"source": SOURCE, "target": TARGET} if is_separate else {"tokenizer": JOINT}
     source, target = list(files)[0], list(files)[-1]
     load = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
     encode = 'encode("A sentence.", out_type=str)'

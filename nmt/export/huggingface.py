@@ -45,18 +45,15 @@ def write_huggingface(
     tensors = marian_weights(info, weights, config.max_positions)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    special = {
-        "pad_token_id": tokenizer.tgt.pad_id,
-        "bos_token_id": tokenizer.tgt.bos_id,
-        "eos_token_id": tokenizer.tgt.eos_id,
-        "decoder_start_token_id": tokenizer.tgt.bos_id,
-    }
+    tgt = tokenizer.tgt
+    special = {"pad_token_id": tgt.pad_id, "bos_token_id": tgt.bos_id, "eos_token_id": tgt.eos_id}
+    special["decoder_start_token_id"] = tgt.bos_id
     write_json(folder / "config.json", _architecture(info, special, config))
     generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, config.max_positions),
-        "bad_words_ids": [[tokenizer.tgt.pad_id], [tokenizer.tgt.bos_id]],
+        "bad_words_ids": [[tgt.pad_id], [tgt.bos_id]],
         **special,
     }
     write_json(folder / "generation_config.json", generation)
@@ -105,9 +102,8 @@ def _layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
     found[f"{theirs}.fc1.weight"] = weights[f"{ours}.feed_forward.inner.weight"][:, order]  # (F, D)
     found[f"{theirs}.fc1.bias"] = weights[f"{ours}.feed_forward.inner.bias"]
     found |= _reordered(weights, f"{ours}.feed_forward.outer", f"{theirs}.fc2", order)
-    return found | _reordered(
-        weights, f"{ours}.feed_forward_norm", f"{theirs}.final_layer_norm", order
-    )
+    name = f"{theirs}.final_layer_norm"
+    return found | _reordered(weights, f"{ours}.feed_forward_norm", name, order)
 
 
 def _reordered(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
@@ -159,10 +155,7 @@ def _write_tokenizer(
         "tokenizer_class": "MarianTokenizer",
         "source_lang": info.src_lang,
         "target_lang": info.tgt_lang,
-        "pad_token": pad,
-        "unk_token": unk,
-        "bos_token": bos,
-        "eos_token": eos,
+        **{"pad_token": pad, "unk_token": unk, "bos_token": bos, "eos_token": eos},
         "model_max_length": max_positions,
         "separate_vocabs": is_separate,
         "split_special_tokens": True,  # "</s>" in a user's text is text

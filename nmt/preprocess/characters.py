@@ -37,13 +37,12 @@ class CodePoints:
 
     def __init__(self, texts: Sequence[str]) -> None:
         self._codes, self._starts = _code_points(texts)
-        counts = np.bincount(self._codes)  # (largest code point + 1,)
-        self._present: Ints = np.flatnonzero(counts)
-        self._counts: Ints = counts[self._present]
+        self._counts: Ints = np.bincount(self._codes)  # (largest code point + 1,)
+        self._present: Ints = np.flatnonzero(self._counts)
 
     def tally(self) -> Counter[int]:
         """Count each character, by code point; line ends are none."""
-        both = zip(self._present.tolist(), self._counts.tolist(), strict=True)
+        both = zip(self._present.tolist(), self._counts[self._present].tolist(), strict=True)
         return Counter({code: count for code, count in both if code != _LINE_END})
 
     def num_words(self) -> int:
@@ -56,9 +55,7 @@ class CodePoints:
 
     def signatures(self) -> Signatures:
         """Return a number for each line (N,), the same for lines of the same `normal_form`."""
-        if len(self._codes) == 0:
-            return np.zeros(0, np.uint64)
-        weights = np.zeros(int(self._present[-1]) + 1, np.uint64)
+        weights = np.zeros(len(self._counts), np.uint64)
         weights[self._present] = [_weight(code) for code in self._present.tolist()]
         # a sum, which the order of characters does not change: whoever finds two lines of one
         # signature has to compare their normal forms
@@ -69,8 +66,7 @@ def _code_points(texts: Sequence[str]) -> tuple[Ints, Ints]:
     """Return the code points (C,) of lines, each with a line end, and where each starts (N,)."""
     joined = "\n".join([*texts, ""])
     codes = np.frombuffer(joined.encode("utf-32-le"), np.uint32).astype(np.int64)
-    ends = np.flatnonzero(codes == _LINE_END)
-    return codes, np.concatenate([[0], ends[:-1] + 1]) if len(ends) else ends
+    return codes, np.concatenate([[0], np.flatnonzero(codes == _LINE_END) + 1])[:-1]
 
 
 def normal_form(text: str) -> str:
@@ -126,13 +122,9 @@ _BY_LANGUAGE = {
     for scripts, languages in (item.split(":") for item in _LANGUAGES.split(";"))
     for language in languages.split()
 }
-_BY_CODE = {code: (name,) for name, code in _CODES.items()} | {
-    "Hans": _BY_LANGUAGE["zh"],
-    "Hant": _BY_LANGUAGE["zh"],
-    "Jpan": _BY_LANGUAGE["ja"],
-    "Kore": _BY_LANGUAGE["ko"],
-    "Zyyy": (_OTHER,),
-}
+_JOINED = {"Hans": "zh", "Hant": "zh", "Jpan": "ja", "Kore": "ko"}  # codes of several scripts
+_BY_CODE = {code: _BY_LANGUAGE[language] for code, language in _JOINED.items()}
+_BY_CODE |= {code: (name,) for name, code in _CODES.items()} | {"Zyyy": (_OTHER,)}
 
 
 def scripts_of(language: str, key: str) -> tuple[str, ...]:
@@ -163,17 +155,14 @@ def script_table() -> np.ndarray[Any, np.dtype[np.uint8]]:
     runs = regex.findall(rf"(?V1)[\p{{L}}--{shared}]+", every.tobytes().decode("utf-32-le"))
     letters = "".join(runs)
     table = np.zeros(0x110000, np.uint8)
-    table[[ord(letter) for letter in letters]] = len(SCRIPTS)  # the last, other scripts
+    table[[*map(ord, letters)]] = len(SCRIPTS)  # the last, other scripts
     for number, name in enumerate(_CODES, start=1):
-        for run in regex.findall(rf"\p{{Script={name}}}+", letters):
-            table[[ord(letter) for letter in run]] = number
+        table[[*map(ord, "".join(regex.findall(rf"\p{{Script={name}}}+", letters)))]] = number
     return table
 
 
 def foreign_shares(texts: Sequence[str], scripts: Sequence[str]) -> Shares:
     """Return the share of letters outside `scripts` in each line (N,); 0 without letters."""
-    if len(texts) == 0:
-        return np.zeros(0)
     codes, starts = _code_points(texts)
     numbers = script_table().take(codes)  # (C,)
     is_native = np.zeros(len(SCRIPTS) + 1, bool)
@@ -186,7 +175,6 @@ def foreign_shares(texts: Sequence[str], scripts: Sequence[str]) -> Shares:
 _NUM_SHOWN = 20
 _MAIN_SHARE = 0.05  # of the letters: a script with more belongs to the text
 _BY_CATEGORY = {"Cc": "control", "Cf": "invisible", "Co": "private use", "Cn": "unassigned"}
-_BY_CATEGORY["Cs"] = "half of a pair"
 
 
 def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str, Any]:
@@ -198,30 +186,28 @@ def describe_characters(counts: Counter[int], tokenizer: Tokenizer) -> dict[str,
     names = {code: SCRIPTS[table[code] - 1] if table[code] else None for code in counts}
     letters = Counter[str]()
     for code, name in names.items():
-        if name is not None:
-            letters[name] += counts[code]
+        letters[name or ""] += counts[code]
+    del letters[""]
     largest = sorted(letters.items(), key=lambda item: (-item[1], item[0]))
     scripts = {name: count / letters.total() for name, count in largest}
     odd = {}
     for code, name in names.items():
-        kind = _BY_CATEGORY.get(unicodedata.category(chr(code)))
         if code == 0xFFFD:
-            kind = "replacement"
-        elif name is not None:
-            kind = "other script" if scripts[name] < _MAIN_SHARE else None
-        if kind is not None:
+            odd[code] = "replacement"
+        elif name is not None and scripts[name] < _MAIN_SHARE:
+            odd[code] = "other script"
+        elif name is None and (kind := _BY_CATEGORY.get(unicodedata.category(chr(code)))):
             odd[code] = kind
     missing = {tokenizer.unk_id, *tokenizer.byte_ids}
     encoded = zip(counts, tokenizer.encode_batch([chr(code) for code in counts], 1), strict=True)
     # a character that is normalized away has no ids, and lacks no piece
     uncovered = {code: "" for code, ids in encoded if not missing.isdisjoint(ids)}
-    total = counts.total()
-    num_covered = total - sum(counts[code] for code in uncovered)
+    total, num_uncovered = counts.total(), sum(counts[code] for code in uncovered)
     return {
         "characters": total,
         "distinct_characters": len(counts),
         "scripts": scripts,
-        "covered_share": num_covered / total if total else 1.0,
+        "covered_share": (total - num_uncovered) / total if total else 1.0,
         "uncovered": _most_frequent(counts, uncovered),
         "odd_characters": sum(counts[code] for code in odd),
         "odd": _most_frequent(counts, odd),

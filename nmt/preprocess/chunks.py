@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -24,7 +25,6 @@ MAX_LINE_BYTES = 1 << 20
 """No sentence is longer; of such a line nothing is kept but its place."""
 
 _BLOCK_BYTES = 1 << 20  # at most MAX_LINE_BYTES
-_NEWLINE = ord("\n")
 
 
 class Format(Enum):
@@ -70,7 +70,7 @@ class Chunk:
     num_pairs: int
     raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
     overlong: tuple[int, ...]  # lines of more than MAX_LINE_BYTES, which are empty in `raw`
-    disk_bytes: int  # read so far, from all sources, as they lie on disk
+    disk_bytes: int  # how far the files of all corpora are read, as they lie on disk
 
     def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
         """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
@@ -99,7 +99,6 @@ class TaskChunk:
 
     task: ShardTask
     chunk: Chunk
-    disk_bytes: int  # how far the files of all corpora are read
 
     @property
     def rows(self) -> slice:
@@ -109,20 +108,18 @@ class TaskChunk:
 
 
 class ChunkReader:
-    """Reads sources one after the other, from the first pair to the last; a context manager."""
+    """Reads sources one after the other, after `disk_bytes` of other corpora."""
 
-    def __init__(self, sources: Sequence[Source]) -> None:
+    def __init__(self, sources: Sequence[Source], disk_bytes: int = 0) -> None:
         self._sources = iter(sources)
         self._source: Source | None = None  # the one that is open
         self._files: list[_LineFile] = []
         self._next_line = 1  # of this source
         self._num_pairs = 0  # read from all
-        self._closed_bytes = 0  # of the sources that are done
+        self._closed_bytes = disk_bytes  # of the sources that are done
 
-    def __enter__(self) -> ChunkReader:
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
+    def close(self) -> None:
+        """Close the source that is open."""
         for file in self._files:
             file.close()
 
@@ -166,9 +163,8 @@ class ChunkReader:
                     f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
                     "extract the pair again, line by line"
                 )
-            for file in self._files:
-                self._closed_bytes += file.disk_bytes
-                file.close()
+            self._closed_bytes += sum(file.disk_bytes for file in self._files)
+            self.close()
             self._files, self._next_line = [], 1
             self._source = next(self._sources, None)
             if self._source is None:
@@ -179,7 +175,7 @@ class ChunkReader:
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
     """Yield all pairs of `sources`; see `ChunkReader.read`."""
-    with ChunkReader(sources) as reader:
+    with closing(ChunkReader(sources)) as reader:
         yield from reader.read()
 
 
@@ -208,13 +204,9 @@ class _LineFile:
         self._file.close()
 
     def fill(self) -> None:
-        """Read until a chunk is full or the file is over: what the chunk holds then depends on the
-        text alone, not on how blocks cut it.
-        """
-        while (
-            not self._is_over and len(self.ends) < PAIRS_A_CHUNK and len(self._text) < BYTES_A_CHUNK
-        ):
-            self._read()
+        """Read a chunk or to the end, so that what a chunk holds does not depend on blocks."""
+        while len(self.ends) < PAIRS_A_CHUNK and len(self._text) < BYTES_A_CHUNK and self._read():
+            pass
 
     def take(self, num_lines: int) -> bytes:
         end = int(self.ends[num_lines - 1])
@@ -225,12 +217,14 @@ class _LineFile:
     def count_rest(self) -> int:
         """Count the lines from here to the end, which are gone then."""
         num_before = self._num_lines - len(self.ends)
-        while not self._is_over:
+        while self._read():
             self._text, self.ends = b"", self.ends[:0]
-            self._read()
         return self._num_lines - num_before
 
-    def _read(self) -> None:
+    def _read(self) -> bool:
+        """Read a block; return False when there was none left."""
+        if self._is_over:
+            return False
         with unpacking(self._name):
             block, self.disk_bytes = self._ahead.result()
         if block:
@@ -244,10 +238,11 @@ class _LineFile:
             text = text[end:]
         end = text.rfind(b"\n") + 1
         self._rest = text[end:][: MAX_LINE_BYTES + 1]  # enough to show that it is overlong
-        ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == _NEWLINE) + 1
+        ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._text)])
         self._text += text[:end]
         self._num_lines += len(ends)
+        return True
 
     def _fetch(self) -> tuple[bytes, int]:
         return self._stream.read(_BLOCK_BYTES), self._file.tell()

@@ -100,11 +100,11 @@ class Cleaned:
         return self.rows + self.chunk.first_line
 
     def drop(
-        self, reason: str, *at_sides: Mask, at_bytes: Mapping[_Spot, int | None] | None = None
+        self, reason: str, *at_sides: Mask, at_bytes: Mapping[_Spot, _Fault] | None = None
     ) -> Mask:
         """Drop pairs for something in the source (N,) or target (N,); return which stay (N,).
 
-        `at_bytes` is the first byte to blame, for rows and sides where it is known.
+        `at_bytes` has the first byte to blame, for rows and sides where it is known.
         """
         keep: Mask = ~np.logical_or.reduce(at_sides)
         dropped = np.flatnonzero(~keep)
@@ -112,8 +112,9 @@ class Cleaned:
             return keep
         places = []
         for i in dropped[:NUM_EXAMPLES].tolist():
-            row, side = int(self.rows[i]), int(not at_sides[0][i])
-            places.append(self.chunk.place(row, side, (at_bytes or {}).get((row, side))))
+            row, side = spot = int(self.rows[i]), int(not at_sides[0][i])
+            byte = at_bytes[spot].byte if at_bytes else None
+            places.append(self.chunk.place(row, side, byte))
         self.counts.kept -= len(dropped)
         self.counts.count(self.counts.dropped, reason, len(dropped), places)
         stay = np.flatnonzero(keep).tolist()
@@ -180,8 +181,7 @@ def _settle(
         cleaned.counts.count(cleaned.counts.replaced, reason, number, places)
     elif faults:
         rows = [[row for row, at in faults if at == side] for side in (0, 1)]
-        at_bytes = {spot: fault.byte for spot, fault in faults.items()}
-        cleaned.drop(reason, *(np.isin(cleaned.rows, some) for some in rows), at_bytes=at_bytes)
+        cleaned.drop(reason, *(np.isin(cleaned.rows, some) for some in rows), at_bytes=faults)
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +32,7 @@ PAIRS_A_PART = 1 << 19
 
 
 def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
-    """Return the hashes (N, 3) of each pair, its source and its target; swapped sides are another
-    pair.
-    """
+    """Return the hashes (N, 3) of each pair, its source and its target; order matters."""
     sources, targets = _hash(src), _hash(tgt)
     return np.stack([sources + targets * _ODD, sources, targets], axis=1)
 
@@ -50,19 +49,13 @@ def _hash(texts: Sequence[str]) -> Hashes:
     return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
 
 
-class HashWriter:
-    """Writes the hashes of one task into `folder`, over those of an earlier run; a context
-    manager.
-    """
+class HashWriter(AbstractContextManager["HashWriter"]):
+    """Writes the hashes of one task into `folder`, over those of an earlier run."""
 
     def __init__(self, folder: Path, task: int) -> None:
-        self._folder = folder
-        self._task = task
+        self._folder, self._task = folder, task
         self._waiting: list[tuple[Hashes, Rows | None]] = []
         self._num_waiting = self._num_files = 0
-
-    def __enter__(self) -> HashWriter:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         if kind is None and self._num_waiting:
@@ -96,18 +89,17 @@ class HashWriter:
 def count_repeats(folder: Path) -> dict[str, int]:
     """Count the pairs, sources and targets that came before, in the files of all tasks."""
     numbers = dict.fromkeys(KINDS, 0)
-    for kind in numbers:
+    for kind in KINDS:
         for parts in _parts(list(folder.glob(f"*.{kind}"))):
             part = np.sort(np.concatenate([hashes for _, _, hashes in parts]))
             numbers[kind] += int(np.count_nonzero(part[1:] == part[:-1]))
     return numbers
 
 
-def find_duplicates(folder: Path) -> int:
-    """Note in `folder` which rows of each task came before, and return their number."""
+def find_duplicates(folder: Path) -> None:
+    """Note in `folder` which rows of each task came before."""
     for path in folder.glob("*.seen"):  # of a run that was interrupted here
         path.unlink()
-    total = 0
     files = sorted(folder.glob("*.pairs"), key=lambda path: [*map(int, path.name.split(".")[:2])])
     for parts in _parts(files):
         hashes = np.concatenate([hashes for _, _, hashes in parts])
@@ -115,13 +107,11 @@ def find_duplicates(folder: Path) -> int:
         same = hashes[order[1:]] == hashes[order[:-1]]
         is_repeated = np.zeros(len(hashes), bool)
         is_repeated[order[1:][same]] = True
-        total += int(np.count_nonzero(is_repeated))
         ends = np.cumsum([len(hashes) for _, _, hashes in parts])[:-1]
         for (path, start, _), mask in zip(parts, np.split(is_repeated, ends), strict=True):
             rows = np.memmap(path.with_suffix(".rows"), "<u4", mode="r")
             with folder.joinpath(path.name.split(".")[0] + ".seen").open("ab") as stream:
                 rows[start : start + len(mask)][mask].tofile(stream)
-    return total
 
 
 def read_seen(folder: Path, task: int, num_rows: int) -> Flags:

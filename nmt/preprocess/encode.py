@@ -15,14 +15,14 @@ from array import array
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.preprocess.chunks import TaskChunk
-from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
+from nmt.preprocess.clean import Cleaned, Mask, clean
 from nmt.preprocess.duplicates import Hashes, hash_sides
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.statistics import HeldOut, Measurer, Statistics
@@ -43,8 +43,7 @@ class EncodedChunk:
 
     src: Ids
     tgt: Ids
-    texts: tuple[list[str], list[str]] | tuple[None, None]  # where the text is stored too
-    counts: PairCounts
+    texts: tuple[list[str], list[str]] | None  # where the text is stored too
     statistics: Statistics
     hashes: Hashes | None  # of the kept pairs, where they are counted
 
@@ -77,13 +76,10 @@ class ChunkEncoder:
         return self._result(cleaned, self._src.encode(src), self._tgt.encode(tgt))
 
     def _result(self, cleaned: Cleaned, src: Ids, tgt: Ids) -> EncodedChunk:
-        texts = (cleaned.src, cleaned.tgt)
-        ids = ((src.flat, src.offsets), (tgt.flat, tgt.offsets))
-        name = cleaned.chunk.source.names[0]
-        statistics = self._measurer.measure(texts, ids, file=name, lines=cleaned.lines)
-        hashes = hash_sides(*texts) if self._has_hashes else None
-        stored = _tagged(cleaned) if self._config.keep_text else (None, None)
-        return EncodedChunk(src, tgt, stored, cleaned.counts, statistics, hashes)
+        statistics = self._measurer.measure(cleaned, (src, tgt))
+        hashes = hash_sides(cleaned.src, cleaned.tgt) if self._has_hashes else None
+        texts = _tagged(cleaned) if self._config.keep_text else None
+        return EncodedChunk(src, tgt, texts, statistics, hashes)
 
 
 def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
@@ -96,8 +92,7 @@ def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
     return src, tgt
 
 
-@dataclass(frozen=True)
-class Ids:
+class Ids(NamedTuple):
     """The ids of N lines without BOS and EOS: those of line i end where line i + 1 starts."""
 
     flat: Array

@@ -22,6 +22,7 @@ from nmt.preprocess.characters import SCRIPTS, foreign_shares, scripts_of
 from nmt.preprocess.clean import Cleaned, Mask
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
+Sides = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
 """How sure the model has to be of another language: short lines and names are often unclear."""
@@ -52,20 +53,15 @@ def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | No
 
 
 def drop_by_tokens(
-    cleaned: Cleaned,
-    lengths: tuple[Ints, Ints],
-    unknown: tuple[Ints, Ints],
-    config: PreprocessConfig,
+    cleaned: Cleaned, lengths: Sides, unknown: Sides, config: PreprocessConfig
 ) -> Mask:
     """Apply the filters on tokens; return which pairs stay.
 
     `lengths` (N,) do not count EOS; `unknown` (N,) counts tokens that are <unk> or a byte.
     """
     (src, tgt), limits = lengths, config.filter
-    filters = [
-        (_EMPTY, src == 0, tgt == 0),
-        ("too long", src + 1 > config.max_length, tgt + 1 > config.max_length),
-    ]
+    filters = [(_EMPTY, src == 0, tgt == 0)]
+    filters.append(("too long", src + 1 > config.max_length, tgt + 1 > config.max_length))
     if ratio := limits.max_ratio:
         filters.append(("length ratio", src > ratio * tgt, tgt > ratio * src))
     if (share := limits.max_unknown) < 1:

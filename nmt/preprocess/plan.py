@@ -12,6 +12,7 @@ import hashlib
 import json
 import logging
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import closing
 from functools import partial
 from itertools import count, groupby
 from pathlib import Path
@@ -37,7 +38,7 @@ _PLAN, _SCANNED = "plan.json", "scanned.json"
 Keys = np.ndarray[Any, np.dtype[np.uint64]]
 Pair = tuple[str, str]
 _SPARE = 1.2  # how far the sample may outgrow its size before it is cut
-
+_MUCH_TEXT = 1 << 20  # bytes; less is trained on as fast as a process starts
 
 CorpusPlan = tuple[Tokenizers, dict[str, int] | None]
 """What is known before encoding: tokenizers, and the pairs of each corpus if they were counted."""
@@ -52,8 +53,9 @@ def make_plan(job: Job) -> CorpusPlan:
     if config.tokenizer.model is None:
         num_pairs = _scan(job)
         log.info("training the tokenizer")
-        # in another process: SentencePiece ignores Ctrl-C and gives no memory back
-        with WorkerPool[Path, None](1, partial(partial, _train, config)) as pool:
+        # SentencePiece ignores Ctrl-C and gives no memory back
+        is_long = sum(path.stat().st_size for path in _sample_paths(folder)) > _MUCH_TEXT
+        with WorkerPool[Path, None](int(is_long), partial(partial, _train, config)) as pool:
             list(pool.map([folder]))
     else:
         save_tokenizers(folder, open_tokenizers(config))
@@ -116,9 +118,7 @@ def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> 
 
 
 def _scan(job: Job) -> dict[str, int]:
-    """Write the sample and the hashes of pairs to the work folder, unless an earlier run has;
-    return the pairs of each corpus.
-    """
+    """Write sample and hashes, unless an earlier run has; return the pairs of each corpus."""
     scanned, tokenizer = job.work.plan / _SCANNED, job.config.tokenizer
     if scanned.exists():
         num_pairs: dict[str, int] = json.loads(scanned.read_text(encoding="utf-8"))
@@ -200,9 +200,7 @@ class Sample:
 
 
 class TaskReader:
-    """Reads the input of tasks in one pass over all corpora; `num_pairs` is at the end how many
-    pairs each corpus has.
-    """
+    """Reads the input of tasks in a pass over all corpora; `num_pairs` counts those of each."""
 
     def __init__(self, job: Job, num_pairs: Mapping[str, int] | None = None) -> None:
         self._job, self._known = job, num_pairs
@@ -220,14 +218,13 @@ class TaskReader:
                 tasks = filter(is_wanted, self._job.tasks({corpus: self._known[corpus]}))
                 numbers = range(max((task.number for task in tasks), default=-1) + 1)
             num_pairs = 0
-            with ChunkReader(sources) as reader:
-                for number in numbers:
-                    task = self._job.task(corpus, number)
+            with closing(ChunkReader(sources, disk_bytes)) as reader:
+                for task in (self._job.task(corpus, number) for number in numbers):
                     wanted = is_wanted(task)
                     for chunk in reader.read(size):
                         num_pairs += chunk.num_pairs
                         if wanted:
-                            yield TaskChunk(task, chunk, disk_bytes + chunk.disk_bytes)
+                            yield TaskChunk(task, chunk)
                     if num_pairs < task.first_pair + size:
                         break
             self.num_pairs[corpus] = self._known[corpus] if self._known else num_pairs
@@ -242,4 +239,4 @@ class TaskReader:
 def count_chunk(progress: Progress, part: TaskChunk) -> None:
     """Count a chunk as done."""
     text_bytes = sum(map(len, part.chunk.raw))
-    progress.update(part.chunk.num_pairs, read_bytes=part.disk_bytes, text_bytes=text_bytes)
+    progress.update(part.chunk.num_pairs, read_bytes=part.chunk.disk_bytes, text_bytes=text_bytes)

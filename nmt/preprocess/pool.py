@@ -24,16 +24,16 @@ _ITEMS_A_WORKER = 3  # that wait, are worked on, or are done before those in fro
 
 
 def count_workers(num_threads: int) -> int:
-    """Return the number of worker processes: none for one thread, which the process itself has;
-    for 0 threads, as many as the CPU cores that it may use.
-    """
+    """Return the number of worker processes: none for one thread; 0 stands for all CPU cores."""
     if num_threads == 0:
         affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
         num_threads = len(affinity(0)) if affinity else os.cpu_count() or 1
     return num_threads if num_threads > 1 else 0
 
 
-class WorkerPool(Generic[Item, Result]):
+class WorkerPool(
+    contextlib.AbstractContextManager["WorkerPool[Item, Result]"], Generic[Item, Result]
+):
     """At most `num_workers` processes, each with a function of its own that `make` returns there;
     0 calls it in this process. Leaving the context ends them, whatever they are doing.
     """
@@ -45,9 +45,6 @@ class WorkerPool(Generic[Item, Result]):
         if num_workers:
             context = multiprocessing.get_context("spawn")
             self._executor = ProcessPoolExecutor(num_workers, context, _start_worker, (make,))
-
-    def __enter__(self) -> WorkerPool[Item, Result]:
-        return self
 
     def __exit__(self, *exc_info: object) -> None:
         for process in set(multiprocessing.active_children()) - self._others:
@@ -66,14 +63,14 @@ class WorkerPool(Generic[Item, Result]):
             yield from ((item, function(item)) for item in items)
             return
         waiting: deque[tuple[Item, Future[Result]]] = deque()
-        last_error: NmtError | None = None
+        last_error: Exception = StopIteration()
         source = iter(items)
         try:
             while True:
                 try:
                     item = next(source)
                 except (StopIteration, NmtError) as error:
-                    last_error = error if isinstance(error, NmtError) else None
+                    last_error = error
                     break
                 try:
                     with _interrupts_deferred():  # this may start a process
@@ -95,7 +92,7 @@ class WorkerPool(Generic[Item, Result]):
                 "a worker process was killed, as happens when memory runs out; give the same "
                 "command again with fewer num_threads, it goes on with what is done"
             ) from None
-        if last_error is not None:
+        if isinstance(last_error, NmtError):
             raise last_error
 
 
@@ -125,18 +122,18 @@ _function: Callable[[Any], Any] | None = None
 
 
 def _start_worker(make: Callable[[], Callable[[Any], Any]]) -> None:
-    """Prepare a worker process, which ends when its parent does."""
+    """Prepare a worker process."""
     global _make
     _make = make
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-
-
-def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     assert parent is not None
-    wait([parent.sentinel])
-    os._exit(1)
+
+    def end_with_parent() -> None:
+        wait([parent.sentinel])
+        os._exit(1)
+
+    threading.Thread(target=end_with_parent, daemon=True).start()
 
 
 def _work(item: Any) -> Any:

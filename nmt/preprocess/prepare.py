@@ -31,7 +31,7 @@ from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
 from nmt.preprocess.filters import check_filters
 from nmt.preprocess.plan import TaskReader, count_chunk, drops_duplicates, make_plan, read_plan
 from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.report import CorpusResult, build_report, report_page
+from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import HeldOut, Statistics
 from nmt.preprocess.workspace import Job, Workspace, describe, open_workspace
@@ -134,14 +134,9 @@ def _write_shards(
     ):
         done = pool.map(_items(job, reader.read(is_wanted)))
         for task, group in groupby(done, key=lambda pair: pair[0][0].task):
-            path = None if job.config.report_only else job.work.data / f"{task.name}.arrow"
             chunks = _counted(job, task, group, progress)
-            result, shard = _write_shard(job, path, chunks, tokenizers)
-            content = {
-                "counts": vars(result.counts),
-                "statistics": result.statistics.to_json(),
-                "shard": None if shard is None else asdict(shard),
-            }
+            statistics, shards = _write_shard(job, task.name, chunks, tokenizers)
+            content = {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
             job.work.write(_result_path(job, task), content)
         progress.finish()
     if wanted is None:
@@ -176,30 +171,23 @@ def _counted(
 
 
 def _write_shard(
-    job: Job, path: Path | None, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
-) -> tuple[CorpusResult, ShardFile | None]:
-    """Write encoded pairs to `path`, which is there when they all are; without a pair it is not,
-    and without a path they are counted alone.
-    """
-    result = CorpusResult()
-    if path is None:
+    job: Job, name: str, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
+) -> tuple[Statistics, list[ShardFile]]:
+    """Write pairs to a file, if there are any; with `report_only`, count them alone."""
+    total, path = Statistics(), job.work.data / f"{name}.arrow"
+    sizes, has_text = (tokenizers.src.vocab_size, tokenizers.tgt.vocab_size), job.config.keep_text
+    with (
+        replace_file(path) as temporary,
+        ShardWriter(temporary, *sizes, has_text=has_text) as writer,
+    ):
         for chunk in chunks:
-            result.merge(chunk.counts, chunk.statistics)
-        return result, None
-    with replace_file(path) as temporary:
-        sizes = {"src_vocab_size": tokenizers.src.vocab_size}
-        sizes["tgt_vocab_size"] = tokenizers.tgt.vocab_size
-        with ShardWriter(temporary, **sizes, has_text=job.config.keep_text) as writer:
-            for chunk in chunks:
-                result.merge(chunk.counts, chunk.statistics)
-                texts = dict(zip(("src_text", "tgt_text"), chunk.texts, strict=True))
-                src, tgt = chunk.src, chunk.tgt
-                writer.add(src.flat, src.offsets, tgt.flat, tgt.offsets, **texts)
-        shard = replace(writer.shard, file=path.name)
-    if shard.pairs == 0:
+            total.merge(chunk.statistics)
+            if not job.config.report_only:
+                writer.add(chunk.src, chunk.tgt, chunk.texts)
+    if writer.shard.pairs == 0:
         path.unlink()
-        return result, None
-    return result, shard
+        return total, []
+    return total, [replace(writer.shard, file=path.name)]
 
 
 def _merge(
@@ -219,10 +207,9 @@ def _merge(
         for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)
             (job.work.data / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
-        path = job.work.data / f"{split}-00000.arrow"
-        result, shard = _write_shard(job, path, map(encoder.encode_held_out, chunks), tokenizers)
-        assert shard is not None  # there is a pair, and none is dropped
-        results[split], index[split] = {"": result}, [CorpusIndex("", 1.0, [shard])]
+        encoded = map(encoder.encode_held_out, chunks)
+        statistics, shards = _write_shard(job, f"{split}-00000", encoded, tokenizers)
+        results[split], index[split] = {"": statistics}, [CorpusIndex("", 1.0, shards)]
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
@@ -248,10 +235,8 @@ def _merge(
 
 def _add_up(
     job: Job, num_pairs: Mapping[str, int]
-) -> tuple[dict[str, CorpusResult], dict[str, list[CorpusIndex]]]:
-    """Return what the shards of each corpus came to, and the index of those that hold a pair; a
-    `ConfigError` names shards that nobody has written.
-    """
+) -> tuple[dict[str, Statistics], dict[str, list[CorpusIndex]]]:
+    """Add up the shards of each corpus; a `ConfigError` names those that nobody has written."""
     tasks = job.tasks(num_pairs)
     missing = [task for task in tasks if not _result_path(job, task).exists()]
     if missing:
@@ -263,23 +248,22 @@ def _add_up(
         )
     results, index = {}, []
     for corpus, size in num_pairs.items():
-        results[corpus], shards = CorpusResult(), []
+        results[corpus], shards = Statistics(), []
         for task in job.tasks({corpus: size}):
             content = json.loads(_result_path(job, task).read_text(encoding="utf-8"))
-            counts = PairCounts.from_json(content["counts"])
-            results[corpus].merge(counts, Statistics.from_json(content["statistics"]))
-            shards += [ShardFile(**content["shard"])] if content["shard"] else []
+            results[corpus].merge(Statistics.from_json(content["statistics"]))
+            shards += [ShardFile(**shard) for shard in content["shards"]]
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
             index.append(CorpusIndex(corpus, weight, shards))
     return results, {"train": index}
 
 
-def _check_kept(job: Job, corpora: Mapping[str, CorpusResult]) -> None:
+def _check_kept(job: Job, corpora: Mapping[str, Statistics]) -> None:
     """Raise a `DataError` when no training pair is left; warn when many are not."""
     total = PairCounts()
     for corpus in corpora.values():
-        total.merge(corpus.counts)
+        total.merge(corpus.pairs)
     if total.read == 0:
         raise DataError("the training corpus is empty; give data.train a file with sentence pairs")
     dropped = sorted(total.dropped.items(), key=lambda item: -item[1])

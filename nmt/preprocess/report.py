@@ -5,7 +5,6 @@ report.html show it. docs/formats.md describes the keys.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from nmt.config import PreprocessConfig
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
-from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.duplicates import KINDS
 from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Statistics, bin_starts
 
@@ -43,20 +41,7 @@ _PER_SIDE = {  # columns of the table, and their format
 Report = dict[str, Any]
 
 
-@dataclass
-class CorpusResult:
-    """What became of the pairs of a corpus, a shard or a split."""
-
-    counts: PairCounts = field(default_factory=PairCounts)
-    statistics: Statistics = field(default_factory=Statistics)
-
-    def merge(self, counts: PairCounts, statistics: Statistics) -> None:
-        """Add what became of the pairs that come after."""
-        self.counts.merge(counts)
-        self.statistics.merge(statistics)
-
-
-Corpora = Mapping[str, CorpusResult]  # of a split, by name; "" for the only one
+Corpora = Mapping[str, Statistics]  # of a split, by name; "" for the only one
 
 
 def build_report(
@@ -80,23 +65,23 @@ def build_report(
         "overlap": {},
     }
     for split, corpora in splits.items():
-        total = CorpusResult()
-        for result in corpora.values():
-            total.merge(result.counts, result.statistics)
+        total = Statistics()
+        for statistics in corpora.values():
+            total.merge(statistics)
         report[split] = _summary(total)
         for i, (side, tokenizer) in enumerate((("src", tokenizers.src), ("tgt", tokenizers.tgt))):
-            characters = total.statistics.sides[i].characters
+            characters = total.sides[i].characters
             report[split][side] |= describe_characters(characters, tokenizer)
-            report[split][side]["lengths"] = _lengths(total.statistics, i)
-        named = {name: result for name, result in corpora.items() if name}
-        report[split]["corpora"] = {name: _summary(result) for name, result in named.items()}
+            report[split][side]["lengths"] = _lengths(total, i)
+        named = {name: _summary(statistics) for name, statistics in corpora.items() if name}
+        report[split]["corpora"] = named
         if split == "train":
-            overlaps = total.statistics.overlaps
-            sizes = [result.statistics.num_pairs for result in named.values()]
+            overlaps = total.overlaps
+            sizes = [summary["kept"] for summary in named.values()]
             weights = [config.data.corpora[name].weight for name in named]
             drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
-            for name, number, size in zip(named, drawn, sizes, strict=True):
-                report["train"]["corpora"][name]["times"] = _share(number, size)
+            for summary, number in zip(named.values(), drawn, strict=True):
+                summary["times"] = _share(number, summary["kept"])
     for split in (name for name in splits if name in overlaps):
         overlap = overlaps[split]
         found: Report = {"num_rows": overlap.num_rows, "examples": overlap.examples}
@@ -111,10 +96,10 @@ def build_report(
     return report
 
 
-def _summary(result: CorpusResult) -> Report:
+def _summary(statistics: Statistics) -> Report:
     """Describe what was read and kept of a corpus or split."""
-    counts, statistics = result.counts, result.statistics
-    starts, (bins, pairs) = bin_starts(), _length_counts(statistics)
+    counts, starts = statistics.pairs, bin_starts()
+    bins, pairs = _length_counts(statistics)
     middle = (starts[:-1] + starts[1:] - 1) // 2  # of each bin
     middles = [
         np.minimum(middle[b], s.longest) for b, s in zip(bins, statistics.sides, strict=True)
@@ -135,7 +120,7 @@ def _summary(result: CorpusResult) -> Report:
         summary[name] = {
             "tokens": side.num_tokens,
             "words": side.num_words,
-            "tokens_per_pair": _share(side.num_tokens, statistics.num_pairs),
+            "tokens_per_pair": _share(side.num_tokens, counts.kept),
             "tokens_per_word": _share(side.num_tokens, side.num_words),
             "unknown_tokens": side.num_unknown,
             "unknown_share": _share(side.num_unknown, side.num_tokens),
@@ -184,11 +169,7 @@ def _advice(report: Report) -> Iterator[str]:
             f"'{reason}' ({number:,}): look at the examples, fix the input or the filter."
         )
     yield from _advice_on_sides(report)
-    for kind, option, most in (
-        ("pairs", "pair", 0.1),
-        ("sources", "src", 0.3),
-        ("targets", "tgt", 0.3),
-    ):
+    for kind, option, most in zip(KINDS, ("pair", "src", "tgt"), (0.1, 0.3, 0.3), strict=True):
         number = (report["duplicates"] or {}).get(kind, 0)
         if number > most * read:
             yield (
@@ -342,13 +323,10 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
     for side, language in _LANGUAGES:
         part = train[side]
         scripts = [f"{name} {share:.1%}" for name, share in list(part["scripts"].items())[:3]]
-        text = (
-            f"{report[language]:<4}{part['covered_share']:.3%} have a piece; {', '.join(scripts)}"
-        )
+        parts = [f"{part['covered_share']:.3%} have a piece", ", ".join(scripts)]
         odd = [f"{o['code']} {o['name'].lower()} {o['count']:,}" for o in part["odd"][:2]]
-        if odd:
-            text += f"; {part['odd_characters']:,} odd: {', '.join(odd)}"
-        yield "characters", text
+        parts += [f"{part['odd_characters']:,} odd: {', '.join(odd)}"] if odd else []
+        yield "characters", f"{report[language]:<4}{'; '.join(parts)}"
 
 
 def report_page(report: Report) -> str:
@@ -369,9 +347,7 @@ def report_page(report: Report) -> str:
 
 
 def _shown(value: object) -> object:
-    """Format what the template puts out: numbers, and text where characters that hide, or turn the
-    text around, show as codes.
-    """
+    """Format numbers; show characters that hide, or turn the text around, as codes."""
     if isinstance(value, int | float):
         return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
     if type(value) is str:  # not HTML that a macro has made

@@ -178,9 +178,7 @@ def _pair_in_order(src: list[str], tgt: list[str], key: str) -> list[tuple[str, 
 
 
 def _match(name: str) -> dict[tuple[str, ...], str]:
-    """Return the files that a name or pattern stands for, in the order of their names; keys are
-    what the wildcards stand for.
-    """
+    """Return the files of a name or pattern, sorted, by what the wildcards stand for."""
     path = os.path.expanduser(name)
     if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):
         return {(): name}
@@ -289,14 +287,13 @@ def _builder(datasets: Any, path: Path, split: SplitConfig, part: str) -> Any:
 
 def _library() -> Any:
     """Import `datasets` (a second), but not torch with it (two more, and 200 MB of memory)."""
-    if "torch" not in sys.modules and "USE_TORCH" not in os.environ:
+    hides_torch = "torch" not in sys.modules and "USE_TORCH" not in os.environ
+    if hides_torch:
         os.environ["USE_TORCH"] = "0"
-        try:
-            import datasets
-        finally:
-            del os.environ["USE_TORCH"]
     import datasets
 
+    if hides_torch:
+        del os.environ["USE_TORCH"]
     datasets.disable_progress_bars()
     datasets.logging.set_verbosity(datasets.logging.CRITICAL)  # errors are raised as well
     return datasets
@@ -321,7 +318,7 @@ def _lines(column: pa.ChunkedArray, name: str) -> bytes:
     kind = column.type
     if pa.types.is_nested(kind):
         raise DataError(f"{name}: a field holds {kind}, not text; name fields that hold text")
-    if not (pa.types.is_large_binary(kind) or pa.types.is_binary(kind)):
+    if kind not in (pa.large_binary(), pa.binary()):
         column = column.cast(pa.large_string())
     texts = pc.fill_null(column.cast(pa.binary()), b"")
     texts = pc.replace_substring(texts, b"\n", LINE_SEPARATOR).combine_chunks()

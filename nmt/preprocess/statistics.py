@@ -1,6 +1,6 @@
-"""What the report knows of a text, counted a chunk at a time: tokens, words, characters, lengths,
-and the sentences of validation and test sets that are in it. Counts of chunks add up to the same
-however the text was cut.
+"""What the report knows of a text, counted a chunk at a time: pairs, tokens, words, characters,
+lengths, and the sentences of validation and test sets that are in it. Counts of chunks add up to
+the same however the text was cut.
 """
 
 # N pairs of a chunk, V vocabulary
@@ -16,7 +16,7 @@ import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, Ints, Signatures, normal_form
-from nmt.preprocess.clean import NUM_EXAMPLES
+from nmt.preprocess.clean import NUM_EXAMPLES, Cleaned, PairCounts
 from nmt.preprocess.duplicates import KINDS
 
 EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
@@ -43,18 +43,14 @@ class SideStatistics:
 
 @dataclass
 class SplitOverlap:
-    """What of one held-out split came in training text, by strictness and kind ("exact pairs");
-    whatever is exact counts as normalised too.
-    """
+    """What of a held-out split is in training text, by strictness and kind ("exact pairs")."""
 
     num_rows: int  # of the split
     matches: Counter[str] = field(default_factory=Counter)  # training pairs that match
     seen: dict[str, set[int]] = field(default_factory=dict)  # rows of the split that were matched
     examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
 
-    def add(
-        self, name: str, number: int, rows: Iterable[int], examples: list[dict[str, Any]]
-    ) -> None:
+    def add(self, name: str, number: int, rows: Iterable[int], examples: list[Any]) -> None:
         """Count training pairs that match these rows."""
         self.matches[name] += number
         self.seen.setdefault(name, set()).update(rows)
@@ -63,9 +59,9 @@ class SplitOverlap:
 
 @dataclass
 class Statistics:
-    """The counts of pairs that were kept."""
+    """The counts of a text; all but those of `pairs` are of pairs that were kept."""
 
-    num_pairs: int = 0
+    pairs: PairCounts = field(default_factory=PairCounts)
     sides: tuple[SideStatistics, SideStatistics] = field(
         default_factory=lambda: (SideStatistics(), SideStatistics())
     )
@@ -75,7 +71,7 @@ class Statistics:
 
     def merge(self, other: Statistics) -> None:
         """Add the counts of the text that comes after."""
-        self.num_pairs += other.num_pairs
+        self.pairs.merge(other.pairs)
         self.lengths.update(other.lengths)
         for mine, theirs in zip(self.sides, other.sides, strict=True):
             for name in ("num_tokens", "num_words", "num_unknown", "num_bytes"):
@@ -94,13 +90,14 @@ class Statistics:
             split: vars(o) | {"seen": {name: sorted(rows) for name, rows in o.seen.items()}}
             for split, o in self.overlaps.items()
         }
-        counts = {"sides": sides, "lengths": _columns(self.lengths), "overlaps": overlaps}
-        return vars(self) | counts
+        lengths = _columns(self.lengths)
+        return dict(pairs=vars(self.pairs), sides=sides, lengths=lengths, overlaps=overlaps)
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Statistics:
         """Read what `to_json` returned."""
-        statistics = cls(content["num_pairs"], lengths=_counter(content["lengths"]))
+        pairs = PairCounts.from_json(content["pairs"])
+        statistics = cls(pairs, lengths=_counter(content["lengths"]))
         for side, counts in zip(statistics.sides, content["sides"], strict=True):
             vars(side).update(counts | {"characters": _counter(counts["characters"])})
         for split, o in content["overlaps"].items():
@@ -124,24 +121,20 @@ class Measurer:
     """Counts chunks, and looks for held-out lines where they are given; each process has one."""
 
     def __init__(self, src: Tokenizer, tgt: Tokenizer, held_out: HeldOut | None) -> None:
-        self._token_kinds = []  # of each side (V,)
-        for tokenizer in (src, tgt):
-            kinds = np.full(tokenizer.vocab_size, _PLAIN, np.uint8)
+        self._token_kinds = [np.full(t.vocab_size, _PLAIN, np.uint8) for t in (src, tgt)]  # (V,)
+        for tokenizer, kinds in zip((src, tgt), self._token_kinds, strict=True):
             kinds[tokenizer.byte_ids] = _BYTE
             kinds[tokenizer.unk_id] = _UNKNOWN
-            self._token_kinds.append(kinds)
         self._held_out = held_out
 
-    def measure(
-        self, texts: Texts, encoded: tuple[FlatIds, FlatIds], *, file: str, lines: Ints
-    ) -> Statistics:
-        """Count the pairs of a chunk: its lines (N,) of `file` with these numbers (N,), and of each
-        side all ids, without EOS, and where each line starts (N + 1,).
+    def measure(self, cleaned: Cleaned, encoded: tuple[FlatIds, FlatIds]) -> Statistics:
+        """Count the pairs of a chunk; `encoded` are all ids of each side, without EOS, and where
+        each line starts (N + 1,).
         """
-        statistics = Statistics(num_pairs=len(texts[0]))
-        if statistics.num_pairs == 0:
+        statistics = Statistics(cleaned.counts)
+        if not cleaned.src:
             return statistics
-        codes = (CodePoints(texts[0]), CodePoints(texts[1]))
+        codes = (CodePoints(cleaned.src), CodePoints(cleaned.tgt))
         bins = []
         for i, (side, (ids, offsets)) in enumerate(zip(statistics.sides, encoded, strict=True)):
             lengths = np.diff(offsets).astype(np.int64) + 1  # (N,)
@@ -155,7 +148,7 @@ class Measurer:
         statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
         if self._held_out is not None:
             signatures = (codes[0].signatures(), codes[1].signatures())
-            statistics.overlaps = self._held_out.find(texts, signatures, file=file, lines=lines)
+            statistics.overlaps = self._held_out.find(cleaned, signatures)
         return statistics
 
 
@@ -180,28 +173,28 @@ class HeldOut:
             self._signatures.append(np.unique(CodePoints(lines).signatures()))
 
     def find(
-        self, texts: Texts, signatures: tuple[Signatures, Signatures], *, file: str, lines: Ints
+        self, cleaned: Cleaned, signatures: tuple[Signatures, Signatures]
     ) -> dict[str, SplitOverlap]:
-        """Look for the pairs of a chunk in every split; see `Measurer.measure`."""
+        """Look for the pairs of a chunk in every split; signatures are those of each side (N,)."""
         found = {split: SplitOverlap(size) for split, size in self._sizes.items()}
-        may_match = np.zeros(len(lines), dtype=bool)  # (N,)
+        may_match = np.zeros(len(cleaned.src), dtype=bool)  # (N,)
         for known, mine in zip(self._signatures, signatures, strict=True):
             if len(known):  # isin of numpy would sort both
                 places = np.minimum(np.searchsorted(known, mine), len(known) - 1)
                 may_match |= known[places] == mine
         for row in np.flatnonzero(may_match).tolist():
-            pair = texts[0][row], texts[1][row]
+            pair = cleaned.src[row], cleaned.tgt[row]
+            file, line, _ = cleaned.chunk.place(int(cleaned.rows[row]))
             forms = normal_form(pair[0]), normal_form(pair[1])
             for split, overlap in found.items():
                 src, tgt = set[int](), set[int]()
                 for strictness, keys in zip(STRICTNESS, (pair, forms), strict=True):
                     src_rows, tgt_rows = self._rows[split, strictness]
-                    src = src | src_rows.get(keys[0], set())
-                    tgt = tgt | tgt_rows.get(keys[1], set())
+                    src |= src_rows.get(keys[0], set())
+                    tgt |= tgt_rows.get(keys[1], set())
                     for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
                         if rows:
-                            example = {"file": file, "line": int(lines[row])}
-                            example["held_out_line"] = min(rows) + 1
+                            example = dict(file=file, line=line, held_out_line=min(rows) + 1)
                             overlap.add(f"{strictness} {kind}", 1, rows, [example])
         return found
 
@@ -214,9 +207,7 @@ def _rows_by_text(texts: Iterable[str]) -> RowsByText:
 
 
 def length_bins(lengths: Ints) -> Ints:
-    """Return the bin (N,) of each length in tokens from 0: its own below `EXACT_LENGTHS`, then 16
-    an octave.
-    """
+    """Return the bin (N,) of each length: its own below `EXACT_LENGTHS`, then 16 an octave."""
     octaves = np.log2(np.maximum(lengths, 1) / EXACT_LENGTHS)
     bins = EXACT_LENGTHS + np.floor(octaves * _BINS_AN_OCTAVE).astype(np.int64)
     bins = np.minimum(bins, NUM_BINS - 1)

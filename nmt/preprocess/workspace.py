@@ -21,7 +21,7 @@ from filelock import FileLock, Timeout
 
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import is_foreign, replace_file, share_and_sync, sync, write_json
+from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
 from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
@@ -29,37 +29,37 @@ log = logging.getLogger(__name__)
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
 _NO_PLAN = "{} has no plan; run this command with step=plan first, without shard"
-_FORMAT = 1  # of the work folder
+_FORMAT = 2  # of the work folder
 _MOST_TASKS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
 _WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "step", "shard", "report_only")
 
 
-def describe(config: PreprocessConfig) -> dict[str, Any]:
-    """Return what a data folder remembers of how it was made: its experiment, and by their names
-    the settings that are not the defaults.
+def describe(config: PreprocessConfig) -> dict[str, str]:
+    """Return what a data folder remembers of how it was made: its experiment, and as text the
+    settings that are not the defaults, by their names.
     """
     given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
-    left_out = (*_WITHOUT_EFFECT, "data.made_by")
-    changed = {key: value for key, value in given.items() if value != defaults.get(key)}
-    settings = {k: getattr(v, "value", v) for k, v in changed.items() if k not in left_out}
-    return {"experiment": config.experiment, "settings": settings}
+    left_out = {*_WITHOUT_EFFECT, "data.made_by"} - {"experiment"}
+    return {k: v for k, v in given.items() if v != defaults.get(k) and k not in left_out}
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the leaves of nested dicts by their dotted names."""
-    leaves: dict[str, Any] = {}
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the leaves of nested dicts as text, by their dotted names."""
+    leaves: dict[str, str] = {}
     for name, value in tree.items():
         inner = isinstance(value, dict)
-        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": value}
+        text = str(getattr(value, "value", value))
+        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": text}
     return leaves
 
 
-def find_changes(made_of: Mapping[str, Any], config: PreprocessConfig) -> list[str]:
+def find_changes(made_of: Mapping[str, str], config: PreprocessConfig) -> list[str]:
     """Return how the data that `config` means differs from what a data folder was made of."""
-    before, now = made_of["settings"], describe(config)["settings"]
-    shown = {key: (before.get(key, "unset"), now.get(key, "unset")) for key in {*before, *now}}
-    return [f"{key} was {old}, is {new}" for key, (old, new) in sorted(shown.items()) if old != new]
+    now = describe(config)
+    keys = sorted({*made_of, *now} - {"experiment"})
+    pairs = {key: (made_of.get(key, "unset"), now.get(key, "unset")) for key in keys}
+    return [f"{key} was {old}, is {new}" for key, (old, new) in pairs.items() if old != new]
 
 
 @dataclass(frozen=True)
@@ -86,9 +86,7 @@ class Job:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides the bytes of the data folder: settings, inputs and given models."""
-        settings = asdict(self.config)
-        for name in _WITHOUT_EFFECT:
-            del settings[name]
+        settings = {k: v for k, v in asdict(self.config).items() if k not in _WITHOUT_EFFECT}
         del settings["data"]["made_by"], settings["data"]["temperature"]
         for corpus in settings["data"]["corpora"].values():
             del corpus["weight"]
@@ -115,18 +113,17 @@ class Workspace:
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"
         self.plan = folder / "plan"
-        self.old = folder / "old"  # the data folder that is about to go
-        self._job: dict[str, Any] | None = None  # the fingerprint of what is done here
+        self._job: dict[str, Any] = {}  # the fingerprint of what is done here
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
-        self.is_fresh = self._job is None
+        self.is_fresh = not self._job
 
     def start(self, job: dict[str, Any]) -> None:
         """Make the folders for the job with this fingerprint; what another job left goes first."""
         if job == self._job and self.data.exists():
             log.info("go on with what an earlier run has done in %s", self.folder)
         else:
-            if self._job is not None:
+            if self._job:
                 log.info("%sbegin anew", self._changes(job))
             for path in self.folder.iterdir():
                 if path.name not in (_LOCK, self.spool.name):
@@ -140,7 +137,7 @@ class Workspace:
 
     def join(self, job: dict[str, Any]) -> None:
         """Check that the plan in the folder is that of the job with this fingerprint."""
-        if self._job is None:
+        if not self._job:
             raise ConfigError(_NO_PLAN.format(self.place))
         if job != self._job:
             raise ConfigError(
@@ -149,9 +146,9 @@ class Workspace:
             )
 
     def _changes(self, job: dict[str, Any]) -> str:
-        known = self._job or {}
-        names = sorted(name for name in {*known, *job} if known.get(name) != job.get(name))
-        return f"{', '.join(names)} changed since the last run: " if names else ""
+        names = {*self._job, *job}
+        changed = sorted(name for name in names if self._job.get(name) != job.get(name))
+        return f"{', '.join(changed)} changed since the last run: " if changed else ""
 
     def write(self, path: Path, content: Any) -> None:
         """Write JSON that is either whole or not there."""
@@ -160,11 +157,7 @@ class Workspace:
 
     def finish(self) -> None:
         """Put the data folder in its place; the old one goes, and the work folder."""
-        share_and_sync(self.data)
-        if self.place.exists():
-            os.rename(self.place, self.old)
-        os.rename(self.data, self.place)
-        sync(self.place.parent)
+        put_in_place(self.data, self.place)
         self.remove()
 
     def remove(self, *, unless_useful: bool = False) -> None:
@@ -199,8 +192,8 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
     try:
         with _locked(folder, part):
             work = Workspace(folder, place)
-            if part is None and work.old.exists() and not place.exists():
-                os.rename(work.old, place)  # a kill hit between two renames
+            if part is None:
+                remove_abandoned(place)
             try:
                 yield work
             except (ConfigError, DataError):
@@ -228,16 +221,13 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
 def _locked(folder: Path, part: str | None) -> Iterator[None]:
     """Lock the folder for this process alone, or for this and other parts of a job."""
     whole = FileLock(folder / _LOCK)
-    if part is None:  # wait for nobody
-        locks = [FileLock(path) for path in folder.glob(f"{_LOCK}-*")]
-    else:
-        locks = [FileLock(folder / f"{_LOCK}-{part}")]
+    others = folder.glob(f"{_LOCK}-*") if part is None else [folder / f"{_LOCK}-{part}"]
     with contextlib.ExitStack() as stack:
         try:
             # another part has the first lock for a moment
             stack.enter_context(whole.acquire(timeout=0 if part is None else 1))
-            for lock in locks:
-                stack.enter_context(lock.acquire(timeout=0))
+            for path in list(others):
+                stack.enter_context(FileLock(path).acquire(timeout=0))
         except (Timeout, FileNotFoundError):  # the latter when another has just finished
             raise ConfigError(
                 f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"

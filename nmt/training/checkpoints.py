@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
@@ -24,10 +24,13 @@ from torch import Tensor
 from nmt import checkpoint
 from nmt.checkpoint import checkpoint_dir, list_checkpoints
 from nmt.config import Schedule, TrainConfig, resolve
+from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
+from nmt.manifest import verify
+from nmt.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # 1 had the state of the generators and no `world_size`
@@ -91,9 +94,12 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
-def fingerprint(config: TrainConfig, meta: Mapping[str, Any], mix: Mix) -> dict[str, Any]:
+def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]:
     """Return what must not change between the parts of one run, as flat names and primitives."""
-    flat = {name: meta[f"{name}_sha256"][:16] for name in ("data", "tokenizer")}
+    flat: dict[str, Any] = {
+        "data": meta.data_sha256[:16],
+        "tokenizer": meta.tokenizer_sha256[:16],
+    }
     flat["mix"] = str(mix)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
     flat |= {name: getattr(config, name) for name in names.split()}
@@ -143,20 +149,23 @@ def load_newest(run_dir: Path) -> dict[str, Any] | None:
 def load_state(folder: Path) -> dict[str, Any]:
     """Read `trainer.pt`; a missing, damaged or newer one is a `ModelError`."""
     path = folder / FILE
+    verify(folder, FILE)
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
-    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError) as error:
-        what = f"is damaged; remove {folder} to go on from the one before"
-        if isinstance(error, FileNotFoundError):
-            what = "does not exist; the folder is no checkpoint to go on from"
-        raise ModelError(f"{path} {what}") from None
-    version = content["format_version"]
-    if version > FORMAT_VERSION:
-        raise ModelError(
-            f"{path} has format_version {version}, this nmt reads {FORMAT_VERSION}; update nmt"
-        )
-    if version == 1:
-        content["learner"] = {"optimizer": content["optimizer"], "precision": {}}
+    except FileNotFoundError:
+        message = f"{path} does not exist; the folder is no checkpoint to go on from"
+        raise ModelError(message) from None
+    except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
+        message = f"{path} is damaged; remove {folder} to go on from the one before"
+        raise ModelError(message) from None
+    if not isinstance(content, dict):
+        raise ModelError(f"{path} is damaged; remove {folder} to go on from the one before")
+    if pop_version(content, path, FORMAT_VERSION) == 1:
+        content["learner"] = {"optimizer": content.get("optimizer"), "precision": {}}
+    content["state"] = to_dataclass(TrainerState, content.get("state"), path, "state")
+    for key in ("learner", "fingerprint"):
+        if not isinstance(content.get(key), dict):
+            raise ModelError(f"{path} has no {key}; remove {folder} to go on from the one before")
     return content
 
 

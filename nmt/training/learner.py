@@ -21,6 +21,7 @@ from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, gather, sum_over_ranks
+from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.transformer import Transformer
@@ -102,7 +103,17 @@ class Learner:
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
         """Continue from `state_dict` and the weights of `best_model`."""
-        self.optimizer.load_state_dict(state["optimizer"])
+        try:
+            self.optimizer.load_state_dict(state["optimizer"])
+        except (KeyError, TypeError, ValueError, AttributeError):
+            raise ModelError("the optimizer's state does not fit the model") from None
+        for parameter, moments in self.optimizer.state.items():
+            for name, moment in moments.items():
+                if name != "step" and moment.shape != parameter.shape:
+                    raise ModelError(
+                        f"{name} of the optimizer is {tuple(moment.shape)} for a parameter of "
+                        f"{tuple(parameter.shape)}; go on from another checkpoint"
+                    )
         if state["precision"]:  # a run that changed to float16 starts with a new scale
             self.scaler.load_state_dict(state["precision"])
         self.model.load_state_dict(state.get("trained", weights))

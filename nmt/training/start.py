@@ -32,10 +32,10 @@ class Setup:
         set_num_threads(config.num_threads)
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
-        self.tokenizer = load_tokenizers(data_dir, self.meta["tokenizer_sha256"])
+        self.tokenizer = load_tokenizers(data_dir, self.meta.tokenizer_sha256)
         data = ParallelData(data_dir, "train")
-        self.validation = Validation(data_dir, self.tokenizer, self.meta["tgt_lang"], config, world)
-        temperature = config.mix_temperature or self.meta.get("temperature", 1.0)
+        self.validation = Validation(data_dir, self.tokenizer, self.meta.tgt_lang, config, world)
+        temperature = config.mix_temperature or self.meta.temperature
         self.sampler = TokenBatchSampler(
             data.lengths,
             config.max_tokens,
@@ -61,7 +61,7 @@ class Setup:
                 weights = checkpoints.load_initial_weights(self.config, self.tokenizer, fresh)
                 self.learner.start_from(weights)
             return TrainerState()
-        state = TrainerState(**found["state"])
+        state: TrainerState = found["state"]
         self.learner.load_state_dict(found["learner"], found["weights"])
         log.info("go on after update %d, from %s", state.update, found["folder"])
         if (before := found.get("world_size", 1)) != (now := self.world.size):

@@ -18,7 +18,9 @@ from nmt.data.binary import ParallelData
 from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
+from nmt.errors import DataError
 from nmt.evaluate import bleu, bleu_metric, tokenizer_for
+from nmt.manifest import verify
 from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
 from nmt.training.loss import smoothed_cross_entropy
@@ -45,8 +47,15 @@ class Validation:
         self.references: list[str] = []
         if config.valid_bleu:
             bleu_metric(self.bleu_tokenizer)  # an error now, not at the first validation
+            verify(data_dir, "valid.src", "valid.tgt")
             self.sources = list(read_lines(data_dir / "valid.src"))
             self.references = list(read_lines(data_dir / "valid.tgt"))
+            sizes = len(self.sources), len(self.references)
+            if sizes[0] != sizes[1]:
+                raise DataError(
+                    f"{data_dir}: valid.src has {sizes[0]} lines and valid.tgt {sizes[1]}; "
+                    "run nmt-preprocess again"
+                )
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the figures by their names in `metrics.jsonl`, on every rank."""

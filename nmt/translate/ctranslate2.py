@@ -91,8 +91,7 @@ class CTranslate2Backend:
         self._check_lengths(rows)
         limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config, prefixes)
         known = vars(request) | {"prefixes": prefixes, "n_best": request.n_best or config.beam_size}
-        known["limits"] = [min(limit, self._max_positions - 1) for limit in limits]
-        whole = _Request(**known)
+        whole = _Request(**known, limits=[min(limit, self._max_positions - 1) for limit in limits])
         found: list[list[_Found]] = [[] for _ in rows]
         for has_prefix in (False, True):  # a prefix changes how its batch is searched
             some = [i for i, prefix in enumerate(prefixes) if bool(prefix) is has_prefix]
@@ -189,14 +188,9 @@ class CTranslate2Backend:
         A beam search of several sentences reports that of another sentence (CTranslate2 4.8.5),
         greedy search the right one; it depends on no token that is chosen.
         """
-        results = self._engine.translate_batch(
-            source,
-            max_input_length=0,
-            beam_size=1,
-            max_decoding_length=1,
-            return_end_token=True,
-            return_attention=True,
-        )
+        options = {"max_input_length": 0, "beam_size": 1, "max_decoding_length": 1}
+        options |= {"return_end_token": True, "return_attention": True}
+        results = self._engine.translate_batch(source, **options)
         firsts = [_align(result.attention[0])[:1] for result in results]
         return [
             [h._replace(alignment=first + (h.alignment or [])[1:]) for h in hypotheses]

@@ -338,11 +338,8 @@ def join_hypotheses(
     bare = [part.tokens[:-1] if part.finished else part.tokens for part in parts]
     ids = [token for part in parts[:-1] for token in part.tokens] + bare[-1]
     texts = [on_one_line(tokenizer.decode(tokens)) for tokens in bare]
-    places = [
-        start + place
-        for part, start in zip(parts, starts, strict=False)
-        for place in part.alignment or []
-    ]
+    pairs = zip(parts, starts, strict=False)
+    places = [start + place for part, start in pairs for place in part.alignment or []]
     return Translation(
         texts[0] if len(texts) == 1 else join_parts(text.strip() for text in texts),
         sum(part.score for part in parts),
@@ -385,9 +382,7 @@ def _to_json(result: LineResult, index: int) -> dict[str, Any]:
         "source_tokens": result.source_tokens,
     }
     names = ("text", "score", "log_prob", "tokens", "token_log_probs", "finished", "alignment")
-    translations = [
-        {name: getattr(t, name) for name in names if getattr(t, name) is not None}
-        for t in result.translations
-    ]
+    rows = [[(name, getattr(t, name)) for name in names] for t in result.translations]
+    translations = [{name: value for name, value in row if value is not None} for row in rows]
     shown = {name: value for name, value in some.items() if value}
     return {"index": index, **shown, "hypotheses": translations}

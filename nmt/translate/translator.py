@@ -30,14 +30,9 @@ from nmt.translate.lines import (
 )
 
 _NO_PAIR = Hypothesis([], 0.0, 0.0, True, [])  # of two empty lines, which are certain
-_LINE_OPTIONS: dict[str, Any] = {
-    "prefixes": None,
-    "too_long": TooLong.split,
-    "max_source_length": MAX_SOURCE_LENGTH,
-    "max_tokens": None,
-    "window_lines": WINDOW_LINES,
-    "small_first": True,
-}
+_LINE_OPTIONS: dict[str, Any] = {"prefixes": None, "small_first": True}
+_LINE_OPTIONS |= {"too_long": TooLong.split, "max_source_length": MAX_SOURCE_LENGTH}
+_LINE_OPTIONS |= {"window_lines": WINDOW_LINES, "max_tokens": None}
 
 
 class TranslationError(NmtError):
@@ -249,9 +244,8 @@ class Translator:
         """
         config = self.defaults if config is None else config
         if not isinstance(config, SearchConfig):
-            raise TypeError(
-                f"config={config!r}: give a SearchConfig, or settings such as beam_size=4"
-            )
+            rule = "give a SearchConfig, or settings such as beam_size=4"
+            raise TypeError(f"config={config!r}: {rule}")
         settings = {field.name: getattr(config, field.name) for field in fields(SearchConfig)}
         known = {**settings, **others}
         for key, value in options.items():
@@ -268,7 +262,7 @@ class Translator:
 def _fits(value: Any, default: Any) -> bool:
     """Return whether `value` may stand in the place of `default`."""
     if isinstance(default, bool) or isinstance(value, bool):
-        return isinstance(default, bool) and isinstance(value, bool)
+        return type(default) is type(value)
     if isinstance(default, str):  # a choice by its name
         return isinstance(value, str)
     return isinstance(value, numbers.Real if isinstance(default, float) else numbers.Integral)

@@ -1,0 +1,125 @@
+"""Reads metadata that may be damaged, or made to do harm, into dataclasses: size, types, keys and
+bounds are checked before anything is computed or allocated from them.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import math
+import types
+import typing
+from collections.abc import Mapping
+from enum import Enum
+from pathlib import Path
+from typing import Any, TypeVar
+
+from nmt.errors import ConfigError, DamagedError
+
+T = TypeVar("T")
+
+_MOST_BYTES = 1 << 28  # of a JSON file; an index of 100,000 shards has 20 MB
+_SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Read a JSON object from a file.
+
+    Raises `FileNotFoundError`, and `DamagedError` for a file that is too large, not UTF-8, no JSON,
+    nested too deeply, or no object.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise DamagedError(f"{path} has more than {_MOST_BYTES >> 20} MB, so it is no file of nmt")
+    try:
+        content = json.loads(path.read_bytes().decode("utf-8"))
+    except (ValueError, RecursionError) as error:
+        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
+        raise DamagedError(f"{path} is damaged ({reason}); copy or make the folder again") from None
+    if not isinstance(content, dict):
+        raise DamagedError(f"{path} is damaged (no JSON object); copy or make the folder again")
+    return content
+
+
+def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
+    """Take `format_version` out of what was read from `path`.
+
+    Raises `DamagedError` for one that is none, or newer than `newest`.
+    """
+    version = content.pop("format_version", None)
+    if not isinstance(version, int) or version < 1:
+        raise DamagedError(f"{path} is no file of nmt (no format_version); copy the folder again")
+    if version > newest:
+        raise DamagedError(
+            f"{path.parent} has format_version {version}, this nmt reads up to {newest}; update nmt"
+        )
+    return version
+
+
+def to_dataclass(kind: type[T], content: object, path: Path, key: str = "") -> T:
+    """Make the dataclass `kind` of parsed JSON that was read from `path`, at `key`.
+
+    Every key must be a field and every value of its type; numbers are finite, whole ones have at
+    most 63 bits. Raises `DamagedError`, which names file and key; so does a `ConfigError` of the
+    class itself.
+    """
+    try:
+        made: T = _convert(kind, content, key)
+    except (ConfigError, _MismatchError) as error:
+        raise DamagedError(f"{path} does not fit this nmt: {error}") from None
+    return made
+
+
+class _MismatchError(Exception):
+    """A value at a key is not of its type."""
+
+
+def _convert(hint: Any, value: object, key: str) -> Any:
+    """Return `value` as the type `hint`."""
+    if hint is Any:
+        return value
+    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):
+        if value is None and type(None) in arguments:
+            return None
+        return _convert(next(kind for kind in arguments if kind is not type(None)), value, key)
+    if dataclasses.is_dataclass(hint):
+        return _convert_fields(hint, value, key)
+    if origin is list:
+        _require(isinstance(value, list), key, "a list", value)
+        items = typing.cast(list[object], value)
+        return [_convert(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(items)]
+    if origin is dict:
+        _require(isinstance(value, dict), key, "an object", value)
+        pairs = typing.cast(dict[str, object], value).items()
+        return {name: _convert(arguments[1], item, f"{key}.{name}") for name, item in pairs}
+    if issubclass(hint, Enum):
+        choices = {choice.value: choice for choice in hint}
+        _require(isinstance(value, str) and value in choices, key, f"one of {[*choices]}", value)
+        return choices[value]
+    is_number = hint is float and isinstance(value, int) and not isinstance(value, bool)
+    _require(type(value) is hint or is_number, key, _SCALARS[hint], value)
+    if isinstance(value, (int, float)):
+        _require(abs(value) < 1 << 63 and math.isfinite(value), key, "below 2^63", value)
+    return float(typing.cast(float, value)) if is_number else value
+
+
+def _convert_fields(kind: Any, value: object, key: str) -> Any:
+    _require(isinstance(value, dict), key, "an object", value)
+    given = typing.cast(Mapping[str, object], value)
+    hints, prefix = _hints(kind), f"{key}." if key else ""
+    for name in given:
+        _require(name in hints, prefix + str(name), "no key of this version", given[name])
+    for field in dataclasses.fields(kind):
+        has_default = field.default is not field.default_factory  # one of them is not MISSING
+        _require(field.name in given or has_default, prefix + field.name, "given", None)
+    return kind(**{name: _convert(hints[name], v, prefix + name) for name, v in given.items()})
+
+
+_hints = functools.cache(typing.get_type_hints)
+
+
+def _require(valid: bool, key: str, expected: str, value: object) -> None:
+    if not valid:
+        shown = " ".join(repr(value).split())[:60]
+        raise _MismatchError(f"{key or 'its content'} is {shown}, must be {expected}")

@@ -1,0 +1,247 @@
+"""What is damaged is noticed, and what is replaced is never lost."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from exporting import random_model
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from nmt import files
+from nmt.checkpoint import ModelInfo, load_info, load_tokenizer, load_weights
+from nmt.data.binary import DataInfo
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import DamagedError, ModelError, NmtError
+from nmt.files import replace_folder
+from nmt.manifest import MANIFEST, set_verify, verify, write_manifest
+from nmt.metadata import read_json, to_dataclass
+from nmt.training.checkpoints import TrainerState
+
+
+def read_model(folder: Path) -> None:
+    """Read everything that translation reads."""
+    info = load_info(folder)
+    load_weights(folder)
+    load_tokenizer(folder, info)
+
+
+def test_every_flipped_bit_and_every_swapped_file_of_a_model_is_noticed(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    random_model(tmp_path / "model", tokenizer, seed=1)
+    random_model(tmp_path / "other", tokenizer, seed=2)
+    read_model(tmp_path / "model")
+    draw = random.Random(1)
+    for path in sorted((tmp_path / "model").iterdir()):
+        whole = path.read_bytes()
+        for _ in range(12):
+            damaged, place = bytearray(whole), draw.randrange(len(whole))
+            damaged[place] ^= 1 << draw.randrange(8)
+            path.write_bytes(damaged)
+            with pytest.raises(NmtError, match=path.name) as caught:
+                read_model(tmp_path / "model")
+            assert "\n" not in str(caught.value)
+        path.write_bytes(whole)
+    weights = "model.safetensors"
+    shutil.copy(tmp_path / "other" / weights, tmp_path / "model" / weights)
+    with pytest.raises(DamagedError, match=weights):
+        read_model(tmp_path / "model")
+    set_verify(False)
+    try:
+        read_model(tmp_path / "model")
+    finally:
+        set_verify(True)
+
+
+def test_a_folder_without_a_manifest_opens_with_a_note(
+    tokenizer: Tokenizer, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    random_model(tmp_path, tokenizer)
+    (tmp_path / MANIFEST).unlink()
+    with caplog.at_level("INFO"):
+        read_model(tmp_path)
+    assert "has no manifest.json" in caplog.text
+
+
+def test_a_whole_folder_is_compared_by_names_sizes_and_content(tmp_path: Path) -> None:
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep/a").write_text("a")
+    (tmp_path / "b").write_text("b")
+    write_manifest(tmp_path)
+    verify(tmp_path)
+    (tmp_path / "new").write_text("not listed")
+    verify(tmp_path)
+    (tmp_path / "deep/a").unlink()
+    with pytest.raises(DamagedError, match="deep/a is missing"):
+        verify(tmp_path)
+    verify(tmp_path, "b")
+
+
+# --- replacing, with a kill at every call
+
+
+def fill(place: Path, text: str) -> None:
+    with replace_folder(place, marker="meta.json") as folder:
+        (folder / "text").write_text(text)
+        (folder / "meta.json").write_text('{"format_version": 1}')
+
+
+def fill_and_die(place: Path, number: int) -> bool:
+    """Replace the folder in a process that is killed at call `number` of the file system; return
+    whether it came to its end before.
+    """
+    process = os.fork()
+    if not process:
+        calls = itertools.count(1)
+
+        def counted(original: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*arguments: Any, **named: Any) -> Any:
+                if next(calls) == number:
+                    os.kill(os.getpid(), signal.SIGKILL)
+                return original(*arguments, **named)
+
+            return call
+
+        for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync", "chmod"):
+            setattr(os, name, counted(getattr(os, name)))
+        files._exchange = counted(files._exchange)
+        fill(place, "new")
+        os._exit(0)
+    return os.waitpid(process, 0)[1] == 0
+
+
+def test_a_kill_at_any_call_leaves_the_old_or_the_new_folder_under_the_name(tmp_path: Path) -> None:
+    seen, number, is_done = set(), 0, False
+    while not is_done:
+        number += 1
+        place = tmp_path / str(number) / "data"
+        fill(place, "old")
+        is_done = fill_and_die(place, number)
+        verify(place)
+        seen.add((place / "text").read_text())
+        fill(place, "last")
+        assert [path.name for path in place.parent.iterdir()] == ["data"]  # no leftover
+    assert seen == {"old", "new"}
+    assert number > 10
+
+
+def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
+    alive = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    try:
+        theirs = tmp_path / f".data.{files._HOST}.{alive.pid}.tmp"
+        elsewhere = tmp_path / f".data.elsewhere.{alive.pid}.tmp"
+        for folder in (theirs, elsewhere):
+            folder.mkdir()
+        fill(tmp_path / "data", "text")
+        assert theirs.exists()
+        alive.communicate(b"\n")
+        fill(tmp_path / "data", "text")
+        assert not theirs.exists()
+        assert elsewhere.exists()
+    finally:
+        alive.kill()
+
+
+def test_where_names_cannot_be_exchanged_two_renames_do_and_a_kill_between_is_undone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ctypes, "CDLL", lambda *_, **__: object())
+    for text in ("old", "new"):
+        fill(tmp_path / "data", text)
+        assert (tmp_path / "data/text").read_text() == text
+    (tmp_path / "data").rename(tmp_path / f".data.{files._HOST}.{os.getpid()}.old")
+    files.remove_abandoned(tmp_path / "data")
+    assert (tmp_path / "data/text").read_text() == "new"
+
+
+# --- metadata that was made to do harm
+
+HOSTILE: list[Callable[[dict[str, Any]], Any]] = [
+    lambda c: c["model"].update(num_encoder_layers=10**9),
+    lambda c: c["model"].update(d_model=10**7),
+    lambda c: c["model"].update(d_ff="2048"),
+    lambda c: c["model"].update(num_heads=0),
+    lambda c: c["model"].update(norm=["post"]),
+    lambda c: c["model"].pop("d_ff") and c["model"].update(d_fff=1),
+    lambda c: c.update(vocab_size=10**12),
+    lambda c: c.update(vocab_size=True),
+    lambda c: c.update(updates=-1),
+    lambda c: c.update(model=[]),
+    lambda c: c.update(search={"beam_size": 1e300}),
+    lambda c: c.update(src_lang=None),
+    lambda c: c.update(format_version="1"),
+    lambda c: c.update(format_version=2),
+    lambda c: c.pop("tokenizer_sha256"),
+]
+
+
+def test_metadata_that_does_not_fit_is_one_line_that_names_file_and_field(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    random_model(tmp_path, tokenizer)
+    whole = (tmp_path / "config.json").read_text()
+    texts = ["[" * 100_000, '{"a":' * 100_000, "\xff", "[]", "null", "", "{", '{"model": NaN}']
+    for change in HOSTILE:
+        content = json.loads(whole)
+        change(content)
+        texts.append(json.dumps(content))
+    for text in texts:
+        (tmp_path / "config.json").write_bytes(text.encode("latin-1"))
+        write_manifest(tmp_path)
+        with pytest.raises(ModelError, match=r"config\.json|format_version 2") as caught:
+            load_info(tmp_path)
+        assert "\n" not in str(caught.value), text
+        assert len(str(caught.value)) < 400, text
+
+
+VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner),
+    max_leaves=8,
+)
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(st.data())
+def test_whatever_metadata_holds_is_read_or_refused(data: st.DataObject) -> None:
+    for kind, good in (
+        (ModelInfo, {"model": {}, "search": {}, "vocab_size": 9, "src_lang": "a", "tgt_lang": "b",
+                     "tokenizer_sha256": "0", "updates": 1}),
+        (DataInfo, {"format_version": 2, "splits": {"train": [{"corpus": "", "weight": 1,
+                    "shards": [{"file": "a", "pairs": 1}]}]}}),
+        (TrainerState, {"update": 3, "best": [[1.0, 3]]}),
+    ):  # fmt: skip
+        content: Any = json.loads(json.dumps(good))
+        to_dataclass(kind, content, Path("x"))
+        place, key = content, data.draw(st.sampled_from(sorted(content)))
+        while isinstance(place[key], (dict, list)) and place[key] and data.draw(st.booleans()):
+            place = place[key]
+            key = data.draw(st.sampled_from(range(len(place)) if isinstance(place, list)
+                                            else sorted(place)))  # fmt: skip
+        place[key] = data.draw(VALUES)
+        refusal = ""
+        try:
+            to_dataclass(kind, content, Path("x"))
+        except DamagedError as error:
+            refusal = str(error)
+        assert refusal.startswith("x does not fit this nmt: ") or not refusal
+
+
+def test_json_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
+    with (tmp_path / "meta.json").open("wb") as file:
+        file.truncate(1 << 40)
+    with pytest.raises(DamagedError, match="more than 256 MB"):
+        read_json(tmp_path / "meta.json")
