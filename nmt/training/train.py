@@ -257,6 +257,7 @@ class TrainingRun:
             "state": asdict(self.state),
             "learner": self.learner.state_dict(),
             "world_size": self.setup.world.size,
+            "num_threads": torch.get_num_threads(),
             "fingerprint": self.setup.fingerprint,
         }
         weights, best = self.learner.best_model.state_dict(), [at for _, at in self.state.best]
