@@ -63,7 +63,7 @@ def train(updates: int, seed: int = 1) -> Transformer:
 def main() -> None:
     """Train, and copy 1 2 ... 10."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--updates", type=int, default=300)
+    parser.add_argument("--updates", type=int, default=200)
     model = train(parser.parse_args().updates)
     with torch.no_grad():
         (row,) = greedy(model, torch.arange(1, 11)[None]).tolist()
