@@ -54,19 +54,20 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
     `DataError` for a folder that was made otherwise, or that is not there and must not be written.
     """
     place, made_of = resolve(config.data_dir), _made_of(config.data_dir)
+    exists = (place / "meta.json").exists()
+    missing = f"{place} {'is no data folder' if place.is_dir() else 'does not exist'}; make it with"
     if preparation is None:
-        if not (place / "meta.json").exists():
+        if not exists:
             files = [f"data.{s}.{side}=FILE" for s in ("train", "valid") for side in ("src", "tgt")]
-            is_usual = config.data_dir == DEFAULT_DATA_DIR  # which README makes of included text
-            data_dir = None if is_usual else config.data_dir
-            hint = command_line("preprocess", [] if is_usual else files, data_dir=data_dir)
-            raise DataError(f"{place} is no data folder; make it with: {hint}")
+            own = [*files, f"data_dir={config.data_dir}"]  # the other is of text that is included
+            hint = command_line("preprocess", [] if config.data_dir == DEFAULT_DATA_DIR else own)
+            raise DataError(f"{missing}: {hint}")
         return
     data, arguments = preparation
     hint = command_line("preprocess", arguments)
-    if not (place / "meta.json").exists():
+    if not exists:
         if not may_write:
-            raise DataError(f"{place} is no data folder; make it with: {hint}")
+            raise DataError(f"{missing}: {hint}")
         log.info("%s is not there; preparing it, as this does: %s", config.data_dir, hint)
         prepare(data)
         log.info("wrote %s; %s/report.html describes it", config.data_dir, config.data_dir)

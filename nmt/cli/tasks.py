@@ -164,7 +164,9 @@ def export(config: ExportConfig, config_yaml: str) -> None:
     export(folder, resolve(output), config)
     size = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
     others = other_models(resolve(config.model_dir), folder)
-    log.info("exported %s to %s (%s, %.1f MB)%s", folder, output, kind, size, others)
+    log.info(
+        "exported %s to %s (%s, %.1f MB)%s", folder, output, kind.replace("-", ", "), size, others
+    )
     if config.format is ExportFormat.ctranslate2:
         command = command_line("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)

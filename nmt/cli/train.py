@@ -63,14 +63,14 @@ def run(
     """Prepare the data folder if need be, then train, or go on with a run; return the best score of
     the validations, loss or BLEU as `best_metric` says.
     """
-    ensure_data(config, preparation, may_write=not (is_launched() or config.dry_run))
     if is_launched():
         threading.Thread(target=_watch_parent, args=[os.getppid()], daemon=True).start()
-        record(_train_rank)(config, config_yaml)  # writes to a file why a rank failed
+        record(_train_rank)(config, config_yaml, preparation)  # writes to a file why a rank failed
     elif (count := num_processes(config.devices, config.device)) > 1:
+        ensure_data(config, preparation, may_write=not config.dry_run)
         _launch(count, config_yaml, timeout_seconds=config.timeout_seconds)
     else:
-        _train_rank(config, config_yaml)
+        _train_rank(config, config_yaml, preparation)
     if config.dry_run or is_launched():
         return None
     scores = validation_scores(resolve(config.run_dir), config.best_metric).values()
@@ -85,9 +85,10 @@ def _watch_parent(launcher: int) -> None:
     os._exit(1)
 
 
-def _train_rank(config: TrainConfig, config_yaml: str) -> None:
+def _train_rank(config: TrainConfig, config_yaml: str, preparation: Preparation | None) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
     announce(config.model, required=config.exportable)
+    ensure_data(config, preparation, may_write=not (is_launched() or config.dry_run))
     world = find_world()
     device = find_device(config.device, world.local_rank)
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
