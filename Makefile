@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo benchmark test test-all check check-style format wheel clean
+.PHONY: install demo benchmark test test-all check check-style format wheel clean torture
 
 install: $(INSTALLED)
 
@@ -20,6 +20,10 @@ demo: $(INSTALLED)
 # Other toolkits are installed into ~/.cache/nmt-benchmark; BENCHMARK=--quick gives a first look
 benchmark: $(INSTALLED)
 	$(BIN)/python scripts/benchmark/run.py $(BENCHMARK)
+
+# Damage files and kill commands for an hour
+torture: $(INSTALLED)
+	$(BIN)/python scripts/torture.py --minutes 60 --output docs/reliability.md
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile

@@ -70,7 +70,10 @@ def save_model(
     """Write a model folder in one step; `extra` may add files before it is renamed into place."""
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        try:
+            safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
+        except safetensors.SafetensorError as error:  # a full disk
+            raise OSError(str(error)) from None
         write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.content()})
         save_tokenizers(temporary, tokenizer)
         if extra is not None:
@@ -118,11 +121,15 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     path = folder / WEIGHTS
     verify(folder, WEIGHTS)
     try:
-        return safetensors.torch.load_file(path)
+        weights = safetensors.torch.load_file(path)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; copy the model folder again") from None
     except (safetensors.SafetensorError, OSError) as error:
         raise ModelError(f"{path} is damaged ({error}); use another checkpoint") from None
+    for name, tensor in weights.items():
+        if not torch.isfinite(tensor.sum(dtype=torch.float64)):
+            raise ModelError(f"{path}: {name} holds numbers that are not finite; use another")
+    return weights
 
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:

@@ -52,6 +52,9 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     try:
         yield temporary
         put_in_place(temporary, folder)
+    except OSError as error:
+        reason = error.strerror or error
+        raise NmtError(f"{folder} cannot be written: {reason}; nothing was changed") from None
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         for parent in new_parents:  # those that stayed empty go again

@@ -6,6 +6,8 @@ import dataclasses
 import importlib.resources
 import math
 import re
+import typing
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -91,6 +93,7 @@ def test_base_and_big_spell_out_every_hyperparameter() -> None:
 def test_recipes_are_the_papers() -> None:
     assert composed("train", "model=base") == composed("train") == TrainConfig()
     big = composed("train", "model=big")
+    assert composed("train", "+model=big") == big
     assert big.model == ModelConfig(d_model=1024, d_ff=4096, num_heads=16, dropout=0.3)
     assert (big.max_updates, big.average_last) == (300_000, 20)
     assert composed("train", "experiment=wmt14_en_fr_big").model.dropout == 0.1
@@ -252,14 +255,14 @@ def test_a_bad_value_names_key_and_rule() -> None:
     cases: list[tuple[type[Any], dict[str, Any], str]] = [
         (ModelConfig, {"dropout": 1.0}, "model.dropout=1.0: must be from 0 to below 1"),
         (ModelConfig, {"d_model": 0}, "model.d_model=0: must be from 1 to 65536"),
-        (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0"),
+        (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0 and at most 1"),
         (OptimizerConfig, {"weight_decay": 0.01}, "optimizer.name=adamw"),
         (SearchConfig, {"length_penalty": nan}, "length_penalty=nan: must be from -10 to 10"),
         (SearchConfig, {"top_p": 0.0}, "top_p=0.0: must be above 0 and at most 1"),
         (SearchConfig, {"top_k": 3}, "top_k=3: only works with sampling=true"),
-        (TrainConfig, {"seed": -1}, "seed=-1: must not be negative"),
+        (TrainConfig, {"seed": -1}, "seed=-1: must be from 0 to 9223372036854775807"),
         (TrainConfig, {"mix": {"a": nan}}, "mix.a=nan: must be a number from 0"),
-        (TrainConfig, {"mix_temperature": inf}, "mix_temperature=inf: must be at least 1"),
+        (TrainConfig, {"mix_temperature": inf}, "mix_temperature=inf: must be at most"),
         (TrainConfig, {"keep_last": 2}, "average_last=5"),
         (TrainConfig, {"best_metric": BestMetric.bleu, "valid_bleu": False}, "valid_bleu=true"),
         (TokenizerConfig, {"character_coverage": 0.97}, "coverage=0.97: must be from 0.98 to 1"),
@@ -286,3 +289,25 @@ def test_every_bound_of_a_range_is_exact() -> None:
             if field.default is not None and not is_whole and (low, high) != (None, None):
                 with pytest.raises(ConfigError, match="nan"):
                     schema(**{field.name: math.nan})
+
+
+def numbers(schema: type[Any]) -> Iterator[tuple[type[Any], str]]:
+    """Yield every setting of a dataclass, those of its groups too, that is a number."""
+    for name, hint in typing.get_type_hints(schema).items():
+        kinds = typing.get_args(hint) or (hint,)
+        if dataclasses.is_dataclass(kinds[-1]):
+            yield from numbers(typing.cast(type[Any], kinds[-1]))
+        elif {int, float} & set(kinds) and typing.get_origin(hint) not in (list, dict):
+            yield schema, name
+
+
+def test_every_number_has_bounds_and_a_line_for_what_is_beyond() -> None:
+    base = {"EvaluateConfig": {"hypotheses": "a", "references": ["b"]}}
+    base |= {"ScoreConfig": {"src": "a", "tgt": "b"}}
+    found = {setting for command in COMMANDS.values() for setting in numbers(command.schema)}
+    for schema, name in found:
+        for value in (1e300, -1e300, math.inf, -math.inf, math.nan, 2**63):
+            with pytest.raises(ConfigError, match=name) as caught:
+                schema(**{**base.get(schema.__name__, {}), name: value})
+            assert "\n" not in str(caught.value)
+    assert len(found) > 80

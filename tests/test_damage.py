@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import itertools
 import json
+import math
 import os
 import random
+import resource
 import shutil
 import signal
 import subprocess
@@ -16,9 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import safetensors.torch
 from exporting import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy import command
 
 from nmt import files
 from nmt.checkpoint import ModelInfo, load_info, load_tokenizer, load_weights
@@ -165,6 +169,48 @@ def test_where_names_cannot_be_exchanged_two_renames_do_and_a_kill_between_is_un
     (tmp_path / "data").rename(tmp_path / f".data.{files._HOST}.{os.getpid()}.old")
     files.remove_abandoned(tmp_path / "data")
     assert (tmp_path / "data/text").read_text() == "new"
+
+
+def test_a_full_disk_is_one_line_and_leaves_everything_as_it_was(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    steps = [random_model(tmp_path / f"run/{seed}", tokenizer, seed=seed) for seed in (1, 2)]
+    output = tmp_path / "model"
+    assert command("average", f"checkpoints=[{steps[0]}]", f"output={output}") == 0
+    before = (output / "model.safetensors").read_bytes()
+    for name, arguments in (
+        ("average", [f"checkpoints=[{steps[1]}]", f"output={output}"]),
+        ("export", [f"model_dir={output}", f"output={tmp_path / 'export'}"]),
+    ):
+        errors = tmp_path / "errors"
+        process = os.fork()
+        if not process:
+            sys.stderr = errors.open("w")
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (8000, 8000))
+            status = command(name, *arguments)
+            sys.stderr.flush()
+            os._exit(status)
+        assert os.waitstatus_to_exitcode(os.waitpid(process, 0)[1]) == 2, name
+        assert errors.read_text().splitlines()[-1].endswith("; nothing was changed"), name
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["errors", "model", "run"]
+        assert (output / "model.safetensors").read_bytes() == before
+
+
+def test_a_closed_stderr_is_no_reason_to_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stderr", None)
+    assert command("average", "run_dir=nowhere") == 2
+    assert sys.stderr is not None
+
+
+def test_weights_that_are_not_finite_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = random_model(tmp_path, tokenizer)
+    weights = load_weights(folder)
+    weights["embedding.weight"][3, 1] = math.nan
+    safetensors.torch.save_file(weights, folder / "model.safetensors")
+    write_manifest(folder)
+    with pytest.raises(ModelError, match=r"embedding\.weight holds numbers that are not finite"):
+        load_weights(folder)
 
 
 # --- metadata that was made to do harm

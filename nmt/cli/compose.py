@@ -32,6 +32,7 @@ from nmt.cli.arguments import GROUPS, Argument, is_list, read_arguments
 from nmt.cli.commands import COMMANDS, Command, choices
 from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, plain_value
 from nmt.errors import ConfigError, nearest
+from nmt.manifest import set_verify
 
 _LOGS = ("hydra_logging", "job_logging")  # disabled, since our loggers write to stderr
 _HYDRA: dict[str, Any] = {
@@ -261,6 +262,7 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     given = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
+    set_verify(composed.get("verify", True) is not False)
     return OmegaConf.to_object(typed), OmegaConf.to_yaml(typed)
 
 

@@ -40,6 +40,8 @@ def nmt() -> int:
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
     """Run `command`, or `nmt` alone, with the arguments of the process; return its exit status."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if sys.stderr is None:  # closed with 2>&-; the next file that is opened would take its place
+        sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")
     log_to_stderr()
     try:
         if {"-h", "--help"} & set(arguments):

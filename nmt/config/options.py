@@ -12,6 +12,9 @@ from nmt.errors import ConfigError, nearest
 
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
+MOST = 10**9  # of a number whose range has no upper bound of its own
+LARGEST_SEED = 2**63 - 1
+VERIFY = "compare files with the checksums in the manifest of their folder"
 E = TypeVar("E", bound=Enum)
 
 
@@ -59,7 +62,11 @@ def check_ranges(config: Any, prefix: str = "") -> None:
     for setting in fields(config):
         value = getattr(config, setting.name)
         low, high, above, below = setting.metadata["range"]
-        if value is None or low is above is None:  # no range has an upper bound alone
+        if value is None or not isinstance(value, (int, float)) or isinstance(value, bool):
+            continue
+        if high is below is None:  # numbers beyond it end badly, and nobody needs them
+            require(abs(value) <= MOST, prefix + setting.name, value, f"must be at most {MOST:,}")
+        if low is above is None:  # no range has an upper bound alone
             continue
         is_valid = value >= low if above is None else value > above
         rule = "must not be negative" if low == 0 else f"must be at least {low}"

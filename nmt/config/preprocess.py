@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import DEFAULT_DATA_DIR, check_ranges, option, require
+from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, check_ranges, option, require
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
@@ -220,7 +220,7 @@ class PreprocessConfig:
     shard_pairs: int = option(1_000_000, "pairs read for one file of the data folder", low=1)
     step: Step = option(Step.all, "all, or on several machines: plan, then shard, then merge")
     shard: str | None = option(None, "part of this job, for example 3/64; means step=shard")
-    seed: int = option(0, "for sampling and data=copy", low=0)
+    seed: int = option(0, "for sampling and data=copy", low=0, high=LARGEST_SEED)
     num_threads: int = option(0, "processes that encode; 0: one per CPU core", low=0, high=1024)
 
     def __post_init__(self) -> None:

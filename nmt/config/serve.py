@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.config.options import DEFAULT_RUN_DIR, DType, check_ranges, option, require
+from nmt.config.options import DEFAULT_RUN_DIR, VERIFY, DType, check_ranges, option, require
 from nmt.config.translate import Engine
 
 
@@ -23,7 +23,8 @@ class ServeConfig:
     dtype: DType = option(
         DType.float32, "number format of matrix products: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads of the engine; 0 leaves torch's choice", low=0)
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    verify: bool = option(True, VERIFY)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every IPv4 address")
     port: int = option(5000, "port to listen on; 0 takes a free one and logs it", low=0, high=65535)
     trusted_proxies: str = option(
@@ -33,7 +34,7 @@ class ServeConfig:
         True, "translate a line sentence by sentence; false: as a whole, as nmt-translate does"
     )
     max_source_length: int = option(256, "most source tokens at a time, EOS included", low=8)
-    max_beam_size: int = option(16, "largest beam that a request may ask for", low=1)
+    max_beam_size: int = option(16, "largest beam that a request may ask for", low=1, high=1000)
     api_keys: str | None = option(
         None, "file of keys, one a line: KEY [requests a minute, 0 no limit] [characters]"
     )

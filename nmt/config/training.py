@@ -4,13 +4,15 @@ of `nmt-average`.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from enum import Enum
 
 from nmt.config.options import (
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
+    LARGEST_SEED,
+    MOST,
+    VERIFY,
     DType,
     Normalization,
     check_ranges,
@@ -68,7 +70,7 @@ class SearchConfig:
     """
 
     beam_size: int = option(
-        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1
+        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1, high=1000
     )
     length_penalty: float = option(
         0.6,
@@ -82,15 +84,15 @@ class SearchConfig:
         0.0, "beta of the coverage penalty of Wu et al. (2016); 0 disables", low=0, high=100
     )
     max_length_a: float = option(1.0, "output limit: a * source tokens + b", low=0, high=1000)
-    max_length_b: int = option(50, "output limit: a * source tokens + b", low=1)
-    min_length: int = option(0, "least number of output tokens, EOS excluded; 0: no bound", low=0)
+    max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
+    min_length: int = option(0, "least number of output tokens, EOS excluded", low=0, high=10_000)
     sampling: bool = option(False, "sample from the model's distribution instead of searching")
     temperature: float = option(1.0, "sampling: divisor of log-probabilities", low=0.001, high=1000)
     top_k: int = option(0, "sampling: number of candidates, the likeliest tokens; 0: all", low=0)
     top_p: float = option(
         1.0, "sampling: total probability of the candidates; 1: all", above=0, high=1
     )
-    seed: int = option(1, "sampling: the same seed and text give the same samples", low=0)
+    seed: int = option(1, "sampling: equal seeds give equal samples", low=0, high=LARGEST_SEED)
     alignment: bool = option(False, "report the source token that a target token attends to most")
 
     def __post_init__(self) -> None:
@@ -138,7 +140,7 @@ class OptimizerConfig:
     name: Optimizer = option(Optimizer.adam, "adam, or adamw (Adam with decoupled weight decay)")
     beta1: float = option(0.9, "decay of the mean of gradients", low=0, below=1)
     beta2: float = option(0.98, "decay of the mean of squared gradients", low=0, below=1)
-    eps: float = option(1e-9, "added to the root of the second moment", above=0)
+    eps: float = option(1e-9, "added to the root of the second moment", above=0, high=1)
     weight_decay: float = option(0.0, "adamw: decay of matrices, times the learning rate", low=0)
     warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
     learning_rate_scale: float = option(1.0, "factor on the paper's learning rate", above=0)
@@ -195,29 +197,30 @@ class TrainConfig:
     best_metric: BestMetric = option(BestMetric.loss, "loss or bleu on the validation set")
     patience: int = option(0, "validations without improvement before the end; 0 disables", low=0)
     valid_bleu: bool = option(True, "decode the validation set for BLEU")
-    valid_beam_size: int = option(1, "beam size for that decoding; 1 is greedy", low=1)
+    valid_beam_size: int = option(1, "beam size for that decoding; 1 is greedy", low=1, high=1000)
     exportable: bool = option(True, "refuse a model that CTranslate2 could not run")
-    seed: int = option(1, "for initial weights, dropout and the order of data", low=0)
+    seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(10, "consecutive non-finite updates that stop the run", low=1)
     ema_decay: float = option(
         0.0, "decay of a moving average of the weights; 0 disables", low=0, below=1
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    devices: int = option(0, "processes on this machine; 0: one per GPU, or one on CPU", low=0)
-    timeout_seconds: int = option(120, "how long ranks wait for each other", low=1)
+    devices: int = option(0, "processes here; 0: one per GPU, or one on CPU", low=0, high=1024)
+    timeout_seconds: int = option(120, "how long ranks wait for each other", low=1, high=10**7)
     dtype: DType = option(DType.auto, "of matrix multiplications: float32, bfloat16, float16, auto")
     tf32: bool = option(False, "use TF32 for float32 matrix multiplications on the GPU")
     compile: bool | None = option(None, "use torch.compile; null: on a GPU where it works")
     activation_checkpointing: bool = option(False, "keep only layer inputs: less memory, more time")
     dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         for name, weight in self.mix.items():
-            require(0 <= weight < math.inf, f"mix.{name}", weight, "must be a number from 0")
+            require(0 <= weight <= MOST, f"mix.{name}", weight, "must be a number from 0")
         temperature = self.mix_temperature
-        valid = temperature is None or 1 <= temperature < math.inf
+        valid = temperature is None or 1 <= temperature <= MOST
         require(valid, "mix_temperature", temperature, "must be at least 1")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
@@ -234,6 +237,7 @@ class AverageConfig:
     best: int | None = option(None, "average the N best by the run's best_metric instead", low=1)
     checkpoints: list[str] = option([], "average these folders instead: [a,b,c]")
     output: str | None = option(None, "model folder to write; default: average in the run")
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         given = [k for k in ("last", "best", "checkpoints") if getattr(self, k)]

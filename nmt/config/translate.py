@@ -7,6 +7,7 @@ from enum import Enum
 
 from nmt.config.options import (
     DEFAULT_RUN_DIR,
+    VERIFY,
     DType,
     Normalization,
     OutputFormat,
@@ -90,7 +91,8 @@ class TranslateConfig:
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         check_ranges(self)
@@ -128,7 +130,8 @@ class ScoreConfig:
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         if self.src is None or self.tgt is None:
@@ -204,12 +207,13 @@ class EvaluateConfig:
     method: Method = option(
         Method.approximate_randomization, "or bootstrap, whose p-value compares with 0.025"
     )
-    num_samples: int = option(1000, "resamples of the significance test", low=1)
-    seed: int = option(12345, "of the significance test")
+    num_samples: int = option(1000, "resamples of the significance test", low=1, high=1_000_000)
+    seed: int = option(12345, "of the significance test", low=0, high=2**32 - 1)
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         if (self.hypotheses is None) == (self.model_dir is None):
@@ -244,6 +248,7 @@ class ExportConfig:
     max_positions: int = option(
         2048, "longest source or target sentence, in tokens", low=2, high=65536
     )
+    verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         check_ranges(self)

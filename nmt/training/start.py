@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+from typing import Any
 
 import torch
 
@@ -64,10 +65,10 @@ class Setup:
             return TrainerState()
         state: TrainerState = found["state"]
         self.learner.load_state_dict(found["learner"], found["weights"])
-        before = found.get("num_threads")
-        is_own = self.world.size == 1 and not self.config.num_threads and isinstance(before, int)
-        if is_own and 0 < before <= (os.cpu_count() or 1):  # the same bits, whatever is busy now
-            torch.set_num_threads(before)
+        threads: Any = found.get("num_threads")
+        is_own = self.world.size == 1 and not self.config.num_threads
+        if is_own and threads in range(1, (os.cpu_count() or 1) + 1):
+            torch.set_num_threads(threads)  # the same bits, whatever is busy now
         log.info("go on after update %d, from %s", state.update, found["folder"])
         if (before := found.get("world_size", 1)) != (now := self.world.size):
             text = "%d processes before, %d now: no pair is repeated or left out, but dropout and "
