@@ -110,8 +110,8 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
     arrow = (root / "data/train-00000.arrow").read_bytes()[:700]
     run, data = tmp_path / "run", root / "data"
     for data_dir, run_dir, setting, *expected in [
-        (tmp_path / "none", run, "", "none does not exist", "nmt-preprocess"),
-        (tmp_path, run, "", "is no data folder", "nmt-preprocess"),
+        (tmp_path / "none", run, "", "none does not exist", "preprocess data.train.src=FILE"),
+        (tmp_path, run, "", "is no data folder", "preprocess data.train.src=FILE"),
         (("meta.json", newer), run, "", "format_version 99", "update nmt"),
         (("meta.json", b"{"), run, "", "meta.json is damaged"),
         (("train-00000.arrow", arrow), run, "", "train-00000.arrow is damaged", "nmt-preprocess"),
