@@ -41,7 +41,8 @@ def test_words_of_other_toolkits_mean_our_settings() -> None:
         ("translate", "--alpha -1", "length_penalty", -1.0),
         ("preprocess", "vocab_size=8k", "tokenizer.vocab_size", 8000),
         ("preprocess", "train_src=a train_tgt=b", "data.train.src", ["a"]),
-        ("evaluate", "", "references", ["r"]),
+        ("train", "++max_updates=3", "max_updates", 3),
+        ("average", "checkpoints=a,b", "checkpoints", ["a,b"]),
     ):
         value: Any = composed(command, *typed.split())
         for name in key.split("."):

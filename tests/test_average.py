@@ -98,6 +98,9 @@ def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_pat
     for place, updates in (("best", 3), ("latest", 4), ("../average", 4), ("latest", 6)):
         expected = save(tmp_path / "checkpoints" / place, tokenizer, updates=updates)
         assert find_model(tmp_path) == expected.resolve(), place
+        if place == "../average":  # of the newest checkpoint, whichever was copied last
+            (tmp_path / "checkpoints/latest/config.json").touch()
+            assert find_model(tmp_path) == expected.resolve()
     (tmp_path / "average").joinpath("config.json").touch()  # of older checkpoints, but made now
     assert find_model(tmp_path) == (tmp_path / "average").resolve()
     others = other_models(tmp_path, tmp_path / "average")
