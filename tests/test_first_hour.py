@@ -100,6 +100,17 @@ def test_every_hint_is_the_command_that_works(
     assert (home / "$x y-ctranslate2-float32/nmt.json").is_file()
 
 
+def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("preprocess", "experiment=homeassistant") == 2
+    words = shlex.split(HINT.findall(capfd.readouterr().err)[-1])
+    assert words[2:] == ["--src", "en", "--tgt", "de"]
+    done = subprocess.run([*words[:2], "--help"], capture_output=True)
+    assert done.returncode == 0, words
+
+
 def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -222,6 +222,15 @@ def command_line(name: str, arguments: Iterable[str] = (), **settings: str | Non
     return shlex.join([*program, *arguments, *given])
 
 
+def script_line(command: str) -> str:
+    """Return `python SCRIPT ...` of our checkout as it can be typed here."""
+    program, script, *rest = shlex.split(command)
+    checkout = Path(__file__).parents[2] / script
+    place = script if Path(script).is_file() or not checkout.is_file() else str(checkout)
+    program = program if shutil.which(program) == sys.executable else sys.executable
+    return shlex.join([program, place, *rest])
+
+
 def list_commands() -> str:
     """Describe all commands, one line each."""
     lines = "\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items())

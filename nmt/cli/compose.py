@@ -29,7 +29,7 @@ from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
 from nmt.cli.arguments import GROUPS, Argument, is_list, read_arguments
-from nmt.cli.commands import COMMANDS, Command, choices
+from nmt.cli.commands import COMMANDS, Command, choices, script_line
 from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, plain_value
 from nmt.errors import ConfigError, nearest
 from nmt.manifest import set_verify
@@ -99,6 +99,8 @@ def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) 
             argument.raw = f"experiment={path}"
             composed.experiment = path
     configs: tuple[Any, ...] = to_config(composed, command.schema)
+    if command.name == "preprocess" and configs[0].data.made_by:
+        configs[0].data.made_by = script_line(configs[0].data.made_by)
     if command.name != "train":
         return configs
     data = [replace(a, is_for_data=False) for a in arguments if a.is_for_data or a.key in _OF_DATA]
