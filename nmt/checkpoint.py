@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 from nmt.config import ExportFormat, ModelConfig, Quantization, SearchConfig, require
+from nmt.data.languages import LanguagePair, target_tags
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
 from nmt.files import replace_folder, write_json
@@ -41,6 +42,7 @@ class ModelInfo:
     tokenizer_sha256: str
     updates: int  # updates of training behind the weights; of the newest one for an average
     src_vocab_size: int | None = None  # where the source has a vocabulary of its own
+    directions: list[LanguagePair] = field(default_factory=list)  # where tags ask for them
 
     def __post_init__(self) -> None:
         for key in ("vocab_size", "src_vocab_size"):
@@ -51,7 +53,8 @@ class ModelInfo:
     def content(self) -> dict[str, Any]:
         """Return what is written: all that is known, as primitives."""
         content = asdict(self)
-        return {k: v for k, v in content.items() if k != "src_vocab_size" or v is not None}
+        optional: dict[str, Any] = {"src_vocab_size": None, "directions": []}
+        return {k: v for k, v in content.items() if k not in optional or v != optional[k]}
 
 
 @dataclass(frozen=True)
@@ -134,7 +137,7 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
     """Read the tokenizer, or both; what is not the model's is a `ModelError`."""
-    return load_tokenizers(folder, info.tokenizer_sha256)
+    return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 
 
 def build_model(

@@ -6,6 +6,7 @@ difference and the lower bound on a p-value.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import numpy.typing as npt
+import regex  # type: ignore[import-untyped]
 from sacrebleu.metrics.base import Metric as SacreMetric
 from sacrebleu.metrics.bleu import BLEU, BLEUScore
 from sacrebleu.metrics.chrf import CHRF
@@ -24,6 +26,8 @@ from tabulate import tabulate
 from nmt.config import Method, Metric
 from nmt.errors import ConfigError, DataError, nearest
 
+log = logging.getLogger(__name__)
+
 MAX_TOKENIZED_LINES = 100
 """Lines that may end in " ." before the text counts as tokenized; sacreBLEU warns there too."""
 NUM_INTERVAL_SAMPLES = 1000
@@ -31,6 +35,13 @@ NUM_INTERVAL_SAMPLES = 1000
 
 Lines = Sequence[str]
 _Counts = npt.NDArray[np.float64]
+_CUTS_AT_SPACES = ("13a", "intl", "none")  # and at signs
+_UNCUT = {  # by script, and what to set; Japanese has Han too
+    r"[\p{Hiragana}\p{Katakana}]": "tgt_lang=ja (pip install nmt[ja])",
+    r"\p{Han}": "tgt_lang=zh",
+    r"[\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}\p{Tibetan}]": "tokenize=char",
+}
+_MUCH, _LOOKED_AT = 0.3, 1000  # share of the letters; lines
 _TOKENIZERS = {"zh zho cmn yue": "zh", "ja jpn": "ja-mecab", "ko kor": "ko-mecab"}
 
 
@@ -99,8 +110,27 @@ def bleu_metric(tokenize: str) -> BLEU:
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
         reason = " ".join(str(error).split())
         if tokenize in ("ja-mecab", "ko-mecab"):
-            reason = f"run: pip install 'sacrebleu[{tokenize[:2]}]'"
+            reason = f"run: pip install nmt[{tokenize[:2]}]"
         raise ConfigError(f"tokenize={tokenize} is not available here; {reason}") from error
+
+
+def warn_of_script(lines: Lines, tokenize: str) -> None:
+    """Log a warning when most letters are of a script without spaces that BLEU would not cut."""
+    if tokenize not in _CUTS_AT_SPACES:
+        return
+    text = "".join(lines[:_LOOKED_AT])
+    num_letters = len(regex.findall(r"[\p{L}\p{M}]", text))
+    for scripts, remedy in _UNCUT.items():
+        share = len(regex.findall(scripts, text)) / max(num_letters, 1)
+        if share > _MUCH:
+            log.warning(
+                "%.0f %% of the letters are in a script that tokenize=%s does not cut into words, "
+                "so BLEU compares whole lines: set %s",
+                100 * share,
+                tokenize,
+                remedy,
+            )
+            return
 
 
 def evaluate(
@@ -117,6 +147,8 @@ def evaluate(
     unequal counts and empty input, raises a DataError.
     """
     _check({"hypotheses": hypotheses}, references, force=force)
+    if Metric.bleu in metrics:
+        warn_of_script(references[0], tokenize)
     return [_score(_build(metric, tokenize), hypotheses, references) for metric in metrics]
 
 

@@ -1,7 +1,7 @@
 """Write the interface texts of Home Assistant as line-aligned text files: short real sentences, in
-any two of 65 languages, for `experiment=homeassistant`.
+any two of 65 languages, for `experiment=homeassistant` and `experiment=multilingual`.
 
-    python scripts/fetch_homeassistant.py --src en --tgt de
+    python scripts/fetch_homeassistant.py --src en --tgt de        # or several: --tgt de fr
 
 They lie in one Apache-2.0 wheel that pip fetches anywhere, as one JSON file for each component and
 language, joined by key. What teaches nothing is dropped.
@@ -21,7 +21,7 @@ import tempfile
 import unicodedata
 import zipfile
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,9 @@ def main() -> int:
     """Fetch, extract and write; return the exit status."""
     parser = argparse.ArgumentParser(description="Fetch Home Assistant's interface texts.")
     parser.add_argument("--src", default="en", help="source language code (default: %(default)s)")
-    parser.add_argument("--tgt", default="de", help="target language code (default: %(default)s)")
+    parser.add_argument(
+        "--tgt", nargs="+", default=["de"], help="target language codes (default: de)"
+    )
     parser.add_argument(
         "--output", type=Path, help="folder (default: data/raw/homeassistant/SRC-TGT)"
     )
@@ -71,17 +73,27 @@ def main() -> int:
     args = parser.parse_args()
     logging.basicConfig(level=logging.INFO, format="%(message)s", stream=sys.stderr)
     try:
-        splits = extract(fetch(args.cache), args.src, args.tgt)
+        if args.output and len(args.tgt) > 1:
+            raise DataError(
+                "--output is for one --tgt; leave it out, or run once for each language"
+            )
+        wheel = fetch(args.cache)
+        for tgt in args.tgt:
+            output = args.output or Path(f"data/raw/homeassistant/{args.src}-{tgt}")
+            _write(output, extract(wheel, args.src, tgt), (args.src, tgt))
     except NmtError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    output = args.output or Path(f"data/raw/homeassistant/{args.src}-{args.tgt}")
-    output.mkdir(parents=True, exist_ok=True)
-    for name, pairs in splits.items():
-        for lang, side in ((args.src, 0), (args.tgt, 1)):
-            text = "".join(f"{pair[side]}\n" for pair in pairs)
-            (output / f"{name}.{lang}").write_text(text, encoding="utf-8", newline="\n")
     return 0
+
+
+def _write(folder: Path, splits: dict[str, list[Pair]], languages: Sequence[str]) -> None:
+    """Write each split to a file a language."""
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, pairs in splits.items():
+        for lang, lines in zip(languages, zip(*pairs, strict=True), strict=True):
+            text = "".join(f"{line}\n" for line in lines)
+            (folder / f"{name}.{lang}").write_text(text, encoding="utf-8", newline="\n")
 
 
 def fetch(cache_dir: Path) -> Path:

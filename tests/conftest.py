@@ -62,6 +62,8 @@ def tiny_model(
             if isinstance(module, (nn.LayerNorm, nn.Linear)):
                 module.bias.uniform_(-0.5, 0.5)
         model.embedding.weight.mul_(sharpness)
+        if model.output_bias is not None:
+            model.output_bias.uniform_(-0.5, 0.5)
     return accelerate(model.eval())
 
 

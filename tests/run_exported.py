@@ -2,8 +2,8 @@
 
 `run_exported.py LIBRARY` reads a list of tasks {folder, lines, options, targets}. It writes what is
 `found` for every line with each of the options, with scores and text; from transformers also the
-ids of the lines and the logits for `targets` as decoder input. Before that it runs the Python of
-the first folder's README.
+ids of the lines, the logits for `targets` as decoder input, and all attention of the first line.
+Before that it runs the Python of the first folder's README.
 """
 
 from __future__ import annotations
@@ -48,12 +48,18 @@ def run_transformers(task):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(task["folder"])
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(task["folder"], output_loading_info=True)
+    how = {"output_loading_info": True, "attn_implementation": "eager"}
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(task["folder"], **how)
     batch = tokenizer(task["lines"], return_tensors="pt", padding=True)
     more = {"return_dict_in_generate": True, "output_scores": True}
     found = []
     with torch.inference_mode():
-        logits = model(**batch, decoder_input_ids=torch.tensor(task["targets"])).logits
+        targets = torch.tensor(task["targets"])
+        whole = model(**batch, decoder_input_ids=targets, output_attentions=True)
+        attentions = {
+            kind: [layer[0].tolist() for layer in whole[f"{kind}_attentions"]]
+            for kind in ("encoder", "decoder", "cross")
+        }
         for options in task["options"]:
             out = model.generate(**batch, **options, **more)
             scores = out.get("sequences_scores", torch.full((len(out.sequences),), torch.nan))
@@ -65,7 +71,8 @@ def run_transformers(task):
         "missing": sorted(map(str, info["missing_keys"])),
         "unexpected": sorted(map(str, info["unexpected_keys"])),
         "input_ids": [tokenizer(line).input_ids for line in task["lines"]],
-        "logits": logits.tolist(),
+        "logits": whole.logits.tolist(),
+        "attentions": attentions,
         "found": found,
     }
 

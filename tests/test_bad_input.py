@@ -183,7 +183,6 @@ def test_what_cannot_be_translated_or_evaluated(
     model, out = f"model_dir={root / 'run'}", f"output={tmp_path / 'out'}"
     lines = f"input={tmp_path / 'h'}"
     for arguments, *expected in [
-        (["n_best=2"], "n_best=2", "format=json"),
         (["n_best=9", "format=json"], "n_best=9", "beam_size=4"),
         ([lines, f"output={tmp_path / 'no/out.de'}"], "does not exist"),
         ([lines, f"output={tmp_path}"], "is a folder"),

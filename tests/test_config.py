@@ -65,6 +65,25 @@ def assert_refused(command: str, arguments: str, *expected: str) -> None:
 # --- the YAML in configs/
 
 
+def test_files_that_are_named_replace_the_text_of_an_experiment() -> None:
+    for experiment, name in (("multi30k", "bentrevett/multi30k"), ("iwslt14", "bbaaaa/iwslt14")):
+        data = composed("preprocess", f"experiment={experiment}").data
+        for split in (data.train, data.valid, data.test):
+            assert (split.dataset or "").startswith(name), experiment
+    files = ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.tsv=v.tsv"]
+    for experiment in ("multi30k", "iwslt14", "homeassistant", "wmt14_en_de_base"):
+        data = composed("preprocess", f"experiment={experiment}", *files).data
+        assert (data.train.given, data.valid.given, data.test.given) == (["src"], ["tsv"], [])
+    data = composed("preprocess", "experiment=multi30k", "data.valid.tsv=v.tsv").data
+    assert (data.train.given, data.valid.given, data.test.given) == (
+        ["dataset"],
+        ["tsv"],
+        ["dataset"],
+    )
+    part = composed("preprocess", "experiment=wmt14_en_fr_base", "data.train.dataset_split=x").data
+    assert part.train.dataset == "wmt/wmt14"
+
+
 def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
     for command in COMMANDS.values():
         for group, name in CHOICES:
@@ -187,7 +206,7 @@ def test_help_shows_every_setting() -> None:
         assert all(f"  {field.name}" in text for field in dataclasses.fields(command.schema))
     text = command_help(COMMANDS["preprocess"])
     for field in dataclasses.fields(CorpusConfig):
-        assert f"  data.corpora.NAME.{field.name} [" in text
+        assert f"  data.corpora.NAME.{field.name}" in text
     text = command_help(COMMANDS["train"])
     assert "  mix.NAME  " in text
     for shown in (
@@ -211,7 +230,7 @@ def test_a_mistyped_key_names_the_nearest() -> None:
         ("train", "model.d_modell=3", "mean model.d_model "),
         ("preprocess", "data.train.source=x", "data.train.src"),
         ("train", "model=bas", "mean base?"),
-        ("train", "experiment=multi30", "mean multi30k?"),
+        ("train", "experiment=multi30", "mean multi30k"),
         ("train", "model=", "base"),
         ("train", "model=../model/base", "base"),
         ("preprocess", "+data.corpora.news.wieght=2", "mean data.corpora.news.weight "),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import keyword
 import os
 import subprocess
 import sys
@@ -33,8 +34,9 @@ def python(code: str) -> list[str]:
 def test_every_command_has_its_script_and_its_function() -> None:
     points = {point.name: point for point in entry_points(group="console_scripts")}
     for name in COMMANDS:
-        assert points[f"nmt-{name}"].value == f"nmt.cli.main:{name}"
-        assert callable(getattr(entry, name))
+        name_of_it = f"{name}_" if keyword.iskeyword(name) else name
+        assert points[f"nmt-{name}"].value == f"nmt.cli.main:{name_of_it}"
+        assert callable(getattr(entry, name_of_it))
     with pytest.raises(AttributeError):
         _ = entry.nonsense
 

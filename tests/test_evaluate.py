@@ -16,6 +16,7 @@ from sacrebleu.metrics.chrf import CHRF
 from sacrebleu.metrics.ter import TER
 from sacrebleu.significance import PairedTest, Result
 from sacrebleu.tokenizers import tokenizer_ja_mecab
+from toy import command, train, write_corpus
 
 from nmt.errors import ConfigError, DataError
 from nmt.evaluate import (
@@ -127,8 +128,49 @@ def test_tokenizer_follows_the_target_language_or_names_what_to_do(
     with pytest.raises(ConfigError, match=r"tokenize=ja-mecap .*did you mean ja-mecab"):
         evaluate(["a"], [["a"]], tokenize="ja-mecap")
     monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
-    with pytest.raises(ConfigError, match=r"^[^\n]*pip install 'sacrebleu\[ja\]'[^\n]*$"):
+    with pytest.raises(ConfigError, match=r"^[^\n]*pip install nmt\[ja\][^\n]*$"):
         bleu_metric("ja-mecab")
+
+
+def test_text_that_the_tokenizer_cannot_cut_is_named_with_what_can(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    for text, tokenize, remedy in (
+        ("他喜欢看书。", "13a", "set tgt_lang=zh"),
+        ("彼は本を読むのが好きです。", "13a", "set tgt_lang=ja"),
+        ("เขาชอบอ่านหนังสือ", "intl", "set tokenize=char"),
+        ("他喜欢看书。", "zh", ""),
+        ("Er liest gern.", "13a", ""),
+        ("Он любит читать 书.", "13a", ""),
+        ("42", "13a", ""),
+    ):
+        caplog.clear()
+        evaluate([text] * 5, [[text] * 5], tokenize=tokenize)
+        assert remedy in caplog.text, text
+        assert bool(caplog.text) == bool(remedy), (text, caplog.text)
+        evaluate([text] * 5, [[text] * 5], tokenize=tokenize, metrics=[Metric.chrf])
+        assert len(caplog.records) == bool(remedy), text
+
+
+def test_language_of_the_model_picks_the_tokenizer_and_a_missing_one_stops_training_at_once(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = write_corpus(tmp_path)
+    for language in ("ja", "zh"):
+        assert command("preprocess", *arguments, f"data.tgt_lang={language}") == 0
+        monkeypatch.setattr(tokenizer_ja_mecab, "MeCab", None)
+        run = tmp_path / language
+        status = train(tmp_path / "data", run, "max_updates=4", "validate_every_updates=4")
+        assert status == (2 if language == "ja" else 0)
+        if language == "ja":
+            assert capfd.readouterr().err.endswith("pip install nmt[ja]\n")
+            assert not run.exists()
+    capfd.readouterr()
+    texts = [f"src={tmp_path / 'test.src.txt'}", f"references={tmp_path / 'test.tgt.txt'}"]
+    for more, tokenizer in (([], "zh"), (["tokenize=char"], "char"), (["metrics=chrf"], "")):
+        options = [f"model_dir={run}", *texts, "device=cpu", *more]
+        assert command("evaluate", *options) == 0
+        assert (f"tok:{tokenizer}" in capfd.readouterr().out) == bool(tokenizer), more
 
 
 def test_systems_that_hardly_differ_are_not_significant() -> None:

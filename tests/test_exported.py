@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import hidden_states, sentences, tokenizer_config
+from conftest import assert_near, hidden_states, sentences, tokenizer_config
 from exporting import (
     HOSTILE,
     LIMIT,
@@ -25,12 +25,22 @@ from exporting import (
 from safetensors.torch import load_file
 
 from nmt.checkpoint import load_info, load_tokenizer
-from nmt.config import ExportFormat, Norm, Normalization, Positions, Quantization, SearchConfig
+from nmt.config import (
+    Activation,
+    ExportFormat,
+    Norm,
+    Normalization,
+    Positions,
+    Quantization,
+    SearchConfig,
+)
 from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ModelError
+from nmt.translate.attention import KINDS
 from nmt.translate.backend import load_models
+from nmt.translate.translator import Translator
 
 POST, PRE = "post-sinusoidal", "pre-sinusoidal_concat"  # the trained models
 SHAPES: dict[str, dict[str, Any]] = {  # of random models
@@ -38,8 +48,18 @@ SHAPES: dict[str, dict[str, Any]] = {  # of random models
     "shallow decoder": {"num_decoder_layers": 1, "d_model": 14, "num_heads": 7},
     "shallow encoder": {"num_encoder_layers": 1, "d_model": 10, "d_ff": 7, "num_heads": 1},
     "Tensor2Tensor's positions": {"positions": Positions.sinusoidal_concat},
+    "own output": {"tied_output": False, "output_bias": True, "activation": Activation.gelu},
+    "M2M100": {
+        "norm": Norm.pre,
+        "positions": Positions.sinusoidal_concat,
+        "position_offset": 1,
+        "activation": Activation.silu,
+        "scale_embedding": False,
+        "tied_output": False,
+    },
 }
-ONLY_CTRANSLATE2 = (PRE, "pre, deep decoder", "foreign")
+ONLY_CTRANSLATE2 = ("foreign",)
+PRE_NORM = {PRE: "Pegasus", "pre, deep decoder": "Pegasus", "M2M100": "M2M100"}
 LINES = [*short_sentences(12), *HOSTILE]
 NUM_SURE = 12  # the first lines, which the trained models end before the limit
 SEARCH = {
@@ -104,7 +124,7 @@ def decoder_input(folder: Path) -> torch.Tensor:
 def outputs(folders: dict[str, Path]) -> dict[ExportFormat, dict[Any, Any]]:
     """What the libraries make of LINES, each in one process, by model or quantization."""
     found: dict[ExportFormat, dict[Any, Any]] = {}
-    for library in ExportFormat:
+    for library in (ExportFormat.ctranslate2, ExportFormat.huggingface):
         is_marian = library is ExportFormat.huggingface
         tasks = {
             name: {
@@ -155,7 +175,8 @@ def test_logits_ids_and_weights_in_transformers_are_ours(
     folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
 ) -> None:
     for name, found in outputs[ExportFormat.huggingface].items():
-        assert (found["kind"], found["missing"], found["unexpected"]) == ("MarianMTModel", [], [])
+        kind = f"{PRE_NORM[name]}ForConditionalGeneration" if name in PRE_NORM else "MarianMTModel"
+        assert (found["kind"], found["missing"], found["unexpected"]) == (kind, [], []), name
         tokenizer = tokenizers(folders[name])
         rows = tokenizer.src.encode_batch(LINES)
         assert found["input_ids"] == [[*row, tokenizer.src.eos_id] for row in rows], name
@@ -164,8 +185,21 @@ def test_logits_ids_and_weights_in_transformers_are_ours(
         with torch.inference_mode():
             hidden = hidden_states(model, src, src_lengths, decoder_input(folders[name]))
             ours = model.logits(hidden)
-        theirs = torch.tensor(found["logits"])
+        real = decoder_input(folders[name]) != tokenizer.tgt.pad_id  # M2M100 counts no padding
+        ours, theirs = ours[real], torch.tensor(found["logits"])[real]
         torch.testing.assert_close(theirs, ours, atol=1e-4, rtol=0, msg=lambda m, n=name: n + m)
+
+
+def test_attention_in_transformers_is_ours(
+    folders: dict[str, Path], outputs: dict[ExportFormat, dict[Any, Any]]
+) -> None:
+    for name, found in outputs[ExportFormat.huggingface].items():
+        [ours] = Translator.load(folders[name], device="cpu").attention(LINES[:1], LINES[:1])
+        for kind in KINDS:
+            weights = getattr(ours, kind)
+            theirs = torch.tensor(found["attentions"][kind])  # (L, H, T or S and padding, same)
+            theirs = theirs[..., : weights.size(2), : weights.size(3)]
+            assert_near(theirs, weights, (name, kind), atol=1e-5, rtol=0)
 
 
 def test_smaller_weights_give_nearly_the_same_translations(

@@ -163,3 +163,14 @@ def test_settings_by_which_no_line_can_be_judged_are_refused(
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"install it with: pip install nmt\[langid\]"):
         check_filters(settings(language=True))
+
+
+def test_lines_too_short_to_tell_their_language_stay() -> None:
+    right = [("five days ago", "vor fünf Tagen"), ("Pardon?", "Wie bitte?"), ("no", "猫です")]
+    long = "Es este un rând în limba română, lung de tot."
+    for pairs, dropped in (
+        (right, {}),
+        ([("Das ist gut", "Das ist gut"), ("да, конечно", "ja")], {}),
+        ([(long, "ja"), ("yes", long)], {"wrong language": 2}),
+    ):
+        assert run(pairs, settings(language=True)).counts.dropped == dropped, pairs

@@ -3,27 +3,19 @@
 from __future__ import annotations
 
 import json
-import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import complaints, needs_browser, requests_of, start_browser
 from serving import Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.serve.models import Models
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-DRIVER = shutil.which("chromedriver")
-pytestmark = pytest.mark.skipif(
-    not (CHROMIUM and DRIVER), reason="needs chromium and chromedriver (Debian: chromium-driver)"
-)
-QUIET = (
-    "--headless --no-sandbox --disable-gpu --disable-quic --no-first-run --disable-sync "
-    "--disable-background-networking --disable-component-update --disable-dev-shm-usage"
-)
+pytestmark = needs_browser
 
 
 class Page:
@@ -58,28 +50,12 @@ class Page:
 
     def requests(self) -> set[str]:
         """Return the addresses asked for since the last call."""
-        found = set()
-        for entry in self.browser.get_log("performance"):
-            message = json.loads(entry["message"])["message"]
-            if message["method"] == "Network.requestWillBeSent":
-                found.add(message["params"]["request"]["url"])
-        return {url for url in found if not url.startswith(("chrome:", "data:"))}
+        return requests_of(self.browser)
 
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    webdriver = pytest.importorskip("selenium.webdriver")
-    options = webdriver.ChromeOptions()
-    options.binary_location = CHROMIUM
-    folder = tmp_path_factory.mktemp("browser")
-    for argument in (*QUIET.split(), f"--user-data-dir={folder / 'profile'}"):
-        options.add_argument(argument)
-    options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
-    service = webdriver.ChromeService(executable_path=DRIVER)
-    found = webdriver.Chrome(options=options, service=service)
-    yield found
-    found.quit()
+    yield from start_browser(tmp_path_factory.mktemp("browser"))
 
 
 @pytest.fixture
@@ -97,8 +73,7 @@ def page(browser: Any, tokenizer: Tokenizer) -> Iterator[Page]:
         found.open()
         yield found
         assert all(url.startswith(f"http://127.0.0.1:{server.port}/") for url in found.requests())
-        serious = [e for e in browser.get_log("browser") if e["level"] in ("SEVERE", "WARNING")]
-        assert not serious
+        assert not complaints(browser)
         found.run("localStorage.clear()")
         browser.get("about:blank")
 
@@ -161,15 +136,22 @@ def test_an_engine_without_attention_maps_shows_its_alignment(page: Page) -> Non
     page.until_output("the house")
     page.run("document.getElementById('attention-box').open = true")
     dark = """
-        const canvas = document.querySelector('#attention canvas');
+        const canvas = document.querySelector('#attention .enlarged');
+        if (!canvas?.height) return null;
         const pen = canvas.getContext('2d'), scale = window.devicePixelRatio || 1;
         const all = pen.getImageData(0, 0, canvas.width, canvas.height);
-        const place = (k) => Math.round((110 + 22 * k + 11) * scale);
-        const at = (i, j) => all.data[4 * (place(i) * canvas.width + place(j)) + 3];
+        const place = (k) => Math.round((104 + 24 * k + 12) * scale);
+        const from = (i, j) => 4 * (place(i) * canvas.width + place(j));
+        const at = (i, j) => all.data.slice(from(i, j), from(i, j) + 3).join();
         return [at(0, 0), at(1, 1), at(0, 1), at(1, 0)];
     """
-    assert page.run(dark) == [255, 255, 0, 0]
-    assert page.find("attention").find_element("tag name", "canvas").get_attribute("aria-label")
+    page.until("document.querySelector('#attention [data-ready]') !== null")
+    accent, diagonal, paper, below = page.run(dark)
+    assert (accent, paper) == (diagonal, below)
+    assert accent != paper
+    assert page.run("return document.querySelector('#attention .heads').hidden")
+    canvas = page.browser.find_element("css selector", "#attention .enlarged")
+    assert canvas.get_attribute("aria-label") == ": a map of 2 rows and 3 columns"
 
 
 def test_the_attention_of_any_layer_and_head_can_be_chosen(
@@ -181,23 +163,21 @@ def test_the_attention_of_any_layer_and_head_can_be_chosen(
         page.find("input").send_keys("the house. A tree")
         page.until("document.getElementById('output').textContent !== ''")
         page.run("document.getElementById('attention-box').open = true")
-        page.until("document.querySelectorAll('#attention canvas').length === 2")
-        rows = "document.querySelector('#attention table').rows.length"
-        picture = "document.querySelector('#attention canvas').toDataURL()"
-        assert page.run(f"return {rows}") >= 2
+        page.until("document.querySelector('#attention [data-ready=\"0\"]') !== null")
+        picture = "document.querySelector('#attention .enlarged').toDataURL()"
         seen = {page.run(f"return {picture}")}
-        for select, value in ((2, "1"), (1, "0"), (0, "encoder"), (0, "decoder")):
-            page.run(
-                """
-                const select = document.querySelectorAll('#attention select')[arguments[0]];
-                select.value = arguments[1];
-                select.dispatchEvent(new Event('change', {bubbles: true}));
-                """,
-                select,
-                value,
-            )
+        for chosen in ("[data-layer='0'][data-head='1']", "[value=encoder]", "[value=decoder]"):
+            page.run(f'document.querySelector("#attention button{chosen}").click()')
             page.until(f"!{json.dumps(sorted(seen))}.includes({picture})")
             seen.add(page.run(f"return {picture}"))
+        page.run(
+            """
+            const select = document.querySelector('#attention select');
+            select.value = 1;
+            select.dispatchEvent(new Event('change', {bubbles: true}));
+            """
+        )
+        page.until("document.querySelector('#attention [data-ready=\"1\"]') !== null")
         page.run("localStorage.clear()")
 
 

@@ -18,7 +18,15 @@ import pyarrow.parquet as pq
 import pytest
 from packing import SUFFIXES, pack, write
 
-from nmt.config import Corpus, CorpusConfig, DataConfig, PreprocessConfig, SplitConfig, Step
+from nmt.config import (
+    Corpus,
+    CorpusConfig,
+    DataConfig,
+    HeldOutConfig,
+    PreprocessConfig,
+    SplitConfig,
+    Step,
+)
 from nmt.data.text import bundled_corpus
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Source, read_chunks
@@ -123,8 +131,8 @@ def test_named_corpora_come_in_the_order_of_their_names_with_their_tags(tmp_path
     }
     config = settings(corpora=corpora)
     found = find_sources(config, "train", tmp_path)
-    tagged = ("news", "<2de>", None)
-    assert [(s.corpus, s.src_tag, s.tgt_tag) for s in found] == [tagged] * 2 + [("web", None, None)]
+    tagged = ("news", ("<2de>", "", ()))
+    assert [(s.corpus, s.tags) for s in found] == [tagged] * 2 + [("web", ("", "", ()))]
     assert [pair[0] for pair in read(found)] == ["b", "c", "a"]
     assert has_split(config.data, "train")
     assert not has_split(config.data, "valid")
@@ -211,15 +219,15 @@ def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
 def test_what_is_missing_is_said_before_a_stream_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    train = SplitConfig(tsv=[str(tmp_path / "a")])
+    train = HeldOutConfig(tsv=[str(tmp_path / "a")])
     with pytest.raises(DataError, match=r"a does not exist; make it with: make text$"):
         find_sources(settings(train=train, made_by="make text"), "train", tmp_path)
     stream = pipe(monkeypatch, b"a\tb\n")
-    train, missing = SplitConfig(tsv=["-"]), SplitConfig(tsv=[str(tmp_path / "none.tsv")])
+    train, missing = HeldOutConfig(tsv=["-"]), HeldOutConfig(tsv=[str(tmp_path / "none.tsv")])
     for changes, error, expected in [
         ({"valid": missing}, DataError, "none.tsv does not exist"),
         ({"valid": train}, ConfigError, "2 files are -"),
-        ({"test": SplitConfig(tsv=[str(tmp_path)])}, DataError, "is a folder"),
+        ({"test": HeldOutConfig(tsv=[str(tmp_path)])}, DataError, "is a folder"),
     ]:
         with pytest.raises(error, match=expected):
             find_sources(settings(train, **changes), "train", tmp_path)
@@ -295,7 +303,7 @@ def add_readme(folder: Path) -> None:
 
 
 def read_dataset(tmp_path: Path, split: str = "train", **changes: Any) -> Pairs:
-    config = settings(**{split: SplitConfig(**changes)})
+    config = settings(**{split: HeldOutConfig(**changes)})
     return read(find_sources(config, split, tmp_path / "spool"))
 
 

@@ -2,7 +2,7 @@
 # Runs the console scripts of an installed wheel in an empty folder, as the README shows them.
 set -euo pipefail
 
-for name in preprocess train average translate evaluate score export serve; do
+for name in preprocess train average translate evaluate score export serve visualize; do
     "nmt-$name" --help | grep -q "nmt-$name:"
     nmt "$name" --help | grep -q "settings"
 done
@@ -24,6 +24,11 @@ nmt-export format=huggingface output=hf
 test -s hf/model.safetensors
 ! nmt-export format=ctranslate2 output=ct2 2> message
 grep -q "pip install nmt\[export\]" message
+nmt-visualize what=attention src=ten output=attention.html
+nmt-visualize what=report run_dir=runs/default output=report.html
+grep -q "export async function explore" attention.html report.html
+! nmt-visualize what=mask 2> message
+grep -q "pip install nmt\[visualize\]" message
 ! nmt-serve 2> message
 grep -q "pip install nmt\[serve\]" message
 echo "the wheel works"

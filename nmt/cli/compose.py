@@ -34,6 +34,8 @@ from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, plain_value
 from nmt.errors import ConfigError, nearest
 from nmt.manifest import set_verify
 
+_SPLITS = ("train", "valid", "test")
+_TEXT = ("src", "tgt", "tsv", "jsonl", "dataset", "dataset_config", "dataset_split")
 _LOGS = ("hydra_logging", "job_logging")  # disabled, since our loggers write to stderr
 _HYDRA: dict[str, Any] = {
     "output_subdir": None,
@@ -78,6 +80,8 @@ def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
     """Return what the command is called with."""
     _store(command, arguments)
     overrides = [a.override for a in arguments if not a.is_for_data]
+    if command.name == "preprocess":
+        overrides = [*_other_text({a.key for a in arguments}), *overrides]
     if GlobalHydra.instance().is_initialized():  # in a run of a sweep
         composed = hydra.compose(command.name, overrides)
     else:
@@ -111,6 +115,19 @@ def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) 
     has_place = any(a.key == "data_dir" for a in arguments)
     places = [f"data_dir={configs[0].data_dir}"] if has_place else []
     return *configs, (preparation, [a.raw for a in data] + places)
+
+
+def _other_text(keys: set[str]) -> list[str]:
+    """Return overrides that leave out text which a YAML names where files are typed: of that split,
+    and with files for training of every split.
+    """
+    typed = {
+        split
+        for split in _SPLITS
+        if keys & {f"data.{split}.{kind}" for kind in ("src", "tgt", "tsv", "jsonl")}
+    }
+    splits = _SPLITS if "train" in typed else tuple(typed)
+    return [f"data.{split}.{key}=null" for split in splits for key in _TEXT]
 
 
 def _store(command: Command, arguments: list[Argument]) -> None:

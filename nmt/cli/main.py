@@ -22,9 +22,11 @@ _QUIET = (*LINE_ERRORS, OSError, KeyboardInterrupt)  # one line, no traceback
 
 
 def __getattr__(name: str) -> Callable[[], int]:
-    """Return the entry point of `nmt-NAME`, which setup.cfg names `nmt.cli.main:NAME`."""
-    if name in COMMANDS:
-        return functools.partial(main, COMMANDS[name])
+    """Return the entry point of `nmt-NAME`, which setup.cfg names `nmt.cli.main:NAME`, with an
+    underscore after a keyword of Python.
+    """
+    if (command := COMMANDS.get(name.removesuffix("_"))) is not None:
+        return functools.partial(main, command)
     raise AttributeError(name)
 
 

@@ -1,4 +1,4 @@
-"""Runs `nmt-preprocess`, `nmt-average`, `nmt-evaluate`, `nmt-export` and `nmt-serve`.
+"""Runs all commands but `nmt-train`, `nmt-translate` and `nmt-score`.
 
 Each imports what it needs when it runs: preprocessing and scoring need no torch.
 """
@@ -6,11 +6,9 @@ Each imports what it needs when it runs: preprocessing and scoring need no torch
 from __future__ import annotations
 
 import importlib.util
-import json
 import logging
 import os
 from pathlib import Path
-from typing import Any
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
@@ -20,17 +18,16 @@ from nmt.cli.commands import command_line
 from nmt.config import (
     AverageConfig,
     BestMetric,
-    EvaluateConfig,
     ExportConfig,
     ExportFormat,
-    OutputFormat,
+    ImportConfig,
     PreprocessConfig,
     ServeConfig,
     Step,
+    VisualizeConfig,
     resolve,
 )
-from nmt.data.text import read_input
-from nmt.errors import ConfigError, DataError, ModelError, NmtError
+from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
@@ -108,51 +105,6 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     return last_checkpoints(run_dir, config.last or min(usual, max(available, 1)))
 
 
-def _test_set(config: EvaluateConfig) -> tuple[str | None, list[str]]:
-    """Return the source and the references, for what is not named those of the data folder."""
-    folder = str(config.data_dir)
-    split = next((s for s in ("test", "valid") if resolve(f"{folder}/{s}.tgt").is_file()), None)
-    if config.references and (config.src or config.hypotheses):
-        return config.src, config.references
-    if split is None:
-        raise DataError(f"{folder} holds no test or validation set; give references=FILE")
-    log.info("the %s set of %s is evaluated", split, folder)
-    place = f"{folder}/{split}"
-    return config.src or f"{place}.src", config.references or [f"{place}.tgt"]
-
-
-def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
-    """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
-    from nmt import evaluate
-
-    tokenize = config.tokenize or evaluate.tokenizer_for(config.tgt_lang)
-    evaluate.bleu_metric(tokenize)  # an error now, not after a long translation
-    src, paths = _test_set(config)
-    references = [list(read_input(path)) for path in paths]
-    if config.hypotheses:
-        hypotheses = list(read_input(config.hypotheses))
-    else:
-        from nmt.distributed import set_num_threads
-        from nmt.translate.translator import Translator
-
-        set_num_threads(config.num_threads)
-        translator = Translator.load(config.model_dir or [], device=config.device)
-        hypotheses = translator.translate(read_input(str(src)))
-    how: dict[str, Any] = {"tokenize": tokenize, "metrics": config.metrics, "force": config.force}
-    scores = evaluate.evaluate(hypotheses, references, **how)
-    comparisons = []
-    if config.baseline is not None:
-        test = evaluate.Significance(
-            method=config.method, num_samples=config.num_samples, seed=config.seed
-        )
-        baseline = list(read_input(config.baseline))
-        comparisons = evaluate.compare(hypotheses, references, baseline=baseline, test=test, **how)
-    if config.format is OutputFormat.json:
-        print(json.dumps(evaluate.as_json(scores, comparisons), indent=2))
-    else:
-        print(evaluate.as_table(scores, comparisons))
-
-
 def export(config: ExportConfig, config_yaml: str) -> None:
     """Convert the model; log where it is and how to use it."""
     from nmt.checkpoint import find_model, other_models
@@ -170,8 +122,26 @@ def export(config: ExportConfig, config_yaml: str) -> None:
     if config.format is ExportFormat.ctranslate2:
         command = command_line("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)
+    elif config.format is ExportFormat.argos:
+        log.info("next: argospm install %s", next(resolve(output).glob("*.argosmodel")))
     else:
         log.info("its README.md shows how to translate with transformers")
+
+
+def import_model(config: ImportConfig, config_yaml: str) -> None:
+    """Import the model; log what it is and how to use it."""
+    from nmt.checkpoint import load_info
+    from nmt.importing.folder import import_model
+
+    output = import_model(config)
+    info = load_info(output)
+    model, sizes = info.model, f"{info.src_vocab_size or info.vocab_size} and {info.vocab_size}"
+    depths = f"{model.num_encoder_layers}+{model.num_decoder_layers}"
+    log.info(
+        "imported %s: %s layers of %d dimensions, %s-norm, vocabularies of %s pieces",
+        *(config.input, depths, model.d_model, model.norm.value, sizes),
+    )
+    log.info("next: nmt-translate model_dir=%s < FILE", config.output)
 
 
 def serve(config: ServeConfig, config_yaml: str) -> None:
@@ -182,3 +152,10 @@ def serve(config: ServeConfig, config_yaml: str) -> None:
     from nmt.serve.app import serve
 
     serve(config)
+
+
+def visualize(config: VisualizeConfig, config_yaml: str) -> None:
+    """Draw a picture and log where it is; without one, list what can be drawn."""
+    from nmt.visualize.draw import draw
+
+    draw(config)

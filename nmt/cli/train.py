@@ -48,6 +48,7 @@ from nmt.errors import (
     StoppedError,
 )
 from nmt.export.folder import announce
+from nmt.training.checkpoints import adopt_model
 from nmt.training.train import dry_run, train
 
 log = logging.getLogger("nmt.cli.train")  # whose `__name__` is `__main__` in a rank of the launcher
@@ -87,6 +88,7 @@ def _watch_parent(launcher: int) -> None:
 
 def _train_rank(config: TrainConfig, config_yaml: str, preparation: Preparation | None) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
+    config = adopt_model(config)
     announce(config.model, required=config.exportable)
     ensure_data(config, preparation, may_write=not (is_launched() or config.dry_run))
     world = find_world()

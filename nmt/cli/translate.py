@@ -17,7 +17,18 @@ from typing import IO, Any
 import torch
 
 from nmt.config import OutputFormat, ScoreConfig, SearchConfig, TooLong, TranslateConfig, resolve
-from nmt.data.text import WaitingLines, count_lines, open_bytes, pair_lines, read_input, read_stream
+from nmt.data.languages import DIRECTION, encode_sources
+from nmt.data.text import (
+    WaitingLines,
+    count_lines,
+    is_packed,
+    is_stream,
+    open_bytes,
+    packed,
+    pair_lines,
+    read_input,
+    read_stream,
+)
 from nmt.distributed import World, find_world, set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import replace_file
@@ -47,21 +58,21 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     with contextlib.ExitStack() as stack:
         if path is None:
             stream = _open_stream(config.output, stack)
-            lines, has_more = _open_input(config.input)
+            lines, has_more = _open_input(config.input, stack)
             source = _hashed(config, lines)
             windows = source.windows(world, config.window_lines, has_more=has_more)
         else:
             from nmt.translate.resume import PartFile, describe_job  # of no use to a stream
 
             part = stack.enter_context(PartFile(path, world, describe_job(config, search)))
-            is_stdin = config.input == "-"
             source = part.resume(
-                lambda: _hashed(config, read_input(config.input)), is_stdin=is_stdin
+                lambda: _hashed(config, read_input(config.input)),
+                is_stream=is_stream(config.input),
             )
             windows = source.windows(world, config.window_lines)
         progress = stack.enter_context(_progress(config, source.num_lines, is_typed=is_typed))
         for window, results in translator.translate_windows(windows, search, options):
-            data, window_counts = render(window, results, config.format)
+            data, window_counts = render(window, results, config.format, config.n_best)
             if path is None:
                 stream.write(data)
                 stream.flush()
@@ -92,7 +103,8 @@ def score(config: ScoreConfig, config_yaml: str) -> None:
         if path is None:
             stream = _open_stream(config.output, stack)
         else:
-            stream = stack.enter_context(stack.enter_context(replace_file(path)).open("wb"))
+            file = stack.enter_context(stack.enter_context(replace_file(path)).open("wb"))
+            stream = stack.enter_context(packed(file, path.suffix))
         for index, content in enumerate(_score(pairs, translator, config)):
             if config.format is OutputFormat.text:
                 line = str(content[config.measure.value])
@@ -109,11 +121,13 @@ def _score(
     """Yield what JSON shows of each pair."""
     keys = ("length_penalty", "normalization", "word_reward", "coverage_penalty", "alignment")
     settings = {key: getattr(config, key) for key in keys}
+    asked = {key: getattr(config, key) for key in DIRECTION}
+    tags = translator.choose_tags(**asked)
     translator.backend.check(translator.search_config(**settings), scoring=True)
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     while window := list(islice(pairs, config.window_lines)):
         sources, targets = zip(*window, strict=True)
-        options = {"max_tokens": config.max_tokens, **settings}
+        options = {"max_tokens": config.max_tokens, **settings, **asked}
         found = translator.score_hypotheses(sources, targets, **options)
         for hypothesis, source in zip(found, sources, strict=True):
             content: dict[str, Any] = {
@@ -124,7 +138,8 @@ def _score(
                 "token_log_probs": hypothesis.token_log_probs,
             }
             if hypothesis.alignment is not None:
-                content["source_tokens"] = src.pieces([*src.encode(source), src.eos_id])
+                (ids,) = encode_sources(src, [source], tags)
+                content["source_tokens"] = src.pieces([*ids, src.eos_id])
                 content["alignment"] = hypothesis.alignment
             yield content
 
@@ -147,7 +162,9 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
     translator.backend.check(search)
     names = ["n_best", "max_tokens", "too_long", "max_source_length"]
     options = {name: getattr(config, name) for name in names}
-    return search, LineOptions(with_scores=config.format is OutputFormat.json, **options)
+    tags = translator.choose_tags(**{name: getattr(config, name) for name in DIRECTION})
+    with_scores = config.format is OutputFormat.json or config.n_best > 1
+    return search, LineOptions(with_scores=with_scores, tags=tags, **options)
 
 
 # --- inputs and outputs
@@ -159,7 +176,7 @@ def _check_places(config: TranslateConfig, world: World) -> Path | None:
     """
     path = _find_output(config.output)
     if path is not None:
-        if config.input != "-" and path == resolve(config.input).resolve():
+        if not is_stream(config.input) and path == resolve(config.input).resolve():
             raise ConfigError(
                 f"output={config.output}: is the input; give the path of another file"
             )
@@ -167,19 +184,23 @@ def _check_places(config: TranslateConfig, world: World) -> Path | None:
             raise ConfigError(
                 f"output={config.output}: {path.parent} cannot be written to; choose another folder"
             )
-    for key, is_stream in (("input", config.input == "-"), ("output", path is None)):
-        if is_stream and world.size > 1:
+    for key, is_shared in (("input", is_stream(config.input)), ("output", path is None)):
+        if is_shared and world.size > 1:
             raise ConfigError(
                 f"{key}={getattr(config, key)}: {world.size} processes "
                 f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
             )
+    if config.n_best > 1 and config.format is OutputFormat.text and world.size > 1:
+        raise ConfigError(
+            f"n_best={config.n_best}: {world.size} processes (WORLD_SIZE) need format=json"
+        )
     for text in (config.input, config.prefixes):
-        if text is not None and text != "-":
+        if text is not None and not is_stream(text):
             with open_bytes(resolve(text)):
                 pass
     if config.prefixes == "-":
         raise ConfigError("prefixes=-: stdin is for the text; give the path of a file")
-    if config.prefixes is not None and config.input != "-":
+    if config.prefixes is not None and not any(map(is_stream, (config.input, config.prefixes))):
         num_lines, num_prefixes = count_lines(config.input), count_lines(config.prefixes)
         if num_lines != num_prefixes:
             raise DataError(
@@ -200,8 +221,7 @@ def _find_output(output: str) -> Path | None:
         raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
     if path.is_dir():
         raise ConfigError(f"output={output}: is a folder; give the path of a file")
-    path = path.resolve()  # a link stays, and what it points to is replaced
-    return None if path.exists() and not path.is_file() else path
+    return None if is_stream(path) else path.resolve()  # a link stays; its file is replaced
 
 
 def _open_stream(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
@@ -216,13 +236,16 @@ def _stdin_status() -> os.stat_result | None:
         return None
 
 
-def _open_input(path: str) -> tuple[Iterator[str], Callable[[], bool]]:
+def _open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
     """Open the input; also return a function that says whether more of it is there already."""
     details = _stdin_status() if path == "-" else None
-    if details is None or stat.S_ISREG(details.st_mode):
+    if details is not None and not stat.S_ISREG(details.st_mode):  # a terminal, pipe or socket
+        waiting = WaitingLines(sys.stdin.buffer.fileno())
+        return read_stream(waiting, "stdin"), waiting.has_more
+    if path == "-" or not is_stream(path) or is_packed(path):
         return read_input(path), lambda: True
-    waiting = WaitingLines(sys.stdin.buffer.fileno())  # for a terminal, pipe or socket
-    return read_stream(waiting, "stdin"), waiting.has_more
+    waiting = WaitingLines(stack.enter_context(resolve(path).open("rb", buffering=0)).fileno())
+    return read_stream(waiting, path), waiting.has_more
 
 
 def _hashed(config: TranslateConfig, lines: Iterator[str]) -> HashedInput:
@@ -235,7 +258,7 @@ def _progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Pr
     if config.input == "-":
         details = _stdin_status()
         size = details.st_size if details and stat.S_ISREG(details.st_mode) else None
-    elif not config.input.endswith(".gz"):
+    elif not is_packed(config.input) and not is_stream(config.input):
         size = resolve(config.input).stat().st_size
     has_bar = not shows_output and not is_typed
     return Progress("translate", "lines", total_bytes=size, done=done_lines, has_bar=has_bar)

@@ -11,4 +11,5 @@ from nmt.config.preprocess import *
 from nmt.config.serve import *
 from nmt.config.training import *
 from nmt.config.translate import *
+from nmt.config.visualize import *
 from nmt.config.words import *

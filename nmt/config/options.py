@@ -97,6 +97,11 @@ def choose(kind: type[E], key: str, value: str | E) -> E:
         raise ConfigError(f"{key}={value}: no such choice; {nearest(str(value), names)}") from None
 
 
+def unnamed(stream: str) -> str:
+    """Return - for a name that Unix has for stdin or stdout, which may be no file to open."""
+    return "-" if stream in ("/dev/stdin", "/dev/stdout", "/dev/fd/0", "/dev/fd/1") else stream
+
+
 def resolve(path: str | Path) -> Path:
     """Expand `~` and make `path` absolute against the current folder."""
     return Path(os.path.abspath(os.path.expanduser(str(path))))

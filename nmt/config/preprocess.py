@@ -107,12 +107,37 @@ class SplitConfig:
 
 
 @dataclass(kw_only=True)
+class HeldOutConfig(SplitConfig):
+    """A validation or test set, of its own text or taken out of the training text."""
+
+    num_pairs: float | None = option(
+        None, "pairs to take out of train instead; below 1: this share of them", above=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        check_ranges(self)
+        number = self.num_pairs or 1
+        rule = "must be a whole number, or a share below 1"
+        require(number < 1 or number == int(number), "num_pairs", number, rule)
+
+    @property
+    def given(self) -> list[str]:
+        """The settings that name a source."""
+        return super().given + ["num_pairs"] * (self.num_pairs is not None)
+
+
+@dataclass(kw_only=True)
 class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
     weight: float = option(1.0, "times that an epoch contains each pair; 0 leaves it out", low=0)
-    src_tag: str | None = option(None, "token put before every source, for example <2de>")
-    tgt_tag: str | None = option(None, "token put before every target")
+    src_lang: str | None = option(None, "its source language, where corpora differ")
+    tgt_lang: str | None = option(None, "its target language, where corpora differ; sets src_tag")
+    src_tag: str | None = option(None, "symbol before every source, for example <2de>")
+    tgt_tag: str | None = option(None, "symbol before every target, never part of a translation")
+    valid: SplitConfig = option(SplitConfig, "its validation pairs")
+    test: SplitConfig = option(SplitConfig, "its test pairs")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -120,6 +145,11 @@ class CorpusConfig(SplitConfig):
         for key in ("src_tag", "tgt_tag"):
             if (tag := getattr(self, key)) is not None:
                 _check_symbol(key, tag)
+
+    @property
+    def is_tagged(self) -> bool:
+        """Whether a symbol stands before its sources or targets."""
+        return any(value is not None for value in (self.tgt_lang, self.src_tag, self.tgt_tag))
 
 
 @dataclass(kw_only=True)
@@ -155,8 +185,8 @@ class DataConfig:
     train: SplitConfig = option(SplitConfig, "training pairs")
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
     temperature: float = option(1.0, "evens out the corpora: weight * size^(1/temperature)", low=1)
-    valid: SplitConfig = option(SplitConfig, "validation pairs")
-    test: SplitConfig = option(SplitConfig, "test pairs, copied as text into the data folder")
+    valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
+    test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
     made_by: str | None = option(None, "command that makes the files, named when they are missing")
 
@@ -170,13 +200,26 @@ class DataConfig:
                 "data.train and data.corpora are both given; make the first one of the second: "
                 "+data.corpora.NAME.src=FILE"
             )
+        shares = {n < 1 for n in (self.valid.num_pairs, self.test.num_pairs) if n is not None}
+        rule = "and data.test.num_pairs must both be numbers, or both be shares below 1"
+        require(len(shares) < 2, "data.valid.num_pairs", self.valid.num_pairs, rule)
+        rule = "needs text of your own; the corpora that come along have held-out sets"
+        is_possible = self.corpus is Corpus.files or not shares
+        require(is_possible, "num_pairs with data.corpus", self.corpus, rule)
+        if self.corpora and all(corpus.is_tagged for corpus in self.corpora.values()):
+            for split in ("valid", "test"):
+                if set(getattr(self, split).given) - {"num_pairs"}:
+                    raise ConfigError(
+                        f"data.{split} has no tag, and each of data.corpora has one; give "
+                        f"data.corpora.NAME.{split} in its place"
+                    )
 
 
 @dataclass(kw_only=True)
 class TokenizerConfig:
     """The SentencePiece model (section 5.1 of the paper: joint BPE, about 37,000 tokens)."""
 
-    model: str | None = option(None, "use this SentencePiece .model instead of training one")
+    model: str | None = option(None, "SentencePiece .model, or model folder, to take over")
     tgt_model: str | None = option(None, "that of the target, when separate")
     type: TokenizerType = option(TokenizerType.bpe, "bpe or unigram")
     separate: bool = option(False, "one model per language, of vocab_size pieces each")

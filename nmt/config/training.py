@@ -35,6 +35,17 @@ class Positions(str, Enum):
 
     sinusoidal = "sinusoidal"  # interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
+    sinusoidal_halves = (
+        "sinusoidal_halves"  # the same order of the paper's wavelengths, as in Marian
+    )
+
+
+class Activation(str, Enum):
+    """The function between both linear layers of a feed-forward layer."""
+
+    relu = "relu"  # max(0, x), as in the paper
+    gelu = "gelu"  # x times the normal distribution function of x, Hendrycks and Gimpel (2016)
+    silu = "silu"  # x times the logistic function of x, also called swish
 
 
 @dataclass(kw_only=True)
@@ -48,12 +59,18 @@ class ModelConfig:
     num_heads: int = option(8, "attention heads; must divide d_model", low=1)
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
-    activation_dropout: float = option(0.0, "dropout after the ReLU", low=0, below=1)
+    activation_dropout: float = option(0.0, "dropout after the activation", low=0, below=1)
     embedding_dropout: float | None = option(
         None, "of embedding sums; null: dropout", low=0, below=1
     )
     norm: Norm = option(Norm.post, "layer norm after the residual sum (post) or before (pre)")
     positions: Positions = option(Positions.sinusoidal, "layout of the positional encoding")
+    position_offset: int = option(0, "number of the first position; M2M100 has 2", low=0)
+    activation: Activation = option(Activation.relu, "of feed-forward layers: relu, gelu or silu")
+    scale_embedding: bool = option(True, "multiply embeddings by sqrt(d_model)")
+    tied_output: bool = option(True, "use the target embedding as the output matrix")
+    output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
+    source_eos: bool = option(True, "let the encoder read EOS; false: as in OpenNMT-py")
 
     def __post_init__(self) -> None:
         check_ranges(self, "model.")
@@ -133,6 +150,30 @@ class BestMetric(str, Enum):
     bleu = "bleu"
 
 
+class TrackerName(str, Enum):
+    """What shows the figures of a run beside `metrics.jsonl`."""
+
+    tensorboard = "tensorboard"  # where it is installed
+    wandb = "wandb"
+    mlflow = "mlflow"
+    trackio = "trackio"
+
+
+class Part(str, Enum):
+    """A part of the model that may stay as it is."""
+
+    encoder = "encoder"
+    decoder = "decoder"
+    embeddings = "embeddings"  # and the output layer, where it is the embedding
+
+
+class Adapter(str, Enum):
+    """What is trained instead of the weights."""
+
+    none = "none"
+    lora = "lora"  # a low-rank matrix beside that of each linear layer, Hu et al. (2022)
+
+
 @dataclass(kw_only=True)
 class OptimizerConfig:
     """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
@@ -180,7 +221,10 @@ class TrainConfig:
     mix_temperature: float | None = option(
         None, "evens out the shares of corpora; null: as preprocessed"
     )
-    init_from: str | None = option(None, "run, checkpoint or model folder with initial weights")
+    init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
+    freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
+    adapter: Adapter = option(Adapter.none, "lora: of linear layers train low-rank additions")
+    adapter_rank: int = option(8, "rank of these additions", low=1)
     model: ModelConfig = option(ModelConfig, "the architecture")
     optimizer: OptimizerConfig = option(OptimizerConfig, "Adam and its schedule")
     search: SearchConfig = option(SearchConfig, "search defaults that are saved with the model")
@@ -198,6 +242,9 @@ class TrainConfig:
     patience: int = option(0, "validations without improvement before the end; 0 disables", low=0)
     valid_bleu: bool = option(True, "decode the validation set for BLEU")
     valid_beam_size: int = option(1, "beam size for that decoding; 1 is greedy", low=1, high=1000)
+    tracker: list[TrackerName] = option(
+        [TrackerName.tensorboard], "tensorboard, wandb, mlflow, trackio, where figures go too"
+    )
     exportable: bool = option(True, "refuse a model that CTranslate2 could not run")
     seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(10, "consecutive non-finite updates that stop the run", low=1)
@@ -222,6 +269,13 @@ class TrainConfig:
         temperature = self.mix_temperature
         valid = temperature is None or 1 <= temperature <= MOST
         require(valid, "mix_temperature", temperature, "must be at least 1")
+        parts = ",".join(part.value for part in self.freeze)
+        for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
+            valid = value == off or self.init_from is not None
+            require(valid, key, value, "needs init_from=FOLDER, a model that is trained already")
+        require(len(set(self.freeze)) < len(Part), "freeze", parts, "leaves nothing to train")
+        valid = self.adapter is Adapter.none or self.ema_decay == 0
+        require(valid, "ema_decay", self.ema_decay, "does not go with adapter=lora")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"

@@ -14,6 +14,7 @@ from nmt.config.options import (
     check_ranges,
     option,
     require,
+    unnamed,
 )
 from nmt.errors import ConfigError
 
@@ -59,6 +60,10 @@ class TranslateConfig:
     prefixes: str | None = option(
         None, "first words of each translation, line by line; may be empty"
     )
+    src_lang: str = option("", "source language, where the model has several")
+    tgt_lang: str = option("", "target language, where the model has several")
+    src_tag: str = option("", "symbol before every source, such as <2de>, instead of languages")
+    tgt_tag: str = option("", "symbol before every target; no part of a translation")
     beam_size: int | None = option(None, "hypotheses kept per sentence; 1 is greedy search")
     length_penalty: float | None = option(None, "alpha of ((5 + length) / 6)^alpha; 0 disables")
     max_length_a: float | None = option(None, "output limit: a * source tokens + b")
@@ -76,8 +81,10 @@ class TranslateConfig:
     combine: Combine = option(
         Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
     )
-    n_best: int = option(1, "hypotheses written per sentence (format=json when above 1)", low=1)
-    format: OutputFormat = option(OutputFormat.text, "text, or json (one object per line)")
+    n_best: int = option(1, "hypotheses written per sentence", low=1)
+    format: OutputFormat = option(
+        OutputFormat.text, "text (several a line as in Moses), or json (one object per line)"
+    )
     too_long: TooLong = option(TooLong.split, "longer lines: split, truncate or error")
     max_source_length: int = option(  # a character is at most 4 bytes, each a token at worst
         256, "most source tokens translated at once, EOS included", low=8
@@ -101,6 +108,7 @@ class TranslateConfig:
         require(not (plain and self.alignment), "alignment", "true", "needs format=json")
         changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
         require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
+        self.input, self.output = unnamed(self.input), unnamed(self.output)
 
 
 @dataclass(kw_only=True)
@@ -111,6 +119,10 @@ class ScoreConfig:
     src: str | None = option(None, "source text, one sentence per line; - is stdin")
     tgt: str | None = option(None, "its translations, line by line; - is stdin")
     output: str = option("-", "file for scores; - is stdout")
+    src_lang: str = option("", "source language, where the model has several")
+    tgt_lang: str = option("", "target language, where the model has several")
+    src_tag: str = option("", "symbol before every source, such as <2de>, instead of languages")
+    tgt_tag: str = option("", "symbol before every target; no part of a translation")
     measure: ScoreMeasure = option(
         ScoreMeasure.log_prob, "log_prob (the sum), per_token or score (as search reports it); nats"
     )
@@ -136,6 +148,7 @@ class ScoreConfig:
     def __post_init__(self) -> None:
         if self.src is None or self.tgt is None:
             raise ConfigError("give src=FILE and tgt=FILE, aligned line by line")
+        self.src, self.tgt, self.output = map(unnamed, (self.src, self.tgt, self.output))
         require(self.src != "-" or self.tgt != "-", "tgt", "-", "src is stdin already")
         check_ranges(self)
         plain = self.format is OutputFormat.text
@@ -155,6 +168,13 @@ class Metric(str, Enum):
     ter = "ter"
 
 
+class HeldOutSplit(str, Enum):
+    """Held-out sets of a data folder."""
+
+    test = "test"
+    valid = "valid"
+
+
 class Method(str, Enum):
     """How significance is tested: Koehn (2004) or, with fewer false positives, Riezler and Maxwell
     (2005).
@@ -169,6 +189,7 @@ class ExportFormat(str, Enum):
 
     ctranslate2 = "ctranslate2"
     huggingface = "huggingface"
+    argos = "argos"  # Argos Translate, LibreTranslate
 
 
 class Quantization(str, Enum):
@@ -187,23 +208,56 @@ class Quantization(str, Enum):
     int16 = "int16"
 
 
+class ImportFormat(str, Enum):
+    """Which toolkit wrote the model."""
+
+    auto = "auto"
+    huggingface = "huggingface"  # a folder of transformers: MarianMT, M2M100 (NLLB), Pegasus
+    marian = "marian"  # .npz
+    opennmt = "opennmt"  # .pt of OpenNMT-py
+    fairseq = "fairseq"  # .pt, beside dict.*.txt
+
+
+@dataclass(kw_only=True)
+class ImportConfig:
+    """Settings of `nmt-import`."""
+
+    input: str | None = option(None, "folder, or file, with the model of another toolkit")
+    output: str = option("imported", "model folder to write")
+    format: ImportFormat = option(
+        ImportFormat.auto, "auto, huggingface, marian, opennmt or fairseq"
+    )
+    src_tokenizer: str | None = option(
+        None, "SentencePiece model of the source; null: the one beside the model"
+    )
+    tgt_tokenizer: str | None = option(None, "that of the target; null: that of the source")
+    src_lang: str | None = option(None, "source language, such as eng_Latn; null: as the files say")
+    tgt_lang: str | None = option(None, "target language, such as fra_Latn; null: as the files say")
+
+    def __post_init__(self) -> None:
+        if self.input is None:
+            raise ConfigError("give input=FOLDER, with the model of another toolkit")
+        valid = self.tgt_tokenizer is None or self.src_tokenizer is not None
+        require(valid, "tgt_tokenizer", self.tgt_tokenizer, "needs src_tokenizer=FILE")
+
+
 @dataclass(kw_only=True)
 class EvaluateConfig:
-    """Settings of `nmt-evaluate`."""
+    """Settings of `nmt-evaluate`; BLEU's tokenizer is that of the target language, else 13a."""
 
     hypotheses: str | None = option(None, "detokenized translations, one per line; - is stdin")
     references: list[str] = option([], "reference files, aligned line by line: r.de or [r1,r2]")
     baseline: str | None = option(None, "translations of another system to test against")
     model_dir: list[str] | None = option(None, "model (or ensemble [a,b]) that translates src")
     src: str | None = option(None, "source text for model_dir")
-    data_dir: str | None = option(
-        None, "data folder; its test set, else validation set, is what src and references lack"
-    )
+    data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
+    split: HeldOutSplit = option(HeldOutSplit.test, "of data_dir: test or valid")
     metrics: list[Metric] = option(
         [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
     )
-    tgt_lang: str = option("", "target language; picks BLEU's tokenizer for zh, ja, ko")
-    tokenize: str | None = option(None, "BLEU's tokenizer by name; default by tgt_lang, else 13a")
+    src_lang: str = option("", "source language, of a model with several")
+    tgt_lang: str = option("", "target language, of hypotheses or of a model with several")
+    tokenize: str | None = option(None, "BLEU's tokenizer by name instead")
     method: Method = option(
         Method.approximate_randomization, "or bootstrap, whose p-value compares with 0.025"
     )
@@ -218,11 +272,16 @@ class EvaluateConfig:
     def __post_init__(self) -> None:
         if (self.hypotheses is None) == (self.model_dir is None):
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
-        for key in ("metrics", "references"):
-            is_given = bool(getattr(self, key)) or (key == "references" and self.data_dir)
-            require(bool(is_given), key, "[]", "name at least one")
-        if self.model_dir is not None and self.src is None and self.data_dir is None:
-            require(False, "model_dir", ",".join(self.model_dir), "needs src=FILE to translate")
+        reads_folder = self.hypotheses is None and self.src is None
+        for key in ("metrics",) if reads_folder else ("references", "metrics"):
+            require(bool(getattr(self, key)), key, "[]", "name at least one")
+        if reads_folder and self.model_dir is not None:
+            folder, rule = (
+                ",".join(self.model_dir),
+                "needs src=FILE or data_dir=FOLDER to translate",
+            )
+            require(self.data_dir is not None, "model_dir", folder, rule)
+            require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
         check_ranges(self)
         without = {"baseline": ("method", "num_samples", "seed"), "model_dir": ("device",)}
         for needed, keys in without.items():
@@ -240,7 +299,7 @@ class ExportConfig:
         None, "folder to write; default: beside model_dir, MODEL_DIR-ctranslate2-int8 and so on"
     )
     format: ExportFormat = option(
-        ExportFormat.ctranslate2, "ctranslate2, or huggingface (MarianMT, for model.norm=post)"
+        ExportFormat.ctranslate2, "ctranslate2, huggingface (transformers) or argos (.argosmodel)"
     )
     quantization: Quantization = option(
         Quantization.float32, "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ..."

@@ -19,7 +19,9 @@ import pyarrow as pa
 
 from nmt.config import require
 from nmt.data import Lengths
+from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
+from nmt.data.text import read_lines
 from nmt.errors import DataError
 from nmt.manifest import verify
 from nmt.metadata import pop_version, read_json, to_dataclass
@@ -80,6 +82,7 @@ class DataInfo:
     temperature: float = 1.0
     src_vocab_size: int | None = None  # where the source has a vocabulary of its own
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)  # version 1 has none
+    directions: dict[str, LanguagePair] = field(default_factory=dict)  # by corpus, where tagged
 
 
 class ShardWriter:
@@ -326,3 +329,36 @@ class ParallelData:
         if (shape := lengths.shape) != (len(self), 2):
             raise _unusable(path, f"is damaged: it has the shape {shape} for {len(self)} pairs")
         return lengths
+
+
+@dataclass(frozen=True)
+class HeldOutText:
+    """The held-out pairs of one corpus; its name is empty for those of `data.valid` itself."""
+
+    corpus: str
+    direction: LanguagePair
+    sources: list[str]
+    targets: list[str]
+
+
+def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
+    """Read the text of `valid` or `test` in a data folder, by corpus; a missing one is a
+    `DataError`.
+    """
+    meta = read_meta(data_dir)
+    usual = LanguagePair(meta.src_lang, meta.tgt_lang)
+    corpora = ParallelData(data_dir, split).corpora
+    files = [f"{split}.src", f"{split}.tgt"]
+    verify(data_dir, *files)
+    sides = [list(read_lines(data_dir / file)) for file in files]
+    if [len(side) for side in sides] != [sum(corpus.num_pairs for corpus in corpora)] * 2:
+        sizes = " and ".join(f"{file} {len(side)}" for file, side in zip(files, sides, strict=True))
+        raise _unusable(data_dir, f"has other lines than pairs ({sizes})")
+    return [
+        HeldOutText(
+            corpus.name,
+            meta.directions.get(corpus.name, usual),
+            *(side[corpus.start : corpus.start + corpus.num_pairs] for side in sides),
+        )
+        for corpus in corpora
+    ]

@@ -59,9 +59,37 @@ def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
     return file
 
 
+def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
+    """Write to an open file through what `suffix` names, as `unpacked` reads it."""
+    if suffix == ".gz":  # without name and time: the same text gives the same bytes
+        return cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=file, mtime=0))
+    if suffix == ".xz":
+        return lzma.open(file, "wb")
+    if suffix == ".zst":
+        import pyarrow as pa
+
+        return cast(IO[bytes], pa.output_stream(file, compression="zstd"))
+    return file
+
+
+def is_packed(path: str | Path) -> bool:
+    """Return whether the suffix of a file names a compression."""
+    return Path(path).suffix in _KINDS
+
+
+def is_stream(name: str | Path) -> bool:
+    """Return whether a file can be read only once: - for stdin, a named pipe, a device, or what a
+    shell makes of <(command).
+    """
+    path = resolve(name)
+    return name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
+
+
 def check_file(path: Path) -> None:
-    """Raise a `DataError` unless `path` is a file, and no archive of a kind that nobody unpacks."""
-    if not path.is_file():
+    """Raise a `DataError` unless `path` is a file or stream, and no archive of a kind that nobody
+    unpacks.
+    """
+    if not path.is_file() and not is_stream(path):
         what = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {what}; give the path of a text file")
     if found := _FOREIGN.search(path.name):

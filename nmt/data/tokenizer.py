@@ -1,5 +1,5 @@
 """The subword tokenizers of a model: one SentencePiece model for both languages, or one for each.
-They are the only vocabularies there are.
+They are the vocabularies, unless a model of another toolkit numbers their pieces in its own way.
 
 Text goes in and ids come out, never pieces, so no text can become a control symbol. Models are made
 in `nmt/data/vocabulary.py`.
@@ -8,27 +8,37 @@ in `nmt/data/vocabulary.py`.
 from __future__ import annotations
 
 import hashlib
+import json
 import re
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
 import sentencepiece
 
 from nmt.errors import DataError, ModelError
+from nmt.files import write_json
 from nmt.manifest import verify
+from nmt.metadata import read_json, to_dataclass
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
-
-_FEW_TEXTS = 32  # starting threads takes a millisecond, as long as encoding so many
+VOCABULARY = "tokenizer.vocab.json"
+SRC_VOCABULARY, TGT_VOCABULARY = "tokenizer.src.vocab.json", "tokenizer.tgt.vocab.json"
 
 
 class Tokenizer:
-    """A loaded SentencePiece model; by itself it is that of both languages."""
+    """A loaded SentencePiece model; by itself it is that of both languages. A target that begins
+    with one of `tags` is decoded without it.
+    """
 
-    def __init__(self, model: bytes) -> None:
+    vocabulary: Vocabulary | None = None  # of a `MappedTokenizer`
+    few_texts = 32  # starting threads takes a millisecond, as long as encoding so many
+
+    def __init__(self, model: bytes, tags: Sequence[str] = ()) -> None:
         self.model = model
+        self._tags = tags
         self._processor = open_model(model)
         self.vocab_size: int = self._processor.vocab_size()
         self.pad_id: int = self._processor.pad_id()
@@ -37,17 +47,15 @@ class Tokenizer:
         self.eos_id: int = self._processor.eos_id()
         self.src = self.tgt = self
         self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
+        self.prefix: list[int] = []  # ids that every text begins with, such as its language's
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
     @classmethod
-    def load(cls, path: Path) -> Tokenizer:
+    def load(cls, path: Path, tags: Sequence[str] = ()) -> Tokenizer:
         """Read a `tokenizer.model`; a missing or damaged one is a `ModelError`."""
         if not path.is_file():
             raise ModelError(f"{path} does not exist; the folder is no model or data folder of nmt")
-        try:
-            tokenizer = cls(path.read_bytes())
-        except RuntimeError:
-            raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
+        tokenizer = cls(read_model(path), tags)
         if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
             raise ModelError(
                 f"{path} lacks a control symbol (pad, bos or eos); give it to nmt-preprocess as "
@@ -75,8 +83,8 @@ class Tokenizer:
         Raises `DataError` for a text that is none, with half of a surrogate pair in it.
         """
         try:
-            if len(texts) < _FEW_TEXTS:  # a list starts threads, whatever their number
-                return [self._processor.encode(text) for text in texts]
+            if len(texts) < self.few_texts:  # a list starts threads, whatever their number
+                return [self.encode(text) for text in texts]
             ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
         except (TypeError, RuntimeError):  # SentencePiece does not name the text
             for number, text in enumerate(texts):
@@ -89,8 +97,14 @@ class Tokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Turn ids into a line of text, without control symbols; line breaks become spaces."""
+        """Turn ids into a line of text, without control symbols and a tag at its start; line breaks
+        become spaces.
+        """
         text: str = self._processor.decode(list(ids))
+        for tag in self._tags:
+            if text.startswith(tag):
+                text = text.removeprefix(tag).removeprefix(" ")
+                break
         return text.replace("\n", " ").replace("\r", " ")
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -109,16 +123,97 @@ class Tokenizer:
 
 
 @dataclass(frozen=True)
+class Vocabulary:
+    """Ids that are not those of the SentencePiece model, but of the model that was imported."""
+
+    pieces: list[str]  # piece i has the id i; no two are equal
+    pad_id: int
+    unk_id: int
+    bos_id: int  # what decoding starts from: in some models the id of padding, or of EOS
+    eos_id: int
+    src_prefix: list[int] = field(default_factory=list)  # ids before every source
+    tgt_prefix: list[int] = field(default_factory=list)  # ids before every target
+
+    @classmethod
+    def load(cls, path: Path) -> Vocabulary:
+        """Read a `tokenizer.vocab.json`; a damaged one is a `ModelError`."""
+        try:
+            found = to_dataclass(cls, read_json(path), path)
+        except FileNotFoundError:
+            raise ModelError(f"{path} does not exist; copy the model folder again") from None
+        used = [found.pad_id, found.unk_id, found.bos_id, found.eos_id]
+        used += [*found.src_prefix, *found.tgt_prefix]
+        if not 0 <= min(used) <= max(used) < len(set(found.pieces)) == len(found.pieces):
+            raise ModelError(f"{path}: ids and pieces do not fit; copy the model folder again")
+        return found
+
+
+class MappedTokenizer(Tokenizer):
+    """A SentencePiece model whose pieces have the ids of a `Vocabulary`.
+
+    Pieces that it lacks are unknown. A tag such as `>>fra<<` before a text is one piece, if it has
+    that.
+    """
+
+    few_texts = sys.maxsize  # threads would have nothing to do
+
+    def __init__(self, model: bytes, vocabulary: Vocabulary, prefix: Sequence[int]) -> None:
+        super().__init__(model)
+        names = self.all_pieces()
+        self._bytes = [name for i, name in enumerate(names) if self._processor.is_byte(i)]
+        self._unknown = self._processor.unk_id()
+        self.vocabulary, self.prefix = vocabulary, list(prefix)
+        self.vocab_size, self._pieces = len(vocabulary.pieces), vocabulary.pieces
+        self.pad_id, self.unk_id = vocabulary.pad_id, vocabulary.unk_id
+        self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
+        control = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
+        # no text becomes one of these, and none is shown
+        self._ids = {name: i for i, name in enumerate(self._pieces) if i not in control}
+        self._hidden = control - {self.unk_id}
+        self._map = [self._ids.get(name, self.unk_id) for name in names]
+
+    @property
+    def sha256(self) -> str:
+        """Fingerprint of the vocabulary and of what stands before a text."""
+        content = json.dumps([asdict(self.vocabulary), self.prefix], sort_keys=True)  # type: ignore[arg-type]
+        return hashlib.sha256(self.model + content.encode("utf-8")).hexdigest()
+
+    @property
+    def byte_ids(self) -> list[int]:
+        """Ids of the bytes that stand for unknown characters; none without byte fallback."""
+        return [self._ids[name] for name in self._bytes if name in self._ids]
+
+    def encode(self, text: str) -> list[int]:
+        """Turn one sentence into ids, `prefix` first, without BOS and EOS; or into none."""
+        tag = text[: text.find("<<") + 2] if text.startswith(">>") else ""
+        ids = [self._ids[tag]] if tag in self._ids else []
+        text = text[len(tag) :] if ids else text
+        found = self._processor.encode(text)
+        if self._unknown in found:  # what SentencePiece lacks the vocabulary may have
+            pieces = self._processor.encode(text, out_type=str)
+            ids += [self._ids.get(piece, self.unk_id) for piece in pieces]
+        else:
+            ids += [self._map[i] for i in found]
+        return [*self.prefix, *ids] if ids else []
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Turn ids into one line of text, see `Tokenizer.decode`."""
+        text = self._processor.decode([self._pieces[i] for i in ids if i not in self._hidden])
+        return text.replace("\n", " ").replace("\r", " ") if text else ""
+
+
+@dataclass(frozen=True)
 class SeparateTokenizers:
     """One SentencePiece model for each language."""
 
     src: Tokenizer
     tgt: Tokenizer
+    is_joint: bool = False  # both have one `Vocabulary`, and so one embedding
 
     @property
-    def src_vocab_size(self) -> int:
+    def src_vocab_size(self) -> int | None:
         """Size of the vocabulary that the source has for itself."""
-        return self.src.vocab_size
+        return None if self.is_joint else self.src.vocab_size
 
     @property
     def sha256(self) -> str:
@@ -131,19 +226,29 @@ Tokenizers: TypeAlias = Tokenizer | SeparateTokenizers
 """What a data or model folder holds; `.src` and `.tgt` are the same where it is joint."""
 
 
-def load_tokenizers(folder: Path, sha256: str | None = None) -> Tokenizers:
-    """Read the tokenizers of a data or model folder.
+def load_tokenizers(
+    folder: Path, sha256: str | None = None, tags: Sequence[str] = ()
+) -> Tokenizers:
+    """Read the tokenizers of a data or model folder; `tags` are those of targets.
 
     Missing or damaged ones are a `ModelError`, and so are others than those with the fingerprint
     `sha256`.
     """
-    verify(folder, JOINT, SOURCE, TARGET)
+    verify(folder, JOINT, SOURCE, TARGET, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY)
     tokenizers: Tokenizers
-    if (folder / SOURCE).is_file():
-        src, tgt = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET)
-        tokenizers = SeparateTokenizers(src, tgt)
+    joint, src_path = folder / VOCABULARY, folder / SRC_VOCABULARY
+    if joint.is_file() or src_path.is_file():
+        is_joint = joint.is_file()
+        paths = [joint, joint] if is_joint else [src_path, folder / TGT_VOCABULARY]
+        one, other = map(Vocabulary.load, paths)
+        src = MappedTokenizer(read_model(folder / SOURCE), one, one.src_prefix)
+        tgt = MappedTokenizer(read_model(folder / TARGET), other, other.tgt_prefix)
+        tokenizers = SeparateTokenizers(src, tgt, is_joint)
+    elif (folder / SOURCE).is_file():
+        sides = Tokenizer.load(folder / SOURCE), Tokenizer.load(folder / TARGET, tags)
+        tokenizers = SeparateTokenizers(*sides)
     else:
-        tokenizers = Tokenizer.load(folder / JOINT)
+        tokenizers = Tokenizer.load(folder / JOINT, tags)
     if sha256 not in (None, tokenizers.sha256):
         raise ModelError(
             f"the tokenizer in {folder} is not the one that the folder was made with; "
@@ -159,6 +264,22 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
     else:
         (folder / SOURCE).write_bytes(tokenizers.src.model)
         (folder / TARGET).write_bytes(tokenizers.tgt.model)
+        names = [VOCABULARY] if tokenizers.is_joint else [SRC_VOCABULARY, TGT_VOCABULARY]
+        for name, side in zip(names, (tokenizers.src, tokenizers.tgt), strict=False):
+            if side.vocabulary is not None:
+                write_json(folder / name, asdict(side.vocabulary))
+
+
+def read_model(path: Path) -> bytes:
+    """Return the SentencePiece model at `path`; a missing or damaged one is a `ModelError`."""
+    try:
+        model = path.read_bytes()
+        open_model(model)
+    except OSError as error:
+        raise ModelError(f"{path}: {error.strerror}; give a SentencePiece model") from None
+    except RuntimeError:
+        raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
+    return model
 
 
 def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:

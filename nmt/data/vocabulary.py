@@ -15,7 +15,14 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve
-from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers, open_model
+from nmt.data.languages import corpus_direction
+from nmt.data.tokenizer import (
+    SeparateTokenizers,
+    Tokenizer,
+    Tokenizers,
+    load_tokenizers,
+    open_model,
+)
 from nmt.errors import ConfigError, DataError
 
 log = logging.getLogger(__name__)
@@ -49,10 +56,21 @@ def train_tokenizers(
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
-    """Take over the models that `tokenizer.model` (and `tgt_model`) name; see `adopt_tokenizer`."""
+    """Take over the models that `tokenizer.model` (and `tgt_model`) name, see `adopt_tokenizer`; of
+    a model folder all that it has, unchanged.
+    """
     src_symbols, tgt_symbols = _symbols(config)
     assert config.tokenizer.model is not None
     src_path = resolve(config.tokenizer.model)
+    if src_path.is_dir():
+        tokenizers = load_tokenizers(src_path)
+        missing = {*src_symbols, *tgt_symbols} - {*tokenizers.src.all_pieces()}
+        if missing:
+            raise ConfigError(
+                f"tokenizer.model={src_path} has no piece {sorted(missing)[0]}, and a model's "
+                "vocabulary cannot grow; leave the symbol or tag out"
+            )
+        return tokenizers
     if config.tokenizer.tgt_model is None:
         return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
     tgt_path = resolve(config.tokenizer.tgt_model)
@@ -70,9 +88,9 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
     """Return the symbols of source and target: those of the settings, and the corpora's tags."""
-    corpora, own = config.data.corpora.values(), config.tokenizer.symbols
-    tags = [c.src_tag for c in corpora], [c.tgt_tag for c in corpora]
-    src, tgt = ([*own, *(tag for tag in side if tag is not None)] for side in tags)
+    directions = [corpus_direction(config.data, name) for name in config.data.corpora]
+    tags = [d.src_tag for d in directions], [d.tgt_tag for d in directions]
+    src, tgt = ([*config.tokenizer.symbols, *filter(None, side)] for side in tags)
     return src, tgt
 
 

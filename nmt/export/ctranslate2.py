@@ -13,12 +13,13 @@ import numpy as np
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import ExportConfig, Norm
+from nmt.config import Activation, ExportConfig, Norm
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
+_ACTIVATIONS = {Activation.relu: "RELU", Activation.gelu: "GELU", Activation.silu: "SWISH"}
 
 
 def write_ctranslate2(
@@ -34,7 +35,7 @@ def write_ctranslate2(
     Raises an `NmtError` that names the extra when CTranslate2 is not installed.
     """
     try:
-        from ctranslate2.specs import TransformerSpec
+        from ctranslate2.specs import TransformerSpec, common_spec
     except ImportError:
         raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
     model, weights = info.model, {name: t.float().numpy() for name, t in tensors.items()}
@@ -42,12 +43,15 @@ def write_ctranslate2(
         (model.num_encoder_layers, model.num_decoder_layers),
         model.num_heads,
         pre_norm=model.norm is Norm.pre,
+        activation=common_spec.Activation[_ACTIVATIONS[model.activation]],
         alignment_layer=alignment_layer(model.num_decoder_layers),
         alignment_heads=model.num_heads,
     )
-    positions = sinusoidal_positions(config.max_positions, model.d_model, model.positions)  # (P, D)
+    layout = model.positions, model.position_offset
+    positions = sinusoidal_positions(config.max_positions, model.d_model, *layout)  # (P, D)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         stack.position_encodings.encodings = positions.numpy()
+        stack.scale_embeddings = model.scale_embedding
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
         if model.norm is Norm.pre:
@@ -55,14 +59,17 @@ def write_ctranslate2(
     source = "embedding.weight" if info.src_vocab_size is None else "src_embedding.weight"
     spec.encoder.embeddings[0].weight = weights[source]  # (V, D)
     spec.decoder.embeddings.weight = weights["embedding.weight"]  # (V, D)
-    spec.decoder.projection.weight = weights["embedding.weight"]
+    output = "embedding.weight" if model.tied_output else "output_weight"
+    spec.decoder.projection.weight = weights[output]  # (V, D)
+    if model.output_bias:
+        spec.decoder.projection.bias = weights["output_bias"]  # (V,)
     tgt, pieces = tokenizer.tgt, tokenizer.tgt.all_pieces()
     spec.register_source_vocabulary(tokenizer.src.all_pieces())
     spec.register_target_vocabulary(pieces)
     spec.config.unk_token = pieces[tgt.unk_id]  # the source has the same names
     spec.config.bos_token = spec.config.decoder_start_token = pieces[tgt.bos_id]
     spec.config.eos_token = pieces[tgt.eos_id]
-    spec.config.add_source_eos = True
+    spec.config.add_source_eos = model.source_eos
     spec.config.layer_norm_epsilon = LAYER_NORM_EPS
     spec.validate()
     spec.optimize(quantization=config.quantization.value)

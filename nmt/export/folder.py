@@ -23,10 +23,11 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat, ModelConfig, Norm, Positions
+from nmt.config import Activation, ExportConfig, ExportFormat, ModelConfig, Norm, Positions
+from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
-from nmt.export import ctranslate2, huggingface
+from nmt.export import argos, ctranslate2, huggingface
 from nmt.files import replace_folder, write_json
 
 log = logging.getLogger(__name__)
@@ -34,12 +35,17 @@ log = logging.getLogger(__name__)
 _WRITERS = {
     ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
     ExportFormat.huggingface: huggingface.write_huggingface,
+    ExportFormat.argos: argos.write_argos,
 }
-_ANY = ("num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads")
-_BOTH: dict[str, list[Any] | None] = {**dict.fromkeys(_ANY), "positions": list(Positions)}
+_ANY = ["num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"]
+_ANY += ["position_offset", "scale_embedding", "tied_output", "output_bias"]
+_CHOICES = {"norm": Norm, "positions": Positions, "activation": Activation}
+_ALL: dict[str, list[Any] | None] = dict.fromkeys(_ANY)
+_ALL |= {key: list(choice) for key, choice in _CHOICES.items()}
 SUPPORTED = {
-    ExportFormat.ctranslate2: {**_BOTH, "norm": list(Norm)},
-    ExportFormat.huggingface: {**_BOTH, "norm": [Norm.post]},
+    ExportFormat.ctranslate2: {**_ALL, "source_eos": None},
+    ExportFormat.huggingface: _ALL,  # its tokenizers add EOS
+    ExportFormat.argos: {**_ALL, "source_eos": None},
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -109,16 +115,30 @@ def announce(config: ModelConfig, *, required: bool) -> None:
 def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     """Return the text of README.md for an export of the model of `info` by `config`."""
     is_marian = config.format is ExportFormat.huggingface
-    body = _HUGGINGFACE if is_marian else _CTRANSLATE2
+    bodies = {ExportFormat.huggingface: _HUGGINGFACE, ExportFormat.argos: _ARGOS}
+    body = bodies.get(config.format, _CTRANSLATE2)
     if is_marian and info.model.positions is Positions.sinusoidal_concat:
         body += _TABLE
     is_separate = info.src_vocab_size is not None
     files = {"source": SOURCE, "target": TARGET} if is_separate else {"tokenizer": JOINT}
     source, target = list(files)[0], list(files)[-1]
     load = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
-    encode = 'encode("A sentence.", out_type=str)'
+    encode = "{0}.encode({1}, out_type=str)"
     if not tokenizer.src.byte_ids:  # unknown text is one piece, perhaps named as a control symbol
-        encode = f'id_to_piece({source}.encode("A sentence."))'
+        encode = "{0}.id_to_piece({0}.encode({1}))"
+    tagged = {"tags": "", "sentence": '"A sentence."', "prefix": "", "forced": "", "untag": ""}
+    if directions := [direction for direction in info.directions if any(direction.tags)]:
+        body += _TAGGED.format(list="; ".join(map(_describe, directions)))
+        first = directions[0]
+        pair = f"{json.dumps(first.src_tag)}, {json.dumps(first.tgt_tag)}"
+        prefix = encode.format(target, "target_tag")
+        tagged = {
+            "tags": f"source_tag, target_tag = {pair}  # {first.src_lang} to {first.tgt_lang}\n",
+            "sentence": 'f"{source_tag} A sentence."',
+            "prefix": _PREFIX if is_marian else "",
+            "forced": "decoder_input_ids=start, " if is_marian else f"target_prefix=[{prefix}], ",
+            "untag": ".removeprefix(target_tag).lstrip()",
+        }
     pad, bos = tokenizer.tgt.pieces([tokenizer.tgt.pad_id, tokenizer.tgt.bos_id])
     return (
         f"# {info.src_lang} to {info.tgt_lang}, {config.format.value}\n\n"
@@ -130,10 +150,17 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
         pad=json.dumps(pad),
         bos=json.dumps(bos),
         load_tokenizers="\n".join(load.format(name, file) for name, file in files.items()),
-        encode=encode,
-        source=source,
+        encode=encode.format(source, tagged["sentence"]),
         target=target,
+        **tagged,
     )
+
+
+def _describe(direction: LanguagePair) -> str:
+    """Say which tags ask for a direction."""
+    sides = (("source", direction.src_tag), ("target", direction.tgt_tag))
+    tags = " and ".join(f"`{tag}` before the {side}" for side, tag in sides if tag)
+    return f"{direction.src_lang} to {direction.tgt_lang}, {tags}"
 
 
 _CTRANSLATE2 = """\
@@ -143,13 +170,13 @@ Needs `pip install ctranslate2 sentencepiece`, and no nmt:
 import ctranslate2, sentencepiece
 translator = ctranslate2.Translator(".")  # this folder
 {load_tokenizers}
-pieces = {source}.{encode}
+{tags}pieces = {encode}
 [result] = translator.translate_batch(
-    [pieces], beam_size={beam_size}, length_penalty={exponent}, patience=4,
+    [pieces], {forced}beam_size={beam_size}, length_penalty={exponent}, patience=4,
     max_input_length=0, max_decoding_length=len(pieces) + 50, min_decoding_length=0,
     suppress_sequences=[[{pad}], [{bos}]],
 )
-print({target}.decode(result.hypotheses[0]))
+print({target}.decode(result.hypotheses[0]){untag})
 ```
 
 - Without `max_input_length=0` CTranslate2 silently truncates input after 1,024 tokens, and without
@@ -170,9 +197,9 @@ Needs `pip install transformers torch sentencepiece`, and no nmt:
 from transformers import AutoModelForSeq2SeqLM, AutoTokenizer
 tokenizer = AutoTokenizer.from_pretrained(".")  # this folder
 model = AutoModelForSeq2SeqLM.from_pretrained(".")
-batch = tokenizer(["A sentence."], return_tensors="pt", padding=True)
-output = model.generate(**batch, max_length=batch.input_ids.size(1) + 50)
-print(tokenizer.batch_decode(output, skip_special_tokens=True))
+{tags}batch = tokenizer([{sentence}], return_tensors="pt", padding=True)
+{prefix}output = model.generate(**batch, {forced}max_length=batch.input_ids.size(1) + 50)
+print(tokenizer.batch_decode(output, skip_special_tokens=True)[0]{untag})
 ```
 
 - More than {max_positions} tokens do not fit the table of positions.
@@ -182,6 +209,25 @@ print(tokenizer.batch_decode(output, skip_special_tokens=True))
   divides by ((5 + length) / 6)^alpha.
 - `</s>` or `<pad>` in a text stays text (`split_special_tokens` in tokenizer_config.json). A text
   that starts with a code such as `>>de<<` is special to MarianTokenizer: put a space before it.
+"""
+
+_ARGOS = """\
+`argospm install FILE.argosmodel` installs the package for argos-translate, and LibreTranslate
+translates with what argos-translate has installed (`LT_LOAD_ONLY` names languages).
+
+- Both search with beam 4 or more and log P / length^0.2, whatever the model's settings, write at
+  most 256 tokens a sentence and turn `_` into a space.
+- To cut text into sentences they need a splitter, which they download when it is first used.
+"""
+
+_PREFIX = """\
+import torch
+first = [model.config.decoder_start_token_id, *tokenizer.spm_target.encode(target_tag)]
+start = torch.tensor([first])
+"""
+
+_TAGGED = """\
+- The directions and their tags: {list}.
 """
 
 _TABLE = """\

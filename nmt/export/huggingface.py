@@ -1,5 +1,6 @@
-"""A post-norm model as MarianMT of Hugging Face transformers: weights, config and tokenizer files,
-written without that library.
+"""A model in Hugging Face transformers: weights, config and tokenizer files, written without that
+library. Post-norm models become MarianMT; pre-norm ones Pegasus, which is MarianMT with pre-norm,
+or M2M100 where they have its positions, which that computes itself.
 
 MarianMT has all sines of the positional encoding before all cosines. For a model that interleaves
 them, the D dimensions of everything that is added to the residual stream are reordered alike.
@@ -17,15 +18,23 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import ExportConfig, Positions
+from nmt.config import Activation, ExportConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.files import write_json
 from nmt.model.transformer import sinusoidal_positions
+from nmt.search.hypotheses import ControlIds
 
 Weights = dict[str, Tensor]
 _MAX_LENGTH = 512  # tokens that `generate` writes by default
 _HEADS = ("q_proj", "k_proj", "v_proj")
+MARIAN, M2M100, PEGASUS = "marian", "m2m_100", "pegasus"  # `model_type`
+_CLASSES = {
+    MARIAN: "MarianMTModel",
+    M2M100: "M2M100ForConditionalGeneration",
+    PEGASUS: "PegasusForConditionalGeneration",
+}
+ACTIVATIONS = {Activation.relu: "relu", Activation.gelu: "gelu", Activation.silu: "silu"}
 
 
 def write_huggingface(
@@ -33,46 +42,78 @@ def write_huggingface(
 ) -> None:
     """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
 
-    Raises a `ModelError` for separate vocabularies that number control symbols differently.
+    Raises a `ModelError` for separate vocabularies that number control symbols differently, and
+    for those of a pre-norm model.
     """
+    kind = model_type(info, tokenizer)
+    if kind != MARIAN and info.src_vocab_size is not None:
+        raise ModelError(
+            "the model has model.norm=pre and a vocabulary for each language, and transformers has "
+            "no such class; use format=ctranslate2"
+        )
     if tokenizer.src.control_ids != tokenizer.tgt.control_ids:
         raise ModelError(
             f"the vocabularies have control symbols at {tokenizer.src.control_ids} and "
-            f"{tokenizer.tgt.control_ids}, and MarianMT needs them at one place; "
+            f"{tokenizer.tgt.control_ids}, and transformers needs them at one place; "
             "use format=ctranslate2"
         )
     dtype = getattr(torch, config.quantization.value)
-    tensors = marian_weights(info, weights, config.max_positions)
+    tensors = rename_weights(kind, info, weights, config.max_positions)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     tgt = tokenizer.tgt
     special = {"pad_token_id": tgt.pad_id, "bos_token_id": tgt.bos_id, "eos_token_id": tgt.eos_id}
     special["decoder_start_token_id"] = tgt.bos_id
-    write_json(folder / "config.json", _architecture(info, special, config))
+    write_json(folder / "config.json", _architecture(kind, info, special, config))
     generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, config.max_positions),
-        "bad_words_ids": [[tgt.pad_id], [tgt.bos_id]],
+        "bad_words_ids": [[token] for token in ControlIds.of(tokenizer).never],
         **special,
     }
+    if tokenizer.tgt.prefix:
+        generation["forced_bos_token_id"] = tokenizer.tgt.prefix[0]
     write_json(folder / "generation_config.json", generation)
     _write_tokenizer(folder, info, tokenizer, config.max_positions)
 
 
-def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
-    """Rename and, where the layout requires it, permute `weights` for MarianMT.
+def model_type(info: ModelInfo, tokenizer: Tokenizers) -> str:
+    """Return which model of transformers this is."""
+    config = info.model
+    if config.norm is Norm.post:
+        return MARIAN
+    is_m2m100 = (
+        config.positions is Positions.sinusoidal_concat
+        and config.position_offset == tokenizer.tgt.pad_id + 1
+        and not config.output_bias
+    )
+    return M2M100 if is_m2m100 else PEGASUS
 
-    The tables of positions are included: MarianMT would compute those of the paper itself, but not
-    those of Tensor2Tensor.
+
+def rename_weights(kind: str, info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
+    """Rename and, where the layout requires it, permute `weights` for the model `kind`.
+
+    The tables of positions are included where they are read: MarianMT would compute those of the
+    paper itself, but not those of Tensor2Tensor.
     """
     config = info.model
     order = torch.arange(config.d_model)  # of the dimensions, all sines before all cosines: (D,)
     if config.positions is Positions.sinusoidal:
         order = torch.cat([order[0::2], order[1::2]])
-    table = sinusoidal_positions(max_positions, config.d_model, config.positions)  # (P, D)
+    layout = config.positions, config.position_offset
+    table = sinusoidal_positions(max_positions, config.d_model, *layout)  # (P, D)
     embedding = weights["embedding.weight"][:, order]  # (V, D)
-    found = {"final_logits_bias": torch.zeros(1, embedding.size(0))}
+    found: Weights = {}
+    if kind != M2M100:
+        bias = weights.get("output_bias", torch.zeros(embedding.size(0)))
+        found["final_logits_bias"] = bias[None]  # (1, V)
+    if not config.tied_output:
+        found["lm_head.weight"] = weights["output_weight"][:, order]  # (V, D)
+        # without tying, transformers reads the copies as well
+        if info.src_vocab_size is None:
+            for stack in ("encoder", "decoder"):
+                found[f"model.{stack}.embed_tokens.weight"] = embedding.clone()
     if info.src_vocab_size is None:
         found["model.shared.weight"] = embedding
     else:
@@ -80,7 +121,10 @@ def marian_weights(info: ModelInfo, weights: Weights, max_positions: int) -> Wei
         found["model.decoder.embed_tokens.weight"] = embedding
     depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     for stack, depth in depths.items():
-        found[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
+        if kind != M2M100:
+            found[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
+        if config.norm is Norm.pre:
+            found |= _reordered(weights, f"{stack}_norm", f"model.{stack}.layer_norm", order)
         for i in range(depth):
             found.update(_layer(weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order))
     return found
@@ -111,11 +155,13 @@ def _reordered(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weigh
     return {f"{theirs}.{kind}": weights[f"{ours}.{kind}"][order] for kind in ("weight", "bias")}
 
 
-def _architecture(info: ModelInfo, special: dict[str, int], export: ExportConfig) -> dict[str, Any]:
+def _architecture(
+    kind: str, info: ModelInfo, special: dict[str, int], export: ExportConfig
+) -> dict[str, Any]:
     config = info.model
     return {
-        "architectures": ["MarianMTModel"],
-        "model_type": "marian",
+        "architectures": [_CLASSES[kind]],
+        "model_type": kind,
         "is_encoder_decoder": True,
         "vocab_size": info.src_vocab_size or info.vocab_size,
         "decoder_vocab_size": info.vocab_size,
@@ -126,14 +172,14 @@ def _architecture(info: ModelInfo, special: dict[str, int], export: ExportConfig
         "decoder_attention_heads": config.num_heads,
         "encoder_ffn_dim": config.d_ff,
         "decoder_ffn_dim": config.d_ff,
-        "activation_function": "relu",
+        "activation_function": ACTIVATIONS[config.activation],
         "dropout": config.dropout,
         "attention_dropout": 0.0,
         "activation_dropout": 0.0,
         "max_position_embeddings": export.max_positions,
-        "scale_embedding": True,
+        "scale_embedding": config.scale_embedding,
         "share_encoder_decoder_embeddings": info.src_vocab_size is None,
-        "tie_word_embeddings": True,
+        "tie_word_embeddings": config.tied_output,
         "torch_dtype": export.quantization.value,
         **special,
         "forced_eos_token_id": None,

@@ -26,7 +26,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmt.config import ModelConfig, Norm, Positions
+from nmt.config import Activation, ModelConfig, Norm, Positions
 
 LAYER_NORM_EPS = 1e-5
 NUM_POSITIONS = 512  # rows of the first table of positions; it grows when a longer sentence comes
@@ -35,6 +35,12 @@ Mask = Any
 """What may be attended to: a boolean tensor that broadcasts to (B, H, T, S), True = may be attended
 to. The layers pass it on to attention as it is; `nmt.model.fast` has masks of other kinds.
 """
+
+ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
+    Activation.relu: torch.relu,
+    Activation.gelu: F.gelu,
+    Activation.silu: F.silu,
+}
 
 AttentionRecord = dict[nn.Module, Tensor | None]
 """Its keys are the `MultiHeadAttention` modules to watch; a forward pass adds their weights, the
@@ -64,23 +70,24 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 # --- positions (section 3.5)
 
 
-def sinusoidal_positions(length: int, d_model: int, layout: Positions) -> Tensor:
-    """Compute the positional encodings (length, D) in float32.
+def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: int = 0) -> Tensor:
+    """Compute the encodings (length, D) of the positions from `offset` on, in float32.
 
-    `sinusoidal_concat` has all sines first, then the cosines, over the D/2 wavelengths of
-    Tensor2Tensor, which reach 2 pi * 10000 with the last.
+    `sinusoidal_concat` and `sinusoidal_halves` have all sines first, then the cosines; the former
+    over the D/2 wavelengths of Tensor2Tensor, which reach 2 pi * 10000 with the last.
     """
     half = d_model // 2
-    pos = torch.arange(length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
+    pos = torch.arange(offset, offset + length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
     i = torch.arange(half, dtype=torch.float64)  # (D/2,)
-    if layout is Positions.sinusoidal:
+    if layout is Positions.sinusoidal_concat:
+        angle = pos * torch.exp(-math.log(10000.0) * i / max(half - 1, 1))  # (length, D/2)
+    else:
         # PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine
         angle = pos * torch.exp(-math.log(10000.0) * 2 * i / d_model)  # (length, D/2)
-        table = torch.stack([angle.sin(), angle.cos()], dim=-1).flatten(1)  # (length, D)
-    else:
-        angle = pos * torch.exp(-math.log(10000.0) * i / max(half - 1, 1))  # (length, D/2)
-        table = torch.cat([angle.sin(), angle.cos()], dim=-1)  # (length, D)
-    return table.float()
+    parts = [angle.sin(), angle.cos()]
+    is_paper = layout is Positions.sinusoidal
+    table = torch.stack(parts, dim=-1).flatten(1) if is_paper else torch.cat(parts, dim=-1)
+    return table.float()  # (length, D)
 
 
 # --- attention (section 3.2, figure 2)
@@ -154,11 +161,14 @@ class MultiHeadAttention(nn.Module):
 
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2 at every position (section 3.3, equation 2); `dropout` is
-    applied after the max.
+    applied after the max, for which another `activation` may stand.
     """
 
-    def __init__(self, d_model: int, d_ff: int, dropout: float) -> None:
+    def __init__(
+        self, d_model: int, d_ff: int, dropout: float, activation: Activation = Activation.relu
+    ) -> None:
         super().__init__()
+        self.activation = activation
         self.dropout = nn.Dropout(dropout)
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
@@ -168,7 +178,7 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
-        hidden = torch.relu(self.inner(x))  # (..., F)
+        hidden = ACTIVATIONS[self.activation](self.inner(x))  # (..., F)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
@@ -186,7 +196,8 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.self_attention = new_attention(config)
         self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
-        self.feed_forward = FeedForward(config.d_model, config.d_ff, config.activation_dropout)
+        sizes = (config.d_model, config.d_ff, config.activation_dropout)
+        self.feed_forward = FeedForward(*sizes, config.activation)
         self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
 
     def before(self, norm: nn.Module, x: Tensor) -> Tensor:
@@ -266,12 +277,20 @@ class Transformer(nn.Module):
         self.config = config
         self.activation_checkpointing = activation_checkpointing
         d_model = config.d_model
+        self.embedding_scale = math.sqrt(d_model) if config.scale_embedding else 1.0
         self.embedding = nn.Embedding(vocab_size, d_model)
         nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
         self.src_embedding: nn.Embedding | None = None
         if src_vocab_size is not None:
             self.src_embedding = nn.Embedding(src_vocab_size, d_model)
             nn.init.normal_(self.src_embedding.weight, std=d_model**-0.5)
+        self.output_weight: nn.Parameter | None = None  # where it is not the embedding
+        if not config.tied_output:
+            self.output_weight = nn.Parameter(torch.empty(vocab_size, d_model))
+            nn.init.normal_(self.output_weight, std=d_model**-0.5)
+        self.output_bias: nn.Parameter | None = None
+        if config.output_bias:
+            self.output_bias = nn.Parameter(torch.zeros(vocab_size))
         share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
         self.dropout = nn.Dropout(share)
         self.encoder_layers = nn.ModuleList(
@@ -287,7 +306,7 @@ class Transformer(nn.Module):
         self.decoder_norm = norms[1] if is_pre_norm else nn.Identity()
         self.positions: Tensor
         # not stored with the weights
-        table = sinusoidal_positions(NUM_POSITIONS, d_model, config.positions)
+        table = self.new_positions(NUM_POSITIONS)
         self.register_buffer("positions", table, persistent=False)
 
     def forward(
@@ -331,17 +350,22 @@ class Transformer(nn.Module):
             x = self.runner(layer)(x, targets, memory, sources, record)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
+    @property
+    def output_matrix(self) -> Tensor:
+        """The output layer (V, D): the embedding of the target (section 3.4), or one of its own."""
+        return self.embedding.weight if self.output_weight is None else self.output_weight
+
     def logits(self, hidden: Tensor) -> Tensor:
-        """Map hidden states (..., D) to unnormalized log-probabilities (..., V): the transposed
-        embedding, unscaled and without a bias (section 3.4).
+        """Map hidden states (..., D) to unnormalized log-probabilities (..., V); a tied output is
+        unscaled (section 3.4).
         """
-        return F.linear(hidden, self.embedding.weight)
+        return F.linear(hidden, self.output_matrix, self.output_bias)
 
     def embed(self, ids: Tensor, embedding: nn.Embedding, mask: Mask) -> Tensor:
         """Map ids (B, T) to (B, T, D): embeddings times sqrt(d_model) (section 3.4) plus positions
         (section 3.5), with dropout on the sum (section 5.4).
         """
-        scaled = embedding(ids) * math.sqrt(self.config.d_model)
+        scaled = embedding(ids) * self.embedding_scale
         return self.dropout(scaled + self.positions_of(ids, mask))  # type: ignore[no-any-return]
 
     def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
@@ -354,9 +378,15 @@ class Transformer(nn.Module):
         """Return the encodings (at least `length`, D)."""
         positions = self.positions  # another thread may replace the table meanwhile
         if length > positions.size(0):
-            table = sinusoidal_positions(2 * length, self.config.d_model, self.config.positions)
-            positions = self.positions = table.to(positions)
+            positions = self.positions = self.new_positions(2 * length).to(positions)
         return positions
+
+    def new_positions(self, length: int) -> Tensor:
+        """Compute the encodings (length, D) of the first positions."""
+        config = self.config
+        return sinusoidal_positions(
+            length, config.d_model, config.positions, config.position_offset
+        )
 
     def runner(self, layer: nn.Module) -> Callable[..., Tensor]:
         """Return what runs `layer`: the layer, or its checkpoint."""

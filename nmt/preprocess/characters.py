@@ -74,6 +74,23 @@ def normal_form(text: str) -> str:
     return text.translate(_FOLDS)
 
 
+class LineSet:
+    """Lines that others are compared with, by `normal_form`; one without letters is like none."""
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        self._forms = {normal_form(line) for line in lines} - {""}
+        self._signatures = np.unique(CodePoints(lines).signatures())
+
+    def mask(self, lines: Sequence[str]) -> np.ndarray[Any, np.dtype[np.bool_]]:
+        """Return which of N lines are like one of these, (N,)."""
+        found = np.zeros(len(lines), dtype=bool)
+        if lines:
+            may_match = np.isin(CodePoints(lines).signatures(), self._signatures)
+            for row in np.flatnonzero(may_match).tolist():
+                found[row] = normal_form(lines[row]) in self._forms
+        return found
+
+
 class _Folds(dict[int, str]):
     """What `normal_form` makes of each character, found out when it first comes."""
 

@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from nmt.data.languages import Tags
 from nmt.data.text import check_file, unpacked, unpacking
 from nmt.errors import DataError
 
@@ -45,8 +46,7 @@ class Source:
     names: tuple[str, ...]  # what the user calls them, for messages
     columns: tuple[int, int] = (1, 2)  # of TSV, from 1
     fields: tuple[str, str] = ("src", "tgt")  # of JSON
-    src_tag: str | None = None
-    tgt_tag: str | None = None
+    tags: Tags = Tags()
 
 
 class Place(NamedTuple):

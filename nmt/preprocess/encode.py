@@ -20,7 +20,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
+from nmt.data.languages import tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import TaskChunk
 from nmt.preprocess.clean import Cleaned, Mask, clean
 from nmt.preprocess.duplicates import Hashes, hash_sides
@@ -52,10 +54,16 @@ class ChunkEncoder:
     """Encodes chunks of training pairs, or of held-out pairs, of which all stay."""
 
     def __init__(
-        self, config: PreprocessConfig, models: Path, held_out: HeldOut | None, *, has_hashes: bool
+        self,
+        config: PreprocessConfig,
+        models: Path,
+        held_out: HeldOut | None,
+        *,
+        taken: LineSet | None = None,
+        has_hashes: bool,
     ) -> None:
         tokenizers = load_tokenizers(models)
-        self._config, self._has_hashes = config, has_hashes
+        self._config, self._taken, self._has_hashes = config, taken, has_hashes
         self._src, self._tgt = LineEncoder(tokenizers.src), LineEncoder(tokenizers.tgt)
         self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
 
@@ -63,7 +71,7 @@ class ChunkEncoder:
         """Clean, filter and encode a chunk of training pairs."""
         (part, seen), config = item, self._config
         cleaned = clean(part.chunk, config, held_out=False)
-        drop_by_text(cleaned, config, seen)
+        drop_by_text(cleaned, config, seen, self._taken)
         texts = _tagged(cleaned)
         src, tgt = self._src.encode(texts[0]), self._tgt.encode(texts[1])
         unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
@@ -84,12 +92,8 @@ class ChunkEncoder:
 
 def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
     """Return sources and targets, each after the tag of its corpus, if it has one."""
-    source = cleaned.chunk.source
-    src, tgt = (
-        lines if tag is None else [f"{tag} {line}" for line in lines]
-        for tag, lines in ((source.src_tag, cleaned.src), (source.tgt_tag, cleaned.tgt))
-    )
-    return src, tgt
+    tags = cleaned.chunk.source.tags
+    return tag_lines(cleaned.src, tags.src), tag_lines(cleaned.tgt, tags.tgt)
 
 
 class Ids(NamedTuple):
@@ -166,6 +170,8 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     So it is for BPE, where merges of one word do not look at the next. Not for unigram models,
     whose sums of scores may round another way.
     """
+    if tokenizer.vocabulary is not None:  # whose first piece may be a tag
+        return False
     model = _fields(tokenizer.model)
     trainer, normalizer = (_fields(b"".join(model.get(number, []))) for number in (2, 3))
     bpe, yes, no = 2, 1, 0

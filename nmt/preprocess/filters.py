@@ -17,24 +17,36 @@ from typing import Any
 import numpy as np
 
 from nmt.config import PreprocessConfig
+from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.errors import ConfigError, nearest
-from nmt.preprocess.characters import SCRIPTS, foreign_shares, scripts_of
+from nmt.preprocess.characters import SCRIPTS, LineSet, foreign_shares, scripts_of
 from nmt.preprocess.clean import Cleaned, Mask
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Sides = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""How sure the model has to be of another language: short lines and names are often unclear."""
+"""How sure the model has to be of another language: names are often unclear."""
+MIN_LETTER_BYTES = 20
+"""Lines with less in letters (UTF-8) are too short to tell: up to 6 % would be judged wrongly."""
 
 _MAX_CHARACTERS = 200  # the more the slower; beyond, hardly any answer changes
 _EMPTY = "empty side"
+HELD_OUT = "held out"  # on purpose: taken for validation and test, or near such a pair
 _ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
-def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | None = None) -> None:
-    """Apply the filters on text; `repeated` marks the rows of the chunk that have come before."""
+def drop_by_text(
+    cleaned: Cleaned,
+    config: PreprocessConfig,
+    repeated: Mask | None = None,
+    taken: LineSet | None = None,
+) -> None:
+    """Apply the filters on text; `repeated` marks the rows of the chunk that have come before,
+    `taken` are the sentences of held-out sets that were taken out of the training text.
+    """
     filters = config.filter
+    direction = corpus_direction(config.data, cleaned.chunk.source.corpus)
     if filters.nul:
         cleaned.drop("NUL character", *(_flag("\0" in x for x in side) for side in _sides(cleaned)))
     empty = [_flag(not text or text.isspace() for text in side) for side in _sides(cleaned)]
@@ -43,11 +55,13 @@ def drop_by_text(cleaned: Cleaned, config: PreprocessConfig, repeated: Mask | No
         pairs = zip(*_sides(cleaned), strict=True)
         cleaned.drop("identical sides", _flag(src.strip() == tgt.strip() for src, tgt in pairs))
     if filters.max_foreign < 1:
-        shares = map(foreign_shares, _sides(cleaned), _scripts(config))
+        shares = map(foreign_shares, _sides(cleaned), _scripts(config, direction))
         cleaned.drop("foreign script", *(share > filters.max_foreign for share in shares))
     if filters.language:
-        other = map(_is_other_language, _sides(cleaned), _language_codes(config))
+        other = map(_is_other_language, _sides(cleaned), _language_codes(direction))
         cleaned.drop("wrong language", *other)
+    if taken is not None:
+        cleaned.drop(HELD_OUT, *map(taken.mask, _sides(cleaned)))
     if repeated is not None:
         cleaned.drop("duplicate", repeated[cleaned.rows])
 
@@ -76,13 +90,15 @@ def drop_by_tokens(
 
 def check_filters(config: PreprocessConfig) -> None:
     """Raise a `ConfigError` for settings that no line could be judged by."""
-    if config.filter.max_foreign < 1:
-        _scripts(config)
-    if config.filter.language:
-        _language_codes(config)
+    for name in config.data.corpora or [""]:
+        direction = corpus_direction(config.data, name)
+        if config.filter.max_foreign < 1:
+            _scripts(config, direction)
+        if config.filter.language:
+            _language_codes(direction)
 
 
-def _scripts(config: PreprocessConfig) -> list[Sequence[str]]:
+def _scripts(config: PreprocessConfig, direction: LanguagePair) -> list[Sequence[str]]:
     """Return the scripts of source and target."""
     scripts: list[Sequence[str]] = []
     for side in ("src", "tgt"):
@@ -90,11 +106,11 @@ def _scripts(config: PreprocessConfig) -> list[Sequence[str]]:
         for name in names:
             if name not in SCRIPTS:
                 raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
-        scripts.append(names or scripts_of(getattr(config.data, f"{side}_lang"), key))
+        scripts.append(names or scripts_of(getattr(direction, f"{side}_lang"), key))
     return scripts
 
 
-def _language_codes(config: PreprocessConfig) -> list[str]:
+def _language_codes(direction: LanguagePair) -> list[str]:
     """Return the model's codes of source and target, given as de, pt_BR or zh-Hant.
 
     Raises a `ConfigError` for one that it does not know, and when the package is missing.
@@ -102,7 +118,7 @@ def _language_codes(config: PreprocessConfig) -> list[str]:
     known = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
     codes = []
     for key in ("src_lang", "tgt_lang"):
-        language = getattr(config.data, key)
+        language = getattr(direction, key)
         code = re.split("[-_]", language)[0].lower()
         code = _ALIASES.get(code, code)
         if code not in known:
@@ -117,8 +133,14 @@ def _language_codes(config: PreprocessConfig) -> list[str]:
 def _is_other_language(texts: Sequence[str], code: str) -> Mask:
     """Return which lines (N,) are surely in another language than `code`."""
     detect = _detector().detect
-    best = [detect(text[:_MAX_CHARACTERS])[0] for text in texts]
-    return _flag(b["lang"] != code and b["score"] >= MIN_SCORE for b in best)
+
+    def is_other(text: str) -> bool:
+        best = detect(text[:_MAX_CHARACTERS])[0]
+        if best["lang"] == code or best["score"] < MIN_SCORE:
+            return False
+        return len("".join(filter(str.isalpha, text)).encode()) >= MIN_LETTER_BYTES
+
+    return _flag(map(is_other, texts))
 
 
 @functools.cache

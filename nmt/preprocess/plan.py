@@ -24,6 +24,7 @@ from nmt.config import Duplicates, PreprocessConfig, Step, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
+from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import ChunkReader, ShardTask, TaskChunk
 from nmt.preprocess.clean import Rows, clean
 from nmt.preprocess.duplicates import Hashes, HashWriter, find_duplicates, hash_duplicates
@@ -99,14 +100,16 @@ def _sample_paths(folder: Path) -> tuple[Path, Path]:
 _Scanned = tuple[tuple[Keys, list[Pair]], tuple[Hashes, Rows] | None]
 
 
-def _scan_chunk(config: PreprocessConfig, item: tuple[TaskChunk, np.uint64]) -> _Scanned:
+def _scan_chunk(
+    config: PreprocessConfig, taken: LineSet | None, item: tuple[TaskChunk, np.uint64]
+) -> _Scanned:
     """Return the candidates for the sample in a chunk, those with keys below a limit; and the
     hashes of its pairs, with their rows in the task, where duplicates are dropped.
     """
     part, limit = item
     chunk = part.chunk
     cleaned = clean(chunk, config, held_out=False)
-    drop_by_text(cleaned, config)
+    drop_by_text(cleaned, config, taken=taken)
     numbers = chunk.first_pair + cleaned.rows
     keys = sample_keys(config.seed, part.task.corpus, numbers)
     chosen = np.flatnonzero(keys < limit)
@@ -126,7 +129,7 @@ def _scan(job: Job) -> dict[str, int]:
     sample, reader = Sample(sample_size(tokenizer)), TaskReader(job)
     items = ((part, sample.limit) for part in reader.read(lambda task: True))
     num_workers = count_workers(job.config.num_threads)
-    make = partial(partial, _scan_chunk, job.config)
+    make = partial(partial, _scan_chunk, job.config, job.taken)
     with (
         reader.progress("plan") as progress,
         WorkerPool[tuple[TaskChunk, np.uint64], _Scanned](num_workers, make) as pool,

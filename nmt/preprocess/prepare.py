@@ -21,6 +21,7 @@ from typing import Any
 
 from nmt.config import PreprocessConfig, Step, resolve
 from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
+from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.files import replace_file, write_json
@@ -28,7 +29,8 @@ from nmt.preprocess.chunks import ShardTask, TaskChunk, read_chunks
 from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
 from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
-from nmt.preprocess.filters import check_filters
+from nmt.preprocess.filters import HELD_OUT, check_filters
+from nmt.preprocess.held_out import take_held_out
 from nmt.preprocess.plan import TaskReader, count_chunk, drops_duplicates, make_plan, read_plan
 from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.report import build_report, report_page
@@ -78,6 +80,7 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
     is_planning = step in (Step.all, Step.plan)
     begin = work.start if is_planning else work.join
     begin(job.fingerprint())
+    job = take_held_out(job)
     splits = {split: _read_split(job, split) for split in held_out}
     tokenizers, num_pairs = make_plan(job) if is_planning else read_plan(job)
     if step in (Step.all, Step.shard):
@@ -127,7 +130,8 @@ def _write_shards(
         return (wanted is None or task in wanted) and not _result_path(job, task).exists()
 
     has_hashes = not drops_duplicates(job.config)
-    make = partial(ChunkEncoder, job.config, job.work.plan, held_out, has_hashes=has_hashes)
+    first = partial(ChunkEncoder, job.config, job.work.plan, held_out)
+    make = partial(first, taken=job.taken, has_hashes=has_hashes)
     with (
         reader.progress("encode") as progress,
         WorkerPool[EncodeItem, EncodedChunk](count_workers(job.config.num_threads), make) as pool,
@@ -207,9 +211,12 @@ def _merge(
         for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)
             (job.work.data / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
-        encoded = map(encoder.encode_held_out, chunks)
-        statistics, shards = _write_shard(job, f"{split}-00000", encoded, tokenizers)
-        results[split], index[split] = {"": statistics}, [CorpusIndex("", 1.0, shards)]
+        results[split], index[split] = {}, []
+        for name, part in groupby(chunks, key=lambda cleaned: cleaned.chunk.source.corpus):
+            encoded = map(encoder.encode_held_out, part)
+            file = "-".join(filter(None, [split, name, "00000"]))
+            results[split][name], shards = _write_shard(job, file, encoded, tokenizers)
+            index[split].append(CorpusIndex(name, 1.0, shards))
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
@@ -219,8 +226,7 @@ def _merge(
     (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
     meta = {
         **write_index(folder, index),
-        "src_lang": job.config.data.src_lang,
-        "tgt_lang": job.config.data.tgt_lang,
+        **describe_languages(job.config.data),
         "temperature": job.config.data.temperature,
         "vocab_size": tokenizers.tgt.vocab_size,
         "tokenizer_sha256": tokenizers.sha256,
@@ -276,8 +282,9 @@ def _check_kept(job: Job, corpora: Mapping[str, Statistics]) -> None:
             f"look at the input, or raise max_length={job.config.max_length}"
         )
     percent = 100 * (1 - total.kept / total.read)
-    if percent > 100 * _MANY_DROPPED:
+    lost = [(reason, number) for reason, number in dropped if reason != HELD_OUT]
+    if sum(number for _, number in lost) > _MANY_DROPPED * total.read:
         warning = "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)"
-        log.warning(warning, percent, dropped[0][0], reasons)
+        log.warning(warning, percent, lost[0][0], reasons)
     elif percent:
         log.info("dropped %.1f %% of the training pairs: %s", percent, reasons)

@@ -14,10 +14,12 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
 from nmt.config import PreprocessConfig
+from nmt.data.languages import describe_languages
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import KINDS
+from nmt.preprocess.filters import HELD_OUT
 from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Statistics, bin_starts
 
 FORMAT_VERSION = 1
@@ -58,8 +60,7 @@ def build_report(
     """
     report: Report = {
         "format_version": FORMAT_VERSION,
-        "src_lang": config.data.src_lang,
-        "tgt_lang": config.data.tgt_lang,
+        **{key: describe_languages(config.data)[key] for key in ("src_lang", "tgt_lang")},
         "max_length": config.max_length,
         "duplicates": None if duplicates is None else dict(duplicates),
         "overlap": {},
@@ -161,9 +162,10 @@ def _advice(report: Report) -> Iterator[str]:
     """Yield advice on what looks wrong, the gravest first."""
     yield from _advice_on_overlap(report)
     train = report["train"]
-    read, kept, dropped = train["read"], train["kept"], train["read"] - train["kept"]
-    if dropped > 0.05 * read:
-        reason, number = max(train["dropped"].items(), key=lambda item: item[1])
+    read, kept = train["read"], train["kept"]
+    lost = {reason: number for reason, number in train["dropped"].items() if reason != HELD_OUT}
+    if (dropped := sum(lost.values())) > 0.05 * read:
+        reason, number = max(lost.items(), key=lambda item: item[1])
         yield (
             f"{dropped / read:.1%} of the training pairs were dropped, most for "
             f"'{reason}' ({number:,}): look at the examples, fix the input or the filter."
@@ -317,7 +319,7 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
         bars = "".join(_BARS[-(-8 * bar // most)] for bar in lengths["bars"])  # any pair shows
         yield (
             "lengths",
-            f"{report[language]:<4}{bars}  0 to {end - 1:,} tokens; median "
+            f"{report[language]:<3} {bars}  0 to {end - 1:,} tokens; median "
             f"{lengths['median']:,}, 99 % up to {lengths['p99']:,}",
         )
     for side, language in _LANGUAGES:
@@ -326,13 +328,20 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
         parts = [f"{part['covered_share']:.3%} have a piece", ", ".join(scripts)]
         odd = [f"{o['code']} {o['name'].lower()} {o['count']:,}" for o in part["odd"][:2]]
         parts += [f"{part['odd_characters']:,} odd: {', '.join(odd)}"] if odd else []
-        yield "characters", f"{report[language]:<4}{'; '.join(parts)}"
+        yield "characters", f"{report[language]:<3} {'; '.join(parts)}"
 
 
 def report_page(report: Report) -> str:
     """Return report.html. Text of the user is set as text, whatever is in it."""
+    splits = {name: report[name] for name in _SPLITS if name in report}
+    template = page_templates().get_template("report.html.j2")
+    return template.render(report=report, splits=splits, sides=_LANGUAGES)
+
+
+def page_templates(*folders: Path) -> Environment:
+    """Return the templates here and in `folders`, which extend page.html.j2."""
     environment = Environment(
-        loader=FileSystemLoader(Path(__file__).parent),
+        loader=FileSystemLoader([*folders, Path(__file__).parent]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,
@@ -341,9 +350,7 @@ def report_page(report: Report) -> str:
         keep_trailing_newline=True,
     )
     environment.globals.update(percent=_percent, ticks=_ticks)
-    splits = {name: report[name] for name in _SPLITS if name in report}
-    template = environment.get_template("report.html.j2")
-    return template.render(report=report, splits=splits, sides=_LANGUAGES)
+    return environment
 
 
 def _shown(value: object) -> object:

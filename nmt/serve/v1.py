@@ -11,6 +11,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
+from torch import Tensor
 
 from nmt.errors import ConfigError
 from nmt.serve.access import HttpError
@@ -25,12 +26,14 @@ from nmt.serve.api import (
     text_param,
     texts_param,
 )
-from nmt.serve.attention_maps import attention_map, find_shape
 from nmt.serve.pieces import plain_text, token_spans
 from nmt.serve.service import Answer, Service, Wish, unless_gone
+from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.lines import LineResult, Translation
+from nmt.translate.translator import Translator
 
 _MAX_LAYERS = 1000  # a number beyond is no layer and no head
+_MAX_TOKENS = 256  # of either side of a pair whose attention is asked for
 _MAX_DRAWN = 64  # sentences of a request with sampling, which are one batch
 _NUMBERS: dict[str, tuple[type, float, float]] = {  # of search settings: type, least, most
     "beam_size": (int, 1, 0),  # the most is the server's setting
@@ -227,7 +230,7 @@ def _json_line(content: dict[str, Any]) -> str:
 
 
 async def attention(request: Request) -> Response:
-    """POST /v1/attention: of one layer and head, for a sentence and its translation."""
+    """POST /v1/attention: for a sentence and its translation, of one layer and head or of all."""
     service, call = service_of(request), call_of(request)
     params = read_json(await request.body())
     service.admit(request, call, params.get("api_key"))
@@ -239,16 +242,38 @@ async def attention(request: Request) -> Response:
     if direction is None:
         raise HttpError(400, f"{target} texts are not translated to {target}")
     head = params.get("head")
-    choice: dict[str, Any] = {
-        "kind": text_param(params, "kind", "cross"),
-        "layer": int_param(params, "layer", 0, _MAX_LAYERS),
-        "head": None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
-    }
-    work = functools.partial(
-        attention_map, direction.translator, direction.prefix + sentence, translation, **choice
+    choice = (
+        text_param(params, "kind", "cross"),
+        int_param(params, "layer", 0, _MAX_LAYERS),
+        None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
     )
-    found = await unless_gone(request, service.call(work))
-    return JSONResponse({"rows": found.rows, "columns": found.columns, "weights": found.weights})
+    pair = (direction.prefix + sentence, translation)
+    work = functools.partial(_attention, direction.translator, pair, *choice)
+    return JSONResponse(await unless_gone(request, service.call(work)))
+
+
+def _attention(
+    translator: Translator, pair: tuple[str, str], kind: str, layer: int, head: int | None
+) -> dict[str, Any]:
+    """Return the attention of one layer and head, or the mean of heads; all of it for kind=all."""
+    sides = (translator.tokenizer.src, translator.tokenizer.tgt)
+    longest = 1 + max(len(side.encode(text)) for side, text in zip(sides, pair, strict=True))
+    if longest > _MAX_TOKENS:
+        raise ConfigError(f"{longest} tokens are more than {_MAX_TOKENS}; give a shorter sentence")
+    [found] = translator.attention(*([text] for text in pair))
+    if kind == "all":
+        return found.as_json()
+    if kind not in KINDS:
+        raise ConfigError(f"kind={kind}: no such kind; give all or one of {', '.join(KINDS)}")
+    weights: Tensor = getattr(found, kind)  # (L, H, T or S, S or T)
+    for name, number, size in (("layer", layer, len(weights)), ("head", head, weights.size(1))):
+        if number is not None and number >= size:
+            raise ConfigError(f"{name}={number}: no such {name}; the last one is {size - 1}")
+    chosen = weights[layer].mean(dim=0) if head is None else weights[layer, head]
+    rows = {"encoder": found.src, "decoder": found.tgt, "cross": found.predicted}[kind]
+    columns = found.tgt if kind == "decoder" else found.src
+    rounded = [[round(w, 4) for w in row] for row in chosen.tolist()]
+    return {"rows": rows, "columns": columns, "weights": rounded}
 
 
 async def models(request: Request) -> Response:
@@ -259,7 +284,7 @@ async def models(request: Request) -> Response:
             "source": source,
             "target": target,
             "beam_size": direction.translator.defaults.beam_size,
-            "attention": find_shape(direction.translator),
+            "attention": attention_shape(direction.translator.backend),
         }
         for (source, target), direction in sorted(service.models.directions.items())
     ]

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nmt import checkpoint
 from nmt.checkpoint import checkpoint_dir, list_checkpoints
-from nmt.config import Schedule, TrainConfig, resolve
+from nmt.config import Schedule, SearchConfig, TrainConfig, resolve
 from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -102,7 +102,10 @@ def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]
     }
     flat["mix"] = str(mix)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
+    names += " adapter_rank"
     flat |= {name: getattr(config, name) for name in names.split()}
+    flat["adapter"] = config.adapter.value
+    flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
     for group in ("model", "optimizer"):
         for name, value in asdict(getattr(config, group)).items():
             flat[f"{group}.{name}"] = getattr(value, "value", value)
@@ -167,6 +170,31 @@ def load_state(folder: Path) -> dict[str, Any]:
         if not isinstance(content.get(key), dict):
             raise ModelError(f"{path} has no {key}; remove {folder} to go on from the one before")
     return content
+
+
+def adopt_model(config: TrainConfig) -> TrainConfig:
+    """Return `config` with the architecture of `init_from`, but for dropouts, and with its settings
+    of search where none is given; without `init_from`, as it is.
+
+    Raises a `ConfigError` for a setting that is neither the default nor that of the folder.
+    """
+    if config.init_from is None:
+        return config
+    begun = list_checkpoints(resolve(config.run_dir))  # then the folder may be gone
+    folder = begun[-1] if begun else checkpoint.find_model(resolve(config.init_from))
+    info, changes = checkpoint.load_info(folder), dict[str, Any]()
+    for setting in fields(config.model):
+        given, own = getattr(config.model, setting.name), getattr(info.model, setting.name)
+        if "dropout" in setting.name:
+            continue
+        if given not in (setting.default, own):
+            shown, theirs = (getattr(value, "value", value) for value in (given, own))
+            raise ConfigError(
+                f"model.{setting.name}={shown}: init_from={folder} has {theirs}; leave it out"
+            )
+        changes[setting.name] = own
+    search = info.search if config.search == SearchConfig() else config.search
+    return replace(config, model=replace(config.model, **changes), search=search)
 
 
 def load_initial_weights(

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nmt.config import TrainConfig
+from nmt.config import Adapter, TrainConfig
 from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import Update
@@ -25,6 +25,7 @@ from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.layers import ROWS_STEP
 from nmt.model.transformer import Transformer
+from nmt.training.adapters import choose_parameters, merged_state
 from nmt.training.checks import preflight
 from nmt.training.compiled import make_compiler
 from nmt.training.costs import matmul_rate, training_flops
@@ -75,6 +76,7 @@ class Learner:
             activation_checkpointing=config.activation_checkpointing,
         )
         self.model = accelerate(model.to(device))
+        choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
         compiler, smoothing = make_compiler(config.compile, device), config.label_smoothing
@@ -85,24 +87,31 @@ class Learner:
         """The model to validate and to save: the average where one is kept."""
         return self.model if self.average is None else self.average.model
 
+    def weights(self) -> dict[str, Tensor]:
+        """Return the weights of `best_model`, with adapters merged: what other commands read."""
+        return merged_state(self.best_model)
+
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Begin a run with `weights` instead of random ones."""
-        self.model.load_state_dict(weights)
+        # which are those of the model: only adapters may be missing
+        self.model.load_state_dict(weights, strict=self.config.adapter is Adapter.none)
         if self.average is not None:
             self.average.load(weights, num_updates=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is needed to continue, beside the weights of `best_model`."""
+        """Return what is needed to continue, beside `weights`."""
         state: dict[str, Any] = {
             "optimizer": self.optimizer.state_dict(),
             "precision": self.scaler.state_dict(),  # empty but for float16
         }
         if self.average is not None:
-            state |= {"num_averaged": self.average.num_updates, "trained": self.model.state_dict()}
+            state["num_averaged"] = self.average.num_updates
+        if self.average is not None or self.config.adapter is not Adapter.none:
+            state["trained"] = self.model.state_dict()
         return state
 
     def load_state_dict(self, state: dict[str, Any], weights: dict[str, Tensor]) -> None:
-        """Continue from `state_dict` and the weights of `best_model`."""
+        """Continue from what `state_dict` and `weights` returned."""
         try:
             self.optimizer.load_state_dict(state["optimizer"])
         except (KeyError, TypeError, ValueError, AttributeError):
@@ -183,7 +192,8 @@ class Learner:
 
     def _make_batch(self, rows: Rows) -> Batch:
         pairs = [self.data[int(i)] for i in rows]
-        batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP)
+        reads_eos = self.config.model.source_eos
+        batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP, source_eos=reads_eos)
         return batch.pin() if self.device.type == "cuda" else batch
 
     def _no_sync(self) -> AbstractContextManager[Any]:

@@ -37,15 +37,16 @@ class _LinearCrossEntropy(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, smoothing: float,
-        softmax: Softmax,
+        ctx: Any, hidden: Tensor, weight: Tensor, bias: Tensor | None, targets: Tensor,
+        smoothing: float, softmax: Softmax,
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        needs_grad = any(ctx.needs_input_grad)
+        needs_hidden, needs_weight, needs_bias, *_ = ctx.needs_input_grad
         kind = weight.device.type
         is_autocast = torch.is_autocast_enabled(kind)
         dtype = torch.get_autocast_dtype(kind) if is_autocast else weight.dtype
         grad_hidden = torch.empty_like(hidden)
-        grad_weight = torch.zeros_like(weight) if needs_grad else weight.new_zeros(())
+        grad_weight = torch.zeros_like(weight) if needs_weight else weight.new_zeros(())
+        grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
         size = _ROWS_A_CHUNK if kind != "cuda" else max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight))
@@ -53,23 +54,27 @@ class _LinearCrossEntropy(torch.autograd.Function):
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             chunks = (torch.split(x, size) for x in (hidden, targets, grad_hidden))
             for rows, wanted, grad_rows in zip(*chunks, strict=True):
-                loss, nll, error = softmax(linear(rows, weight), wanted, smoothing)
+                logits = linear(rows, weight, None if bias is None else bias.to(dtype))
+                loss, nll, error = softmax(logits, wanted, smoothing)
                 loss_sum += loss
                 nll_sum += nll
-                if needs_grad:
+                if needs_hidden:
                     grad_rows.copy_(linear(error, weight.T))
+                if grad_bias is not None and needs_bias:
+                    grad_bias += error.sum(0, dtype=grad_bias.dtype)
+                if needs_weight:
                     if error.dtype is grad_weight.dtype and not is_onednn_faster():
                         torch.addmm(grad_weight, error.T, rows, out=grad_weight)  # in place
                     else:
                         grad_weight += transposed_matmul(error, rows)
-        ctx.save_for_backward(grad_hidden, grad_weight)
+        ctx.save_for_backward(grad_hidden, grad_weight, grad_bias)
         ctx.mark_non_differentiable(nll_sum)
         return loss_sum, nll_sum
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        grad_hidden, grad_weight = ctx.saved_tensors
-        return grads[0] * grad_hidden, grads[0] * grad_weight, None, None, None
+        found = (None if grad is None else grads[0] * grad for grad in ctx.saved_tensors)
+        return (*found, None, None, None)
 
 
 def softmax_in_place(
@@ -98,14 +103,15 @@ def softmax_at_once(
 
 def smoothed_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *,
-    smoothing: float, softmax: Softmax = softmax_in_place,
+    smoothing: float, bias: Tensor | None = None, softmax: Softmax = softmax_in_place,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Return (loss_sum, nll_sum) over target tokens, in nats and float32.
 
-    `hidden` is the decoder's output (N, D), `weight` the output layer's (V, D); the wanted ids
-    `targets` (N,) have no padding. `nll_sum` is not smoothed: perplexity = exp(nll_sum / N).
+    `hidden` is the decoder's output (N, D), `weight` the output layer's (V, D) and `bias` (V,), if
+    it has one; the wanted ids `targets` (N,) have no padding. `nll_sum` is not smoothed: perplexity
+    = exp(nll_sum / N).
     """
-    return _LinearCrossEntropy.apply(hidden, weight, targets, smoothing, softmax)  # type: ignore[no-untyped-call, no-any-return]
+    return _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, softmax)  # type: ignore[no-untyped-call, no-any-return]
 
 
 class Objective(nn.Module):
@@ -127,7 +133,11 @@ class Objective(nn.Module):
         """Return (loss_sum, nll_sum) over the real target tokens, in nats."""
         hidden = self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
         real = slice(batch.num_tokens)  # padding comes last
-        weight, tgt_out = self.model.embedding.weight, batch.tgt_out[real]
         return smoothed_cross_entropy(
-            hidden[real], weight, tgt_out, smoothing=self.smoothing, softmax=self.softmax
+            hidden[real],
+            self.model.output_matrix,
+            batch.tgt_out[real],
+            smoothing=self.smoothing,
+            bias=self.model.output_bias,
+            softmax=self.softmax,
         )

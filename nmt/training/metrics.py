@@ -1,4 +1,4 @@
-"""Where the figures of a run go: `metrics.jsonl`, TensorBoard if installed, the terminal."""
+"""Where the figures of a run go: `metrics.jsonl`, trackers, the terminal."""
 
 from __future__ import annotations
 
@@ -9,11 +9,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+from nmt.config import TrainConfig
 from nmt.data.batching import Update
 from nmt.files import replace_file
 from nmt.progress import Progress
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Outcome
+from nmt.training.trackers import Feed, check_trackers
 
 log = logging.getLogger(__name__)
 
@@ -52,9 +54,10 @@ class RunLog:
     """
 
     def __init__(
-        self, run_dir: Path, state: TrainerState, max_updates: int, *, is_main: bool
+        self, run_dir: Path, state: TrainerState, config: TrainConfig, *, is_main: bool
     ) -> None:
         """Open the log of a run that goes on from `state`; remove later lines."""
+        trackers = check_trackers(config.tracker)
         self.is_main = is_main
         self.lost_validation = False
         if not is_main:
@@ -63,12 +66,8 @@ class RunLog:
         if self._path.exists():
             self.lost_validation = _truncate(self._path, state)
         self._file = self._path.open("ab", buffering=0)
-        self._board: Any = None
-        with contextlib.suppress(ImportError):  # the extra "tensorboard"
-            from torch.utils.tensorboard import SummaryWriter
-
-            self._board = SummaryWriter(str(run_dir / "tensorboard"), purge_step=state.update + 1)
-        self._progress = Progress("train", "updates", total=max_updates, done=state.update)
+        self._feeds = [Feed(name, run_dir) for name in trackers]
+        self._progress = Progress("train", "updates", total=config.max_updates, done=state.update)
 
     def advance(self) -> None:
         """Count one update."""
@@ -83,13 +82,8 @@ class RunLog:
             self._file.write(json.dumps(record).encode() + b"\n")
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
-        try:
-            for name, value in record.items() if self._board is not None else ():
-                if name != "update" and isinstance(value, int | float):
-                    self._board.add_scalar(name, value, record["update"])
-        except Exception as error:  # of TensorBoard's own thread and its many kinds of files
-            log.warning("tensorboard: %s; the run goes on without it", error)
-            self._board = None
+        for feed in self._feeds:
+            feed.notify()
 
     def show(self, record: dict[str, Any]) -> None:
         """Show the newest figures on the terminal."""
@@ -109,9 +103,8 @@ class RunLog:
         if self.is_main:
             self._progress.close()
             self._file.close()
-            if self._board is not None:
-                with contextlib.suppress(Exception):  # see `write`
-                    self._board.close()
+            for feed in self._feeds:
+                feed.close()
 
 
 def _truncate(path: Path, state: TrainerState) -> bool:

@@ -46,15 +46,17 @@ class Batch:
 
 
 def make_batch(
-    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *, round_to: int = 1
-) -> Batch:
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *,
+    round_to: int = 1, source_eos: bool = True,
+) -> Batch:  # fmt: skip
     """Concatenate pairs of ids that have no BOS and EOS yet.
 
     With `round_to` above 1 each side gets 1 to `round_to` padding tokens, which make N and M
-    multiples of it.
+    multiples of it. Without `source_eos` sources end with their last token.
     """
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-    src_lengths = [len(row) + 1 for row in sources]
+    src_end = [tokenizer.src.eos_id] if source_eos else []
+    src_lengths = [len(row) + len(src_end) for row in sources]
     tgt_lengths = [len(row) + 1 for row in targets]
     num_src_tokens, num_tokens = sum(src_lengths), sum(tgt_lengths)
     src_padding = round_to - num_src_tokens % round_to if round_to > 1 else 0
@@ -62,10 +64,10 @@ def make_batch(
     # padding becomes sentences that are no longer than the real ones, equally many on both sides
     cuts = _cut(src_padding, max(src_lengths)), _cut(tgt_padding, max(tgt_lengths))
     added = list(itertools.zip_longest(*cuts, fillvalue=0))
-    bos, eos, src_eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id], [tokenizer.src.eos_id]
+    bos, eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id]
     src_pads, tgt_pads = [tokenizer.src.pad_id] * src_padding, [tokenizer.tgt.pad_id] * tgt_padding
     return Batch(
-        src=_concatenate([ids for row in sources for ids in (row, src_eos)], src_pads),
+        src=_concatenate([ids for row in sources for ids in (row, src_end)], src_pads),
         sources=pack([*src_lengths, *(src for src, _ in added)]),
         tgt_in=_concatenate([ids for row in targets for ids in (bos, row)], tgt_pads),
         tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], tgt_pads),

@@ -51,7 +51,7 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
     with the schedule on both terms: a matrix loses lr * `weight_decay` of itself an update, beside
     what Adam does, the embedding too. Biases and norms do not decay.
     """
-    parameters = list(model.parameters())
+    parameters = [p for p in model.parameters() if p.requires_grad]
     settings: dict[str, Any] = {"lr": 0.0, "betas": (config.beta1, config.beta2)}
     settings |= {"eps": config.eps, "fused": True}  # one kernel, on the CPU, CUDA and Apple's GPU
     if config.name is Optimizer.adam:

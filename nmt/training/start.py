@@ -12,6 +12,7 @@ from nmt.config import TrainConfig, resolve
 from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import ParallelData, read_meta
+from nmt.data.languages import target_tags
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
@@ -34,9 +35,10 @@ class Setup:
         set_num_threads(config.num_threads)
         data_dir = resolve(config.data_dir)
         self.meta = read_meta(data_dir)
-        self.tokenizer = load_tokenizers(data_dir, self.meta.tokenizer_sha256)
+        tags = target_tags(self.meta.directions.values())
+        self.tokenizer = load_tokenizers(data_dir, self.meta.tokenizer_sha256, tags)
         data = ParallelData(data_dir, "train")
-        self.validation = Validation(data_dir, self.tokenizer, self.meta.tgt_lang, config, world)
+        self.validation = Validation(data_dir, self.tokenizer, config, world)
         temperature = config.mix_temperature or self.meta.temperature
         self.sampler = TokenBatchSampler(
             data.lengths,

@@ -106,7 +106,7 @@ class TrainingRun:
         else:
             setup.describe(state)
         self.flops_per_second = self.learner.measure_rate()
-        self.log = RunLog(setup.run_dir, state, config.max_updates, is_main=world.is_main)
+        self.log = RunLog(setup.run_dir, state, config, is_main=world.is_main)
         self.saver: Saver | None = None  # on rank 0
         if world.is_main:
             self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
@@ -252,6 +252,7 @@ class TrainingRun:
             tokenizer_sha256=tokenizer.sha256,
             updates=self.state.update,
             src_vocab_size=tokenizer.src_vocab_size,
+            directions=list(dict.fromkeys(meta.directions.values())),
         )
         training = {
             "state": asdict(self.state),
@@ -260,7 +261,7 @@ class TrainingRun:
             "num_threads": torch.get_num_threads(),
             "fingerprint": self.setup.fingerprint,
         }
-        weights, best = self.learner.best_model.state_dict(), [at for _, at in self.state.best]
+        weights, best = self.learner.weights(), [at for _, at in self.state.best]
         self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:

@@ -14,13 +14,10 @@ import torch
 
 from nmt.config import TrainConfig
 from nmt.data.batch import bucket
-from nmt.data.binary import ParallelData
-from nmt.data.text import read_lines
+from nmt.data.binary import HeldOutText, ParallelData, read_held_out
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, gather
-from nmt.errors import DataError
-from nmt.evaluate import bleu, bleu_metric, tokenizer_for
-from nmt.manifest import verify
+from nmt.evaluate import bleu, bleu_metric, tokenizer_for, warn_of_script
 from nmt.model.fast import FastTransformer
 from nmt.search.stepper import ModelStepper
 from nmt.training.loss import smoothed_cross_entropy
@@ -33,29 +30,19 @@ _LINES_A_BATCH = 256  # decoded together by one rank
 class Validation:
     """Scores a model on the validation set of a data folder.
 
-    Raises an `NmtError` at once when a file, or BLEU's tokenizer for `tgt_lang`, is missing.
+    Raises an `NmtError` at once when a file, or BLEU's tokenizer for a language, is missing.
     """
 
     def __init__(
-        self, data_dir: Path, tokenizer: Tokenizers, tgt_lang: str, config: TrainConfig,
-        world: World,
-    ) -> None:  # fmt: skip
+        self, data_dir: Path, tokenizer: Tokenizers, config: TrainConfig, world: World
+    ) -> None:
         self.tokenizer, self.config, self.world = tokenizer, config, world
         self.data = ParallelData(data_dir, "valid")
-        self.bleu_tokenizer = tokenizer_for(tgt_lang)
-        self.sources: list[str] = []
-        self.references: list[str] = []
-        if config.valid_bleu:
-            bleu_metric(self.bleu_tokenizer)  # an error now, not at the first validation
-            verify(data_dir, "valid.src", "valid.tgt")
-            self.sources = list(read_lines(data_dir / "valid.src"))
-            self.references = list(read_lines(data_dir / "valid.tgt"))
-            sizes = len(self.sources), len(self.references)
-            if sizes[0] != sizes[1]:
-                raise DataError(
-                    f"{data_dir}: valid.src has {sizes[0]} lines and valid.tgt {sizes[1]}; "
-                    "run nmt-preprocess again"
-                )
+        self.texts = read_held_out(data_dir, "valid") if config.valid_bleu else []
+        for text in self.texts:
+            tokenize = tokenizer_for(text.direction.tgt_lang)
+            bleu_metric(tokenize)  # an error now, not at the first validation
+            warn_of_script(text.targets, tokenize)
 
     def __call__(self, model: FastTransformer) -> dict[str, Any]:
         """Return the figures by their names in `metrics.jsonl`, on every rank."""
@@ -71,27 +58,47 @@ class Validation:
         batches = bucket(lengths, most, np.arange(len(lengths)))
         sums = []
         for rows in batches[self.world.rank :: self.world.size]:
-            batch = make_batch([self.data[int(i)] for i in rows], self.tokenizer).to(device)
+            pairs = [self.data[int(i)] for i in rows]
+            reads_eos = self.config.model.source_eos
+            batch = make_batch(pairs, self.tokenizer, source_eos=reads_eos).to(device)
             hidden = model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
-            weight = model.embedding.weight
-            _, nll = smoothed_cross_entropy(hidden, weight, batch.tgt_out, smoothing=0.0)
+            output, bias = model.output_matrix, model.output_bias
+            _, nll = smoothed_cross_entropy(hidden, output, batch.tgt_out, smoothing=0.0, bias=bias)
             sums.append(nll.item())
         # fsum rounds once, so the order in which ranks hold the batches does not matter
         loss = math.fsum(x for part in gather(sums) for x in part) / int(lengths[:, 1].sum())
         return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
     def bleu(self, model: FastTransformer) -> dict[str, Any]:
-        """Translate `valid.src` and score it against `valid.tgt`; both are raw text."""
+        """Translate `valid.src` and score it against `valid.tgt`; both are raw text. Of several
+        corpora, each is scored by itself, and `valid_bleu` is the mean.
+        """
         search = replace(self.config.search, beam_size=self.config.valid_beam_size)
         translator = Translator(ModelStepper(model), self.tokenizer, search)
-        order = sorted(range(len(self.sources)), key=lambda i: len(self.sources[i]))
+        record, num_exact = {}, 0
+        for text in self.texts:
+            hypotheses = self._translate(translator, text)
+            num_exact += sum(h == r for h, r in zip(hypotheses, text.targets, strict=True))
+            tokenize = tokenizer_for(text.direction.tgt_lang)
+            record[f"valid_bleu_{text.corpus}"] = bleu(
+                hypotheses, [text.targets], tokenize=tokenize
+            )
+        mean = math.fsum(record.values()) / len(record)
+        exact_match = num_exact / sum(len(text.targets) for text in self.texts)
+        by_corpus = record if len(record) > 1 else {}
+        return {"valid_bleu": mean, "valid_exact_match": exact_match, **by_corpus}
+
+    def _translate(self, translator: Translator, text: HeldOutText) -> list[str]:
+        """Translate the sources of a corpus, on every rank a part of them."""
+        order = sorted(range(len(text.sources)), key=lambda i: len(text.sources[i]))
         batches = [order[i : i + _LINES_A_BATCH] for i in range(0, len(order), _LINES_A_BATCH)]
+        tags: dict[str, Any] = {
+            "src_tag": text.direction.src_tag,
+            "tgt_tag": text.direction.tgt_tag,
+        }
         found: dict[int, str] = {}
         for batch in batches[self.world.rank :: self.world.size]:
-            lines = translator.translate([self.sources[i] for i in batch])
+            lines = translator.translate([text.sources[i] for i in batch], **tags)
             found.update(zip(batch, lines, strict=True))
         everything = {i: line for part in gather(found) for i, line in part.items()}
-        hypotheses = [everything[i] for i in range(len(self.sources))]
-        exact = sum(h == r for h, r in zip(hypotheses, self.references, strict=True))
-        score = bleu(hypotheses, [self.references], tokenize=self.bleu_tokenizer)
-        return {"valid_bleu": score, "valid_exact_match": exact / len(self.references)}
+        return [everything[i] for i in range(len(text.sources))]

@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from nmt.checkpoint import (
+    ModelInfo,
     build_model,
     find_model,
     load_info,
@@ -27,6 +28,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import Combine, DType, SearchConfig, choose, resolve
 from nmt.data.batch import bucket, pad, pad_source
+from nmt.data.languages import LanguagePair, find_directions
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.errors import ConfigError, ModelError
@@ -94,6 +96,7 @@ class LoadedModel(NamedTuple):
     backend: Backend
     tokenizer: Tokenizers
     defaults: SearchConfig  # of the first folder
+    directions: list[LanguagePair]
 
 
 class NativeBackend:
@@ -193,7 +196,13 @@ def load_models(
         log.info("model %s, %d updates, on %s%s", folder, info.updates, place, others)
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
     tokenizer = load_tokenizer(found[0], infos[0])
-    return LoadedModel(NativeBackend(stepper, tokenizer), tokenizer, infos[0].search)
+    backend = NativeBackend(stepper, tokenizer)
+    return LoadedModel(backend, tokenizer, infos[0].search, directions_of(infos[0], tokenizer))
+
+
+def directions_of(info: ModelInfo, tokenizer: Tokenizers) -> list[LanguagePair]:
+    """Return the directions of a model; see `find_directions`."""
+    return find_directions(info.directions, info.src_lang, info.tgt_lang, tokenizer.src)
 
 
 @dataclass(frozen=True)

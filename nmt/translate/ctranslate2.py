@@ -26,7 +26,7 @@ from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.search.hypotheses import ControlIds, Hypothesis, score
 from nmt.search.search import check_prefixes, length_limits
-from nmt.translate.backend import LoadedModel, SearchRequest
+from nmt.translate.backend import LoadedModel, SearchRequest, directions_of
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
@@ -68,8 +68,7 @@ class CTranslate2Backend:
         self._control = ControlIds.of(tokenizer)
         self._eos = self._pieces[self._control.eos]
         self._max_positions = max_positions
-        forbidden = (self._control.pad, self._control.bos)
-        self._forbidden = [[self._pieces[token]] for token in forbidden]
+        self._forbidden = [[self._pieces[token]] for token in self._control.never]
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """Refuse penalties that CTranslate2 has not; scoring has no attention."""
@@ -282,7 +281,7 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
         is_int8 = "int8" in engine.compute_type
         max_tokens = min(6144, max(1536, 4 * info.model.d_model)) if is_int8 else 6144
     backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
-    return LoadedModel(backend, tokenizer, info.search)
+    return LoadedModel(backend, tokenizer, info.search, directions_of(info, tokenizer))
 
 
 def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:

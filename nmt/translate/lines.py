@@ -17,10 +17,12 @@ import queue
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from nmt.config import OutputFormat, TooLong, require
+from nmt.data.languages import Tags, encode_sources, tag_lines
 from nmt.data.text import on_one_line
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.distributed import World
@@ -170,7 +172,8 @@ class LineOptions:
     max_tokens: int | None = None
     """Bound on a batch: rows * beam * longest source, EOS included; None is the engine's own."""
     too_long: TooLong = TooLong.split  # what happens to a line above max_source_length
-    max_source_length: int = MAX_SOURCE_LENGTH  # tokens, EOS included
+    max_source_length: int = MAX_SOURCE_LENGTH  # tokens, EOS and tag included
+    tags: Tags = Tags()  # noqa: RUF009  # immutable
 
     def __post_init__(self) -> None:
         for key, least in (("max_tokens", 1), ("max_source_length", _LEAST_SOURCE_LENGTH)):
@@ -192,11 +195,14 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
 
     Raises `DataError` for a line that is too long under `too_long=error`.
     """
-    lines, most = window.lines, options.max_source_length - 1
+    lines, most, tags = window.lines, options.max_source_length - 1, options.tags
     segments: list[list[Segment]] = []
     num_left_out: dict[int, int] = {}
-    prefixes = tokenizer.tgt.encode_batch(window.prefixes or [""] * len(lines))
-    for i, ids in enumerate(tokenizer.src.encode_batch(lines)):
+    encode = partial(encode_sources, tokenizer.src, tags=tags)
+    begin = tokenizer.tgt.encode(tags.tgt)
+    starts = tag_lines(window.prefixes or [""] * len(lines), tags.tgt)
+    prefixes = tokenizer.tgt.encode_batch(starts)
+    for i, ids in enumerate(encode(lines, first_line=window.first_line)):
         parts = [ids] if ids else []
         if len(ids) > most:
             if options.too_long is TooLong.error:
@@ -208,8 +214,10 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             if options.too_long is TooLong.truncate:
                 parts, num_left_out[i] = [ids[:most]], len(ids) - most
             else:
-                parts = split_line(lines[i], most, tokenizer.src.encode_batch)
-        segments.append([Segment(part, [] if k else prefixes[i]) for k, part in enumerate(parts)])
+                parts = split_line(lines[i], most, encode)
+        forced = [prefixes[i], *[begin] * len(parts)]
+        start = tokenizer.tgt.prefix
+        segments.append([Segment(part, forced[k] or start) for k, part in enumerate(parts)])
     return EncodedWindow(window, segments, num_left_out)
 
 
@@ -352,22 +360,29 @@ def join_hypotheses(
 
 
 def render(
-    window: Window, results: Sequence[LineResult], output_format: OutputFormat
+    window: Window, results: Sequence[LineResult], output_format: OutputFormat, n_best: int = 1
 ) -> tuple[bytes, LineCounts]:
     """Return a line of output for each line of the window, and counts; log the lines that failed.
 
-    Plain text is the best translation, JSON one object a line.
+    Plain text is the best translation, JSON one object a line. Several translations as text have
+    a line each, as Moses writes them.
     """
     lines = []
     for index, result in enumerate(results, start=window.first_line):
         if result.error is not None:
             message = "line %d cannot be translated and becomes empty: %s"
             log.warning(message, index + 1, result.error)
-        is_text = output_format is OutputFormat.text
-        line = result.text if is_text else json.dumps(_to_json(result, index), ensure_ascii=False)
-        lines.append(line.encode("utf-8") + b"\n")
+        if output_format is OutputFormat.json:
+            lines.append(json.dumps(_to_json(result, index), ensure_ascii=False))
+        elif n_best == 1:
+            lines.append(result.text)
+        else:
+            lines += [
+                f"{index} ||| {t.text} ||| log_prob={t.log_prob} ||| {t.score}"
+                for t in result.translations or [EMPTY]
+            ]
     best = [result.translations[0] for result in results if result.translations]
-    return b"".join(lines), LineCounts(
+    return "".join(f"{line}\n" for line in lines).encode(), LineCounts(
         failed=sum(result.error is not None for result in results),
         met_limit=sum(not translation.finished for translation in best),
         too_long=sum(result.num_parts > 1 or result.num_left_out > 0 for result in results),

@@ -18,6 +18,7 @@ import json
 import logging
 import os
 import re
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -27,9 +28,11 @@ from typing import Any
 from nmt import __version__
 from nmt.checkpoint import find_model
 from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
+from nmt.data.languages import DIRECTION
+from nmt.data.text import is_packed, packed
 from nmt.distributed import World
 from nmt.errors import ConfigError, NmtError
-from nmt.files import sync, write_json
+from nmt.files import replace_file, sync, write_json
 from nmt.translate.lines import HashedInput, LineCounts, Window
 
 try:
@@ -58,7 +61,7 @@ def describe_job(config: TranslateConfig, search: SearchConfig) -> dict[str, Any
         "nmt": __version__,
         "model": [_fingerprint(folder) for folder in folders],
         "prefixes": config.prefixes is not None,
-        **{name: getattr(config, name) for name in (*names, "dtype", "combine")},
+        **{name: getattr(config, name) for name in (*names, "dtype", "combine", *DIRECTION)},
         **asdict(search),
     }
 
@@ -134,17 +137,17 @@ class PartFile:
         with contextlib.suppress(OSError):  # of lines that no saved state counts
             self._stream.close()
 
-    def resume(self, read: Callable[[], HashedInput], *, is_stdin: bool) -> HashedInput:
+    def resume(self, read: Callable[[], HashedInput], *, is_stream: bool) -> HashedInput:
         """Read the input to where an earlier process stopped, or from its start when that is of no
         use, and leave in the file the translation of what was read.
         """
         source, done = read(), self.state
         source.skip(done.lines)
         if done.lines and (source.num_lines, source.sha256) != (done.lines, done.sha256):
-            if is_stdin:
+            if is_stream:
                 raise ConfigError(
-                    f"stdin does not begin with the {done.lines} lines that {self.path} holds the "
-                    "translation of; give the same text again, or remove that file to start over"
+                    f"the input does not begin with the {done.lines} lines that {self.path} "
+                    "translates; give the same text again, or remove that file to start over"
                 )
             log.warning("%s is of another input; starting over", self.path)
             source, self.state = read(), PartState()
@@ -181,11 +184,22 @@ class PartFile:
         paths = [_part_path(output, rank, size) for rank in range(size)]
         for rank, path in enumerate(paths[1:], start=1):
             counts.add(self._wait(path, rank).counts)
-        if size == 1:
-            os.replace(self.path, output)
-        else:
-            num_lines = _join(paths, output, window_lines)
+        whole = self.path
+        if size > 1:
+            whole = output.with_name(f"{output.name}.partial.joined")
+            num_lines = _join(paths, whole, window_lines)
             assert num_lines == self.state.lines, (num_lines, self.state.lines)
+        if is_packed(output):
+            with (
+                replace_file(output) as temporary,
+                temporary.open("wb") as file,
+                packed(file, output.suffix) as stream,
+                whole.open("rb") as text,
+            ):
+                shutil.copyfileobj(text, stream)
+            whole.unlink()
+        else:
+            os.replace(whole, output)
         sync(output.parent)
         pattern = re.compile(re.escape(output.name) + r"\.partial(\.\d+-of-\d+)?(\.json(\.tmp)?)?")
         for path in list(output.parent.iterdir()):  # also those of a world of another size
@@ -267,9 +281,8 @@ def _named(path: Path) -> Iterator[None]:
 def _join(paths: Sequence[Path], output: Path, window_lines: int) -> int:
     """Write the blocks of all parts in turn; return the number of lines."""
     num_lines = 0
-    whole = output.with_name(f"{output.name}.partial.joined")
     with contextlib.ExitStack() as stack:
-        joined = stack.enter_context(whole.open("wb"))
+        joined = stack.enter_context(output.open("wb"))
         streams = [stack.enter_context(path.open("rb")) for path in paths]
         for stream in itertools.cycle(streams):
             block = list(itertools.islice(stream, window_lines))
@@ -277,6 +290,5 @@ def _join(paths: Sequence[Path], output: Path, window_lines: int) -> int:
             num_lines += len(block)
             if len(block) < window_lines:  # the last one
                 break
-    sync(whole)
-    os.replace(whole, output)
+    sync(output)
     return num_lines

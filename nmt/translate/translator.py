@@ -9,11 +9,26 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import Combine, DType, Engine, SearchConfig, TooLong, choose, require, resolve
+from nmt.data.languages import (
+    DIRECTION,
+    LanguagePair,
+    Tags,
+    choose_tags,
+    encode_sources,
+    tag_lines,
+)
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, NmtError, nearest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import Stepper
-from nmt.translate.backend import Backend, BatchSearch, NativeBackend, load_models
+from nmt.translate.attention import PairAttention, pair_attention
+from nmt.translate.backend import (
+    Backend,
+    BatchSearch,
+    NativeBackend,
+    SearchRequest,
+    load_models,
+)
 from nmt.translate.lines import (
     EMPTY,
     MAX_SOURCE_LENGTH,
@@ -33,6 +48,7 @@ _NO_PAIR = Hypothesis([], 0.0, 0.0, True, [])  # of two empty lines, which are c
 _LINE_OPTIONS: dict[str, Any] = {"prefixes": None, "small_first": True}
 _LINE_OPTIONS |= {"too_long": TooLong.split, "max_source_length": MAX_SOURCE_LENGTH}
 _LINE_OPTIONS |= {"window_lines": WINDOW_LINES, "max_tokens": None}
+_DIRECTION: dict[str, Any] = dict.fromkeys(DIRECTION, "")
 
 
 class TranslationError(NmtError):
@@ -55,6 +71,8 @@ class Translator:
     - max_tokens: bound on a batch: rows * beam * longest source; None is the engine's own.
     - window_lines: lines that are sorted by length and translated at a time.
     - small_first: begin with fewer lines, so that results come soon.
+    - src_lang, tgt_lang: the direction, of a model with several; see `choose_tags`.
+    - src_tag, tgt_tag: the symbol before each source, and before each translation, instead.
 
     They raise `ConfigError` for an option that is unknown or out of range, `TypeError` for one of
     another type, `TranslationError` for a sentence that fails, `DataError` for prefixes that are
@@ -62,11 +80,16 @@ class Translator:
     """
 
     def __init__(
-        self, engine: Stepper | Backend, tokenizer: Tokenizers, defaults: SearchConfig
+        self,
+        engine: Stepper | Backend,
+        tokenizer: Tokenizers,
+        defaults: SearchConfig,
+        directions: Sequence[LanguagePair] = (),
     ) -> None:
         self.backend = engine if isinstance(engine, Backend) else NativeBackend(engine, tokenizer)
         self.tokenizer = tokenizer
         self.defaults = defaults
+        self.directions = directions
 
     @classmethod
     def load(
@@ -109,6 +132,10 @@ class Translator:
         Raises `ConfigError` for a setting that `SearchConfig` does not have.
         """
         return self._split_options(changes, {}, config)[0]
+
+    def choose_tags(self, **names: str) -> Tags:
+        """Return the tags of a direction; see `nmt.data.languages.choose_tags`."""
+        return choose_tags(self.directions, self.tokenizer, **names)
 
     def translate(
         self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
@@ -194,17 +221,47 @@ class Translator:
         **options: Any,
     ) -> list[Hypothesis]:
         """Return what `score` returns as ids, EOS last; of two empty lines without a token."""
-        config, others = self._split_options(options, {"max_tokens": 4096}, config)
-        require(others["max_tokens"] >= 1, "max_tokens", others["max_tokens"], "must be at least 1")
+        config, others = self._split_options(options, {"max_tokens": 4096, **_DIRECTION}, config)
+        most = others.pop("max_tokens")
+        require(most >= 1, "max_tokens", most, "must be at least 1")
         self.backend.check(config, scoring=True)
-        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
-        ids = self.tokenizer.tgt.encode_batch(list(check_lines("targets", targets)))
+        tags = self.choose_tags(**others)
+        rows = encode_sources(self.tokenizer.src, list(check_lines("sources", sources)), tags)
+        texts = tag_lines(list(check_lines("targets", targets)), tags.tgt)
+        ids = self.tokenizer.tgt.encode_batch(texts)
         if len(rows) != len(ids):
             raise DataError(f"{len(rows)} sources and {len(ids)} targets; give as many of each")
-        filled = [i for i in range(len(rows)) if rows[i] or ids[i]]
+        bare = self.tokenizer.tgt.encode(tags.tgt)
+        filled = [i for i in range(len(rows)) if rows[i] or ids[i] != bare]
         some = ([rows[i] for i in filled], [ids[i] for i in filled])
-        found = dict(zip(filled, self.backend.score(*some, config, **others), strict=True))
+        found = dict(zip(filled, self.backend.score(*some, config, most), strict=True))
         return [found.get(i, _NO_PAIR) for i in range(len(rows))]
+
+    def attention(
+        self, sources: Iterable[str], targets: Iterable[str] | None = None, **options: Any
+    ) -> list[PairAttention]:
+        """Return the attention of every layer and head for each source and its target; without
+        `targets`, for the tokens that search finds, with any settings of search as `options`.
+
+        Lines are taken whole, whatever their length. Raises `ConfigError` for an ensemble and for
+        backend=ctranslate2, `DataError` when there are not as many targets.
+        """
+        config, _ = self._split_options(options, {}, None)
+        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
+        if targets is not None:
+            found = self.tokenizer.tgt.encode_batch(list(check_lines("targets", targets)))
+        else:
+            some = [row for row in rows if row]
+            request = SearchRequest(some, config, n_best=1)
+            best = iter(self.backend.search(request) if some else [])
+            eos_id = self.tokenizer.tgt.eos_id
+            found = [
+                [t for t in next(best)[0].tokens if t != eos_id] if row else [] for row in rows
+            ]
+        if len(rows) != len(found):
+            raise DataError(f"{len(rows)} sources and {len(found)} targets; give as many of each")
+        pairs = zip(rows, found, strict=True)
+        return [pair_attention(self.backend, self.tokenizer, src, tgt) for src, tgt in pairs]
 
     def _stream(
         self,
@@ -215,7 +272,7 @@ class Translator:
         best_only: bool,
     ) -> Iterator[LineResult]:
         """Check the options and return the results of lines, where one that failed is an error."""
-        config, given = self._split_options(options, _LINE_OPTIONS, config)
+        config, given = self._split_options(options, {**_LINE_OPTIONS, **_DIRECTION}, config)
         prefixes = given.pop("prefixes")
         if prefixes is not None:
             prefixes = check_lines("prefixes", prefixes)
@@ -223,7 +280,8 @@ class Translator:
         require(cut["window_lines"] >= 1, "window_lines", cut["window_lines"], "must be at least 1")
         given["too_long"] = choose(TooLong, "too_long", given["too_long"])
         n_best = 1 if best_only else config.beam_size
-        of_lines = LineOptions(n_best=n_best, with_scores=not best_only, **given)
+        tags = self.choose_tags(**{name: given.pop(name) for name in _DIRECTION})
+        of_lines = LineOptions(n_best=n_best, with_scores=not best_only, tags=tags, **given)
         windows = cut_windows(check_lines("lines", lines), prefixes, **cut)
         return self._results(windows, config, of_lines)
 

@@ -20,8 +20,8 @@ from pathlib import Path
 
 from nmt.config import (
     DataConfig,
+    HeldOutConfig,
     PreprocessConfig,
-    SplitConfig,
     TokenizerConfig,
 )
 from nmt.data.batching import TokenBatchSampler
@@ -100,7 +100,7 @@ def _settings(source: Source, folder: Path, data_dir: Path, cache_dir: Path) -> 
     text = source.folder or _fetch(source, cache_dir / "downloads")
     for split in _PATTERNS:
         sides = [_plain(text, split, lang, folder) for lang in _languages(source)]
-        setattr(data, split, SplitConfig(src=[str(sides[0])], tgt=[str(sides[1])]))
+        setattr(data, split, HeldOutConfig(src=[str(sides[0])], tgt=[str(sides[1])]))
     tokenizer = TokenizerConfig(vocab_size=source.vocab_size)
     return PreprocessConfig(data=data, tokenizer=tokenizer, data_dir=str(data_dir))
 

@@ -39,6 +39,11 @@ class FastTransformer(Transformer):
 
     reordered: Reordered | None = None  # of the output matrix, as in `FastLinear`
 
+    @property
+    def num_unread(self) -> int:
+        """Tokens at the end of a source that the encoder does not read: EOS, or none."""
+        return int(not self.config.source_eos)
+
     def forward(
         self,
         src: Tensor,
@@ -65,7 +70,7 @@ class FastTransformer(Transformer):
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each; return
         the state of decoding, with one hypothesis a sentence.
         """
-        sources = pack(src_lengths.tolist()).to(src.device)
+        sources = pack((src_lengths - self.num_unread).tolist()).to(src.device)
         ids = sources.unpad(src[:, : sources.longest])  # (N,)
         return DecoderCache(self.encode(ids, PackedMask(sources, sources)), sources)
 
@@ -82,7 +87,7 @@ class FastTransformer(Transformer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
-        return linear(hidden, reorder(self.reordered, self.embedding.weight, hidden))
+        return linear(hidden, reorder(self.reordered, self.output_matrix, hidden), self.output_bias)
 
     def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
         """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding."""

@@ -18,6 +18,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from nmt.config import Activation
 from nmt.model.transformer import FeedForward
 
 ROWS_STEP = 64
@@ -50,10 +51,12 @@ class FastLinear(nn.Linear):
 
 
 class FastFeedForward(FeedForward):
-    """`FeedForward` with the max in the first linear layer."""
+    """`FeedForward` with a ReLU in the first linear layer."""
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
+        if self.activation is not Activation.relu:
+            return super().forward(x)
         inner: Any = self.inner
         hidden = inner.block(x, 0, inner.out_features, activation="relu")  # (..., F)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]

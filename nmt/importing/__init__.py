@@ -1,0 +1,1 @@
+"""Read models of other toolkits and write them as model folders."""

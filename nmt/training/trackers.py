@@ -1,0 +1,284 @@
+"""Trackers of experiments, which show the figures of a run elsewhere: TensorBoard, Weights and
+Biases, MLflow, trackio.
+
+Each has a thread that reads `metrics.jsonl` as it grows, so that no tracker can stop or slow a run,
+and what was sent is known after a kill.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import json
+import logging
+import os
+import subprocess
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import yaml
+
+from nmt.config import TrackerName
+from nmt.errors import NmtError
+from nmt.files import write_json
+
+log = logging.getLogger(__name__)
+CLOSE_SECONDS = 20.0  # that a run waits at its end for a tracker
+_MODULES = {TrackerName.tensorboard: "tensorboard"}  # others are named as their module
+Place = tuple[int, int]
+"""An update, and 1 for its validation, 0 before that: where a record of `metrics.jsonl` belongs."""
+
+
+@dataclass(frozen=True)
+class TrackedRun:
+    """What a tracker is told of a run, once."""
+
+    folder: Path
+    id: str  # the same after a kill, a letter and hexadecimal digits
+    config: dict[str, Any]  # flat names of settings, with the commit of the code
+
+
+class Tracker(Protocol):
+    """A library that shows figures; any method may raise anything."""
+
+    def newest(self) -> Place | None:
+        """Return the place of the newest record that it has, (0, 0) without any; None where it
+        cannot be asked.
+        """
+
+    def write(self, place: Place, figures: dict[str, float]) -> None:
+        """Show the figures of a record."""
+
+    def close(self) -> None:
+        """Send the rest."""
+
+
+class _TensorBoard:
+    def __init__(self, run: TrackedRun) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._board: Any = SummaryWriter(str(run.folder / "tensorboard"))
+
+    def newest(self) -> None: ...
+
+    def write(self, place: Place, figures: dict[str, float]) -> None:
+        for name, value in figures.items():
+            self._board.add_scalar(name, value, place[0])
+        self._board.flush()
+
+    def close(self) -> None:
+        self._board.close()
+
+
+class _Wandb:
+    def __init__(self, run: TrackedRun) -> None:
+        wandb = importlib.import_module("wandb")
+        self._run: Any = wandb.init(
+            project=os.environ.get("WANDB_PROJECT", "nmt"),
+            id=run.id,
+            name=run.folder.name,
+            dir=str(run.folder),
+            config=run.config,
+            resume="allow",
+            settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
+        )
+        self._run.define_metric("*", step_metric="update")
+
+    def newest(self) -> None: ...
+
+    def write(self, place: Place, figures: dict[str, float]) -> None:
+        # a number of its own for each record, since what comes twice is dropped there
+        self._run.log({"update": place[0], **figures}, step=2 * place[0] + place[1])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class _Mlflow:
+    def __init__(self, run: TrackedRun) -> None:
+        os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # for the folder of the run
+        mlflow = importlib.import_module("mlflow")
+        uri = os.environ.get("MLFLOW_TRACKING_URI", (run.folder / "mlflow").as_uri())
+        self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
+        title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "nmt")
+        experiment = self._client.get_experiment_by_name(title)
+        if experiment is None:
+            number = self._client.create_experiment(title)
+        else:
+            number = experiment.experiment_id
+        found = self._client.search_runs([number], f"tags.nmt_run = '{run.id}'", max_results=1)
+        if found:
+            self._id = found[0].info.run_id
+        else:
+            tags = {"nmt_run": run.id}
+            self._id = self._client.create_run(
+                number, run_name=run.folder.name, tags=tags
+            ).info.run_id
+            for key, value in run.config.items():
+                self._client.log_param(self._id, key, value)
+
+    def newest(self) -> Place:
+        names = ("learning_rate", "valid_loss")
+        histories = [self._client.get_metric_history(self._id, name) for name in names]
+        places = [(m.step, kind) for kind, history in enumerate(histories) for m in history]
+        return max(places, default=(0, 0))
+
+    def write(self, place: Place, figures: dict[str, float]) -> None:
+        entities = importlib.import_module("mlflow.entities")
+        now = int(1000 * time.time())
+        metrics = [entities.Metric(name, value, now, place[0]) for name, value in figures.items()]
+        self._client.log_batch(self._id, metrics=metrics)
+
+    def close(self) -> None:
+        self._client.set_terminated(self._id)
+
+
+class _Trackio:
+    def __init__(self, run: TrackedRun) -> None:
+        trackio = importlib.import_module("trackio")
+        self._project = os.environ.get("TRACKIO_PROJECT", "nmt")
+        self._name = f"{run.folder.name}-{run.id[-6:]}"
+        how = {"resume": "allow", "auto_log_gpu": False, "auto_log_cpu": False, "embed": False}
+        with contextlib.redirect_stdout(sys.stderr):  # it prints
+            self._run: Any = trackio.init(self._project, name=self._name, config=run.config, **how)
+
+    def newest(self) -> Place | None:
+        storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
+        logs: Any = storage.get_logs(self._project, self._name)
+        places = [(int(entry["step"]), int("valid_loss" in entry)) for entry in logs]
+        return max(places, default=(0, 0))
+
+    def write(self, place: Place, figures: dict[str, float]) -> None:
+        self._run.log(figures, step=place[0])
+
+    def close(self) -> None:
+        with contextlib.redirect_stdout(sys.stderr):
+            self._run.finish()
+
+
+_OPEN: dict[TrackerName, type[Any]] = {
+    TrackerName.tensorboard: _TensorBoard,
+    TrackerName.wandb: _Wandb,
+    TrackerName.mlflow: _Mlflow,
+    TrackerName.trackio: _Trackio,
+}
+
+
+def check_trackers(names: list[TrackerName]) -> list[TrackerName]:
+    """Return those that can be used: TensorBoard where it is installed, and all others; one of them
+    that is not installed is an `NmtError`.
+    """
+    missing = [n for n in names if importlib.util.find_spec(_MODULES.get(n, n.value)) is None]
+    for name in missing:
+        if name is not TrackerName.tensorboard:
+            raise NmtError(f"tracker={name.value}: install it with: pip install nmt[{name.value}]")
+    return [name for name in names if name not in missing]
+
+
+class Feed:
+    """Gives the lines of a run's `metrics.jsonl` to one tracker, in a thread, as they come.
+
+    `trackers/NAME.json` in the run folder holds the run's id and the place of the newest line that
+    was sent. A line whose place is not after it is not sent again.
+    """
+
+    def __init__(self, name: TrackerName, run_dir: Path) -> None:
+        self.is_done = False  # all is sent
+        self._name, self._metrics = name, run_dir / "metrics.jsonl"
+        self._marker = run_dir / "trackers" / f"{name.value}.json"
+        self._wake, self._is_closing = threading.Event(), threading.Event()
+        self._thread = threading.Thread(target=self._run, name=name.value, daemon=True)
+        self._thread.start()
+
+    def notify(self) -> None:
+        """Say that there are new lines."""
+        self._wake.set()
+
+    def close(self, timeout_seconds: float | None = None) -> None:
+        """Send the rest, but give up after some time."""
+        timeout_seconds = timeout_seconds or CLOSE_SECONDS
+        self._is_closing.set()
+        self._wake.set()
+        self._thread.join(timeout_seconds)
+        if self._thread.is_alive():
+            self._warn(f"no answer for {timeout_seconds:g} seconds")
+
+    def _warn(self, reason: object) -> None:
+        text = "tracker %s: %s; nmt-visualize what=upload sends what is missing"
+        log.warning(text, self._name.value, " ".join(str(reason).split())[:300])
+
+    def _run(self) -> None:
+        try:
+            self._send_lines()
+            self.is_done = True
+        except Exception as error:  # of any kind: a tracker does not end a run
+            self._warn(error or type(error).__name__)
+
+    def _send_lines(self) -> None:
+        self._marker.parent.mkdir(exist_ok=True)
+        marked: dict[str, Any] = {"id": f"n{uuid.uuid4().hex[:15]}", "sent": [0, 0]}
+        with contextlib.suppress(OSError, ValueError):
+            marked |= json.loads(self._marker.read_text(encoding="utf-8"))
+        self._mark(marked)
+        folder = self._metrics.parent
+        tracker: Tracker = _OPEN[self._name](TrackedRun(folder, marked["id"], read_config(folder)))
+        sent: Place = tracker.newest() or (marked["sent"][0], marked["sent"][1])
+        with self._metrics.open("rb") as file:
+            for record in self._records(file):
+                place = (record["update"], int("valid_loss" in record))
+                is_number = {k: isinstance(v, int | float) for k, v in record.items()}
+                figures = {k: float(v) for k, v in record.items() if is_number[k] and k != "update"}
+                if place > sent and figures:
+                    tracker.write(place, figures)
+                    sent = place
+                    self._mark({**marked, "sent": list(sent)})
+        tracker.close()
+
+    def _mark(self, content: dict[str, Any]) -> None:
+        temporary = self._marker.with_suffix(".tmp")
+        write_json(temporary, content)
+        os.replace(temporary, self._marker)
+
+    def _records(self, file: Any) -> Iterator[dict[str, Any]]:
+        """Yield the records in the file, and those that are added, until `close` is called."""
+        rest = b""
+        while True:
+            is_last = self._is_closing.is_set()
+            self._wake.clear()
+            *lines, rest = (rest + file.read()).split(b"\n")
+            for line in lines:
+                with contextlib.suppress(ValueError):  # one that a full disk cut
+                    yield json.loads(line)
+            if is_last:
+                return
+            self._wake.wait()
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Return the settings of a run by flat names, and the commit of the code if git knows it."""
+    with contextlib.suppress(OSError, yaml.YAMLError):
+        tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
+        return {**_flat(tree, ""), "commit": _commit()}
+    return {}
+
+
+def _flat(tree: Any, prefix: str) -> dict[str, Any]:
+    if not isinstance(tree, dict):
+        return {prefix.rstrip("."): tree}
+    return {k: v for key, part in tree.items() for k, v in _flat(part, f"{prefix}{key}.").items()}
+
+
+@functools.cache
+def _commit() -> str:
+    git = ["git", "-C", str(Path(__file__).parent), "rev-parse", "HEAD"]
+    with contextlib.suppress(OSError, subprocess.SubprocessError):
+        return subprocess.run(git, capture_output=True, text=True, timeout=5).stdout.strip()
+    return ""

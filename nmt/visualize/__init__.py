@@ -1,0 +1,1 @@
+"""Pictures of models, runs and data: `nmt-visualize`."""

@@ -1,0 +1,136 @@
+"""Attention of every layer and head, against the plain model with a softmax written out here."""
+
+from __future__ import annotations
+
+import base64
+import math
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from conftest import assert_near, plain, sentences, tiny_model
+from exporting import random_model
+from torch import Tensor
+
+from nmt.config import Norm, SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError, DataError
+from nmt.model.transformer import MultiHeadAttention, causal_mask, padding_mask
+from nmt.search.stepper import EnsembleStepper, ModelStepper
+from nmt.translate.attention import KINDS, PairAttention, word_numbers
+from nmt.translate.translator import Translator
+
+LINES = ["the small green house", "", "größer über", "a"]
+CONFIG = SearchConfig(beam_size=3, max_length_a=1.0, max_length_b=4)
+
+
+def translator(tokenizer: Tokenizer, **changes: object) -> Translator:
+    shape = {"num_encoder_layers": 1, "num_decoder_layers": 3, **changes}
+    model = tiny_model(5, sharpness=2.0, vocab_size=tokenizer.vocab_size, **shape)
+    return Translator(ModelStepper(model), tokenizer, CONFIG)
+
+
+def naive(module: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
+    """Compute the weights (H, T, S) one head and query at a time, in float64."""
+    x, memory = x[0].double(), memory[0].double()
+    wq, wk, _ = module.in_projection.weight.double().chunk(3)
+    bq, bk, _ = module.in_projection.bias.double().chunk(3)
+    size = x.size(1) // module.num_heads
+    found = torch.zeros(module.num_heads, len(x), len(memory), dtype=torch.float64)
+    for head in range(module.num_heads):
+        part = slice(head * size, (head + 1) * size)
+        queries, keys = x @ wq[part].T + bq[part], memory @ wk[part].T + bk[part]
+        for i, query in enumerate(queries):
+            seen = [j for j in range(len(keys)) if visible[i, j]]
+            logits = [float(query @ keys[j]) / math.sqrt(size) for j in seen]
+            total = sum(math.exp(logit - max(logits)) for logit in logits)
+            for j, logit in zip(seen, logits, strict=True):
+                found[head, i, j] = math.exp(logit - max(logits)) / total
+    return found
+
+
+@torch.inference_mode()
+def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str, list[Tensor]]:
+    """Run the plain model; watch what goes into its attention, and do the softmax anew."""
+    model = plain(translator.backend.stepper.model)  # type: ignore[attr-defined]
+    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+
+    def watch(module: MultiHeadAttention, given: tuple[Tensor, ...]) -> None:
+        x, memory, mask = given[:3]
+        kind = "cross" if memory is not x else "decoder" if mask.dim() == 2 else "encoder"
+        visible = mask.expand(1, 1, x.size(1), memory.size(1))[0, 0]
+        found[kind].append(naive(module, x, memory, visible))
+
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            module.register_forward_pre_hook(watch)
+    mask = padding_mask(torch.tensor([len(src)]), len(src))
+    model(torch.tensor([src]), mask, torch.tensor([tgt]), causal_mask(len(tgt)))
+    return found
+
+
+def test_attention_is_the_naive_softmax_of_every_layer_and_head(tokenizer: Tokenizer) -> None:
+    targets = ["das Haus", "the tree", "", "über"]
+    for norm in Norm:
+        found = translator(tokenizer, norm=norm)
+        for line, target, pair in zip(LINES, targets, found.attention(LINES, targets), strict=True):
+            src = [*tokenizer.encode(line), tokenizer.eos_id]
+            tgt = [tokenizer.bos_id, *tokenizer.encode(target)]
+            assert pair.src == tokenizer.pieces(src)
+            assert pair.tgt == tokenizer.pieces(tgt)
+            assert pair.predicted == [*pair.tgt[1:], "</s>"]
+            for kind, layers in expected(found, src, tgt).items():
+                weights = getattr(pair, kind)
+                case = norm, line, kind
+                assert_near(weights.double(), torch.stack(layers), case, atol=1e-6, rtol=0)
+                assert_near(weights.sum(dim=-1), torch.ones(weights.shape[:-1]), case)
+            hidden = ~causal_mask(len(tgt))
+            assert (pair.decoder[..., hidden] == 0).all()
+            assert len(tgt) == 1 or (pair.decoder[..., ~hidden] > 0).all()
+
+
+def test_without_targets_it_is_that_of_what_search_finds(tokenizer: Tokenizer) -> None:
+    model = translator(tokenizer)
+    for options in ({}, {"beam_size": 1}):
+        for pair, best in zip(
+            model.attention(LINES, **options), model.n_best(LINES, **options), strict=True
+        ):
+            assert pair.predicted[:-1] == best[0].tokens
+            assert pair.cross.shape == (3, 4, len(pair.predicted), len(pair.src))
+
+
+def test_engines_without_it_and_wrong_numbers_of_lines_are_refused(tokenizer: Tokenizer) -> None:
+    model = translator(tokenizer)
+    stepper = model.backend.stepper  # type: ignore[attr-defined]
+    ensemble = Translator(EnsembleStepper([stepper, stepper]), tokenizer, CONFIG)
+    with pytest.raises(ConfigError, match="shows no attention"):
+        ensemble.attention(["a"], ["a"])
+    with pytest.raises(DataError, match="4 sources and 1 targets"):
+        model.attention(LINES, ["a"])
+    with pytest.raises(ConfigError, match="beam_sizes: no such option"):
+        model.attention(LINES, beam_sizes=2)
+
+
+def test_the_maps_for_pages_are_rounded_to_a_255th(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    folder = random_model(tmp_path / "model", tokenizer)
+    [pair] = Translator.load(folder, device="cpu").attention(sentences(1, seed=4), ["the tree"])
+    shown = pair.as_json()
+    for kind in KINDS:
+        weights, map = getattr(pair, kind).numpy(), shown["maps"][kind]
+        levels = np.frombuffer(base64.b64decode(map["data"]), np.uint8).reshape(map["shape"])
+        assert np.abs(levels / 255 - weights).max() <= 0.5 / 255 + 1e-6, kind
+    assert isinstance(pair, PairAttention)
+    assert (shown["src"], shown["predicted"]) == (pair.src, pair.predicted)
+
+
+def test_pieces_are_grouped_to_words() -> None:
+    cases = {
+        ("<s>", "▁the", "▁gr", "ün", "e", "▁tree"): [0, 1, 2, 2, 2, 3],
+        ("▁the", "se", ".", "</s>"): [0, 0, 0, 1],
+        ("<s>", "un", "der", "</s>"): [0, 1, 1, 2],
+        ("▁", "你", "好", "ab", "</s>"): [0, 1, 2, 2, 3],
+        ("</s>",): [0],
+    }
+    for pieces, numbers in cases.items():
+        assert word_numbers(list(pieces)) == numbers, pieces

@@ -1,0 +1,219 @@
+"""The attention page, opened from disk in headless Chromium: what it draws, says and asks for."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from browser import complaints, needs_browser, requests_of, start_browser
+from conftest import tiny_model
+
+from nmt.config import SearchConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.model.transformer import MultiHeadAttention
+from nmt.search.stepper import ModelStepper
+from nmt.translate.attention import PairAttention
+from nmt.translate.translator import Translator
+from nmt.visualize.attention_page import render_page
+
+HOSTILE = [
+    "</script><script>document.title = 'taken'</script>",
+    "<img src=x onerror=\"document.title = 'taken'\"> & \"quotes\" 'single' `back` ${1}",
+    "<!-- {{ 7 * 7 }} {% raw %} \\u003c \u2028 line",
+    "שלום עולם مرحبا بالعالم",
+    "😀 👩‍👩‍👧 你好 ▁ <0x41>",
+]
+
+
+def attention(
+    tokenizer: Tokenizer, pairs: list[tuple[str, str]], num_heads: int = 8
+) -> list[PairAttention]:
+    """Return the attention, with clear preferences, of a model as deep as base but narrow."""
+    shape = {"num_encoder_layers": 6, "num_decoder_layers": 6, "d_model": 16 * 2}
+    model = tiny_model(1, vocab_size=tokenizer.vocab_size, num_heads=num_heads, **shape)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, MultiHeadAttention):
+                module.in_projection.weight.mul_(4)
+    translator = Translator(ModelStepper(model), tokenizer, SearchConfig())
+    return translator.attention(*map(list, zip(*pairs, strict=True)))
+
+
+def text(tokenizer: Tokenizer, num_tokens: int) -> str:
+    """Return a text of that many tokens, EOS included."""
+    found = ["the green house sees a größer tree", "the"]
+    while len(tokenizer.encode(" ".join(found))) < num_tokens - 1:
+        found.append("the")
+    assert len(tokenizer.encode(" ".join(found))) == num_tokens - 1
+    return " ".join(found)
+
+
+class View:
+    """The page in a browser."""
+
+    def __init__(self, browser: Any, path: Path) -> None:
+        self.browser, self.path = browser, path
+
+    def open(self, pairs: list[PairAttention]) -> float:
+        """Open the page of those pairs; return the seconds until all is drawn."""
+        self.path.write_text(render_page(pairs, "a model"), encoding="utf-8")
+        self.browser.get(self.path.as_uri())
+        until = time.monotonic() + 15
+        while not self.run("return document.querySelector('#attention').dataset.ready"):
+            assert time.monotonic() < until
+            time.sleep(0.02)
+        return float(self.run("return performance.now() / 1000"))
+
+    def run(self, script: str, *arguments: Any) -> Any:
+        return self.browser.execute_script(script, *arguments)
+
+    def texts(self, selector: str) -> list[str]:
+        script = "return [...document.querySelectorAll(arguments[0])].map((e) => e.textContent)"
+        return list(self.run(script, selector))
+
+    def keys(self, keys: str) -> None:
+        self.browser.find_element("css selector", "#attention").send_keys(keys)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
+    for found in start_browser(tmp_path_factory.mktemp("browser")):
+        found.set_window_size(1280, 1500)
+        yield found
+
+
+@pytest.fixture
+def view(browser: Any, tmp_path: Path) -> Iterator[View]:
+    """The page from disk; whatever a test does, it asks for nothing and nothing goes wrong."""
+    requests_of(browser)
+    found = View(browser, tmp_path / "attention.html")
+    yield found
+    assert requests_of(browser) <= {found.path.as_uri()}
+    assert not complaints(browser)
+    browser.get("about:blank")
+
+
+@needs_browser
+def test_pointing_at_a_token_says_what_it_attends_to(view: View, tokenizer: Tokenizer) -> None:
+    from selenium.webdriver import ActionChains
+
+    [pair] = attention(tokenizer, [("the green house", "a größer tree")])
+    view.open([pair])
+    assert view.texts(".tokens.right .token") == pair.predicted
+    assert view.texts(".tokens:not(.right) .token") == pair.src
+    head_mean = pair.cross[5].mean(dim=0)
+    tokens = view.browser.find_elements("css selector", ".tokens.right .token")
+    ActionChains(view.browser).move_to_element(tokens[1]).perform()
+    best = int(head_mean[1].argmax())
+    said = f"{pair.predicted[1]} attends to {pair.src[best]} {head_mean[1, best]:.2f}"
+    assert view.texts(".said")[0].startswith(said[:-1])  # the last digit is of bytes
+    canvas = view.browser.find_element("css selector", ".enlarged")
+    box = canvas.rect
+    at = (104 + 24 * 2.5 - box["width"] / 2, 104 + 24 * 0.5 - box["height"] / 2)
+    ActionChains(view.browser).move_to_element_with_offset(canvas, *map(round, at)).perform()
+    [said] = view.texts(".said")
+    assert said.startswith(f"{pair.predicted[0]} attends to {pair.src[2]}: ")
+    assert float(said.split(": ")[1]) == pytest.approx(float(head_mean[0, 2]), abs=0.004)
+    ActionChains(view.browser).click().move_by_offset(0, 24).perform()  # the click holds it
+    assert view.texts(".said") == [said]
+    view.keys("\ue00c")  # Escape
+    assert view.texts(".said")[0].startswith("Point at")
+
+
+@needs_browser
+def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Tokenizer) -> None:
+    [pair] = attention(tokenizer, [("the green house", "größer")])
+    view.open([pair])
+    assert len(view.texts(".heads button")) == 6 * 9  # and the means of heads
+    assert view.texts("h3") == ["Target to source, layer 6, mean of heads"]
+    view.browser.find_element("css selector", "[data-layer='2'][data-head='4']").click()
+    assert view.texts("h3") == ["Target to source, layer 3, head 5"]
+    for keys, title in (
+        ("\ue013", "Target to source, layer 2, head 5"),  # up
+        ("\ue014", "Target to source, layer 2, head 6"),  # right
+        ("\ue014\ue014\ue014", "Target to source, layer 2, head 1"),
+        ("2", "Within the source, layer 2, head 1"),
+        ("3m", "Within the target, layer 2, mean of heads"),
+    ):
+        view.keys(keys)
+        assert view.texts("h3") == [title]
+        pressed = "[...document.querySelectorAll('.heads [aria-pressed=true]')].length"
+        assert view.run(f"return {pressed}") == 1
+    rows = view.browser.find_elements("css selector", ".tokens.right .token")
+    view.run("arguments[0].focus()", rows[0])  # BOS sees itself alone
+    assert view.texts(".said") == ["<s> attends to <s> 1.00"]
+    colors = view.run(
+        """
+        const canvas = document.querySelector("[data-layer='0'][data-head='0'] canvas");
+        const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, 1);
+        return Array.from({ length: canvas.width }, (_, j) => data.slice(4 * j, 4 * j + 3).join());
+        """
+    )
+    assert len(set(colors[1:])) == 1  # what comes later is gray, not merely 0
+    assert colors[1] not in (colors[0], "255,255,255")
+
+
+@needs_browser
+def test_pieces_are_merged_to_words(view: View, tokenizer: Tokenizer) -> None:
+    [pair] = attention(tokenizer, [("the größergreen", "über unbekannt 你")])
+    view.open([pair])
+    view.keys("w")
+    assert view.texts(".tokens:not(.right) .token") == ["the", "größergreen", "</s>"]
+    assert view.texts(".tokens.right .token") == ["über", "unbekannt", "你", "</s>"]
+    numbers = torch.tensor(pair.as_json()["words"]["predicted"])
+    rows = pair.cross[5].mean(dim=0)[numbers == 1].mean(dim=0)  # (S,) of unbekannt
+    token = view.browser.find_elements("css selector", ".tokens.right .token")[1]
+    view.run("arguments[0].focus()", token)
+    [said] = view.texts(".said")
+    share = float(said.split("größergreen ")[1].split(",")[0])
+    assert share == pytest.approx(float(rows[1:-1].sum()), abs=0.02)
+
+
+@needs_browser
+def test_text_of_any_kind_is_text(view: View, tokenizer: Tokenizer) -> None:
+    pairs = attention(tokenizer, [(line, line[::-1]) for line in HOSTILE])
+    view.open(pairs)
+    for i, pair in enumerate(pairs):
+        view.run(
+            """
+            const select = document.querySelector('select');
+            select.value = arguments[0];
+            select.dispatchEvent(new Event('change'));
+            """,
+            i,
+        )
+        view.run("return new Promise((done) => setTimeout(done, 30))")
+        assert view.texts(".tokens:not(.right) .token") == pair.src, HOSTILE[i]
+    assert view.run("return document.title").startswith("Attention: ")
+    counts = "[document.scripts.length, document.images.length]"
+    assert view.run(f"return {counts}") == [2, 0]
+
+
+@needs_browser
+def test_base_is_drawn_in_a_second_and_big_stays_usable(view: View, tokenizer: Tokenizer) -> None:
+    from selenium.webdriver import ActionChains
+
+    for num_tokens, heads, most_bytes, most_seconds in ((30, 8, 300e3, 1), (100, 16, 6e6, 4)):
+        line = text(tokenizer, num_tokens)
+        seconds = view.open(attention(tokenizer, [(line, line)], heads))
+        assert view.path.stat().st_size <= most_bytes, num_tokens
+        assert seconds < most_seconds, num_tokens
+        token = view.browser.find_elements("css selector", ".tokens.right .token")[3]
+        start = time.monotonic()
+        ActionChains(view.browser).move_to_element(token).perform()
+        assert " attends to " in view.texts(".said")[0]
+        assert time.monotonic() - start < 2, num_tokens
+
+
+def test_pages_hold_the_pairs_and_ask_for_nothing(tokenizer: Tokenizer) -> None:
+    pairs = attention(tokenizer, [(line, line) for line in HOSTILE])
+    page = render_page(pairs, "a </title> model")
+    start = page.index('id="pairs">') + len('id="pairs">')
+    found = json.loads(page[start : page.index("</script>", start)])
+    assert found == [pair.as_json() for pair in pairs]
+    assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")

@@ -1,0 +1,151 @@
+"""Training goes on from a model: imported ones, with frozen parts, with adapters."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from conftest import tiny_model
+from importing import imported
+from test_import_huggingface import MARIAN, write_marian
+from toy import (
+    TINY,
+    WORDS,
+    assert_same_weights,
+    command,
+    make_setup,
+    read_weights,
+    train,
+    write_corpus,
+)
+
+from nmt.checkpoint import load_info
+from nmt.config import Adapter, ModelConfig, Part, TrainConfig
+from nmt.errors import ConfigError
+from nmt.model.fast.layers import FastLinear
+from nmt.training.adapters import AdaptedLinear, choose_parameters, merged_state
+from nmt.translate.translator import Translator
+
+SHAPE = [option for option in TINY if not option.startswith("model.")]
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of a few updates, with its data folder."""
+    place = tmp_path_factory.mktemp("base")
+    assert command("preprocess", *write_corpus(place)) == 0
+    assert train(place / "data", place / "run", "max_updates=4", "valid_bleu=false") == 0
+    return place
+
+
+def tune(base: Path, run_dir: Path, *arguments: str) -> int:
+    """Go on with the weights of `base`, whose architecture nobody repeats."""
+    places = [f"data_dir={base / 'data'}", f"run_dir={run_dir}", f"init_from={base / 'run'}"]
+    return command("train", *places, *SHAPE, "valid_bleu=false", "max_updates=4", *arguments)
+
+
+def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
+    model = tiny_model(norm="pre")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    config = TrainConfig(init_from="x", adapter=Adapter.lora, adapter_rank=3)
+    choose_parameters(model, config)
+    trained = {name for name, p in model.named_parameters() if p.requires_grad}
+    adapted = {name for name, m in model.named_modules() if isinstance(m, AdaptedLinear)}
+    assert trained == {f"{name}.{side}" for name in adapted for side in ("up", "down", "bias")} | {
+        name for name in before if "norm" in name or name == "embedding.weight"
+    }
+    assert len(adapted) == 2 * 4 + 2 * 6
+    state = merged_state(model)
+    assert state.keys() == before.keys()
+    assert all(torch.equal(state[name], before[name]) for name in before)
+    x = torch.randn(5, 16)
+    for name, module in model.named_modules():
+        if isinstance(module, AdaptedLinear):
+            torch.nn.init.normal_(module.up)
+            x = torch.randn(5, module.in_features)
+            plain = FastLinear(module.in_features, module.out_features)
+            plain.weight.data = merged_state(model)[f"{name}.weight"]
+            plain.bias.data = module.bias.data
+            start, end = module.out_features // 3, module.out_features
+            for activation in ("none", "relu"):
+                wanted = plain.block(x, start, end, activation=activation)
+                found = module.block(x, start, end, activation=activation)
+                torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+
+
+def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> None:
+    old = read_weights(base / "run")
+    cases = {
+        "[encoder,embeddings]": ("encoder_", "embedding."),
+        "[decoder]": ("decoder_",),
+    }
+    for parts, prefixes in cases.items():
+        assert tune(base, tmp_path / parts, f"freeze={parts}") == 0
+        new = read_weights(tmp_path / parts)
+        for name in old:
+            is_frozen = name.startswith(prefixes)
+            assert torch.equal(old[name], new[name]) == is_frozen, (parts, name)
+    model = load_info(base / "run/checkpoints/latest").model
+    frozen = [Part.encoder, Part.embeddings]
+    how = {"model": model, "init_from": str(base / "run"), "freeze": frozen}
+    learner = make_setup(base / "data", tmp_path / "none", **how).learner
+    update = next(iter(make_setup(base / "data", tmp_path / "none").sampler.updates(0)))
+    learner.accumulate_gradient(update, learner.make_batches(update))
+    for name, parameter in learner.model.named_parameters():
+        assert (parameter.grad is None) == name.startswith(("encoder_", "embedding.")), name
+
+
+def test_adapters_train_what_is_not_frozen_and_resume_exactly(base: Path, tmp_path: Path) -> None:
+    old = read_weights(base / "run")
+    lora = ["adapter=lora", "adapter_rank=2", "freeze=[encoder]", "max_updates=8"]
+    assert tune(base, tmp_path / "whole", *lora) == 0
+    new = read_weights(tmp_path / "whole")
+    assert new.keys() == old.keys()
+    for name in old:
+        assert torch.equal(old[name], new[name]) == name.startswith("encoder_"), name
+    assert tune(base, tmp_path / "parts", *lora[:-1], "max_updates=4") == 0
+    assert tune(base, tmp_path / "parts", *lora) == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_settings_that_contradict_are_refused(base: Path, tmp_path: Path) -> None:
+    wrong = {
+        "freeze=encoder: needs init_from": {"freeze": [Part.encoder]},
+        "adapter=lora: needs init_from": {"adapter": Adapter.lora},
+        "leaves nothing to train": {"freeze": list(Part), "init_from": "x"},
+        "does not go with adapter": {"adapter": Adapter.lora, "init_from": "x", "ema_decay": 0.9},
+    }
+    for message, settings in wrong.items():
+        with pytest.raises(ConfigError, match=message):
+            TrainConfig(**settings)
+    assert tune(base, tmp_path / "run", "model.num_decoder_layers=3") == 2
+    assert not (tmp_path / "run").exists()
+
+
+def test_an_imported_model_trains_on_translates_and_exports(tmp_path: Path) -> None:
+    shape = MARIAN["swish, bias"]
+    model_dir = imported(write_marian(tmp_path / "opus", 1, shape))
+    arguments = [a for a in write_corpus(tmp_path) if not a.startswith("tokenizer.")]
+    assert command("preprocess", *arguments, f"tokenizer.model={model_dir}") == 0
+    places = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
+    rate = ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.01"]
+    assert command("train", *places, *SHAPE, *rate, f"init_from={model_dir}", "max_updates=20") == 0
+    before, after = (load_info(at) for at in (model_dir, tmp_path / "run/checkpoints/latest"))
+    assert after.model == ModelConfig(**vars(before.model) | {"dropout": after.model.dropout})
+    assert after.search == before.search
+    assert after.tokenizer_sha256 == before.tokenizer_sha256
+    lines, targets = [" ".join(words) for words in (WORDS, WORDS.values())]
+    scores = [
+        Translator.load(at).score([lines], [targets])[0] for at in (model_dir, tmp_path / "run")
+    ]
+    assert scores[1].log_prob > scores[0].log_prob + 1  # it has learned
+    assert command("average", f"run_dir={tmp_path / 'run'}", "last=2") == 0
+    for name in ("ctranslate2", "huggingface"):
+        output = f"output={tmp_path / name}"
+        assert command("export", f"model_dir={tmp_path / 'run'}", f"format={name}", output) == 0
+    ours = Translator.load(tmp_path / "run").translate([lines] * 3)
+    theirs = Translator.load(tmp_path / "ctranslate2", backend="ctranslate2")
+    assert theirs.translate([lines] * 3) == ours
+    again = imported(tmp_path / "huggingface")
+    assert Translator.load(again).translate([lines] * 3) == ours

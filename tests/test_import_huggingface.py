@@ -1,0 +1,233 @@
+"""nmt-import of transformers' models, random ones of many shapes, against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from conftest import hidden_states, sentences
+from exporting import exported, random_model
+from importing import imported, randomize, shuffled, train_spm
+from safetensors.torch import load_file
+from transformers import (
+    M2M100Config,
+    M2M100ForConditionalGeneration,
+    M2M100Tokenizer,
+    MarianConfig,
+    MarianMTModel,
+    MarianTokenizer,
+)
+from transformers.utils import logging
+
+from nmt.checkpoint import load_info
+from nmt.config import (
+    Activation,
+    ExportFormat,
+    Norm,
+    Normalization,
+    Positions,
+    SearchConfig,
+)
+from nmt.data.batch import pad
+from nmt.data.tokenizer import Tokenizer
+from nmt.translate.backend import SearchRequest, load_models
+from nmt.translate.translator import Translator
+
+logging.set_verbosity_error()
+logging.disable_progress_bar()
+LINES = [*sentences(200)][:200]
+LIMIT = 12  # tokens of a translation
+
+
+def settings(**changes: Any) -> dict[str, Any]:
+    """Return a tiny architecture as transformers names it; `heads`, `d_ff` are of both stacks."""
+    given = {"heads": 2, "d_ff": 24, **changes}
+    heads, d_ff = given.pop("heads"), given.pop("d_ff")
+    base = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "scale_embedding": True}
+    both = {"attention_heads": heads, "ffn_dim": d_ff}
+    sides = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in both.items()}
+    return base | sides | {"forced_eos_token_id": None} | given
+
+
+MARIAN: dict[str, dict[str, Any]] = {
+    "swish, bias": settings(activation_function="swish", bias=True),
+    "relu, no bias": settings(activation_function="relu"),
+    "gelu, deep encoder": settings(activation_function="gelu", encoder_layers=6, decoder_layers=2),
+    "odd width": settings(d_model=14, heads=7, d_ff=9, encoder_layers=2),
+    "one head": settings(d_model=10, heads=1, bias=True, decoder_layers=3),
+    "separate": settings(separate=True, bias=True),
+    "separate, deep decoder": settings(separate=True, encoder_layers=1, decoder_layers=3),
+    "short positions": settings(max_position_embeddings=256, bias=True),
+    "float16": settings(half=True, bias=True),
+    "pickle": settings(pickle=True),
+    "unscaled": settings(scale_embedding=False, activation_function="relu"),
+    "untied": settings(tie_word_embeddings=False, bias=True),
+}
+M2M100: dict[str, dict[str, Any]] = {
+    "m2m": settings(encoder_layers=2, activation_function="relu"),
+    "m2m, pad elsewhere": settings(activation_function="gelu", pad_token_id=3, d_model=12),
+    "m2m, unscaled": settings(scale_embedding=False, decoder_layers=2, heads=4),
+}
+
+
+def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
+    """Write a random MarianMT model with its tokenizer as OPUS-MT's repositories have them."""
+    folder.mkdir()
+    shape = dict(shape)
+    names = ("bias", "separate", "half", "pickle")
+    has_bias, is_separate, is_half, is_pickle = (shape.pop(name, False) for name in names)
+    pieces = [train_spm(folder / "source.spm", seed, 40)]
+    pieces.append(train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe"))
+    joint = dict.fromkeys([*pieces[0], *pieces[1], ">>fra<<", "<pad>"])
+    control = ["<unk>", "</s>", "<pad>"]
+    ids = shuffled(list(joint), seed)
+    if is_separate:  # transformers has one id for each control symbol of both
+        first = dict(zip(control, range(3), strict=True))
+        sides = [dict.fromkeys([*control, *side]) for side in pieces]
+        ids, tgt_ids = ({piece: i for i, piece in enumerate(side)} for side in sides)
+        assert all(ids[piece] == tgt_ids[piece] == i for piece, i in first.items())
+        (folder / "target_vocab.json").write_text(json.dumps(tgt_ids), encoding="utf-8")
+    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    tokenizer = {"source_lang": "en", "target_lang": "fr", "separate_vocabs": is_separate}
+    tokenizer["tokenizer_class"] = "MarianTokenizer"
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), encoding="utf-8")
+    special = {"pad_token_id": ids["<pad>"], "eos_token_id": ids["</s>"]}
+    special |= {"decoder_start_token_id": ids["<pad>"], "bad_words_ids": [[ids["<pad>"]]]}
+    if is_separate:
+        special |= {"decoder_vocab_size": len(tgt_ids), "share_encoder_decoder_embeddings": False}
+    config = MarianConfig(vocab_size=len(ids) + 2 * (not is_separate), **special, **shape)
+    model = MarianMTModel(config)
+    randomize(model, seed)
+    if config.tie_word_embeddings:
+        model.tie_weights()
+    if has_bias:
+        model.final_logits_bias.copy_(torch.randn(model.final_logits_bias.shape))
+    model = model.half() if is_half else model
+    model.save_pretrained(folder)
+    if is_pickle:
+        (folder / "model.safetensors").unlink()
+        torch.save(model.state_dict(), folder / "pytorch_model.bin")
+    return folder
+
+
+def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
+    """Write a random M2M100 model with its tokenizer."""
+    folder.mkdir()
+    spm = folder / "sentencepiece.bpe.model"
+    pieces = train_spm(spm, seed, 60)
+    start = ["<s>", "<pad>", "</s>", "<unk>"]
+    if shape.get("pad_token_id") == 3:
+        start[1], start[3] = start[3], start[1]
+    vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*start, *pieces]))}
+    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(spm)}
+    tokenizer = M2M100Tokenizer(**files, src_lang="en", tgt_lang="fr")
+    tokenizer.save_pretrained(folder)
+    config = M2M100Config(vocab_size=len(vocab) + 108, **shape)
+    model = M2M100ForConditionalGeneration(config)
+    randomize(model, seed)
+    model.tie_weights()
+    model.save_pretrained(folder)
+    return folder
+
+
+def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
+    """Compare ids of text, logits, and the results of search with those of transformers."""
+    model_dir = imported(folder)
+    loaded = load_models([model_dir], device="cpu")
+    model, ours = loaded.backend.stepper.model, loaded.tokenizer
+    theirs = theirs.eval()
+    rows = [tokenizer(line).input_ids for line in LINES]
+    assert [[*row, ours.src.eos_id] for row in ours.src.encode_batch(LINES)] == rows, name
+    labels = [tokenizer(text_target=line).input_ids for line in LINES]
+    targets = ours.tgt.encode_batch(LINES)
+    assert [[*row, ours.tgt.eos_id] for row in targets] == labels, name
+    src, lengths = pad(rows, pad_id=ours.src.pad_id), torch.tensor([len(row) for row in rows])
+    tgt = pad(targets, pad_id=ours.tgt.pad_id, bos=ours.tgt.bos_id)
+    batch = {"input_ids": src, "attention_mask": torch.arange(src.size(1)) < lengths[:, None]}
+    with torch.inference_mode():
+        wanted = theirs(**batch, decoder_input_ids=tgt).logits
+        found = model.logits(hidden_states(model, src, lengths, tgt))
+        real = torch.arange(tgt.size(1)) <= torch.tensor([[len(row)] for row in targets])
+        torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5, msg=name)
+        for beam_size in (1, 4):
+            how = {"num_beams": beam_size, "length_penalty": 0.0, "early_stopping": "never"}
+            how |= {"bad_words_ids": [[ours.tgt.pad_id]]} if beam_size > 1 else {"num_beams": 1}
+            how["bad_words_ids"] = [[ours.tgt.pad_id]]
+            if ours.tgt.prefix:
+                how["forced_bos_token_id"] = ours.tgt.prefix[0]
+            if beam_size == 1:
+                del how["length_penalty"], how["early_stopping"]
+            out = theirs.generate(**batch, max_length=LIMIT + 1, **how).tolist()
+            none = {"normalization": Normalization.none, "max_length_a": 0, "max_length_b": LIMIT}
+            config = SearchConfig(beam_size=beam_size, **none)
+            prefixes = [ours.tgt.prefix] * len(LINES) if ours.tgt.prefix else None
+            request = SearchRequest([row[:-1] for row in rows], config, prefixes)
+            rest = {ours.tgt.pad_id, ours.tgt.eos_id}
+            for line, row, best in zip(LINES, out, loaded.backend.search(request), strict=True):
+                ids = best[0].tokens
+                assert row[1 : len(ids) + 1] == ids, (name, beam_size, line)
+                assert set(row[len(ids) + 1 :]) <= rest, (name, beam_size, line)
+
+
+def test_marian_models_compute_what_transformers_does(tmp_path: Path) -> None:
+    for seed, (name, shape) in enumerate(MARIAN.items()):
+        folder = write_marian(tmp_path / name.replace(", ", "-"), seed, shape)
+        model = MarianMTModel.from_pretrained(folder, dtype=torch.float32)
+        check(folder, name, model, MarianTokenizer.from_pretrained(folder))
+
+
+def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
+    for seed, (name, shape) in enumerate(M2M100.items()):
+        folder = write_m2m100(tmp_path / name.replace(", ", "-"), seed, shape)
+        model = M2M100ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        options = {"src_lang": "en", "tgt_lang": "fr"}
+        check(folder, name, model, M2M100Tokenizer.from_pretrained(folder, **options))
+
+
+def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    concat = {"positions": Positions.sinusoidal_concat}
+    shapes: dict[str, dict[str, Any]] = {
+        "post": {"activation": Activation.gelu},
+        "pre": {"norm": Norm.pre, "tied_output": False, "output_bias": True},
+        "Tensor2Tensor": concat,
+        "M2M100": {"norm": Norm.pre, "position_offset": 1, **concat},
+        "offset": {"norm": Norm.pre, "position_offset": 3, "scale_embedding": False},
+    }
+    for name, shape in shapes.items():
+        model_dir = random_model(tmp_path / name, tokenizer, **shape)
+        again = imported(exported(model_dir, ExportFormat.huggingface))
+        before, after = load_info(model_dir), load_info(again)
+        assert after.tokenizer_sha256 == before.tokenizer_sha256, name
+        assert (again / "tokenizer.model").read_bytes() == tokenizer.model, name
+        changed = {"positions"} if before.model.positions is Positions.sinusoidal else set()
+        for setting, value in vars(after.model).items():
+            assert value == getattr(before.model, setting) or setting in changed, (name, setting)
+        assert (after.src_lang, after.tgt_lang) == ("xx", "yy")
+        texts = [Translator.load(at).translate(LINES[:20]) for at in (model_dir, again)]
+        assert texts[0] == texts[1], name
+        if not changed:
+            one, other = (load_file(at / "model.safetensors") for at in (model_dir, again))
+            assert one.keys() == other.keys(), name
+            assert all(torch.equal(one[key], other[key]) for key in one), name
+
+
+def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> None:
+    for name, write in (
+        ("untied", write_marian),
+        ("separate", write_marian),
+        ("m2m", write_m2m100),
+    ):
+        shape = (MARIAN | M2M100)[name]
+        folder = write(tmp_path / name, 5, shape)
+        back = exported(imported(folder), ExportFormat.huggingface)
+        one, other = (load_file(at / "model.safetensors") for at in (folder, back))
+        same = {"model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"}
+        for key in one.keys() - same:
+            assert torch.equal(one[key], other[key]), (name, key)
+        kept = ("activation_function", "scale_embedding", "pad_token_id", "eos_token_id")
+        configs = [json.loads((at / "config.json").read_text("utf-8")) for at in (folder, back)]
+        for key in (*kept, "decoder_start_token_id", "model_type", "tie_word_embeddings"):
+            assert configs[0][key] == configs[1][key], (name, key)

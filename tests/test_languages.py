@@ -1,0 +1,227 @@
+"""One model for several directions, from text to translations: the direction that is asked for, by
+languages or tags, is the one that comes out, and no tag ever does.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import json
+import random
+import re
+from pathlib import Path
+
+import pytest
+from toy import TINY, command, read_records
+from translating import translate, write_lines
+
+from nmt import Translator
+from nmt.data.binary import read_held_out
+from nmt.errors import ConfigError, DataError
+from nmt.translate.lines import LineOptions, Window, encode_window
+
+WORDS = {
+    "en": ["red", "green", "big", "house", "tree", "sees"],
+    "de": ["rot", "grün", "groß", "Haus", "Baum", "sieht"],
+    "fr": ["rouge", "vert", "grand", "maison", "arbre", "voit"],
+}
+DIRECTIONS = ("de-en", "en-de", "en-fr", "fr-en")
+
+
+def spell(language: str, rows: list[list[int]]) -> list[str]:
+    return [" ".join(WORDS[language][i] for i in row) for row in rows]
+
+
+def rows(name: str, size: int) -> list[list[int]]:
+    draw = random.Random(name)
+    return [draw.choices(range(6), k=draw.randint(1, 4)) for _ in range(size)]
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder and a run for four directions, one of them asked for by a tag of the target."""
+    place = tmp_path_factory.mktemp("languages")
+    arguments = [f"data_dir={place / 'data'}", "tokenizer.vocab_size=85", "num_threads=1"]
+    arguments += ["tokenizer.byte_fallback=false"]
+    for name in DIRECTIONS:
+        key, languages = f"data.corpora.{name}", name.split("-")
+        arguments += [f"{key}.src_lang={languages[0]}", f"{key}.tgt_lang={languages[1]}"]
+        if name == "en-fr":
+            arguments.append(f"{key}.tgt_tag=<French>")
+        for split, size in (("", 300), ("valid.", 20), ("test.", 20)):
+            drawn = rows(split + name, size)
+            for side, language in zip(("src", "tgt"), languages, strict=True):
+                path = write_lines(place / f"{split}{name}.{language}", spell(language, drawn))
+                arguments.append(f"{key}.{split}{side}={path}")
+    assert command("preprocess", *arguments) == 0
+    sizes = ["model.d_model=32", "model.d_ff=64", "tokens_per_update=300", "max_tokens=300"]
+    pace = [
+        "label_smoothing=0",
+        "model.dropout=0",
+        "max_updates=300",
+        "validate_every_updates=300",
+        "checkpoint_every_updates=100",
+    ]
+    rate = ["optimizer.warmup_steps=100", "optimizer.learning_rate_scale=0.8"]
+    folders = [f"data_dir={place / 'data'}", f"run_dir={place / 'run'}"]
+    assert command("train", *folders, *TINY, *sizes, *pace, *rate) == 0
+    return place
+
+
+def share(language: str, lines: list[str]) -> float:
+    """Return the share of the words of lines that are of a language."""
+    words = " ".join(lines).split()
+    return sum(word in WORDS[language] for word in words) / max(len(words), 1)
+
+
+def output(root: Path, name: str, *arguments: str) -> list[str]:
+    """Translate the test sources of a direction with nmt-translate."""
+    place = root / "out"
+    place.unlink(missing_ok=True)
+    source = root / f"test.{name}.{name[:2]}"
+    assert (
+        translate(f"model_dir={root / 'run'}", f"input={source}", f"output={place}", *arguments)
+        == 0
+    )
+    return place.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Path) -> None:
+    translator = Translator.load(root / "run", device="cpu")
+    for name, tags in {
+        "de-en": ["src_tag=<2en>"],
+        "en-de": ["src_tag=<2de>"],
+        "en-fr": ["tgt_tag=<French>"],
+        "fr-en": ["src_tag=<2en>"],
+    }.items():
+        src, tgt = name.split("-")
+        found = output(root, name, f"tgt_lang={tgt}")
+        assert share(tgt, found) > 0.9, (name, found)
+        assert output(root, name, *tags) == found, name
+        sources = spell(src, rows(f"test.{name}", 20))
+        assert translator.translate(sources, tgt_lang=tgt) == found, name
+        assert "<" not in "".join(found), name
+        (best, *_), *_ = translator.n_best(sources[:1], tgt_lang=tgt)
+        assert "<" not in best.text, name
+    mixed = ["<2de> red tree", "<2en> rot Baum", ""]  # sources may bring their tags
+    german, english, empty = translator.translate(mixed)
+    assert (share("de", [german]), share("en", [english]), empty) == (1, 1, "")
+    for lines in (["red", ""], ["", "red"]):
+        assert translator.translate(lines, tgt_lang="fr").count("") == 1, lines  # a tag is no text
+
+
+def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:
+    translator = Translator.load(root / "run", device="cpu")
+    line = " ".join(["red house sees green tree"] * 6)
+    for language, tag in (("de", "<2de>"), ("fr", "<French>")):
+        tags = translator.choose_tags(tgt_lang=language)
+        options = LineOptions(tags=tags, max_source_length=24)
+        (parts,) = encode_window(Window(0, [line], ["rot"]), translator.tokenizer, options).segments
+        pieces = [translator.tokenizer.pieces(part.ids) for part in parts]
+        assert len(parts) > 1, language
+        assert all((tag in part) == (language == "de") for part in pieces), pieces
+        assert "".join(sum(pieces, [])).count("red") == 6, pieces
+        assert all(len(part) < 24 for part in pieces), pieces
+        forced = [translator.tokenizer.pieces(part.prefix) for part in parts]
+        assert all((tag in part) == (language == "fr") for part in forced), forced
+        assert len(set(map(tuple, forced[1:]))) == 1, forced
+
+
+def test_exports_without_nmt_go_in_the_direction_of_their_tags(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for library in ("ctranslate2", "huggingface"):
+        folder = root / library
+        places = [f"model_dir={root / 'run'}", f"output={folder}", f"format={library}"]
+        assert command("export", *places) == 0
+        text = (folder / "README.md").read_text(encoding="utf-8")
+        code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
+        assert 'source_tag, target_tag = "<2en>", ""  # de to en' in code, library
+        assert "en to fr, `<French>` before the target" in text, library
+        monkeypatch.chdir(folder)
+        for language, tags in {"de": ("<2de>", ""), "fr": ("", "<French>")}.items():
+            shown = io.StringIO()
+            asked = re.sub("target_tag = .*", f"target_tag = {tags}", code)
+            with contextlib.redirect_stdout(shown):
+                exec(asked.replace("A sentence.", "green tree sees red house"), {})
+            assert share(language, [shown.getvalue()]) > 0.8, (library, shown.getvalue())
+    exported = Translator.load(root / "ctranslate2", backend="ctranslate2", device="cpu")
+    native = Translator.load(root / "run", device="cpu")
+    for language in ("de", "fr"):
+        lines = spell("en", rows("test.en-de", 20))
+        found = exported.translate(lines, tgt_lang=language)
+        expected = native.translate(lines, tgt_lang=language)
+        assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 18, (found, expected)
+
+
+def test_what_a_model_does_not_have_is_refused_with_what_it_has(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    translator = Translator.load(root / "run", device="cpu")
+    for options, message in (
+        ({"tgt_lang": "es"}, "tgt_lang=es: the model translates de to en, en to de, en to fr, fr"),
+        ({"src_lang": "de", "tgt_lang": "fr"}, "src_lang=de tgt_lang=fr: the model translates de"),
+        ({"src_lang": "en"}, "src_lang=en: .*; give tgt_lang=... or its tags"),
+        ({"src_tag": "<2es>"}, "src_tag=<2es>: the model has no such symbol"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            translator.translate(["red"], **options)
+    with pytest.raises(DataError, match=r"line 2 names no direction; give tgt_lang=.* <2de> <2en>"):
+        translator.translate(["<2de> red", "red"])
+    assert translate(f"model_dir={root / 'run'}", f"input={root / 'test.en-de.en'}") == 2
+    assert "line 1 names no direction; give tgt_lang=" in capfd.readouterr().err
+
+
+def test_scores_are_higher_in_the_direction_of_the_text(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    files = [f"src={root / 'test.en-de.en'}", f"tgt={root / 'test.en-de.de'}", "device=cpu"]
+    sums = {}
+    for language in ("de", "fr"):
+        capfd.readouterr()
+        assert command("score", f"model_dir={root / 'run'}", *files, f"tgt_lang={language}") == 0
+        sums[language] = sum(map(float, capfd.readouterr().out.split()))
+    assert sums["de"] > sums["fr"] + 20, sums
+    translator = Translator.load(root / "run", device="cpu")
+    for language in ("de", "fr"):  # what search reports, a tag of the target included
+        ((best, *_),) = translator.n_best(["red tree"], tgt_lang=language)
+        (scored,) = translator.score(["red tree"], [best.text], tgt_lang=language)
+        assert scored.log_prob == pytest.approx(best.log_prob, abs=1e-4), language
+        assert scored.tokens == best.tokens, language
+        assert translator.score([""], [""], tgt_lang=language)[0].log_prob == 0
+
+
+def test_held_out_sets_are_scored_by_direction(
+    root: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    texts = read_held_out(root / "data", "test")
+    assert [text.corpus for text in texts] == list(DIRECTIONS)
+    assert texts[1].sources == spell("en", rows("test.en-de", 20))
+    places = [f"model_dir={root / 'run'}", "metrics=chrf", "format=json", "device=cpu"]
+    assert command("evaluate", *places, f"data_dir={root / 'data'}") == 0
+    found = {s["name"]: s["value"] for s in json.loads(capfd.readouterr().out)["scores"]}
+    assert list(found) == [f"{name} chrF2" for name in DIRECTIONS]
+    for name in DIRECTIONS:
+        src, tgt = name.split("-")
+        files = [f"src={root / f'test.{name}.{src}'}", f"references={root / f'test.{name}.{tgt}'}"]
+        assert command("evaluate", *places, *files, f"tgt_lang={tgt}") == 0
+        (score,) = json.loads(capfd.readouterr().out)["scores"]
+        assert score["value"] == found[f"{name} chrF2"], name
+    (record,) = read_records(root / "run", "valid_bleu")
+    each = [record[f"valid_bleu_{name}"] for name in DIRECTIONS]
+    assert record["valid_bleu"] == pytest.approx(sum(each) / 4)
+
+
+def test_held_out_pairs_of_tagged_corpora_need_a_corpus(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    pairs = write_lines(tmp_path / "a.tsv", ["red\trot"])
+    arguments = [f"data.corpora.a.tsv={pairs}", "data.corpora.a.tgt_lang=de"]
+    assert (
+        command("preprocess", *arguments, f"data.valid.tsv={pairs}", f"data_dir={tmp_path / 'd'}")
+        == 2
+    )
+    expected = (
+        "data.valid has no tag, and each of data.corpora has one; give data.corpora.NAME.valid"
+    )
+    assert expected in capfd.readouterr().err

@@ -1,0 +1,143 @@
+"""What is no plain file: named pipes, descriptors, devices, and packed files that are written."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from conftest import sentences
+from toy import command
+from translating import fork, status, translate, write_lines, write_model
+
+from nmt import progress
+from nmt.data.text import packed, read_lines
+
+LINES = [*sentences(5, seed=4), "", "the last"]
+TEXT = "".join(f"{line}\n" for line in LINES).encode()
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_model(tmp_path_factory.mktemp("streams") / "model")
+
+
+@pytest.fixture(scope="module")
+def expected(model: Path, tmp_path_factory: pytest.TempPathFactory) -> bytes:
+    place = tmp_path_factory.mktemp("expected")
+    source = write_lines(place / "in", LINES)
+    assert translate(f"model_dir={model}", f"input={source}", f"output={place / 'out'}") == 0
+    return (place / "out").read_bytes()
+
+
+def pipe(data: bytes) -> int:
+    """Return the end of a pipe that holds `data`."""
+    end, start = os.pipe()
+    os.write(start, data)
+    os.close(start)
+    return end
+
+
+def named_pipe(path: Path, data: bytes) -> Path:
+    """Make a named pipe that somebody writes `data` to as soon as it is read."""
+    os.mkfifo(path)
+    threading.Thread(target=path.write_bytes, args=[data], daemon=True).start()
+    return path
+
+
+def test_input_may_be_whatever_can_be_read_once(
+    model: Path, expected: bytes, tmp_path: Path
+) -> None:
+    out = tmp_path / "out"
+    for name, source, found in (
+        ("descriptor", f"/dev/fd/{pipe(TEXT)}", expected),  # what <(command) becomes
+        ("named pipe", str(named_pipe(tmp_path / "fifo", TEXT)), expected),
+        ("nothing", "/dev/null", b""),
+    ):
+        assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 0, name
+        assert out.read_bytes() == found, name
+    files = [f"src=/dev/fd/{pipe(TEXT)}", f"tgt=/dev/fd/{pipe(TEXT)}"]
+    assert command("score", f"model_dir={model}", *files, f"output={out}", "device=cpu") == 0
+    assert len(out.read_text().split()) == len(LINES)
+    texts = [f"hypotheses=/dev/fd/{pipe(TEXT)}", f"references=/dev/fd/{pipe(TEXT)}"]
+    assert command("evaluate", *texts, "metrics=chrf") == 0
+
+
+def test_stdin_and_stdout_have_their_unix_names(
+    model: Path, expected: bytes, tmp_path: Path
+) -> None:
+    for source, target in (("/dev/stdin", "/dev/stdout"), ("-", "/dev/fd/1"), ("/dev/fd/0", "-")):
+        end, start = os.pipe()
+        places = [f"model_dir={model}", f"input={source}", f"output={target}"]
+        log = tmp_path / "log"
+        stdin = pipe(TEXT)
+        pid = fork(lambda p=places: translate(*p), log, stdin=stdin, stdout=start, close=[end])
+        os.close(start)
+        os.close(stdin)
+        with os.fdopen(end, "rb") as stream:
+            assert stream.read() == expected, (source, log.read_text())
+        assert status(pid) == 0, source
+
+
+def test_stream_cannot_be_what_is_read_twice(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", "0")
+    source = f"/dev/fd/{pipe(TEXT)}"
+    out = tmp_path / "out"
+    assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 2
+    assert "2 processes (WORLD_SIZE) cannot share a stream" in capfd.readouterr().err
+    places = [f"model_dir={model}", f"input={write_lines(tmp_path / 'in', LINES)}"]
+    assert translate(*places, f"output={out}", "n_best=2", "beam_size=2") == 2
+    assert "n_best=2: 2 processes (WORLD_SIZE) need format=json" in capfd.readouterr().err
+
+
+def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
+    model: Path, expected: bytes, tmp_path: Path
+) -> None:
+    source = write_lines(tmp_path / "in", LINES)
+    for suffix in (".gz", ".xz", ".zst"):
+        out, packed = tmp_path / f"out{suffix}", []
+        for _ in range(2):
+            assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 0
+            packed.append(out.read_bytes())
+            assert b"".join(f"{line}\n".encode() for line in read_lines(out)) == expected, suffix
+        assert packed[0] == packed[1] != expected, suffix
+        assert sorted(p.name for p in tmp_path.iterdir()) == ["in", out.name], suffix
+        out.unlink()
+    scores = tmp_path / "scores.gz"
+    files = [f"src={source}", f"tgt={source}", f"output={scores}", "device=cpu"]
+    assert command("score", f"model_dir={model}", *files) == 0
+    assert len([float(line) for line in read_lines(scores)]) == len(LINES)
+
+
+def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) -> None:
+    source, out = write_lines(tmp_path / "in", LINES), tmp_path / "out"
+    options = [f"model_dir={model}", f"input={source}", f"output={out}", "n_best=2", "beam_size=2"]
+    assert translate(*options) == 0
+    rows = [line.split(" ||| ") for line in out.read_text("utf-8").split("\n")[:-1]]
+    assert translate(*options, "format=json") == 0
+    expected = [
+        [str(line["index"]), h["text"], f"log_prob={h['log_prob']}", str(h["score"])]
+        for line in map(json.loads, out.read_text("utf-8").split("\n")[:-1])
+        for h in line["hypotheses"]
+    ]
+    assert rows == expected
+    assert [row[0] for row in rows].count("5") == 1  # the empty line
+
+
+def test_remaining_time_compares_no_packed_bytes_with_text(
+    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "LOG_SECONDS", 0.0)
+    for suffix, is_known in ((".txt", True), (".gz", False), (".xz", False), (".zst", False)):
+        source = tmp_path / f"in{suffix}"
+        with source.open("wb") as file, packed(file, suffix) as stream:
+            stream.write(TEXT * 4)
+        places = [f"input={source}", f"output={tmp_path / 'out'}", "window_lines=8"]
+        assert translate(f"model_dir={model}", *places) == 0
+        lines = [line for line in capfd.readouterr().err.split("\n") if "8 " in line]
+        assert any(" left" in line for line in lines) == is_known, (suffix, lines)

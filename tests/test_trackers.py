@@ -1,0 +1,239 @@
+"""Trackers: each library's own files hold what metrics.jsonl holds, after kills too, and none can
+slow or stop a run.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import shutil
+import socket
+import sqlite3
+import struct
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_resume import die
+from toy import command, read_records, train
+
+from nmt.config import TrackerName
+from nmt.errors import EXIT_DONE, EXIT_USER
+from nmt.training import trackers
+from nmt.training.trackers import Feed
+
+Point = tuple[int, str, float]  # update, name, value
+CONFIG = "seed: 1\nmodel:\n  d_model: 16\n"
+
+
+def records(last: int) -> list[dict[str, Any]]:
+    """Return lines as a run writes them, with validations and events among them."""
+    found: list[dict[str, Any]] = []
+    for update in range(2, last + 1, 2):
+        found.append({"update": update, "loss": 9.0 / update, "learning_rate": update * 1e-4})
+        if update % 4 == 0:
+            found.append({"update": update, "valid_loss": 8.0 / update, "valid_bleu": 3.0 * update})
+            found.append({"update": update, "event": "loss spike", "batch": "lines 1 to 3"})
+    return found
+
+
+def points(lines: list[dict[str, Any]]) -> list[Point]:
+    return sorted(
+        (line["update"], name, pytest.approx(value, rel=1e-6))
+        for line in lines
+        for name, value in line.items()
+        if name not in ("update", "event", "batch")
+    )
+
+
+def read_tensorboard(run_dir: Path) -> list[Point]:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(run_dir / "tensorboard"), purge_orphaned_data=False)
+    board.Reload()
+    tags = board.Tags()["scalars"]
+    return sorted((e.step, name, e.value) for name in tags for e in board.Scalars(name))
+
+
+def read_mlflow(run_dir: Path) -> list[Point]:
+    [metrics] = (run_dir / "mlflow").glob("*/*/metrics")  # of one run
+    found = []
+    for path in metrics.iterdir():
+        for line in path.read_text().splitlines():
+            _, value, step = line.split()
+            found.append((int(step), path.name, float(value)))
+    return sorted(found)
+
+
+def read_trackio(run_dir: Path) -> list[Point]:
+    with sqlite3.connect(run_dir / "trackio" / "nmt.db") as connection:
+        rows = list(connection.execute("select run_name, step, metrics from metrics"))
+    assert len({name for name, _, _ in rows}) == 1
+    return sorted((step, k, v) for _, step, text in rows for k, v in json.loads(text).items())
+
+
+def read_wandb(run_dir: Path) -> list[Point]:
+    from wandb.proto import wandb_internal_pb2 as protocol
+
+    found, ids = [], set()
+    for path in (run_dir / "wandb").glob("offline-run-*/*.wandb"):
+        for content in leveldb_records(path.read_bytes()):
+            record = protocol.Record()
+            record.ParseFromString(content)
+            ids |= {record.run.run_id} - {""}
+            items = {i.key or "/".join(i.nested_key): i for i in record.history.item}
+            row = {key: json.loads(item.value_json) for key, item in items.items()}
+            names = [name for name in row if name[0] != "_" and name != "update"]
+            found += [(row["update"], name, row[name]) for name in names]
+    assert len(ids) <= 1
+    return sorted(found)
+
+
+def leveldb_records(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a log of LevelDB's format, which begins with 7 bytes of wandb's own."""
+    position, record = 7, b""
+    while position + 7 <= len(data):
+        room = 32768 - position % 32768
+        if room < 7:
+            position += room
+            continue
+        _, length, kind = struct.unpack("<IHB", data[position : position + 7])
+        record += data[position + 7 : position + 7 + length]
+        position += 7 + length
+        if kind in (1, 4):  # whole, or its last part
+            yield record
+            record = b""
+
+
+READ: dict[str, Callable[[Path], list[Point]]] = {
+    "tensorboard": read_tensorboard,
+    "mlflow": read_mlflow,
+    "trackio": read_trackio,
+    "wandb": read_wandb,
+}
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A run folder whose trackers write into it, and to no network."""
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("TRACKIO_DIR", str(tmp_path / "run" / "trackio"))
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.yaml").write_text(CONFIG)
+    return tmp_path / "run"
+
+
+def write_lines(run_dir: Path, lines: list[dict[str, Any]], mode: str = "w") -> None:
+    with (run_dir / "metrics.jsonl").open(mode) as file:
+        file.write("".join(json.dumps(line) + "\n" for line in lines))
+
+
+def assert_holds(name: str, run_dir: Path, lines: list[dict[str, Any]]) -> None:
+    """Compare; wandb's own process may still be writing."""
+    until = time.monotonic() + 10 * (name == "wandb")
+    while time.monotonic() < until and len(READ[name](run_dir)) < len(points(lines)):
+        time.sleep(0.1)
+    assert READ[name](run_dir) == points(lines), name
+
+
+@pytest.mark.parametrize("name", READ)  # each needs a library of its own
+def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: Path) -> None:
+    pytest.importorskip(name)
+    lines, resumed = records(24), 8
+    write_lines(run_dir, [])
+    feed = Feed(TrackerName(name), run_dir)
+    for line in lines[:20]:  # while a run goes on
+        write_lines(run_dir, [line], "a")
+        feed.notify()
+    feed.close(60)
+    assert feed.is_done
+    assert_holds(name, run_dir, lines[:20])
+    # a kill: the run goes on from update 8, and makes the lines after it again
+    write_lines(run_dir, [line for line in lines if line["update"] <= resumed])
+    feed = Feed(TrackerName(name), run_dir)
+    write_lines(run_dir, [line for line in lines if line["update"] > resumed], "a")
+    feed.close(60)
+    assert_holds(name, run_dir, lines)
+    if name in ("mlflow", "trackio"):  # which know what they have, if a kill came before the mark
+        marker = run_dir / "trackers" / f"{name}.json"
+        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"sent": [4, 0]}))
+    assert command("visualize", "what=upload", f"run_dir={run_dir}", f"tracker={name}") == EXIT_DONE
+    assert_holds(name, run_dir, lines)
+
+
+@pytest.mark.slow
+def test_a_killed_and_resumed_run_is_one_run_without_doubled_steps(
+    toy_data: Path, run_dir: Path
+) -> None:
+    small = ["valid_bleu=false", "max_updates=20", "tracker=[tensorboard,mlflow]"]
+    shutil.rmtree(run_dir)
+    die(run_dir.parent, "update", 14, toy_data, run_dir, *small)
+    assert train(toy_data, run_dir, *small) == 0
+    expected = {(r["update"], k) for r in read_records(run_dir, "update") for k in r} - {
+        (r["update"], "update") for r in read_records(run_dir, "update")
+    }
+    for name in ("tensorboard", "mlflow"):
+        found = [(update, key) for update, key, _ in READ[name](run_dir)]
+        assert len(found) == len(set(found)), name
+        assert set(found) == expected, name
+    rates = [(r["update"], r["learning_rate"]) for r in read_records(run_dir, "learning_rate")]
+    found = [
+        (update, value) for update, key, value in read_mlflow(run_dir) if key == "learning_rate"
+    ]
+    assert found == rates
+    [parameter] = (run_dir / "mlflow").glob("*/*/params/max_updates")
+    assert parameter.read_text() == "20"
+
+
+def test_a_tracker_that_never_answers_costs_a_run_nothing(
+    toy_data: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(trackers, "CLOSE_SECONDS", 0.3)
+    spent: list[float] = []
+    notify = Feed.notify
+
+    def timed(feed: Feed) -> None:
+        start = time.perf_counter()
+        notify(feed)
+        spent.append(time.perf_counter() - start)
+
+    monkeypatch.setattr(Feed, "notify", timed)
+    with socket.create_server(("127.0.0.1", 0)) as server:  # accepts, and says nothing
+        monkeypatch.setenv("MLFLOW_TRACKING_URI", f"http://127.0.0.1:{server.getsockname()[1]}")
+        small = ["valid_bleu=false", "max_updates=12", "log_every_updates=1", "tracker=mlflow"]
+        with caplog.at_level(logging.WARNING, "nmt"):
+            start = time.monotonic()
+            assert train(toy_data, run_dir, *small) == EXIT_DONE
+            seconds = time.monotonic() - start
+    assert len(spent) >= 12
+    assert sum(spent) < 0.01 * seconds
+    assert len(read_records(run_dir, "loss")) == 12
+
+
+def test_a_tracker_that_fails_is_one_warning(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "nonsense://nowhere")
+    write_lines(run_dir, records(8))
+    with caplog.at_level(logging.WARNING, "nmt.training.trackers"):
+        feed = Feed(TrackerName.mlflow, run_dir)
+        feed.close(60)
+    assert not feed.is_done
+    assert [r.name for r in caplog.records].count("nmt.training.trackers") == 1
+    assert "tracker mlflow: " in caplog.text
+
+
+def test_a_library_that_is_missing_is_named_at_once(
+    toy_data: Path,
+    run_dir: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    find = trackers.importlib.util.find_spec
+    hidden = lambda name: None if name in ("wandb", "tensorboard") else find(name)  # noqa: E731
+    monkeypatch.setattr(trackers.importlib.util, "find_spec", hidden)
+    assert train(toy_data, run_dir, "max_updates=2", "tracker=wandb") == EXIT_USER
+    assert "tracker=wandb: install it with: pip install nmt[wandb]" in capsys.readouterr().err
+    assert trackers.check_trackers([TrackerName.tensorboard]) == []
