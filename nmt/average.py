@@ -64,6 +64,15 @@ def last_checkpoints(run_dir: Path, count: int) -> list[Path]:
 
 def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
     """Return the `count` checkpoints with the best validation scores, best first."""
+    scores = validation_scores(run_dir, metric)
+    scored = [f for f in list_checkpoints(run_dir) if checkpoint_update(f) in scores]
+    sign = -1 if metric is BestMetric.bleu else 1
+    scored.sort(key=lambda folder: sign * scores[checkpoint_update(folder)])
+    return _enough(run_dir, scored, count)[:count]
+
+
+def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
+    """Return the score of each update of a run that was validated."""
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
@@ -72,11 +81,7 @@ def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path
     except ValueError as error:
         raise ModelError(f"{path} is damaged ({error}); use last=N instead of best=N") from None
     key = f"valid_{metric.value}"
-    scores = {record["update"]: record[key] for record in records if key in record}
-    scored = [f for f in list_checkpoints(run_dir) if checkpoint_update(f) in scores]
-    sign = -1 if metric is BestMetric.bleu else 1
-    scored.sort(key=lambda folder: sign * scores[checkpoint_update(folder)])
-    return _enough(run_dir, scored, count)[:count]
+    return {record["update"]: record[key] for record in records if key in record}
 
 
 def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:

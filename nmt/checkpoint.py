@@ -166,12 +166,36 @@ class _NoDraws(TorchFunctionMode):
 
 
 def find_model(folder: Path) -> Path:
-    """Return `folder`, or of a run's folder its average, best or latest checkpoint."""
-    for part in (".", "average", "checkpoints/best", "checkpoints/latest"):
-        if (folder / part / CONFIG).is_file():
-            return (folder / part).resolve()
-    load_info(folder)
-    raise AssertionError("load_info raises for a folder without config.json")
+    """Return `folder`, or of a run's folder its newest model: the average, unless the newest
+    checkpoint has more updates and was written later; then that checkpoint.
+    """
+    if (folder / CONFIG).is_file():
+        return folder.resolve()
+    found = _run_models(folder)
+    if not found:
+        load_info(folder)
+    average, latest = found.get("average"), found.get("checkpoints/latest")
+    if average is None or latest is None:
+        return next(iter(found.values()))
+    (old_updates, old_time), (new_updates, new_time) = map(_age, (average, latest))
+    return latest if new_updates > old_updates and new_time > old_time else average
+
+
+def other_models(folder: Path, taken: Path) -> str:
+    """Return, for the log, which models of a run's folder are there beside the one `taken`."""
+    found = {} if (folder / CONFIG).is_file() else _run_models(folder)
+    others = [f"{n} ({_age(path)[0]} updates)" for n, path in found.items() if path != taken]
+    return f"; not taken: {', '.join(others)}" if others else ""
+
+
+def _run_models(folder: Path) -> dict[str, Path]:
+    parts = ("average", "checkpoints/latest", "checkpoints/best")
+    return {name: (folder / name).resolve() for name in parts if (folder / name / CONFIG).is_file()}
+
+
+def _age(folder: Path) -> tuple[int, int]:
+    """Return the updates behind a model, and when it was written."""
+    return _read_info(folder / CONFIG)[0].updates, (folder / CONFIG).stat().st_mtime_ns
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import re
 import sys
@@ -17,8 +18,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nmt.config import DType
+from nmt.cores import choose_threads
 from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 
@@ -151,9 +154,16 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Limit torch to so many CPU threads; 0 leaves its own choice."""
-    if num_threads:
-        torch.set_num_threads(num_threads)
+    """Let torch use so many CPU threads; 0: its own number, or fewer on a machine that is busy. The
+    ranks of a machine keep what they were given.
+    """
+    most = torch.get_num_threads()
+    chosen = num_threads or (most if is_launched() else choose_threads(most))
+    if chosen != most:
+        torch.set_num_threads(chosen)
+    if not num_threads and chosen < most:
+        text = "%d threads, since other processes are busy; num_threads=%d takes all cores"
+        log.info(text, chosen, most)
 
 
 def keep_freed_memory() -> None:

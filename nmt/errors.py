@@ -59,10 +59,12 @@ class StoppedError(Exception):
 LINE_ERRORS = (NmtError, RankError, StoppedError)  # shown as one line, without a traceback
 
 
-def nearest(name: str, valid: Iterable[str]) -> str:
-    """Return the end of an error message: which of `valid` the user may have meant by `name`."""
+def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
+    """Return the end of an error message: which of `valid` the user may have meant by `name`, or,
+    when none is near, `otherwise`, by default all.
+    """
     options = sorted(valid)
     close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"
-    return "valid: " + ", ".join(options)
+    return otherwise or "valid: " + ", ".join(options)

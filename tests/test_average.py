@@ -32,6 +32,7 @@ from nmt.checkpoint import (
     load_info,
     load_tokenizer,
     load_weights,
+    other_models,
     save_model,
 )
 from nmt.config import BestMetric, Norm, Positions, SearchConfig
@@ -93,12 +94,18 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
         assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
 
 
-def test_a_run_stands_for_its_average_then_its_best_then_its_latest(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    for place in ("checkpoints/latest", "checkpoints/best", "average"):
-        expected = save(tmp_path / place, tokenizer)
-        assert find_model(tmp_path) == expected.resolve()
+def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_path: Path) -> None:
+    for place, updates in (("best", 3), ("latest", 4), ("../average", 4), ("latest", 6)):
+        expected = save(tmp_path / "checkpoints" / place, tokenizer, updates=updates)
+        assert find_model(tmp_path) == expected.resolve(), place
+        if place == "../average":  # of the newest checkpoint, whichever was copied last
+            (tmp_path / "checkpoints/latest/config.json").touch()
+            assert find_model(tmp_path) == expected.resolve()
+    (tmp_path / "average").joinpath("config.json").touch()  # of older checkpoints, but made now
+    assert find_model(tmp_path) == (tmp_path / "average").resolve()
+    others = other_models(tmp_path, tmp_path / "average")
+    assert others == "; not taken: checkpoints/latest (6 updates), checkpoints/best (3 updates)"
+    assert other_models(expected, expected) == ""
     with pytest.raises(ModelError, match=r"no config\.json"):
         find_model(tmp_path / "checkpoints")
 

@@ -89,7 +89,7 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
 
 def test_settings_that_cannot_be(assert_refused: Refused) -> None:
     for name, argument, *expected in [
-        ("train", "max_update=3", "max_update", "did you mean max_updates"),
+        ("train", "max_updte=3", "max_updte", "did you mean max_updates"),
         ("preprocess", "num_threads=100000", "num_threads", "must"),
         ("evaluate", "references=r", "hypotheses=FILE"),
         ("evaluate", "hypotheses=h", "references"),
@@ -110,8 +110,8 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
     arrow = (root / "data/train-00000.arrow").read_bytes()[:700]
     run, data = tmp_path / "run", root / "data"
     for data_dir, run_dir, setting, *expected in [
-        (tmp_path / "none", run, "", "none does not exist", "nmt-preprocess"),
-        (tmp_path, run, "", "is no data folder", "nmt-preprocess"),
+        (tmp_path / "none", run, "", "none does not exist", "preprocess data.train.src=FILE"),
+        (tmp_path, run, "", "is no data folder", "preprocess data.train.src=FILE"),
         (("meta.json", newer), run, "", "format_version 99", "update nmt"),
         (("meta.json", b"{"), run, "", "meta.json is damaged"),
         (("train-00000.arrow", arrow), run, "", "train-00000.arrow is damaged", "nmt-preprocess"),

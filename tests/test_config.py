@@ -41,7 +41,7 @@ def composed(name: str, *arguments: str) -> Any:
     """Return the config that a command would run with."""
     seen: list[Any] = []
     everything = [*REQUIRED.get(name, []), *arguments]
-    compose.with_config(COMMANDS[name], everything, lambda config, _: seen.append(config))
+    compose.with_config(COMMANDS[name], everything, lambda config, *_: seen.append(config))
     return seen[0]
 
 
@@ -93,8 +93,8 @@ def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
     assert composed("average", "experiment=multi30k").run_dir == "runs/multi30k"
     files = {str(path.relative_to(FOLDER)) for path in FOLDER.rglob("*.yaml")}
     assert files == {f"{group}/{name}.yaml" for group, name in CHOICES}
-    with pytest.raises(ConfigError, match="the YAML sets max_update, .* mean max_updates"):
-        from_yaml(TrainConfig, max_update=3)
+    with pytest.raises(ConfigError, match="the YAML sets max_updte, .* mean max_updates"):
+        from_yaml(TrainConfig, max_updte=3)
 
 
 def test_base_and_big_spell_out_every_hyperparameter() -> None:
@@ -124,7 +124,7 @@ def test_recipes_are_the_papers() -> None:
 def test_the_resolved_yaml_holds_every_setting() -> None:
     texts: list[str] = []
     arguments = ["model=tiny", "seed=9"]
-    compose.with_config(COMMANDS["train"], arguments, lambda config, text: texts.append(text))
+    compose.with_config(COMMANDS["train"], arguments, lambda config, text, _: texts.append(text))
     saved = yaml.safe_load(texts[0])
     assert set(saved) == {field.name for field in dataclasses.fields(TrainConfig)}
     assert (saved["seed"], saved["model"]["d_model"]) == (9, 128)
@@ -225,10 +225,9 @@ def test_help_shows_every_setting() -> None:
 
 def test_a_mistyped_key_names_the_nearest() -> None:
     for command, argument, expected in [
-        ("train", "max_update=3", "mean max_updates"),
-        ("train", "+max_update=3", "mean max_updates"),
+        ("train", "max_updte=3", "mean max_updates"),
+        ("train", "+max_updte=3", "mean max_updates"),
         ("train", "model.d_modell=3", "mean model.d_model "),
-        ("train", "beam_size=3", "search.beam_size"),
         ("preprocess", "data.train.source=x", "data.train.src"),
         ("train", "model=bas", "mean base?"),
         ("train", "experiment=multi30", "mean multi30k"),

@@ -74,12 +74,12 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     monkeypatch.chdir(tmp_path)
     seen: list[int] = []
 
-    def note(config: AverageConfig, text: str) -> None:
+    def note(config: AverageConfig, _: str) -> None:
         seen.append(config.last)
         if config.last == 3:
             raise ConfigError("enough")
 
-    arguments = ["run_dir=a,b c", "hydra.sweep.dir=sweep"]
+    arguments = ["run_dir='a,b c'", "hydra.sweep.dir=sweep"]
     with pytest.raises(ConfigError, match="enough"):
         with_config(COMMANDS["average"], ["-m", "last=1,2,3,4", *arguments], note)
     assert seen == [1, 2, 3]

@@ -176,7 +176,7 @@ def test_a_run_that_is_over_says_so_and_stays_as_it_is(
     path = root / "run/checkpoints/latest/model.safetensors"
     before = path.read_bytes()
     assert train(root / "data", root / "run", "max_updates=20") == 0
-    assert "the run was over after 20 updates; raise max_updates" in capfd.readouterr().err
+    assert "the run was over: 20 updates are done; a larger max_up" in capfd.readouterr().err
     assert path.read_bytes() == before
 
 

@@ -6,8 +6,8 @@ import re
 import shlex
 from pathlib import Path
 
+from nmt.cli.arguments import read_arguments
 from nmt.cli.commands import COMMANDS
-from nmt.cli.compose import check_argument
 
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
@@ -34,8 +34,7 @@ def test_documented_commands_are_accepted() -> None:
     for page, match in found:
         name = match[1][4:]
         assert name in COMMANDS, f"{page}: {match[0]}"
-        for argument in shlex.split(match[2]):
-            check_argument(argument, COMMANDS[name])
+        read_arguments(shlex.split(match[2]), COMMANDS[name])
 
 
 def test_lines_of_prose_are_wrapped() -> None:

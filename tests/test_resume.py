@@ -18,6 +18,7 @@ from faults import train_and_die, train_and_record, train_and_signal
 from ranks import child, ranks, run_ranks
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
+from nmt.checkpoint import load_info
 from nmt.config import TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData
@@ -25,6 +26,7 @@ from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import EXIT_STOPPED, ConfigError, ModelError
+from nmt.model.transformer import Transformer
 from nmt.training.checkpoints import (
     TrainerState,
     check_fingerprint,
@@ -263,11 +265,26 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     )
 
 
-def test_init_from_refuses_another_tokenizer_and_other_shapes(root: Path, toy_data: Path) -> None:
-    tokenizer, short = Tokenizer.load(toy_data / "tokenizer.model"), str(root / "short")
+def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
+    root: Path, toy_data: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", "nmt")
+    old, short = Tokenizer.load(toy_data / "tokenizer.model"), str(root / "short")
     config = TrainConfig(data_dir=str(toy_data), init_from=short)
-    with pytest.raises(ModelError, match="do not fit the model's config"):
-        load_initial_weights(config, tokenizer)
-    other = train_tokenizer(sentences(50), tokenizer_config(vocab_size=300))
-    with pytest.raises(ModelError, match="its tokenizer is not the one of data_dir="):
-        load_initial_weights(config, other)
+    expected = r"num_encoder_layers=1, not 6, .*d_model=16, not 512.*; give these settings its"
+    with pytest.raises(ModelError, match=expected):
+        load_initial_weights(config, old, {})
+    before = read_weights(root / "short")
+    info = load_info(root / "short/checkpoints/latest")
+    new = train_tokenizer([*sentences(50), "red house"], tokenizer_config(vocab_size=300))
+    fresh = Transformer(info.model, new.vocab_size).state_dict()
+    carried = load_initial_weights(replace(config, model=info.model), new, fresh)
+    rows, kept = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True)), 0
+    for row, piece in enumerate(new.all_pieces()):
+        origin = before["embedding.weight"][rows[piece]] if piece in rows else None
+        same = fresh["embedding.weight"][row] if origin is None else origin
+        assert torch.equal(carried["embedding.weight"][row], same), piece
+        kept += origin is not None
+    assert 261 <= kept < new.vocab_size
+    assert f"{kept} of {new.vocab_size} rows are kept" in caplog.text
+    assert all(torch.equal(carried[k], w) for k, w in before.items() if k != "embedding.weight")

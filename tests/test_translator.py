@@ -319,8 +319,13 @@ def test_lines_that_are_none_are_refused(translator: Translator) -> None:
         translator.score(["a", "b"], "ab")
     with pytest.raises(ConfigError, match="prefixes: no such option here"):
         translator.score(["a"], ["a"], prefixes=["a"])
-    with pytest.raises(TypeError, match="config=4: give a SearchConfig"):
-        translator.n_best(["a"], 4)  # type: ignore[arg-type]
+    for call in (*CALLS, lambda t, lines, *more: t.score(lines, ["a"], *more)):
+        with pytest.raises(TypeError, match="config=4: give a SearchConfig"):
+            call(translator, ["a"], 4)
+        with pytest.raises(TypeError, match=r"\[0\]=5: must be a text \(str\), not int"):
+            call(translator, [5])
+        with pytest.raises(TypeError, match="=None: give a list of texts"):
+            call(translator, None)
 
 
 def test_all_methods_take_the_same_options(translator: Translator) -> None:

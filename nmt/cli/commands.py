@@ -7,17 +7,23 @@ setup.cfg. This module imports neither torch nor Hydra.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
+import shlex
+import shutil
+import sys
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 from nmt import config
 
 NAME = "NAME"  # stands for a name that the user chooses
 _COLUMN = 34
+_SHARED_WORK = ("report_only", "shard", "step")  # of nmt-preprocess on several machines
 
 
 @dataclass(frozen=True)
@@ -31,7 +37,21 @@ class Command:
     examples: tuple[str, ...]
     schema: type[Any]
     run: str  # "module:function", imported only when the command runs: it may need torch
-    groups: tuple[str, ...] = ()  # config groups that help mentions
+    groups: tuple[str, ...] = ("experiment",)  # config groups that it takes
+
+    @functools.cached_property
+    def settings(self) -> tuple[Setting, ...]:
+        """Its own settings."""
+        return tuple(settings(self.schema))
+
+    @functools.cached_property
+    def accepted(self) -> tuple[Setting, ...]:
+        """Its own, and those of a data folder that it may have to prepare."""
+        if self.name != "train":
+            return self.settings
+        own = {setting.key for setting in self.settings}
+        more = (s for s in settings(config.PreprocessConfig) if s.key not in (*own, *_SHARED_WORK))
+        return *self.settings, *more
 
 
 _ALL = (
@@ -56,7 +76,8 @@ _ALL = (
     Command(
         name="train",
         summary="Train a Transformer; started again, resume from the last checkpoint.",
-        reads="data_dir, made by nmt-preprocess",
+        reads="data_dir; prepared first, as by nmt-preprocess, when it is not there and "
+        "experiment=NAME or settings of nmt-preprocess (data.train.src=FILE) say of what",
         writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); figures to trackers",
         examples=(
             "nmt-train +model=base",
@@ -64,7 +85,7 @@ _ALL = (
         ),
         schema=config.TrainConfig,
         run="nmt.cli.train:run",
-        groups=("model", "experiment"),
+        groups=("model", "data", "experiment"),
     ),
     Command(
         name="average",
@@ -74,7 +95,6 @@ _ALL = (
         examples=("nmt-average run_dir=runs/mine last=5 output=runs/mine/average",),
         schema=config.AverageConfig,
         run="nmt.cli.tasks:average",
-        groups=("experiment",),
     ),
     Command(
         name="translate",
@@ -90,7 +110,6 @@ _ALL = (
         ),
         schema=config.TranslateConfig,
         run="nmt.cli.translate:translate",
-        groups=("experiment",),
     ),
     Command(
         name="evaluate",
@@ -130,7 +149,6 @@ _ALL = (
         ),
         schema=config.ExportConfig,
         run="nmt.cli.tasks:export",
-        groups=("experiment",),
     ),
     Command(
         name="import",
@@ -209,7 +227,7 @@ def settings(schema: type[Any], prefix: str = "") -> Iterator[Setting]:
 def command_help(command: Command) -> str:
     """Describe what the command reads and writes, with examples and every setting."""
     lines = []
-    for setting in settings(command.schema):
+    for setting in command.settings:
         name = f"{setting.key} {setting.default}".strip()
         gap = "\n" + " " * (_COLUMN + 2) if len(name) >= _COLUMN else ""
         lines.append(f"  {name:<{0 if gap else _COLUMN}}{gap}{setting.help}")
@@ -224,6 +242,25 @@ def command_help(command: Command) -> str:
         "signal and saved, 130 interrupted",
     ]
     return "\n\n".join(part for part in parts if part)
+
+
+def command_line(name: str, arguments: Iterable[str] = (), **settings: str | None) -> str:
+    """Return `nmt-NAME` with its arguments as it can be typed into a shell here."""
+    program = [f"nmt-{name}"]
+    if shutil.which(program[0]) is None:  # in an environment that is not active
+        beside = Path(sys.argv[0]).with_name(program[0])
+        program = [str(beside)] if beside.is_file() else [sys.executable, "-m", "nmt", name]
+    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    return shlex.join([*program, *arguments, *given])
+
+
+def script_line(command: str) -> str:
+    """Return `python SCRIPT ...` of our checkout as it can be typed here."""
+    program, script, *rest = shlex.split(command)
+    checkout = Path(__file__).parents[2] / script
+    place = script if Path(script).is_file() or not checkout.is_file() else str(checkout)
+    program = program if shutil.which(program) == sys.executable else sys.executable
+    return shlex.join([program, place, *rest])
 
 
 def list_commands() -> str:

@@ -2,7 +2,7 @@
 
 Hydra composes the same YAML files for every command, since a model or an experiment sets data,
 training and search in one file; each command then takes the keys of its own dataclass. Keys that
-the user types must be keys of that dataclass.
+the user types must be keys of that dataclass; `nmt.cli.arguments` reads them.
 """
 
 from __future__ import annotations
@@ -12,67 +12,109 @@ import os
 import re
 import sys
 import typing
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import hydra
 from hydra.core.config_store import ConfigStore
+from hydra.core.global_hydra import GlobalHydra
+from hydra.core.hydra_config import HydraConfig
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException
+from hydra.types import RunMode
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
 
-from nmt.cli.commands import COMMANDS, NAME, Command, choices, settings
+from nmt.cli.arguments import GROUPS, Argument, is_list, read_arguments
+from nmt.cli.commands import COMMANDS, Command, choices, script_line
+from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, plain_value
 from nmt.errors import ConfigError, nearest
 from nmt.manifest import set_verify
 
-GROUPS = ("model", "data", "experiment")
-# Hydra's own flags that a value follows
-VALUE_FLAGS = ["--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-completion", "-sc"]
 _SPLITS = ("train", "valid", "test")
 _TEXT = ("src", "tgt", "tsv", "jsonl", "dataset", "dataset_config", "dataset_split")
 _LOGS = ("hydra_logging", "job_logging")  # disabled, since our loggers write to stderr
-_PRIMARY: dict[str, Any] = {  # of every command; its settings and their defaults come on top
-    "defaults": [
-        "_self_",
-        {"data": "numbers"},
-        {"model": "base"},
-        {"experiment": None},
-        *({f"override hydra/{name}": "disabled"} for name in _LOGS),
-    ],
-    "hydra": {
-        "output_subdir": None,
-        "run": {"dir": "."},
-        "sweep": {"dir": "runs", "subdir": "."},
-        "job": {"chdir": False},
-        **{name: {"disable_existing_loggers": False} for name in _LOGS},
-    },
+_HYDRA: dict[str, Any] = {
+    "output_subdir": None,
+    "run": {"dir": "."},
+    "sweep": {"dir": "runs", "subdir": "."},
+    "job": {"chdir": False},
+    **{name: {"disable_existing_loggers": False} for name in _LOGS},
 }
+_IS_1_3 = hydra.__version__.startswith("1.3")  # later ones warn of what it needs, or lacks
+_VERSION: dict[str, Any] = {"version_base": "1.3"} if _IS_1_3 else {}
+_REPLACE: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
+_MOST_NAME = 200  # characters of the folder of one run of a sweep
+_OF_DATA = ("data", "experiment")
+_OF_TRAINING = ("dtype", "max_tokens", "seed")  # in YAML, where other commands have them too
+_PATHS: dict[str, Path] = {}  # of the user's YAML, by the name that Hydra knows
 
 
-def with_config(command: Command, arguments: list[str], run: Callable[..., None]) -> None:
-    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`."""
-    defaults = OmegaConf.to_container(OmegaConf.structured(command.schema))
-    ConfigStore.instance().store(command.name, {**_PRIMARY, **typing.cast(Any, defaults)})
-    overrides = [
-        argument if previous in VALUE_FLAGS else check_argument(argument, command)
-        for previous, argument in zip(["", *arguments], arguments, strict=False)
-    ]
-    keys = {override.lstrip("+").partition("=")[0] for override in overrides}
-    has_files = any(key.startswith("data.") for key in keys) and not keys & {"data", "experiment"}
-    if command.name == "preprocess" and has_files:
-        overrides.insert(0, "data=files")
-    overrides = [*_other_text(keys), *overrides]
+def with_config(command: Command, arguments: list[str], run: Callable[..., Any]) -> None:
+    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`; for
+    nmt-train with a third argument, the `Preparation` of its data folder or None.
+    """
+    read = read_arguments(arguments, command)
+    own = {key: path for folder in read.folders for key, path in _find_own(folder)}
+    for (group, _), path in own.items():
+        if path.parent.name == group:  # others may name it in their defaults
+            _register(group, path)
     try:
-        if any(override.startswith(("-", "hydra", "+hydra")) for override in overrides):
-            _run_hydra(command, overrides, run)
-            return
-        with hydra.initialize_config_module("nmt.configs", version_base="1.3"):
-            configs = to_config(hydra.compose(command.name, overrides), command.schema)
+        for argument in read.arguments:
+            if argument.key in GROUPS:
+                _register_choices(argument, own)
+        if read.flags or any(argument.key.startswith("hydra") for argument in read.arguments):
+            _run_hydra(command, read.flags, read.arguments, run)
+        else:
+            run(*_compose(command, read.arguments))
     except (HydraException, OmegaConfBaseException) as error:
         key, text = getattr(error, "full_key", None), str(error).split("\n    full_key:")[0]
         text = " ".join(text.split())
         raise ConfigError(f"{key}: {text}" if key and key not in text else text) from None
-    run(*configs)
+
+
+def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
+    """Return what the command is called with."""
+    _store(command, arguments)
+    overrides = [a.override for a in arguments if not a.is_for_data]
+    if command.name == "preprocess":
+        overrides = [*_other_text({a.key for a in arguments}), *overrides]
+    if GlobalHydra.instance().is_initialized():  # in a run of a sweep
+        composed = hydra.compose(command.name, overrides)
+    else:
+        with hydra.initialize_config_module("nmt.configs", **_VERSION):
+            composed = hydra.compose(command.name, overrides)
+    return _configs(command, composed, arguments)
+
+
+def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) -> tuple[Any, ...]:
+    """Return the config, its YAML, and for nmt-train how its data folder is prepared."""
+    OmegaConf.set_struct(composed, False)
+    if command.name not in ("train", "preprocess"):
+        for key in {*_OF_TRAINING} - {argument.key for argument in arguments}:
+            composed.pop(key, None)
+    for argument in arguments:
+        if argument.key == "experiment":
+            name = argument.override.partition("=")[2]
+            path = os.path.relpath(_PATHS[name]) if name in _PATHS else name
+            argument.raw = f"experiment={path}"
+            composed.experiment = path
+    configs: tuple[Any, ...] = to_config(composed, command.schema)
+    if command.name == "preprocess" and configs[0].data.made_by:
+        configs[0].data.made_by = script_line(configs[0].data.made_by)
+    if command.name != "train":
+        return configs
+    data = [replace(a, is_for_data=False) for a in arguments if a.is_for_data or a.key in _OF_DATA]
+    if not data:
+        return *configs, None
+    preparation: PreprocessConfig = _compose(COMMANDS["preprocess"], data)[0]
+    preparation.data_dir, preparation.num_threads = configs[0].data_dir, configs[0].num_threads
+    has_place = any(a.key == "data_dir" for a in arguments)
+    places = [f"data_dir={configs[0].data_dir}"] if has_place else []
+    return *configs, (preparation, [a.raw for a in data] + places)
 
 
 def _other_text(keys: set[str]) -> list[str]:
@@ -88,30 +130,153 @@ def _other_text(keys: set[str]) -> list[str]:
     return [f"data.{split}.{key}=null" for split in splits for key in _TEXT]
 
 
-def _run_hydra(command: Command, overrides: list[str], run: Callable[..., None]) -> None:
+def _store(command: Command, arguments: list[Argument]) -> None:
+    """Give Hydra the defaults of the command's settings, and of the config groups."""
+    keys = {argument.key for argument in arguments}
+    defaults = typing.cast(Any, OmegaConf.to_container(OmegaConf.structured(command.schema)))
+    if "model_dir" in defaults and "run_dir" not in defaults:  # where an experiment trains
+        has_model = defaults["model_dir"] is not None
+        if has_model or ("experiment" in keys and "hypotheses" not in keys):
+            defaults |= {"run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
+    is_bare = not any(key == "experiment" or key.startswith("data.") for key in keys)
+    primary: list[Any] = [
+        "_self_",
+        {"data": "numbers" if is_bare else "files"},
+        {"model": "base"},
+        {"experiment": None},
+        *({f"override hydra/{name}": "disabled"} for name in _LOGS),
+    ]
+    node = {"defaults": primary, "hydra": _HYDRA, **defaults}
+    ConfigStore.instance().store(command.name, node, **_REPLACE)
+
+
+# --- Hydra's own flags and sweeps
+
+
+def _run_hydra(
+    command: Command, flags: list[str], arguments: list[Argument], run: Callable[..., Any]
+) -> None:
     """Give flags and settings of Hydra's own, such as those of a sweep, to Hydra: half as fast."""
     errors: list[BaseException] = []
+    _store(command, arguments)
 
-    def job(composed: DictConfig) -> None:  # once, or for each run of a sweep
-        if not errors:
-            try:
-                run(*to_config(composed, command.schema))
-            except Exception as error:  # Hydra would print it
-                errors.append(error)
+    def job(composed: DictConfig) -> Any:  # once, or for each run of a sweep
+        if errors:
+            return None
+        try:
+            if HydraConfig.get().mode is RunMode.MULTIRUN:
+                _name_run(composed, arguments)
+            chosen = HydraConfig.get().runtime.choices
+            now = [  # one choice of those that a sweep goes over
+                replace(a, override=f"{a.key}={chosen[a.key]}") if a.key in GROUPS else a
+                for a in arguments
+            ]
+            return run(*_configs(command, composed, now))
+        except Exception as error:  # Hydra would print it
+            errors.append(error)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
-    sys.argv = [f"nmt-{command.name}", *overrides]
-    hydra.main(version_base="1.3", config_path="pkg://nmt.configs", config_name=command.name)(job)()
-    if errors:
-        raise errors[0]
+    sys.argv = [
+        f"nmt-{command.name}",
+        *flags,
+        *(a.override for a in arguments if not a.is_for_data),
+    ]
+    main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION)
+    try:
+        main(job)()
+    finally:  # a sweeper may fail for want of a score
+        if errors:
+            raise errors[0]
+
+
+def _name_run(composed: DictConfig, arguments: list[Argument]) -> None:
+    """Give one run of a sweep a folder of its own, named after what is swept, in `run_dir`."""
+    typed = OverridesParser.create().parse_overrides([a.override for a in arguments])
+    fixed = {o.get_key_element() for o in typed if not o.is_sweep_override()}
+    jobs = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
+    swept = {o.get_key_element().lstrip("+"): o for o in jobs if o.get_key_element() not in fixed}
+    if "run_dir" in composed and (names := sorted(swept.keys() - {"run_dir"})):
+        parts = [f"{name}={swept[name].get_value_string()}" for name in names]
+        name = re.sub(r"[^\w.=,+-]", "_", ",".join(parts).replace("'", ""))
+        if len(name) > _MOST_NAME:
+            raise ConfigError(
+                f"a run of the sweep would be named {name}; sweep over fewer settings"
+            )
+        composed.run_dir = str(Path(composed.run_dir, name))
+
+
+# --- the user's own YAML
+
+
+def _find_own(folder: Path) -> Iterator[tuple[tuple[str, str], Path]]:
+    """Yield (group, name) and path of the YAML files of a folder; those that are in the folder of
+    no group are experiments.
+    """
+    if not folder.is_dir():
+        raise ConfigError(f"{folder}: there is no such folder of configs")
+    yield from ((("experiment", path.stem), path) for path in sorted(folder.glob("*.yaml")))
+    for group in GROUPS:
+        yield from (((group, path.stem), path) for path in sorted((folder / group).glob("*.yaml")))
+
+
+def _register_choices(argument: Argument, own: Mapping[tuple[str, str], Path]) -> None:
+    """Check the choices of a group, of which several are a sweep; one may be in a folder of the
+    user, or the path of a YAML file.
+    """
+    group, known, names = argument.key, choices(argument.key), argument.value.split(",")
+    for index, name in enumerate(names):
+        path = own.get((group, name), Path(name).expanduser())
+        if path.is_file():
+            names[index] = _register(group, path)
+        elif name not in known:
+            near = nearest(name, [*known, *(other for kind, other in own if kind == group)])
+            raise ConfigError(
+                f"{group}={name}: there is none of this name, and no such YAML file; {near}"
+            )
+    argument.override = f"{group}={','.join(names)}"
+
+
+def _register(group: str, path: Path) -> str:
+    """Check a YAML file of the user and store it for Hydra; return its name there."""
+    try:
+        content = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no settings; write lines of key: value")
+    content = typing.cast(dict[str, Any], content)
+    for key in content.keys() - {"defaults"}:
+        _check_known(str(key), path)
+    for command in COMMANDS.values():
+        hints = typing.get_type_hints(command.schema)
+        try:
+            for key in content.keys() & hints.keys():
+                _fitted(content[key], hints[key], key)
+        except ConfigError as error:
+            raise ConfigError(f"{path}: {error}") from None
+    name = path.stem if path.stem not in choices(group) else f"{path.parent.name}-{path.stem}"
+    ConfigStore.instance().store(
+        group=group, name=name, node=content, package="_global_", **_REPLACE
+    )
+    _PATHS[name] = path
+    return name
+
+
+# --- typed configs
+
+
+def _check_known(key: str, place: object) -> None:
+    """Raise a `ConfigError` for a key of YAML that is no setting of any command."""
+    known = {f.name for command in COMMANDS.values() for f in dataclasses.fields(command.schema)}
+    if key not in known:
+        near = nearest(key, known, "nmt-train --help lists all")
+        raise ConfigError(f"{place} sets {key}, which no command has; {near}")
 
 
 def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     """Return the composed keys that `schema` has as its dataclass, and as YAML."""
-    known = {field.name for c in COMMANDS.values() for field in dataclasses.fields(c.schema)}
     for key in map(str, composed):
-        if key not in known:
-            raise ConfigError(f"the YAML sets {key}, which no command has; {nearest(key, known)}")
+        _check_known(key, "the YAML")
     hints = typing.get_type_hints(schema)
     given = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
     chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
@@ -122,11 +287,15 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
 
 def _fitted(value: Any, hint: Any, key: str) -> Any:
     """Check the keys in `value` against its type; as on the command line, one text may stand for a
-    list of one.
+    list of one, and 100k or 1e5 for a whole number.
     """
-    if _is_list(hint) and isinstance(value, str):
+    if is_list(hint) and isinstance(value, str):
         return [value]
+    if isinstance(value, str | float) and not isinstance(value, bool):
+        return plain_value(str(value), hint) if isinstance(value, str) else _whole(value, hint)
     if not isinstance(value, dict):
+        if value is not None and dataclasses.is_dataclass(hint):
+            raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
         return value
     value = {str(name): item for name, item in value.items()}  # YAML reads 2023 as a number
     if typing.get_origin(hint) is dict:
@@ -142,67 +311,7 @@ def _fitted(value: Any, hint: Any, key: str) -> Any:
     return {name: _fitted(item, inner[name], f"{key}.{name}") for name, item in value.items()}
 
 
-def check_argument(argument: str, command: Command) -> str:
-    """Check the key of an argument, drop a needless +, quote text that Hydra would parse."""
-    if argument.startswith(("-", "hydra.", "hydra/", "+hydra", "~")):
-        return argument
-    key, equals, value = argument.removeprefix("+").removeprefix("+").partition("=")
-    if not equals:
-        raise ConfigError(
-            f"{argument} is no setting; write key=value (see nmt-{command.name} --help)"
-        )
-    if key in GROUPS:
-        if value not in choices(key):
-            near = nearest(value, choices(key))
-            raise ConfigError(f"{key}={value}: there is none of this name; {near}")
-        return f"{key}={value}"
-    hint, is_named = _find_setting(key, value, command)
-    if (
-        value != "null"
-        and hint in (str, str | None)
-        and not re.fullmatch(r"(?s)'.*'|\".*\"", value)
-    ):
-        value = _quote(value)
-    elif value != "null" and _is_list(hint) and not value.startswith("["):
-        value = f"[{_quote(value)}]"
-    elif _is_list(hint) and value.endswith("]") and not re.search("['\"]|^\\[\\s*\\]$", value):
-        value = f"[{','.join(_quote(element.strip()) for element in value[1:-1].split(','))}]"
-    return f"{'++' if is_named else ''}{key}={value}"  # ++ adds a name or changes its value
-
-
-def _find_setting(key: str, value: str, command: Command) -> tuple[Any, bool]:
-    """Return the type of the setting `key`, and whether it has a name of the user's choice in it;
-    raise an error for a group, and for an unknown key one that names the nearest.
-    """
-    words = key.split(".")
-    known = {}  # with the user's words where a key leaves the name to the user
-    for setting in settings(command.schema):
-        if not dataclasses.is_dataclass(setting.hint):
-            parts = setting.key.split(".")
-            filled = [*words, *parts[len(words) :]]
-            names = zip(parts, filled, strict=False)
-            known[".".join(word if part == NAME else part for part, word in names)] = setting
-    if inside := [option for option in known if option.startswith(f"{key}.")]:
-        if value.startswith("{") and inside[0].startswith(f"{key}.{NAME}"):
-            return dict, True  # several at once: {name: ...}
-        raise ConfigError(f"{key} is a group of settings; set one of them, such as {inside[0]}")
-    if key not in known:
-        near = nearest(key, known)
-        raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {near}")
-    parts = known[key].key.split(".")
-    for part, name in zip(parts, words, strict=True):
-        if part == NAME and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name):
-            rule = "begin with a letter, then letters, digits, _ and -"  # to Hydra
-            raise ConfigError(f"{key}: {name!r} cannot be a name; {rule}")
-    return known[key].hint, NAME in parts
-
-
-def _is_list(hint: Any) -> bool:
-    """Return whether a setting holds a list, or a list or null."""
-    return any(typing.get_origin(choice) is list for choice in (hint, *typing.get_args(hint)))
-
-
-def _quote(text: str) -> str:
-    """Quote `text` for Hydra, where backslashes count only before a quote."""
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
-    return f"'{escaped}'"
+def _whole(value: float, hint: Any) -> float:
+    """Return a whole number, as YAML reads 1e5, for a setting that holds one."""
+    is_int = int in (hint, *typing.get_args(hint)) and float not in (hint, *typing.get_args(hint))
+    return int(value) if is_int and value.is_integer() else value

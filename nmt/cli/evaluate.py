@@ -22,7 +22,7 @@ class _Test:
     tokenize: str  # of BLEU
     hypotheses: list[str]  # none where a model is still to translate the sources
     sources: list[str]
-    direction: dict[str, str]  # that the model is asked for
+    direction: dict[str, Any]  # that the model is asked for
     corpus: str = ""
 
 

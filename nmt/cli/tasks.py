@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
 from pathlib import Path
 
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
+from nmt.cli.commands import command_line
 from nmt.config import (
     AverageConfig,
     BestMetric,
@@ -25,24 +27,25 @@ from nmt.config import (
     VisualizeConfig,
     resolve,
 )
-from nmt.errors import ModelError, NmtError
+from nmt.errors import ConfigError, ModelError, NmtError
 
 log = logging.getLogger(__name__)
 
 
 def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
     """Run the configured step of preprocessing, print the report and log what comes next."""
+    from nmt.cli.data_folder import check_replaced, train_command
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.report import report_table
 
+    check_replaced(config)
     report = prepare(config)
     if report is not None:
         print(report_table(report))
     if config.report_only:
         return
     if report is not None:
-        data_dir = config.data_dir
-        log.info("wrote %s; next: nmt-train +model=tiny data_dir=%s", data_dir, data_dir)
+        log.info("wrote %s; next: %s", config.data_dir, train_command(config))
     elif config.step is Step.plan:
         rest = "the same command with shard=NUMBER/COUNT"
         log.info("planned; next, for each NUMBER to COUNT: %s", rest)
@@ -56,13 +59,30 @@ def average(config: AverageConfig, config_yaml: str) -> None:
 
     run_dir = resolve(config.run_dir)
     folders = [resolve(folder) for folder in config.checkpoints] or _checkpoints(config, run_dir)
-    output = resolve(config.output) if config.output else run_dir / "average"
-    if (output / "trainer.pt").exists():
+    output = config.output or _average_place(config)
+    if (resolve(output) / "trainer.pt").exists():
         raise ModelError(f"output={output} is a checkpoint of a run; choose another folder")
-    average(folders, output)
+    average(folders, resolve(output))
     log.info("averaged %s", ", ".join(folder.name for folder in folders))
-    model_dir = config.output or config.run_dir
-    log.info("wrote %s; next: nmt-translate model_dir=%s < FILE", output, model_dir)
+    is_usual = not config.checkpoints and config.output is None
+    model_dir = config.run_dir if is_usual else output
+    log.info("wrote %s; next: %s", output, command_line("translate", model_dir=model_dir))
+
+
+def _average_place(config: AverageConfig) -> str:
+    """Return where the average goes that nobody named a place for: to the run that it is of."""
+    if not config.checkpoints:
+        return f"{config.run_dir}/average"
+    runs = {resolve(folder).parent.parent for folder in config.checkpoints}
+    place = os.path.relpath(min(runs) / "average")
+    parents = {resolve(folder).parent.name for folder in config.checkpoints}
+    if len(runs) > 1 or parents != {"checkpoints"} or resolve(place).exists():
+        why = "are not of one run" if len(runs) > 1 or parents != {"checkpoints"} else ""
+        raise ConfigError(
+            f"checkpoints={','.join(config.checkpoints)}: {why or f'{place} is there already'}; "
+            "give output=FOLDER"
+        )
+    return place
 
 
 def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
@@ -87,19 +107,23 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
 
 def export(config: ExportConfig, config_yaml: str) -> None:
     """Convert the model; log where it is and how to use it."""
-    from nmt.checkpoint import find_model
+    from nmt.checkpoint import find_model, other_models
     from nmt.export.folder import export
 
-    folder, output = find_model(resolve(config.model_dir)), resolve(config.output)
-    export(folder, output, config)
-    size = sum(path.stat().st_size for path in output.iterdir()) / 1e6
-    kind = f"{config.format.value}, {config.quantization.value}"
-    log.info("exported %s to %s (%s, %.1f MB)", folder, output, kind, size)
+    folder = find_model(resolve(config.model_dir))
+    kind = f"{config.format.value}-{config.quantization.value}"
+    output = config.output or f"{config.model_dir.rstrip('/')}-{kind}"
+    export(folder, resolve(output), config)
+    size = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
+    others = other_models(resolve(config.model_dir), folder)
+    log.info(
+        "exported %s to %s (%s, %.1f MB)%s", folder, output, kind.replace("-", ", "), size, others
+    )
     if config.format is ExportFormat.ctranslate2:
-        command = f"nmt-translate backend=ctranslate2 model_dir={config.output} < FILE"
+        command = command_line("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)
     elif config.format is ExportFormat.argos:
-        log.info("next: argospm install %s", next(output.glob("*.argosmodel")))
+        log.info("next: argospm install %s", next(resolve(output).glob("*.argosmodel")))
     else:
         log.info("its README.md shows how to translate with transformers")
 

@@ -30,9 +30,12 @@ from torch.distributed.elastic.multiprocessing.errors import (
 )
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
+from nmt.average import validation_scores
+from nmt.cli.commands import command_line
 from nmt.cli.compose import to_config
+from nmt.cli.data_folder import Preparation, ensure_data
 from nmt.cli.main import log_to_stderr
-from nmt.config import TrainConfig
+from nmt.config import BestMetric, TrainConfig, resolve
 from nmt.distributed import find_device, find_world, is_launched, num_processes, process_group
 from nmt.errors import (
     EXIT_INTERRUPTED,
@@ -55,15 +58,25 @@ _HINTS = {
 }
 
 
-def run(config: TrainConfig, config_yaml: str) -> None:
-    """Train, or go on with a run."""
+def run(
+    config: TrainConfig, config_yaml: str, preparation: Preparation | None = None
+) -> float | None:
+    """Prepare the data folder if need be, then train, or go on with a run; return the best score of
+    the validations, loss or BLEU as `best_metric` says.
+    """
     if is_launched():
         threading.Thread(target=_watch_parent, args=[os.getppid()], daemon=True).start()
-        record(_train_rank)(config, config_yaml)  # writes to a file why a rank failed
+        record(_train_rank)(config, config_yaml, preparation)  # writes to a file why a rank failed
     elif (count := num_processes(config.devices, config.device)) > 1:
+        ensure_data(config, preparation, may_write=not config.dry_run)
         _launch(count, config_yaml, timeout_seconds=config.timeout_seconds)
     else:
-        _train_rank(config, config_yaml)
+        _train_rank(config, config_yaml, preparation)
+    if config.dry_run or is_launched():
+        return None
+    scores = validation_scores(resolve(config.run_dir), config.best_metric).values()
+    best = max if config.best_metric is BestMetric.bleu else min
+    return best(scores, default=None)
 
 
 def _watch_parent(launcher: int) -> None:
@@ -73,10 +86,11 @@ def _watch_parent(launcher: int) -> None:
     os._exit(1)
 
 
-def _train_rank(config: TrainConfig, config_yaml: str) -> None:
+def _train_rank(config: TrainConfig, config_yaml: str, preparation: Preparation | None) -> None:
     """Train as the rank that the environment says; the only one without a launcher."""
     config = adopt_model(config)
     announce(config.model, required=config.exportable)
+    ensure_data(config, preparation, may_write=not (is_launched() or config.dry_run))
     world = find_world()
     device = find_device(config.device, world.local_rank)
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
@@ -88,8 +102,8 @@ def _train_rank(config: TrainConfig, config_yaml: str) -> None:
                 print(text, flush=True)
         else:
             num_updates = train(config, config_yaml, world, device)
-            done = "done after %d updates; next: nmt-average run_dir=%s"
-            log.info(done, num_updates, config.run_dir)
+            hint = command_line("average", run_dir=config.run_dir)
+            log.info("done after %d updates; next: %s", num_updates, hint)
 
 
 def _launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> None:

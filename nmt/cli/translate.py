@@ -52,6 +52,8 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     translator = _load(config, device)
     search, options = _settings(config, translator)
     is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
+    if is_typed:
+        log.info("type a line and Enter for its translation, Ctrl-D to end; or give input=FILE")
     counts = LineCounts()
     with contextlib.ExitStack() as stack:
         if path is None:
@@ -155,6 +157,8 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
         raise ConfigError(
             f"n_best={config.n_best} is more than beam_size={search.beam_size}; raise beam_size"
         )
+    if config.seed is not None and not search.sampling:
+        raise ConfigError(f"seed={config.seed}: only works with sampling=true")
     translator.backend.check(search)
     names = ["n_best", "max_tokens", "too_long", "max_source_length"]
     options = {name: getattr(config, name) for name in names}

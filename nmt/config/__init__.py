@@ -12,3 +12,4 @@ from nmt.config.serve import *
 from nmt.config.training import *
 from nmt.config.translate import *
 from nmt.config.visualize import *
+from nmt.config.words import *

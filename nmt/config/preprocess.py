@@ -257,6 +257,7 @@ class PreprocessConfig:
     tokenizer: TokenizerConfig = option(TokenizerConfig, "the subword model")
     filter: FilterConfig = option(FilterConfig, "which training pairs are left out")
     data_dir: str = option(DEFAULT_DATA_DIR, "folder to write")
+    experiment: str | None = option(None, "name or YAML file; the data folder remembers it")
     max_length: int = option(256, "longest training sentence, in tokens, EOS included", low=2)
     keep_text: bool = option(False, "store the text with the ids (columns src_text, tgt_text)")
     report_only: bool = option(False, "read the corpus, print the report, write nothing else")

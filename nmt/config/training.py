@@ -214,6 +214,7 @@ class TrainConfig:
 
     data_dir: str = option(DEFAULT_DATA_DIR, "data folder made by nmt-preprocess")
     run_dir: str = option(DEFAULT_RUN_DIR, "run folder to write or to resume")
+    experiment: str | None = option(None, "name or YAML file of the settings")
     mix: dict[str, float] = option(
         dict, "weight of named corpora instead of preprocessing's, e.g. mix.news=2; 0 leaves out"
     )
@@ -289,7 +290,7 @@ class AverageConfig:
     last: int | None = option(None, "average the newest N; default: average_last of the run", low=1)
     best: int | None = option(None, "average the N best by the run's best_metric instead", low=1)
     checkpoints: list[str] = option([], "average these folders instead: [a,b,c]")
-    output: str | None = option(None, "model folder to write; default: RUN_DIR/average")
+    output: str | None = option(None, "model folder to write; default: average in the run")
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:

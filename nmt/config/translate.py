@@ -103,6 +103,11 @@ class TranslateConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+        plain = self.format is OutputFormat.text
+        require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
+        require(not (plain and self.alignment), "alignment", "true", "needs format=json")
+        changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
+        require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
         self.input, self.output = unnamed(self.input), unnamed(self.output)
 
 
@@ -278,6 +283,11 @@ class EvaluateConfig:
             require(self.data_dir is not None, "model_dir", folder, rule)
             require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
         check_ranges(self)
+        without = {"baseline": ("method", "num_samples", "seed"), "model_dir": ("device",)}
+        for needed, keys in without.items():
+            for key in keys if getattr(self, needed) is None else ():
+                value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
+                require(value == default, key, value, f"does nothing without {needed}")
 
 
 @dataclass(kw_only=True)
@@ -285,7 +295,9 @@ class ExportConfig:
     """Settings of `nmt-export`."""
 
     model_dir: str = option(DEFAULT_RUN_DIR, "run, checkpoint or model folder")
-    output: str = option("exported", "folder to write")
+    output: str | None = option(
+        None, "folder to write; default: beside model_dir, MODEL_DIR-ctranslate2-int8 and so on"
+    )
     format: ExportFormat = option(
         ExportFormat.ctranslate2, "ctranslate2, huggingface (transformers) or argos (.argosmodel)"
     )

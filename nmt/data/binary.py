@@ -78,6 +78,7 @@ class DataInfo:
     vocab_size: int = 0  # of the target
     tokenizer_sha256: str = ""
     max_length: int = 0
+    made_of: dict[str, str] = field(default_factory=dict)  # experiment and settings
     temperature: float = 1.0
     src_vocab_size: int | None = None  # where the source has a vocabulary of its own
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)  # version 1 has none
@@ -216,7 +217,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     path = data_dir / "meta.json"
     if not path.is_file():
         what = "is no data folder" if data_dir.is_dir() else "does not exist"
-        raise DataError(f"{data_dir} {what}; make it with: nmt-preprocess data_dir={data_dir}")
+        raise DataError(f"{data_dir} {what}; nmt-preprocess makes one of your text")
     verify(data_dir, "meta.json")
     meta = read_json(path)
     version = pop_version(meta, path, FORMAT_VERSION)

@@ -36,7 +36,7 @@ from nmt.preprocess.pool import WorkerPool, count_workers
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import HeldOut, Statistics
-from nmt.preprocess.workspace import Job, Workspace, open_workspace
+from nmt.preprocess.workspace import Job, Workspace, describe, open_workspace
 from nmt.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -234,6 +234,7 @@ def _merge(
         "vocab_size": tokenizers.tgt.vocab_size,
         "tokenizer_sha256": tokenizers.sha256,
         "max_length": job.config.max_length,
+        "made_of": describe(job.config),
     }
     if tokenizers.src_vocab_size is not None:
         meta["src_vocab_size"] = tokenizers.src_vocab_size

@@ -33,7 +33,34 @@ _NO_PLAN = "{} has no plan; run this command with step=plan first, without shard
 _FORMAT = 2  # of the work folder
 _MOST_TASKS = 1_000_000  # of a corpus
 # settings that change no byte of a shard; weights and temperature stand in the index alone
-_WITHOUT_EFFECT = ("data_dir", "num_threads", "step", "shard", "report_only")
+_WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "step", "shard", "report_only")
+
+
+def describe(config: PreprocessConfig) -> dict[str, str]:
+    """Return what a data folder remembers of how it was made: its experiment, and as text the
+    settings that are not the defaults, by their names.
+    """
+    given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
+    left_out = {*_WITHOUT_EFFECT, "data.made_by"} - {"experiment"}
+    return {k: v for k, v in given.items() if v != defaults.get(k) and k not in left_out}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the leaves of nested dicts as text, by their dotted names."""
+    leaves: dict[str, str] = {}
+    for name, value in tree.items():
+        inner = isinstance(value, dict)
+        text = str(getattr(value, "value", value))
+        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": text}
+    return leaves
+
+
+def find_changes(made_of: Mapping[str, str], config: PreprocessConfig) -> list[str]:
+    """Return how the data that `config` means differs from what a data folder was made of."""
+    now = describe(config)
+    keys = sorted({*made_of, *now} - {"experiment"})
+    pairs = {key: (made_of.get(key, "unset"), now.get(key, "unset")) for key in keys}
+    return [f"{key} was {old}, is {new}" for key, (old, new) in pairs.items() if old != new]
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,7 @@ from nmt.checkpoint import checkpoint_dir, list_checkpoints
 from nmt.config import Schedule, SearchConfig, TrainConfig, resolve
 from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
-from nmt.data.tokenizer import Tokenizers
+from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
 from nmt.manifest import verify
@@ -101,8 +101,8 @@ def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]
         "tokenizer": meta.tokenizer_sha256[:16],
     }
     flat["mix"] = str(mix)
-    names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from adapter_rank"
-    names += " max_updates" if config.optimizer.schedule is Schedule.cosine else ""
+    names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
+    names += " adapter_rank"
     flat |= {name: getattr(config, name) for name in names.split()}
     flat["adapter"] = config.adapter.value
     flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
@@ -113,9 +113,17 @@ def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]
 
 
 def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a `ConfigError` that names what differs between a checkpoint and this run."""
+    """Raise a `ConfigError` that names what differs between a checkpoint and this run, which may be
+    longer or shorter.
+    """
     # a checkpoint of an older nmt lacks newer settings
     changed = [key for key in now if key in saved and saved[key] != now[key]]
+    if "max_updates" in changed:
+        changed.remove("max_updates")
+        text = "max_updates was %d, is %d: the learning rate "
+        is_cosine = now["optimizer.schedule"] == Schedule.cosine.value
+        then = "jumps to the cosine that ends there" if is_cosine else "stays on its curve"
+        log.info(text + then, saved["max_updates"], now["max_updates"])
     if changed:
         differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)
         raise ConfigError(
@@ -189,19 +197,57 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
     return replace(config, model=replace(config.model, **changes), search=search)
 
 
-def load_initial_weights(config: TrainConfig, tokenizer: Tokenizers) -> dict[str, Tensor]:
-    """Read the weights that `init_from` names; tokenizer and shapes must be those of this run."""
+def load_initial_weights(
+    config: TrainConfig, tokenizer: Tokenizers, fresh: dict[str, Tensor]
+) -> dict[str, Tensor]:
+    """Read the weights that `init_from` names; the architecture must be that of this run.
+
+    With another tokenizer, the embeddings of pieces that both have are kept, and the other rows are
+    those of `fresh`, the weights of a new model.
+    """
     folder = checkpoint.find_model(resolve(str(config.init_from)))
     info = checkpoint.load_info(folder)
-    if info.tokenizer_sha256 != tokenizer.sha256:
-        raise ModelError(
-            f"init_from={folder}: its tokenizer is not the one of data_dir={config.data_dir}; "
-            "preprocess the data with the tokenizer of that model"
-        )
+    theirs, ours = asdict(info.model), asdict(config.model)
+    different = [k for k in ours if ours[k] != theirs[k] and not k.endswith("dropout")]
+    if different:
+        names = {k: [getattr(x, "value", x) for x in (theirs[k], ours[k])] for k in different}
+        shown = ", ".join(f"model.{k}={old}, not {new}" for k, (old, new) in names.items())
+        raise ModelError(f"init_from={folder}: has {shown}; give these settings its values")
     weights = checkpoint.load_weights(folder)
-    checkpoint.build_model(replace(info, model=config.model), weights, torch.device("cpu"))
+    if info.tokenizer_sha256 != tokenizer.sha256:
+        old = checkpoint.load_tokenizer(folder, info)
+        weights = _carry_over(weights, old, fresh, tokenizer)
+    assert {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in fresh.items()}
     log.info("begin with the weights of %s", folder)
     return weights
+
+
+def _carry_over(
+    weights: dict[str, Tensor], old: Tokenizers, fresh: dict[str, Tensor], new: Tokenizers
+) -> dict[str, Tensor]:
+    """Return `weights` with the embeddings that `fresh` has, rows of shared pieces kept."""
+    joint, source = "embedding.weight", "src_embedding.weight"
+    carried = {name: weights.get(name, tensor) for name, tensor in fresh.items()}
+    for name in (joint, source) if source in fresh else (joint,):
+        origin = name if name in weights else joint
+        before, now = (old.tgt, new.tgt) if name == joint else (old.src, new.src)
+        rows = {piece: row for row, piece in enumerate(_named_pieces(before))}
+        pairs = [(rows[p], row) for row, p in enumerate(_named_pieces(now)) if p in rows]
+        there, here = torch.tensor(pairs).T
+        carried[name] = fresh[name].clone()
+        carried[name][here] = weights[origin][there].to(carried[name])
+        text = "%s: another vocabulary; %d of %d rows are kept, %d pieces are new"
+        log.info(text, name, len(pairs), len(carried[name]), len(carried[name]) - len(pairs))
+    return carried
+
+
+def _named_pieces(tokenizer: Tokenizer) -> list[str]:
+    """Return all pieces; control symbols by what they do, since their text may differ."""
+    pieces = list(tokenizer.all_pieces())
+    for role, row in zip(("pad", "unk", "bos", "eos"), tokenizer.control_ids, strict=True):
+        if row >= 0:
+            pieces[row] = f"<{role}>"
+    return pieces
 
 
 # --- writing

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import os
+from typing import Any
 
 import torch
 
@@ -59,11 +61,16 @@ class Setup:
         found = from_main(found)
         if found is None:
             if self.config.init_from is not None:
-                weights = checkpoints.load_initial_weights(self.config, self.tokenizer)
+                fresh = self.learner.model.state_dict()
+                weights = checkpoints.load_initial_weights(self.config, self.tokenizer, fresh)
                 self.learner.start_from(weights)
             return TrainerState()
         state: TrainerState = found["state"]
         self.learner.load_state_dict(found["learner"], found["weights"])
+        threads: Any = found.get("num_threads")
+        is_own = self.world.size == 1 and not self.config.num_threads
+        if is_own and threads in range(1, (os.cpu_count() or 1) + 1):
+            torch.set_num_threads(threads)  # the same bits, whatever is busy now
         log.info("go on after update %d, from %s", state.update, found["folder"])
         if (before := found.get("world_size", 1)) != (now := self.world.size):
             text = "%d processes before, %d now: no pair is repeated or left out, but dropout and "

@@ -46,6 +46,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
             lock = checkpoints.locked(setup.run_dir, timeout_seconds=config.timeout_seconds)
             stack.enter_context(lock)
         state = setup.resume()
+        first_update = state.update
         if world.is_main:
             checkpoints.save_config(setup.run_dir, config_yaml)
         stack.enter_context(setup.learner.connected())
@@ -55,6 +56,8 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         while not (run.is_stopped or run.is_complete()):
             run.train_epoch()
         run.finish()
+        if state.update > first_update:
+            log.info("the run ends: %s", run.why_over())
     return state.update
 
 
@@ -99,7 +102,7 @@ class TrainingRun:
         self.saved_position = state.position
         self.meter, self.spikes = Meter(), SpikeDetector()
         if self.is_complete():
-            log.info("the run was over after %d updates; raise max_updates", state.update)
+            log.info("the run was over: %s", self.why_over())
         else:
             setup.describe(state)
         self.flops_per_second = self.learner.measure_rate()
@@ -110,8 +113,22 @@ class TrainingRun:
 
     def is_complete(self) -> bool:
         """Whether all updates are done, or patience is over."""
-        no_patience = 0 < self.config.patience <= self.state.bad_validations
-        return no_patience or self.state.update >= self.config.max_updates
+        return self.has_no_patience() or self.state.update >= self.config.max_updates
+
+    def has_no_patience(self) -> bool:
+        """Whether so many validations in a row were no better that training is to end."""
+        return 0 < self.config.patience <= self.state.bad_validations
+
+    def why_over(self) -> str:
+        """Say why a complete run is so, and how to go on."""
+        config, state = self.config, self.state
+        if state.update >= config.max_updates:
+            return f"{state.update} updates are done; a larger max_updates goes on"
+        return (
+            f"{state.bad_validations} validations without a better {config.best_metric.value} "
+            f"(patience={config.patience}) after update {state.update}, the best is update "
+            f"{state.best[0][1]}; a larger patience, or patience=0, goes on"
+        )
 
     def is_due(self, every_updates: int) -> bool:
         """Whether something done so often, and at the end, is to be done after this update."""
@@ -241,6 +258,7 @@ class TrainingRun:
             "state": asdict(self.state),
             "learner": self.learner.state_dict(),
             "world_size": self.setup.world.size,
+            "num_threads": torch.get_num_threads(),
             "fingerprint": self.setup.fingerprint,
         }
         weights, best = self.learner.weights(), [at for _, at in self.state.best]

@@ -92,7 +92,10 @@ class Validation:
         """Translate the sources of a corpus, on every rank a part of them."""
         order = sorted(range(len(text.sources)), key=lambda i: len(text.sources[i]))
         batches = [order[i : i + _LINES_A_BATCH] for i in range(0, len(order), _LINES_A_BATCH)]
-        tags = {"src_tag": text.direction.src_tag, "tgt_tag": text.direction.tgt_tag}
+        tags: dict[str, Any] = {
+            "src_tag": text.direction.src_tag,
+            "tgt_tag": text.direction.tgt_tag,
+        }
         found: dict[int, str] = {}
         for batch in batches[self.world.rank :: self.world.size]:
             lines = translator.translate([text.sources[i] for i in batch], **tags)

@@ -24,6 +24,7 @@ from nmt.checkpoint import (
     load_info,
     load_tokenizer,
     load_weights,
+    other_models,
 )
 from nmt.config import Combine, DType, SearchConfig, choose, resolve
 from nmt.data.batch import bucket, pad, pad_source
@@ -187,11 +188,12 @@ def load_models(
     if place.type == "cpu":
         keep_freed_memory()
     steppers: list[Stepper] = []
-    for folder, info in zip(found, infos, strict=True):
+    for given, folder, info in zip(folders, found, infos, strict=True):
         model = build_model(info, load_weights(folder), place)
         freeze(model)
         steppers.append(ModelStepper(model, number_format))
-        log.info("model %s, %d updates, on %s", folder, info.updates, place)
+        others = other_models(resolve(given), folder)
+        log.info("model %s, %d updates, on %s%s", folder, info.updates, place, others)
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)
     tokenizer = load_tokenizer(found[0], infos[0])
     backend = NativeBackend(stepper, tokenizer)

@@ -144,11 +144,21 @@ class HashedInput:
             yield line
 
 
-def check_lines(name: str, lines: Iterable[str]) -> Iterable[str]:
-    """Return `lines`; raise a `ConfigError` for a single text, whose characters they would be."""
+def check_lines(name: str, lines: Iterable[str]) -> Iterator[str]:
+    """Return `lines`; raise a `ConfigError` for a single text, whose characters they would be, and
+    a `TypeError` for what is no text, once it is reached.
+    """
     if isinstance(lines, str):
         raise ConfigError(f"{name} is one text; give a list of lines, such as [text]")
-    return lines
+    if not isinstance(lines, Iterable):
+        raise TypeError(f"{name}={lines!r}: give a list of texts, or any iterable of them")
+    return (_check_line(f"{name}[{i}]", line) for i, line in enumerate(lines))
+
+
+def _check_line(name: str, line: str) -> str:
+    if not isinstance(line, str):
+        raise TypeError(f"{name}={line!r}: must be a text (str), not {type(line).__name__}")
+    return line
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -61,8 +61,8 @@ class Translator:
     It holds no state of a call, so several threads may use it at once. Scores are in nats (natural
     logarithms of probabilities).
 
-    All methods for lines take keyword options: any setting of `SearchConfig`, such as beam_size
-    (the others are the model's), and
+    All methods take the same options: a `config` of search, by default the model's; as keywords any
+    of its settings, such as beam_size; and those for lines
 
     - prefixes: the text that each translation is to start with; empty is no prefix.
     - too_long: what happens to a line of more than `max_source_length` tokens, EOS counted: split,
@@ -126,33 +126,37 @@ class Translator:
         )
         return cls(*loaded)
 
-    def search_config(self, **changes: Any) -> SearchConfig:
-        """Return the model's search settings with those changes that are not None.
+    def search_config(self, config: SearchConfig | None = None, **changes: Any) -> SearchConfig:
+        """Return `config`, by default the model's, with those changes that are not None.
 
         Raises `ConfigError` for a setting that `SearchConfig` does not have.
         """
-        return self._split_options(changes, {})[0]
+        return self._split_options(changes, {}, config)[0]
 
     def choose_tags(self, **names: str) -> Tags:
         """Return the tags of a direction; see `nmt.data.languages.choose_tags`."""
         return choose_tags(self.directions, self.tokenizer, **names)
 
-    def translate(self, lines: Iterable[str], **options: Any) -> list[str]:
+    def translate(
+        self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
+    ) -> list[str]:
         """Return the best translation of each line; an empty line stays empty."""
-        return list(self.translate_stream(lines, **{"small_first": False, **options}))
+        return list(self.translate_stream(lines, config, **{"small_first": False, **options}))
 
-    def translate_stream(self, lines: Iterable[str], **options: Any) -> Iterator[str]:
+    def translate_stream(
+        self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
+    ) -> Iterator[str]:
         """Yield the best translation of each line, in order, with memory for `window_lines` lines.
 
         Lines are read about two windows ahead of what is yielded, in another thread.
         """
-        return (result.text for result in self._stream(lines, None, options, best_only=True))
+        return (result.text for result in self._stream(lines, config, options, best_only=True))
 
     def n_best(
         self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
     ) -> list[list[Translation]]:
         """Return up to `beam_size` translations of each line, best first. An empty line has one,
-        which is empty. Settings of search that are not given are those of `config`, if it is given.
+        which is empty.
         """
         return list(self.n_best_stream(lines, config, **{"small_first": False, **options}))
 
@@ -185,7 +189,11 @@ class Translator:
             )
 
     def score(
-        self, sources: Iterable[str], targets: Iterable[str], **options: Any
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        config: SearchConfig | None = None,
+        **options: Any,
     ) -> list[Translation]:
         """Return each target with its scores as a translation of its source, in order.
 
@@ -195,7 +203,7 @@ class Translator:
         rows * longest side. Raises `DataError` when there are not as many targets.
         """
         texts = list(check_lines("targets", targets))
-        found = self.score_hypotheses(sources, texts, **options)
+        found = self.score_hypotheses(sources, texts, config, **options)
         results = []
         for text, hypothesis in zip(texts, found, strict=True):
             tokens = self.tokenizer.tgt.pieces(hypothesis.tokens[:-1])
@@ -206,10 +214,14 @@ class Translator:
         return results
 
     def score_hypotheses(
-        self, sources: Iterable[str], targets: Iterable[str], **options: Any
+        self,
+        sources: Iterable[str],
+        targets: Iterable[str],
+        config: SearchConfig | None = None,
+        **options: Any,
     ) -> list[Hypothesis]:
         """Return what `score` returns as ids, EOS last; of two empty lines without a token."""
-        config, others = self._split_options(options, {"max_tokens": 4096, **_DIRECTION})
+        config, others = self._split_options(options, {"max_tokens": 4096, **_DIRECTION}, config)
         most = others.pop("max_tokens")
         require(most >= 1, "max_tokens", most, "must be at least 1")
         self.backend.check(config, scoring=True)
@@ -234,7 +246,7 @@ class Translator:
         Lines are taken whole, whatever their length. Raises `ConfigError` for an ensemble and for
         backend=ctranslate2, `DataError` when there are not as many targets.
         """
-        config, _ = self._split_options(options, {})
+        config, _ = self._split_options(options, {}, None)
         rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
         if targets is not None:
             found = self.tokenizer.tgt.encode_batch(list(check_lines("targets", targets)))
@@ -263,7 +275,7 @@ class Translator:
         config, given = self._split_options(options, {**_LINE_OPTIONS, **_DIRECTION}, config)
         prefixes = given.pop("prefixes")
         if prefixes is not None:
-            check_lines("prefixes", prefixes)
+            prefixes = check_lines("prefixes", prefixes)
         cut = {name: given.pop(name) for name in ("window_lines", "small_first")}
         require(cut["window_lines"] >= 1, "window_lines", cut["window_lines"], "must be at least 1")
         given["too_long"] = choose(TooLong, "too_long", given["too_long"])
@@ -283,7 +295,7 @@ class Translator:
                 yield result
 
     def _split_options(
-        self, options: dict[str, Any], others: Mapping[str, Any], config: SearchConfig | None = None
+        self, options: dict[str, Any], others: Mapping[str, Any], config: SearchConfig | None
     ) -> tuple[SearchConfig, dict[str, Any]]:
         """Return `config`, or the model's, with the settings of search among `options`, and all of
         `others`, which holds defaults.

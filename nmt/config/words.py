@@ -1,0 +1,115 @@
+"""The words that other toolkits, and people, use for settings and values of this one.
+
+`SAME` maps a key to ours where both mean the same; what a command then calls it, such as
+search.beam_size in training, follows from its settings. `ADVICE` says what to write for a key whose
+meaning differs.
+"""
+
+from __future__ import annotations
+
+import re
+import typing
+from typing import Any
+
+from nmt.config.options import DType
+
+_OURS = {  # our key, or the end of it: the words of others
+    "activation_dropout": "relu_dropout",
+    "api_keys": "api_key_file",
+    "attention_dropout": "attn_dropout attention_probs_dropout_prob",
+    "beam_size": "beam num_beams beam_width beams",
+    "best_metric": "metric_for_best_model best_checkpoint_metric",
+    "checkpoint_every_updates": "save_steps save_interval_updates save_checkpoint_steps save_freq "
+    "checkpoint_interval",
+    "d_ff": "ffn_dim transformer_ff ff_size feed_forward_size intermediate_size dim_feedforward",
+    "d_model": "hidden_size embed_dim rnn_size word_vec_size model_dim emb_size",
+    "data_dir": "data_path dataset_dir",
+    "devices": "gpus num_gpus n_gpus ngpus n_gpu world_size nproc_per_node num_devices gpu_ranks",
+    "dtype": "precision compute_type",
+    "experiment": "config config_name recipe",
+    "format": "output_format",
+    "hypotheses": "hypothesis hyp hyps sys",
+    "init_from": "finetune_from finetune_from_model pretrained load_from train_from",
+    "input": "in input_file source_file",
+    "label_smoothing": "label_smooth smoothing label_smoothing_factor",
+    "length_penalty": "lenpen len_penalty lp alpha lengthpenalty",
+    "log_every_updates": "log_interval logging_steps report_every logging_freq log_every",
+    "max_grad_norm": "clip_norm clip grad_clip gradient_clip_val clip_grad_norm",
+    "max_length": "max_seq_len max_sentence_length max_sent_length",
+    "max_updates": "max_steps train_steps max_update steps num_steps updates total_steps",
+    "model_dir": "run_dir checkpoint ckpt path models checkpoint_path model_path checkpoint_dir",
+    "n_best": "nbest num_hypotheses num_return_sequences",
+    "num_decoder_layers": "decoder_layers dec_layers",
+    "num_encoder_layers": "encoder_layers enc_layers",
+    "num_heads": "heads attention_heads nhead num_attention_heads n_heads",
+    "num_threads": "threads cpu_threads num_workers workers",
+    "optimizer.name": "optim",
+    "output": "out output_file",
+    "patience": "early_stopping early_stopping_patience",
+    "references": "reference ref refs",
+    "run_dir": "save_dir output_dir save_model model_dir exp_dir",
+    "sampling": "do_sample sample",
+    "seed": "random_seed",
+    "src_lang": "source_lang src_language",
+    "temperature": "sampling_temperature",
+    "tgt_lang": "target_lang tgt_language trg_lang",
+    "top_k": "sampling_topk topk",
+    "top_p": "sampling_topp nucleus",
+    "train.src": "train_src src_train",
+    "train.tgt": "train_tgt tgt_train train_trg",
+    "valid.src": "valid_src dev_src",
+    "valid.tgt": "valid_tgt dev_tgt valid_trg",
+    "validate_every_updates": "eval_steps valid_steps validate_interval_updates validation_freq",
+    "vocab_size": "vocab bpe_size",
+    "warmup_steps": "warmup warmup_updates num_warmup_steps",
+}
+SAME = {word: key for key, words in _OURS.items() for word in words.split()}
+
+_TIME = "training is counted in updates: max_updates=N; dry_run=true shows how many an epoch has"
+_BATCH = "a batch is counted in tokens: max_tokens (what fits in memory)"
+_UPDATE = f"{_BATCH}, and in training tokens_per_update (target tokens, over all devices)"
+_RATE = (
+    "write optimizer.peak_learning_rate={value} optimizer.learning_rate_scale=1 "
+    "optimizer.schedule=inverse_sqrt (or cosine); optimizer.learning_rate_scale=2 doubles the rate"
+)
+_ADVICE = {
+    _TIME: "epochs max_epoch max_epochs num_epochs num_train_epochs epoch",
+    _UPDATE: "batch_size bsz per_device_train_batch_size max_sentences accum_count update_freq "
+    "gradient_accumulation_steps accumulate_grad_batches batch_type batch_multiplier",
+    _RATE: "lr learning_rate max_lr peak_lr",
+    "the same command resumes by itself; init_from=FOLDER takes weights alone": "resume "
+    "resume_from_checkpoint restore_file reset_optimizer",
+    "write model.num_encoder_layers={value} model.num_decoder_layers={value}": "layers num_layers",
+    "the device is chosen by itself; device=cuda:{value} or device=cpu chooses it": "gpu gpu_id "
+    "cuda use_cuda",
+    "translations and references are detokenized text already": "remove_bpe post_process",
+}
+ADVICE = {word: text for text, words in _ADVICE.items() for word in words.split()}
+
+_DTYPES = {"bf16": DType.bfloat16, "fp16": DType.float16, "half": DType.float16}
+_DTYPES |= {"fp32": DType.float32, "float": DType.float32, "full": DType.float32}
+_NUMBER = re.compile(r"([+-]?\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)([kKmM]?)")
+_FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
+
+
+def plain_setting(key: str, value: str) -> tuple[str, str]:
+    """Return our key and value for a word whose value decides what it means: bf16=true, gpus=0."""
+    if key in _DTYPES and value.lower() in ("true", "1", "yes"):
+        return "dtype", _DTYPES[key].value
+    if SAME.get(key) == "devices" and value == "0":
+        return "device", "cpu"
+    return key, value
+
+
+def plain_value(text: str, hint: Any) -> str:
+    """Return what a setting of type `hint` takes for 100k, 1e5 or bf16; other text as it is."""
+    kinds = (hint, *typing.get_args(hint))
+    if DType in kinds and text.lower() in _DTYPES:
+        return _DTYPES[text.lower()].value
+    found = _NUMBER.fullmatch(text)
+    if found is None or text.isdigit() or not {int, float} & set(kinds):
+        return text
+    number = float(found[1].replace("_", "")) * _FACTORS[found[2].lower()]
+    if int in kinds:
+        return str(int(number)) if number.is_integer() else text
+    return repr(number) if found[2] else text

@@ -1,0 +1,159 @@
+"""What people type who come from other toolkits, or have YAML files of their own."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from test_config import assert_refused, composed
+
+from nmt.cli.commands import COMMANDS
+from nmt.cli.main import main
+from nmt.config import ADVICE, SAME, DType, Schedule
+
+
+def test_words_of_other_toolkits_mean_our_settings() -> None:
+    for command, typed, key, expected in (
+        ("train", "gpus=2", "devices", 2),
+        ("train", "gpus=0", "device", "cpu"),
+        ("train", "beam=5", "search.beam_size", 5),
+        ("train", "--bf16", "dtype", DType.bfloat16),
+        ("train", "bf16", "dtype", DType.bfloat16),
+        ("train", "dtype=fp16", "dtype", DType.float16),
+        ("train", "--precision fp32", "dtype", DType.float32),
+        ("train", "max_steps=100k", "max_updates", 100_000),
+        ("train", "max_updates=1e5", "max_updates", 100_000),
+        ("train", "max_updates=1_500", "max_updates", 1500),
+        ("train", "warmup=4K", "optimizer.warmup_steps", 4000),
+        ("train", "dropout=0.3", "model.dropout", 0.3),
+        ("train", "--optimizer.schedule=cosine", "optimizer.schedule", Schedule.cosine),
+        ("train", "--model=tiny", "model.d_model", 128),
+        ("train", "save_dir=runs/1e5", "run_dir", "runs/1e5"),
+        ("train", "--seed 1234567890123456789", "seed", 1234567890123456789),
+        ("translate", "--beam_size 4", "beam_size", 4),
+        ("translate", "--beam-size=4", "beam_size", 4),
+        ("translate", "--sampling --seed 3", "sampling", True),
+        ("translate", "run_dir=runs/x", "model_dir", ["runs/x"]),
+        ("translate", "alpha=-1", "length_penalty", -1.0),
+        ("translate", "--alpha -1", "length_penalty", -1.0),
+        ("preprocess", "vocab_size=8k", "tokenizer.vocab_size", 8000),
+        ("preprocess", "train_src=a train_tgt=b", "data.train.src", ["a"]),
+        ("train", "++max_updates=3", "max_updates", 3),
+        ("average", "checkpoints=a,b", "checkpoints", ["a,b"]),
+    ):
+        value: Any = composed(command, *typed.split())
+        for name in key.split("."):
+            value = getattr(value, name)
+        assert value == expected, (command, typed)
+
+
+def test_every_word_of_others_leads_to_a_setting_of_some_command() -> None:
+    names = {setting.key for command in COMMANDS.values() for setting in command.accepted}
+    for word, key in SAME.items():
+        assert any(f".{name}".endswith(f".{key}") for name in names) or key == "experiment", word
+    assert not SAME.keys() & ADVICE.keys()
+
+
+def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line() -> None:
+    for command, typed, expected in (
+        ("train", "lr=5e-4", "write optimizer.peak_learning_rate=5e-4 "),
+        ("train", "batch_size=64", "max_tokens (what fits in memory), and in training tokens_per"),
+        ("translate", "--batch-size 64", "a batch is counted in tokens: max_tokens"),
+        ("train", "epochs=3", "max_updates=N; dry_run=true shows"),
+        ("train", "--resume", "the same command resumes by itself"),
+        ("train", "zzqqz=1", "nmt-train --help lists all"),
+        ("translate", "model=runs/x", "it reads a folder: model_dir=runs/x"),
+        ("average", "model=base", "model=base: does nothing in nmt-average"),
+        ("translate", "data=copy", "data=copy: does nothing in nmt-translate"),
+        ("preprocess", "model=tiny", "model=tiny: does nothing in nmt-preprocess"),
+        ("train", "step=plan", "nmt-train has no such setting"),
+        ("translate", "alignment=true", "alignment=true: needs format=json"),
+        ("translate", "combine=log_probabilities", "needs several models"),
+        ("evaluate", "num_samples=10", "num_samples=10: does nothing without baseline"),
+        ("evaluate", "device=cuda", "device=cuda: does nothing without model_dir"),
+        ("train", "max_updates=1.5", "max_updates"),
+        ("train", "words", "words is no setting; write key=value"),
+    ):
+        assert_refused(command, typed, expected)
+    for name in COMMANDS:
+        with pytest.raises(Exception, match="xyzzy") as error:
+            composed(name, "xyzzy=1")
+        assert len(str(error.value)) < 200, name
+
+
+# --- YAML of the user
+
+
+@pytest.fixture
+def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with an experiment, a model, and one that has the name of ours."""
+    monkeypatch.chdir(tmp_path)
+    for name, text in {
+        "experiment/mine.yaml": "defaults:\n  - override /data: copy\n  - override /model: small\n"
+        "run_dir: runs/mine\nmax_updates: 1e3\nsearch: {beam_size: 2}\n",
+        "model/small.yaml": "# @package _global_\nmodel:\n  d_model: 64\n",
+        "experiment/copy.yaml": "max_updates: 7\ndata:\n  src_lang: xx\n",
+    }.items():
+        path = tmp_path / "my" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    return tmp_path / "my"
+
+
+def test_own_yaml_is_found_by_folder_path_or_search_path(recipes: Path) -> None:
+    small = "my/model/small.yaml"
+    for typed in (
+        "--config-dir my experiment=mine",
+        "--config-dir=my experiment=mine",
+        "-cd my experiment=mine",
+        "hydra.searchpath=[my] experiment=mine",
+        f"hydra.searchpath=[file://{recipes}] experiment=mine",
+        f"model={small} experiment=my/experiment/mine.yaml",
+        f"model={small} experiment={recipes}/experiment/mine.yaml",
+    ):
+        config = composed("train", *typed.split())
+        assert (config.max_updates, config.search.beam_size) == (1000, 2), typed
+        assert (config.model.d_model, config.run_dir) == (64, "runs/mine"), typed
+        assert config.experiment == "my/experiment/mine.yaml", typed
+    config = composed("train", "experiment=my/experiment/copy.yaml")  # theirs, not ours
+    assert (config.max_updates, config.run_dir) == (7, "runs/default")
+    assert composed("preprocess", "experiment=my/experiment/copy.yaml").data.corpus == "files"
+    assert composed("translate", "--config-dir", "my", "experiment=mine").model_dir == ["runs/mine"]
+
+
+def test_mistakes_in_own_yaml_name_the_file_and_the_nearest_key(recipes: Path) -> None:
+    for text, *expected in (
+        ("max_update: 3", "x.yaml sets max_update, which no command has; did you mean max_updates"),
+        (
+            "model: {d_modell: 3}",
+            "x.yaml: model.d_modell: there is no such setting",
+            "model.d_model",
+        ),
+        ("- a", "x.yaml holds no settings; write lines of key: value"),
+        ("a: [", "x.yaml is no YAML: "),
+        ("max_updates: many", "max_updates"),
+        ("model: 3", "model"),
+    ):
+        (recipes / "x.yaml").write_text(text, encoding="utf-8")
+        assert_refused("train", "experiment=my/x.yaml", *expected)
+    assert_refused("train", "--config-dir my experiment=min", "experiment=min", "did you mean mine")
+    assert_refused("train", "--config-dir none experiment=mine", "no such folder of configs")
+    assert_refused("train", "experiment=none.yaml", "and no such YAML file")
+
+
+def test_tab_completion_is_installed_and_knows_keys_and_choices(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    assert main(COMMANDS["train"], ["-sc", "install=bash"]) == 0
+    script = capfd.readouterr().out
+    assert re.search(r"complete .*-F hydra_bash_completion.* nmt-train", script), script
+    for line, expected in (
+        ("optimizer.na", "optimizer.name="),
+        ("experiment=co", "experiment=copy"),
+    ):
+        monkeypatch.setitem(os.environ, "COMP_LINE", f"nmt-train {line}")
+        assert main(COMMANDS["train"], ["-sc", "query=bash"]) == 0
+        assert capfd.readouterr().out.split() == [expected]

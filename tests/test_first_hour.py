@@ -1,0 +1,287 @@
+"""What a person meets who types one command after the other: every hint works, folders belong to
+their experiment, data are prepared by training, sweeps keep their runs apart.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import yaml
+from toy import TINY, command, read_records, train, write_corpus
+
+from nmt.checkpoint import find_model
+from nmt.cli.commands import COMMANDS, command_line
+from nmt.cli.compose import with_config
+from nmt.cli.data_folder import ensure_data
+from nmt.cli.main import import_and_run, main
+from nmt.cli.main import nmt as nmt_alone
+from nmt.errors import DataError
+
+HINT = re.compile(
+    r"(?:next|make it with|as this does): (.*?)(?:, or without nmt.*)?$", re.MULTILINE
+)
+
+
+def write_experiment(path: Path, corpus: Path, **changes: object) -> None:
+    """Write an experiment of the toy corpus and a tiny model."""
+    corpus.mkdir(parents=True, exist_ok=True)
+    content: dict[str, object] = {"data_dir": "data/mine", "run_dir": "runs/mine"}
+    settings = [*write_corpus(corpus), *TINY, "max_updates=4", "valid_bleu=false"]
+    for key, value in (setting.split("=", 1) for setting in settings):
+        node = content
+        *groups, last = key.split(".")
+        for group in groups:
+            node = node.setdefault(group, {})  # type: ignore[assignment]
+        if key != "data_dir":
+            node[last] = yaml.safe_load(value)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(yaml.safe_dump({**content, **changes}), encoding="utf-8")
+
+
+def follow(hint: str) -> int:
+    """Run a hint as a shell would read it."""
+    words = shlex.split(hint)
+    name, *rest = words[3:] if words[1:3] == ["-m", "nmt"] else words
+    return main(COMMANDS[Path(name).name.removeprefix("nmt-")], rest)
+
+
+def last_hint(capfd: pytest.CaptureFixture[str], name: str) -> str:
+    """Return the hint that was printed last, which is to run `nmt-NAME`."""
+    hint = HINT.findall(capfd.readouterr().err)[-1]
+    assert re.search(f"nmt[- ]{name}( |$)", hint), hint
+    return str(hint)
+
+
+def check_data(*arguments: str) -> str:
+    """Return the error of nmt-train about its data folder; nothing is trained."""
+    try:
+        with_config(
+            COMMANDS["train"], list(arguments), lambda c, _, p: ensure_data(c, p, may_write=False)
+        )
+    except DataError as error:
+        return str(error)
+    return ""
+
+
+def test_every_hint_is_the_command_that_works(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    home = tmp_path / "it's me"
+    write_experiment(home / "my recipes/mine.yaml", tmp_path / "a corpus")
+    monkeypatch.chdir(home)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"red house\n")))
+    experiment, places = "experiment=my recipes/mine.yaml", ["data_dir=o'ther one", "run_dir=$x y"]
+    assert command("train", experiment, *places, "dry_run=true") == 2
+    assert follow(last_hint(capfd, "preprocess")) == 0
+    assert follow(f"{last_hint(capfd, 'train')} {shlex.quote(places[1])}") == 0
+    assert follow(last_hint(capfd, "average")) == 0
+    assert follow(last_hint(capfd, "translate")) == 0
+    assert command("train", "data_dir=no where") == 2
+    hint = last_hint(capfd, "preprocess")
+    corpus = {f"data.{s}.{x}": tmp_path / f"a corpus/{s}.{x}.txt"
+              for s in ("train", "valid") for x in ("src", "tgt")}  # fmt: skip
+    for key, path in corpus.items():
+        hint = hint.replace(f"{key}=FILE", shlex.quote(f"{key}={path}"))
+    assert follow(f"{hint} tokenizer.vocab_size=310") == 0
+    expected = "model=tiny 'data_dir=no where' 'run_dir=runs/no where'"
+    assert last_hint(capfd, "train").endswith(expected)
+    assert (home / "no where/meta.json").is_file()
+    hint = command_line("export", model_dir="$x y", format="ctranslate2")
+    assert follow(hint) == 0
+    assert follow(last_hint(capfd, "translate")) == 0
+    assert (home / "$x y-ctranslate2-float32/nmt.json").is_file()
+
+
+def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert command("preprocess", "experiment=homeassistant") == 2
+    words = shlex.split(HINT.findall(capfd.readouterr().err)[-1])
+    assert words[2:] == ["--src", "en", "--tgt", "de"]
+    done = subprocess.run([*words[:2], "--help"], capture_output=True)
+    assert done.returncode == 0, words
+
+
+def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
+    write_experiment(tmp_path / "same.yaml", tmp_path / "corpus", run_dir="runs/same")
+    write_experiment(tmp_path / "other.yaml", tmp_path / "other")
+    assert command("preprocess", "experiment=mine.yaml") == 0
+    made_of = json.loads(Path("data/mine/meta.json").read_text(encoding="utf-8"))["made_of"]
+    assert made_of["experiment"] == "mine.yaml"
+    assert check_data("experiment=mine.yaml", "seed=3") == check_data("data_dir=data/mine") == ""
+    assert check_data("experiment=same.yaml") == ""  # the same data
+    for arguments, *expected in (
+        (["experiment=other.yaml"], "data/mine was made of other data (data.test.src was", "other"),
+        (["experiment=mine.yaml", "vocab_size=320"], "tokenizer.vocab_size was 310, is 320"),
+        (["experiment=copy", "data_dir=data/mine"], "data.corpus was unset, is copy"),
+        (["data.train.src=a", "data.train.tgt=b", "data_dir=data/mine"], "data.train.src was"),
+    ):
+        error = check_data(*arguments)
+        assert all(part in error for part in expected), error
+        assert "choose another data_dir, or make it again with: " in error
+    # own text, without an experiment, and a recipe made for text of the same kind
+    arguments = [a for a in write_corpus(tmp_path) if not a.startswith("data_dir=")]
+    assert command("preprocess", *arguments) == 0
+    assert command("preprocess", *arguments, "data.tgt_lang=fr") == 2
+    assert "data/prepared holds other data (data.tgt_lang was de, is fr)" in capfd.readouterr().err
+    assert check_data("experiment=multi30k", "data_dir=data/prepared") == ""
+    assert "data.corpus was unset" in check_data("experiment=copy", "data_dir=data/prepared")
+
+
+def test_training_prepares_the_bytes_that_preprocessing_writes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    arguments = [a for a in write_corpus(tmp_path) if not a.startswith("data_dir=")]
+    assert command("preprocess", *arguments, "data_dir=one") == 0
+    run = [*TINY, "max_updates=1", "seed=7", "valid_bleu=false", "run_dir=run"]
+    assert command("train", *arguments, *run, "data_dir=two") == 0
+    names = sorted(path.name for path in Path("one").iterdir())
+    assert names == sorted(path.name for path in Path("two").iterdir())
+    for name in names:
+        assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), name
+
+
+def test_an_experiment_sets_the_folders_of_every_command(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen = {}
+    for name, *more in (
+        ["average"], ["translate"], ["export"], ["serve"], ["score", "src=a", "tgt=b"],
+        ["evaluate"],
+    ):  # fmt: skip
+        with_config(
+            COMMANDS[name], ["experiment=copy", *more], lambda c, _, n=name: seen.update({n: c})
+        )
+    assert seen.pop("average").run_dir == "runs/copy"
+    for name, config in seen.items():
+        assert config.model_dir in ("runs/copy", ["runs/copy"]), name
+    assert seen["translate"].max_tokens is None  # training's is another unit
+    with_config(COMMANDS["translate"], ["experiment=copy", "model_dir=x"], lambda c, _: seen.update(
+        own=c))  # fmt: skip
+    assert seen["own"].model_dir == ["x"]
+    monkeypatch.chdir(tmp_path)
+    write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
+    assert command("train", "experiment=mine.yaml") == 0
+    assert command("evaluate", "experiment=mine.yaml", "metrics=chrf", "force=true") == 0
+    told = capfd.readouterr()
+    assert "chrF" in told.out
+
+
+def test_averages_and_exports_replace_nothing_that_was_not_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_data: Path,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.chdir(tmp_path)
+    for name in ("default", "other"):
+        run = ["max_updates=8", "valid_bleu=false", f"run_dir=runs/{name}"]
+        assert command("train", f"data_dir={toy_data}", *TINY, *run) == 0
+    assert command("average") == 0
+    average = Path("runs/default/average")
+    before = (average / "config.json").stat().st_mtime_ns
+    steps = [f"checkpoints/step-0000000{i}" for i in (4, 8)]
+    mine = ",".join(f"runs/other/{step}" for step in steps)
+    assert command("average", f"checkpoints=[{mine}]") == 0
+    assert Path("runs/other/average/config.json").is_file()
+    for checkpoints, expected in (
+        (mine, "runs/other/average is there already; give output="),
+        (f"runs/other/{steps[0]},runs/default/{steps[0]}", "are not of one run; give output="),
+        ("runs/other", "are not of one run"),
+    ):
+        assert command("average", f"checkpoints=[{checkpoints}]") == 2
+        assert expected in capfd.readouterr().err
+    assert (average / "config.json").stat().st_mtime_ns == before
+    # a run stands for its average until there is a newer checkpoint
+    assert find_model(Path("runs/default")) == average.resolve()
+    assert train(toy_data, tmp_path / "runs/default", "max_updates=12", "valid_bleu=false") == 0
+    assert find_model(Path("runs/default")).name == "step-00000012"
+    capfd.readouterr()
+    Path("in").write_text("red\n", encoding="utf-8")
+    assert command("translate", "input=in") == 0
+    assert re.search(
+        r"step-00000012, 12 .*; not taken: average \(8 updates\)", capfd.readouterr().err
+    )
+    assert command("average", "best=1") == 0  # made now, and so the newest thing
+    assert find_model(Path("runs/default")) == average.resolve()
+
+
+def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
+    toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    base = ["valid_bleu=false", "optimizer.warmup_steps=2", "log_every_updates=1"]
+    for schedule, then in (
+        ("cosine", "jumps to the cosine that ends there"),
+        ("noam", "on its curve"),
+    ):
+        run, options = tmp_path / schedule, [*base, f"optimizer.schedule={schedule}"]
+        assert train(toy_data, run, *options, "max_updates=4") == 0
+        assert "the run ends: 4 updates are done; a larger max_updates" in capfd.readouterr().err
+        assert train(toy_data, run, *options, "max_updates=8") == 0
+        assert re.search(f"max_updates was 4, is 8: .*{then}", capfd.readouterr().err)
+        rates = [record["learning_rate"] for record in read_records(run, "nll")]
+        assert len(rates) == 8
+        assert (rates[3] < rates[4]) == (schedule == "cosine")
+    stubborn = [
+        *base,
+        "validate_every_updates=1",
+        "patience=2",
+        "optimizer.learning_rate_scale=1e-9",
+    ]
+    for patience, expected in (("2", "patience=2"), ("4", "patience=4")):
+        options = [*stubborn, f"patience={patience}", "max_updates=90"]
+        assert train(toy_data, tmp_path / "early", *options) == 0
+        assert re.search(
+            rf"the run ends: {patience} validations without a better loss \({expected}\).*"
+            "a larger patience, or patience=0, goes on", capfd.readouterr().err
+        )  # fmt: skip
+
+
+def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_data: Path
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    scores: list[float | None] = []
+
+    options = [*TINY, "max_updates=2", "valid_bleu=false", f"data_dir={toy_data}", "run_dir=s"]
+    arguments = ["--multirun", "seed=1,2", *options]
+    for _ in range(2):
+        with_config(
+            COMMANDS["train"],
+            arguments,
+            lambda *c: scores.append(import_and_run(COMMANDS["train"], *c)),
+        )
+    assert {path.name for path in Path("s").iterdir()} == {"seed=1", "seed=2"}
+    assert scores[0] != scores[1]
+    assert scores[:2] == scores[2:]
+    (record,) = read_records(Path("s/seed=1"), "valid_loss")  # once, though it was started twice
+    assert scores[0] == record["valid_loss"]
+    with_config(
+        COMMANDS["train"],
+        ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"],
+        lambda c, *_: scores.append(c.run_dir),
+    )
+    assert scores[4:] == [f"{r}/model={m}" for r in ("a b", "c") for m in ("tiny", "base")]
+
+
+def test_python_m_nmt_and_nmt_help_are_the_command_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = subprocess.run([sys.executable, "-m", "nmt", "help", "train"], capture_output=True)
+    assert done.returncode == 0
+    assert b"nmt-train: Train a Transformer" in done.stdout
+    monkeypatch.setattr(sys, "argv", ["nmt", "nmt-train", "max_updates"])
+    assert nmt_alone() == 2
+    assert "max_updates is no setting; write key=value" in capsys.readouterr().err
