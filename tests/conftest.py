@@ -131,10 +131,15 @@ def tokenizer_config(**changes: Any) -> TokenizerConfig:
 @pytest.fixture(autouse=True)
 def _plain_log() -> Iterator[None]:
     """Undo what a command that ran in this process has set for the logs of nmt."""
+
+    def undo() -> None:
+        logger = logging.getLogger("nmt")
+        logger.handlers, logger.propagate = [], True
+        logger.setLevel(logging.NOTSET)
+
+    undo()  # a fixture of the module may have run one
     yield
-    logger = logging.getLogger("nmt")
-    logger.handlers, logger.propagate = [], True
-    logger.setLevel(logging.NOTSET)
+    undo()
 
 
 @pytest.fixture(scope="session")

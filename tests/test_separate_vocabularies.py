@@ -109,6 +109,7 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
         load_tokenizer(tmp_path, info)
     shutil.copytree(place / "data", tmp_path / "data")
     shutil.copy(tmp_path / "data/tokenizer.src.model", tmp_path / "data/tokenizer.tgt.model")
+    (tmp_path / "data/manifest.json").unlink()
     assert train(tmp_path / "data", tmp_path / "run") == 2
     assert "not the one that the folder was made with" in capfd.readouterr().err
     folders = [place / "run", random_model(tmp_path / "joint", tokenizer)]

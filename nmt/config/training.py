@@ -87,7 +87,7 @@ class SearchConfig:
     """
 
     beam_size: int = option(
-        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1, high=1000
+        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1, high=10_000
     )
     length_penalty: float = option(
         0.6,

@@ -103,9 +103,8 @@ class TranslateConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        plain = self.format is OutputFormat.text
-        require(not (plain and self.n_best > 1), "n_best", self.n_best, "above 1 needs format=json")
-        require(not (plain and self.alignment), "alignment", "true", "needs format=json")
+        is_plain = self.format is OutputFormat.text
+        require(not (is_plain and self.alignment), "alignment", "true", "needs format=json")
         changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
         require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
         self.input, self.output = unnamed(self.input), unnamed(self.output)

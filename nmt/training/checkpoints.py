@@ -217,7 +217,7 @@ def load_initial_weights(
     if info.tokenizer_sha256 != tokenizer.sha256:
         old = checkpoint.load_tokenizer(folder, info)
         weights = _carry_over(weights, old, fresh, tokenizer)
-    assert {n: w.shape for n, w in weights.items()} == {n: w.shape for n, w in fresh.items()}
+    assert all(tensor.shape == fresh[name].shape for name, tensor in weights.items())
     log.info("begin with the weights of %s", folder)
     return weights
 
