@@ -76,7 +76,7 @@ class Frame:
         given = request.headers.get("x-request-id", "")
         call_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         call = scope.setdefault("state", {})["call"] = Call(call_id, client_of(request))
-        is_page = _is_page(scope["path"])
+        is_page = scope["path"] in ("/", "/docs") or scope["path"].startswith("/static/")
         start, status = time.monotonic(), _GONE
 
         async def send_framed(message: Message) -> None:
@@ -129,10 +129,6 @@ class Frame:
                 "ms": round(seconds * 1000, 1),
             }
             log_access(fields | call.fields)
-
-
-def _is_page(path: str) -> bool:
-    return path in ("/", "/docs") or path.startswith("/static/")
 
 
 def _refuse(call: Call, error: HttpError) -> Response:
