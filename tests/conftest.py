@@ -136,6 +136,11 @@ def _plain_log() -> Iterator[None]:
         logger = logging.getLogger("nmt")
         logger.handlers, logger.propagate = [], True
         logger.setLevel(logging.NOTSET)
+        logging.root.setLevel(logging.WARNING)  # libraries that tests import change these
+        logging.disable(logging.NOTSET)
+        for name, found in logging.root.manager.loggerDict.items():
+            if name.startswith("nmt") and isinstance(found, logging.Logger):
+                found.disabled = False
 
     undo()  # a fixture of the module may have run one
     yield
