@@ -26,7 +26,7 @@ test -s hf/model.safetensors
 grep -q "pip install nmt\[export\]" message
 nmt-visualize what=attention src=ten output=attention.html
 nmt-visualize what=report run_dir=runs/default output=report.html
-grep -q "export async function explore" attention.html report.html
+grep -q "export function explore" attention.html report.html
 ! nmt-visualize what=mask 2> message
 grep -q "pip install nmt\[visualize\]" message
 ! nmt-serve 2> message
