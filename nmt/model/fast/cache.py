@@ -130,9 +130,12 @@ class DecoderCache:
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
         with_room = F.pad(columns, (0, MIN_WIDTH))  # (B', C' + room), to be overwritten
         for module, both in self.targets.items():
-            heads = torch.arange(both.size(2), device=alive.device).unsqueeze(1)  # (H, 1)
-            # (B', 1, 1), (H, 1) and (B', 1, C' + room) select (2, B', H, C' + room, D/H)
-            self.targets[module] = both[:, alive[:, None, None], heads, with_room.unsqueeze(1)]
+            _, num_sentences, num_heads, room, dim = both.shape
+            blocks = alive[:, None, None] * num_heads + torch.arange(num_heads, device=alive.device)
+            places = blocks.transpose(1, 2) * room + with_room.unsqueeze(1)  # (B', H, C' + room)
+            places = torch.stack([places, places + num_sentences * num_heads * room])
+            rows = both.view(-1, dim).index_select(0, places.flatten())  # faster than indexing
+            self.targets[module] = rows.view(*places.shape, dim)
         self.grid = Grid(self.sentences, len(alive))
 
 
