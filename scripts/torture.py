@@ -316,6 +316,8 @@ def torture(place: Place, draw: random.Random, seconds: float) -> tuple[dict[str
             kills.check(tallies["kill"], *case)
         for setting in itertools.islice(numbers, 6):
             set_number(tallies["setting"], place, *setting)
+        counts = (f"{name} {t.num_cases} ({len(t.failures)})" for name, t in tallies.items())
+        print(", ".join(counts), *(t.failures[-1:] for t in tallies.values()), file=sys.stderr)
     return tallies, kills
 
 
