@@ -224,6 +224,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/model/transformer.py
     ("empty-source", MODEL + "transformer.py", "lengths.clamp(min=1)[:, None]", "lengths[:, None]", "model"),
     ("padding-seen", MODEL + "transformer.py", "device=lengths.device) < lengths", "device=lengths.device) <= lengths", "model"),
+    ("init-gain", MODEL + "transformer.py", "xavier_uniform_(self.in_projection.weight)", "xavier_uniform_(self.in_projection.weight, 1.1)", "model"),
     ("causal-off", MODEL + "transformer.py", ".tril()", ".tril(1)", "model"),
     ("position-offset", MODEL + "transformer.py", "torch.arange(offset, offset + length,", "torch.arange(offset + 1, offset + length + 1,", "model"),
     ("wavelengths", MODEL + "transformer.py", "max(half - 1, 1)", "half", "model"),

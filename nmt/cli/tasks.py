@@ -19,7 +19,6 @@ from nmt.config import (
     ImportConfig,
     PreprocessConfig,
     ServeConfig,
-    Step,
     VisualizeConfig,
     resolve,
 )
@@ -29,24 +28,15 @@ log = logging.getLogger(__name__)
 
 
 def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
-    """Run the configured step of preprocessing, print the report and log what comes next."""
+    """Make the data folder, print its report and log what comes next."""
     from nmt.cli.data_folder import check_replaced, train_command
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.report import report_table
 
     check_replaced(config)
-    report = prepare(config)
-    if report is not None:
-        print(report_table(report))
-    if config.report_only:
-        return
-    if report is not None:
+    print(report_table(prepare(config)))
+    if not config.report_only:
         log.info("wrote %s; next: %s", config.data_dir, train_command(config))
-    elif config.step is Step.plan:
-        rest = "the same command with shard=NUMBER/COUNT"
-        log.info("planned; next, for each NUMBER to COUNT: %s", rest)
-    else:
-        log.info("shard %s is done; when all are: the same command with step=merge", config.shard)
 
 
 def average(config: AverageConfig, config_yaml: str) -> None:

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from nmt.config import SearchConfig
+from nmt.data.languages import Tags
 from nmt.serve.monitoring import Metrics
 from nmt.translate.backend import BatchSearch, Failure, Outcome, Segment
 from nmt.translate.lines import (
@@ -60,6 +61,7 @@ class Options:
     translator: Translator
     search: SearchConfig
     lines: LineOptions
+    tags: Tags = field(default=Tags(), compare=False)  # of the direction: neighbors may have others
 
     def batches(self) -> BatchSearch:
         """Return what searches with these options."""
@@ -166,6 +168,7 @@ class Scheduler:
                     task.next_part = len(task.parts)
                     if not task.done.done():
                         task.done.set_exception(RuntimeError(str(error)))
+                self._wake.clear()
                 self._clients.clear()
                 self.num_waiting = 0
 
@@ -226,13 +229,15 @@ class Scheduler:
             raise QueueFullError(max(1, min(60, math.ceil(seconds / 2))))
 
     async def _encode(self, options: Options, lines: Sequence[str]) -> EncodedWindow:
-        window, tokenizer = Window(0, list(lines), None), options.translator.tokenizer
-        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
-            return encode_window(window, tokenizer, options.lines)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._helper, encode_window, window, tokenizer, options.lines
+        work = (
+            Window(0, list(lines), None),
+            options.translator.tokenizer,
+            replace(options.lines, tags=options.tags),
         )
+        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
+            return encode_window(*work)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._helper, encode_window, *work)
 
     def _take(self) -> _Round | None:
         """Take the parts of the next round: of each client in turn, with the settings that the
@@ -340,4 +345,22 @@ class Scheduler:
         )
         self._metrics.sentences.add(len(results))
         self._metrics.failed_sentences.add(sum(result.error is not None for result in results))
-        return results
+        pairs = zip(results, task.encoded.segments, strict=True)
+        return [_without_tag(*pair) for pair in pairs]
+
+
+def _without_tag(result: LineResult, segments: Sequence[Segment]) -> LineResult:
+    """Drop the forced start from the tokens of a line of one segment; no text holds it."""
+    num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
+    if not num_forced:
+        return result
+    translations = [
+        replace(
+            found,
+            tokens=found.tokens[num_forced:],
+            token_log_probs=found.token_log_probs[num_forced:],
+            alignment=found.alignment and found.alignment[num_forced:],
+        )
+        for found in result.translations
+    ]
+    return replace(result, translations=translations)

@@ -228,7 +228,7 @@ class Service:
         """Return the results of the sentences of each piece."""
         needs_alignment = any(piece.needs_alignment for piece in pieces)
         options = self.options(direction, wish, alignment=needs_alignment)
-        lines = [direction.prefix + line for piece in pieces for line in piece.sentences]
+        lines = [line for piece in pieces for line in piece.sentences]
         call.fields["sentences"] = call.fields.get("sentences", 0) + len(lines)
         try:
             found = iter(
@@ -271,7 +271,7 @@ class Service:
             with_scores=wish.with_scores,
             max_source_length=self.config.max_source_length,
         )
-        return Options(translator, search, lines)
+        return Options(translator, search, lines, direction.tags)
 
     async def stream(
         self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
