@@ -85,7 +85,9 @@ class Service:
         self.config = config
         self.models = models
         self.metrics = Metrics()
-        self.scheduler = Scheduler(config.max_queue, self.metrics)
+        backends = [direction.translator.backend for direction in models.directions.values()]
+        num_rounds = max(backend.num_workers for backend in backends)
+        self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60)
         self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
