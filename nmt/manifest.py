@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 _settings = {"verify": True}
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 _MOST_BYTES = 1 << 30  # of `metrics.jsonl`
 # these match where a bit of the checksum is flipped too, and nothing that an older nmt wrote
 _SEALED = re.compile(rb'(.*), "....": ".{16}"\}', re.DOTALL)
