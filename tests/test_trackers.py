@@ -22,6 +22,7 @@ from toy import command, read_records, train
 
 from nmt.config import TrackerName
 from nmt.errors import EXIT_DONE, EXIT_USER
+from nmt.manifest import seal, unseal
 from nmt.training import trackers
 from nmt.training.trackers import Feed
 
@@ -175,7 +176,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
     assert_holds(name, run_dir, lines)
     if name in ("mlflow", "trackio"):  # which know what they have, if a kill came before the mark
         marker = run_dir / "trackers" / f"{name}.json"
-        marker.write_text(json.dumps(json.loads(marker.read_text()) | {"sent": [4, 0]}))
+        marker.write_bytes(seal(unseal(marker.read_bytes()) | {"sent": [4, 0]}))
     assert command("visualize", "what=upload", f"run_dir={run_dir}", f"tracker={name}") == EXIT_DONE
     assert_holds(name, run_dir, lines)
 

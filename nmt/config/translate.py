@@ -95,6 +95,10 @@ class TranslateConfig:
     window_lines: int = option(2048, "lines read, sorted by length and translated at a time", low=1)
     backend: Engine = option(Engine.native, "native, or ctranslate2 for an exported folder")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    devices: int = option(1, "processes here; 0: one per GPU, or one on CPU", low=0, high=1024)
+    scheduler: str | None = option(
+        None, "Dask scheduler whose workers translate, for example tcp://host:8786"
+    )
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
@@ -107,6 +111,8 @@ class TranslateConfig:
         check_ranges(self)
         is_plain = self.format is OutputFormat.text
         require(not (is_plain and self.alignment), "alignment", "true", "needs format=json")
+        is_shared = self.scheduler is not None and self.devices != 1
+        require(not is_shared, "devices", self.devices, "does not go with scheduler")
         changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
         require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
         self.input, self.output = unnamed(self.input), unnamed(self.output)
