@@ -22,6 +22,7 @@ from conftest import sentences
 from serving import Answer, Running, copying, loaded, running, tiny_folder
 
 from nmt.data.tokenizer import Tokenizer
+from nmt.search.search import BeamSearch
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
@@ -156,6 +157,43 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
         assert [future.result(10) for future in others] == ["a tree", "a house"] * 6
         assert different.result(10).json["translatedText"] == "a tree"
     assert [len(rows) for _, rows in engine.batches] == [1, 12, 1]  # equal options share a batch
+
+
+def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harms_nobody(
+    tokenizer: Tokenizer, pool: ThreadPoolExecutor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    lines = ["the house", "a tree", "the small tree"]
+    expected = Translator.load(folder, device="cpu").translate(lines)
+    entered, gate, sizes = threading.Event(), threading.Event(), []
+    step, join = BeamSearch.step, BeamSearch.join
+
+    def slow_step(beams: BeamSearch) -> set[int]:
+        entered.set()
+        gate.wait(10)
+        return step(beams)
+
+    def counted_join(beams: BeamSearch, *source: Any) -> None:
+        sizes.append(len(source[1]))
+        join(beams, *source)
+
+    def failing_join(beams: BeamSearch, *_: Any) -> None:
+        raise RuntimeError("no more")
+
+    monkeypatch.setattr(BeamSearch, "step", slow_step)
+    with running(loaded(folder)) as server:
+        for what in (counted_join, failing_join):
+            monkeypatch.setattr(BeamSearch, "join", what)
+            entered.clear()
+            gate.clear()
+            first = pool.submit(server.translate, lines[0])
+            assert entered.wait(10)
+            others = [pool.submit(server.translate, line) for line in lines[1:]]
+            eventually(lambda: server.service.scheduler._running.num_left == 3)
+            gate.set()
+            assert [future.result(10) for future in (first, *others)] == expected, what
+        assert sizes == [2]
+        assert server.service.scheduler.num_waiting == 0
 
 
 def test_a_full_queue_a_deadline_and_a_share_are_refused_and_others_unharmed(
