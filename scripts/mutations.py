@@ -312,7 +312,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("sample-number", PREPROCESS + "plan.py", "numbers = chunk.first_pair + cleaned.rows", "numbers = cleaned.rows", "reference"),
     ("scan-rows", PREPROCESS + "plan.py", "numbers - span.first_pair", "cleaned.rows", "preprocess reference"),
     # --- nmt/pool.py, cluster.py
-    ("one-thread", "nmt/pool.py", "return num_threads if num_threads > 1 else 0", "return num_threads if num_threads > 2 else 0", "pool"),
+    ("all-cores", "nmt/pool.py", "return num_threads or (", "return max(num_threads, 1) or (", "pool"),
     ("items-a-worker", "nmt/pool.py", "ITEMS_A_WORKER = 3", "ITEMS_A_WORKER = 4", "pool"),
     ("source-error", "nmt/pool.py", "    if isinstance(last_error, NmtError):", "    if False:", "pool"),
     ("parent-gone", "nmt/pool.py", "    wait([parent.sentinel])\n", "    wait([])\n    time.sleep(99)\n", "pool"),
@@ -321,7 +321,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("worker-version", "nmt/cluster.py", "if version != __version__:", "if False:", "cluster"),
     ("worker-folder", "nmt/cluster.py", "not marker.exists()", "False", "cluster"),
     ("other-function", "nmt/cluster.py", "_made is None or _made[0] != key", "_made is None", "cluster"),
-    ("cluster-settings", PREPROCESS + "workspace.py", '"num_threads", "scheduler", "report_only")', '"num_threads", "report_only")', "cluster"),
+    ("cluster-settings", "nmt/config/preprocess.py", '"num_threads", "scheduler", "report_only")', '"num_threads", "report_only")', "cluster"),
     # --- nmt/preprocess/prepare.py
     ("done-again", PREPROCESS + "workspace.py", "not in done]", "]", "preprocess_kills"),
     ("seen-rows", PREPROCESS + "encode.py", "seen[start:end]", "seen[: chunk.num_pairs]", "preprocess reference"),
@@ -350,7 +350,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("other-job", PREPROCESS + "workspace.py", "if job == self._job and self.data.exists():", "if self._job and self.data.exists():", "workspace"),
     ("half-written", PREPROCESS + "workspace.py", "            path.unlink(missing_ok=True)\n", "            pass\n", "workspace"),
     ("spool-stays", PREPROCESS + "workspace.py", "not in (_LOCK, self.spool.name)", "not in (_LOCK,)", "workspace"),
-    ("settings-without-effect", PREPROCESS + "workspace.py", '("data_dir", "experiment", "num_threads", "scheduler", "report_only")', '("data_dir", "scheduler", "report_only")', "preprocess_kills"),
+    ("settings-without-effect", "nmt/config/preprocess.py", '("data_dir", "experiment", "num_threads", "scheduler", "report_only")', '("data_dir", "scheduler", "report_only")', "preprocess_kills"),
 
     ("null-text", PREPROCESS + "sources.py", 'pc.fill_null(column.cast(pa.binary()), b"")', "pc.drop_null(column.cast(pa.binary()))", "sources"),
     ("line-in-text", PREPROCESS + "sources.py", 'pc.replace_substring(texts, b"\\n", LINE_SEPARATOR)', 'pc.replace_substring(texts, b"\\n", b" ")', "sources"),
