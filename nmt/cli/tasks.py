@@ -10,10 +10,6 @@ import logging
 import os
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from nmt.cli.commands import command_line
 from nmt.config import (
     AverageConfig,
@@ -79,15 +75,16 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     """Choose among the checkpoints of a run, by default as its config does."""
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
+    from nmt.manifest import read_config
 
     path = run_dir / "config.yaml"
     if not path.is_file():
         what = "is no run folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ModelError(f"{run_dir} {what}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
-        trained = OmegaConf.load(path)
-        metric, usual = BestMetric[trained.best_metric], int(trained.average_last)
-    except (YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError):
+        trained = read_config(run_dir)
+        metric, usual = BestMetric[trained["best_metric"]], int(trained["average_last"])
+    except (KeyError, TypeError, ValueError):
         raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
     if config.best is not None:
         return best_checkpoints(run_dir, config.best, metric)

@@ -102,7 +102,9 @@ class TranslateConfig:
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
@@ -147,7 +149,9 @@ class ScoreConfig:
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
@@ -271,7 +275,9 @@ class EvaluateConfig:
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:

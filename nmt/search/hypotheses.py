@@ -173,6 +173,21 @@ class SearchTask:
     n_best: int  # results of each sentence, at most
     keys: Sequence[int] = ()  # of each sentence's draws, when sampling
     forced: Tensor | None = None  # (B, longest prefix), token ids; -1 where the choice is free
+    columns: Sequence[int] = ()
+    """Place of the first token of each sentence among the tokens of `Live`, or none for 0 of all.
+    """
+
+    def join(self, limits: Sequence[int], column: int, num_dropped: int) -> SearchTask:
+        """Return the task with more sentences, whose first tokens stand in `column`, after so many
+        columns were dropped at the left.
+        """
+        before = [self.first_column(i) - num_dropped for i in range(len(self.limits))]
+        columns = [*before, *[column] * len(limits)]
+        return replace(self, limits=[*self.limits, *limits], columns=columns)
+
+    def first_column(self, sentence: int) -> int:
+        """Return the column of a sentence's first token."""
+        return self.columns[sentence] if self.columns else 0
 
     @property
     def needs_attention(self) -> bool:
@@ -230,6 +245,8 @@ class SearchTask:
         for sentence, tokens, log_probs, coverage, alignment in zip(
             *columns, coverages, alignments, strict=True
         ):
+            if first := self.first_column(sentence):
+                tokens, log_probs = tokens[first:], log_probs[first:]
             total = math.fsum(log_probs)
             value = score(total, len(tokens), self.config, coverage)
             finished = tokens[-1] == self.ids.eos

@@ -29,7 +29,7 @@ from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
-from nmt.manifest import verify
+from nmt.manifest import seal_config, verify
 from nmt.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
     """Write `config.yaml`, unless it is there and the same."""
-    place = run_dir / "config.yaml"
-    if not place.exists() or place.read_text(encoding="utf-8") != config_yaml:
+    place, content = run_dir / "config.yaml", seal_config(config_yaml.encode())
+    if not place.exists() or place.read_bytes() != content:
         with replace_file(place) as path:
-            path.write_text(config_yaml, encoding="utf-8", newline="\n")
+            path.write_bytes(content)
 
 
 # --- the state of a run
@@ -81,6 +81,7 @@ class TrainerState:
     bad_validations: int = 0  # since the last best one
     bad_updates: int = 0  # left out in a row, for what was not finite
     validated: int = 0  # update of the last validation
+    flops: float = 0.0  # of the model, for real tokens, since the start
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -102,7 +103,7 @@ def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]
     }
     flat["mix"] = str(mix)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
-    names += " adapter_rank"
+    names += " adapter_rank r_drop subword_sampling"
     flat |= {name: getattr(config, name) for name in names.split()}
     flat["adapter"] = config.adapter.value
     flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
@@ -121,8 +122,8 @@ def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -
     if "max_updates" in changed:
         changed.remove("max_updates")
         text = "max_updates was %d, is %d: the learning rate "
-        is_cosine = now["optimizer.schedule"] == Schedule.cosine.value
-        then = "jumps to the cosine that ends there" if is_cosine else "stays on its curve"
+        is_endless = Schedule(now["optimizer.schedule"]) in (Schedule.noam, Schedule.inverse_sqrt)
+        then = "stays on its curve" if is_endless else "goes on by the curve that ends there"
         log.info(text + then, saved["max_updates"], now["max_updates"])
     if changed:
         differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)
