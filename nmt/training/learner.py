@@ -24,6 +24,7 @@ from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.layers import ROWS_STEP
+from nmt.model.fast.transfer import send
 from nmt.model.transformer import Transformer
 from nmt.training.adapters import choose_parameters, merged_state
 from nmt.training.checks import preflight
@@ -210,9 +211,7 @@ class Learner:
             float(sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)),
             float(is_stop_asked),
         ]
-        # without a wait for the device
-        here = torch.tensor(counted, pin_memory=self.device.type == "cuda")
-        others = here.to(self.device, non_blocking=True)
+        others = send(torch.tensor(counted), self.device)
         # the norm is the same on every rank; the mean of its copies saves a second exchange
         sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
         loss, nll, gradient_norm, flops, num_positions, num_stops = sums
