@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import BestMetric
 from nmt.errors import ModelError
+from nmt.manifest import read_records
 
 
 def average(folders: list[Path], output: Path) -> None:
@@ -76,12 +76,8 @@ def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
-    try:
-        records = [json.loads(x) for x in path.read_text(encoding="utf-8").split("\n") if x]
-    except ValueError as error:
-        raise ModelError(f"{path} is damaged ({error}); use last=N instead of best=N") from None
     key = f"valid_{metric.value}"
-    return {record["update"]: record[key] for record in records if key in record}
+    return {record["update"]: record[key] for record in read_records(path) if key in record}
 
 
 def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:

@@ -93,7 +93,6 @@ def load_info(folder: Path) -> ModelInfo:
     if not (folder / CONFIG).is_file():
         what = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
         raise ModelError(f"{folder} {what}; give a run, a checkpoint or a model folder")
-    verify(folder, CONFIG)
     note_unverified(folder)
     return _read_info(folder / CONFIG)[0]
 
@@ -113,6 +112,7 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
 
 def _read_info(path: Path) -> tuple[ModelInfo, object]:
     """Read the info of a model and, in `nmt.json`, what is said of the export."""
+    verify(path.parent, path.name)
     content = read_json(path)
     pop_version(content, path, FORMAT_VERSION)
     export = content.pop("export", {})

@@ -1,20 +1,22 @@
-"""Sizes and checksums of the files in a folder, in `manifest.json`, so that damage is noticed.
+"""Checksums by which damage is noticed: of the files in a folder, in its `manifest.json`; of each
+line of a file that grows, at the end of the line; of a config that people read, in its first line.
 
-The checksum is XXH3 with 128 bits: it finds flipped bits and mixed-up files at the speed of memory,
-and is no protection against somebody who changes the manifest too.
+They are XXH3, of files with 128 bits and of lines and configs with 64: it finds flipped bits and
+mixed-up files at the speed of memory, and is no protection against somebody who changes it too.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 
 import xxhash
 
 from nmt.errors import DamagedError
-from nmt.metadata import read_json
+from nmt.metadata import parse_yaml, read_json
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +24,10 @@ MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 _settings = {"verify": True}
 _BLOCK = 1 << 20
+_MOST_BYTES = 1 << 30  # of `metrics.jsonl`
+# these match where a bit of the checksum is flipped too, and nothing that an older nmt wrote
+_SEALED = re.compile(rb'(.*), "....": ".{16}"\}', re.DOTALL)
+_UNSEALED_CONFIG = re.compile(rb"[a-z_]+:")
 
 
 def write_manifest(folder: Path) -> None:
@@ -60,6 +66,80 @@ def note_unverified(folder: Path) -> None:
     """Log that a folder was written without a manifest."""
     if not (folder / MANIFEST).is_file():
         log.info("%s has no %s, so that damage would not be noticed", folder, MANIFEST)
+
+
+def seal(content: dict[str, Any]) -> bytes:
+    """Return a line of JSON whose last key is the checksum of the others, of which there is one."""
+    text = json.dumps(content).encode()
+    checksum = xxhash.xxh3_64_hexdigest(text)
+    return text[:-1] + f', "xxh3": "{checksum}"}}\n'.encode()
+
+
+def unseal(line: bytes) -> dict[str, Any]:
+    """Read a line of `seal`, or one without a checksum, which an older nmt wrote; raise
+    `ValueError` for one that is damaged.
+    """
+    found = _SEALED.fullmatch(line.rstrip(b"\n"))
+    try:
+        content = json.loads(found[1] + b"}" if found else line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(content, dict):
+        raise ValueError("no JSON object")
+    if found and _settings["verify"] and seal(content) != line.rstrip(b"\n") + b"\n":
+        raise ValueError("another checksum")
+    return content
+
+
+def read_records(path: Path, *, leave_out_damaged: bool = False) -> list[dict[str, Any]]:
+    """Read the records of `metrics.jsonl`; a last line that is being written is left out.
+
+    Raises `DamagedError` for a damaged line, or logs it, and in any case for a file that is too
+    large; raises `FileNotFoundError`.
+    """
+    if path.stat().st_size > _MOST_BYTES:
+        raise DamagedError(f"{path} has more than {_MOST_BYTES >> 30} GB; move it elsewhere")
+    records = []
+    with path.open("rb") as file:
+        for number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n") and b'"}' not in line:
+                break
+            try:
+                records.append(_check_record(unseal(line)))
+            except ValueError as error:
+                text = f"{path}, line {number} is damaged ({error})"
+                if not leave_out_damaged:
+                    raise DamagedError(f"{text}; remove the line, or copy the file again") from None
+                log.warning("%s; it is left out", text)
+    return records
+
+
+def _check_record(record: dict[str, Any]) -> dict[str, Any]:
+    update = record.get("update")
+    if type(update) is not int or not 0 <= update < 1 << 63:
+        raise ValueError("no update")
+    for name, value in record.items():
+        if not isinstance(value, str if name in ("event", "batch") else (int, float)):
+            raise ValueError(f"{name} is no number")
+    return record
+
+
+def seal_config(text: bytes) -> bytes:
+    """Return YAML with a comment of its checksum before it."""
+    return f"# XXH3 of the lines below: {xxhash.xxh3_64_hexdigest(text)}\n".encode() + text
+
+
+def read_config(run_dir: Path) -> dict[str, Any]:
+    """Read `config.yaml` of a run; raise `FileNotFoundError`, or `DamagedError`."""
+    path = run_dir / "config.yaml"
+    text = path.read_bytes() if path.stat().st_size < _BLOCK else bytes(_BLOCK)
+    is_sealed = not _UNSEALED_CONFIG.match(text)
+    if is_sealed and _settings["verify"] and seal_config(text.partition(b"\n")[2]) != text:
+        raise DamagedError(
+            f"{path} is damaged: it is not what was written; copy it again or, if you changed it, "
+            "remove its first line"
+        )
+    return parse_yaml(text, path)
 
 
 def _read(folder: Path) -> dict[str, Any]:

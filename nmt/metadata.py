@@ -15,11 +15,14 @@ from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
 
+import yaml
+
 from nmt.errors import ConfigError, DamagedError
 
 T = TypeVar("T")
 
 _MOST_BYTES = 1 << 28  # of a JSON file; an index of 100,000 shards has 20 MB
+_MOST_YAML_BYTES, _DEEPEST_YAML = 1 << 16, 30
 _SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
 
 
@@ -38,6 +41,29 @@ def read_json(path: Path) -> dict[str, Any]:
         raise DamagedError(f"{path} is damaged ({reason}); copy or make the folder again") from None
     if not isinstance(content, dict):
         raise DamagedError(f"{path} is damaged (no JSON object); copy or make the folder again")
+    return content
+
+
+def parse_yaml(text: bytes, path: Path) -> dict[str, Any]:
+    """Read the YAML of a mapping that came from `path`.
+
+    Raises `DamagedError` for anything else, also for aliases and deep nesting, with which a small
+    file takes long.
+    """
+    try:
+        if len(text) > _MOST_YAML_BYTES:
+            raise ValueError(f"more than {_MOST_YAML_BYTES >> 10} kB")
+        depth = 0
+        for name in (type(token).__name__ for token in yaml.scan(text)):
+            depth += name.endswith("StartToken") - name.endswith("EndToken")
+            if name == "AliasToken" or depth > _DEEPEST_YAML:
+                raise ValueError("aliases, or nested too deeply")
+        content = yaml.safe_load(text)
+        if not isinstance(content, dict):
+            raise ValueError("no settings")
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        reason = " ".join(str(error).split())[:100]
+        raise DamagedError(f"{path} is no config of a run ({reason}); copy the run again") from None
     return content
 
 

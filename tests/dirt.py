@@ -64,7 +64,7 @@ def make_chunk(
     source = Source("", format, tuple(Path(name) for name in names), names, **more)
     raw = tuple(b"".join(line + b"\n" for line in side) for side in lines)
     num_pairs = len(lines[0])
-    return Chunk(source, first_line - 1, first_line, num_pairs, raw, (), 0)
+    return Chunk(source, first_line - 1, first_line, num_pairs, raw, ())
 
 
 def clean_and_filter(

@@ -8,15 +8,14 @@ import random
 import re
 import subprocess
 import sys
-from contextlib import closing
 from pathlib import Path
 
 import pytest
-from packing import SUFFIXES, write
+from packing import write
 
 from nmt.errors import DataError
 from nmt.preprocess import chunks
-from nmt.preprocess.chunks import Chunk, ChunkReader, Format, Source, read_chunks
+from nmt.preprocess.chunks import Chunk, Format, Source, find_spans, read_chunks, read_span
 
 Row = tuple[bytes, ...]
 
@@ -76,7 +75,7 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
     sources, expected, overlong, numbers = [], [], [], []
     for name in range(3):
         sides = [random_lines(number, draw) for number in [draw.choice([0, 1, 7, 40])] * 2]
-        paths = [tmp_path / f"{name}.{i}.{draw.choice(SUFFIXES)}" for i in range(2)]
+        paths = [tmp_path / f"{name}.{i}" for i in range(2)]
         pairs = zip(paths, sides, strict=True)
         sources.append(source(*(write(path, join(lines, draw)) for path, lines in pairs)))
         expected += list(zip(*map(blanked, sides), strict=True))
@@ -86,10 +85,6 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
     bound(monkeypatch, *bounds)
     found = list(read_chunks(sources))
     assert rows(found) == expected
-    progress = [chunk.disk_bytes for chunk in found]
-    assert progress == sorted(progress)
-    if found and numbers[-1:] == [len(sides[0])]:  # the last source has lines
-        assert progress[-1] == sum(path.stat().st_size for s in sources for path in s.paths)
     first = [0, *itertools.accumulate(chunk.num_pairs for chunk in found)]
     assert [chunk.first_pair for chunk in found] == first[:-1]
     for chunk in found:
@@ -103,43 +98,45 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
 
 
 @pytest.mark.usefixtures("_small_blocks")
-def test_what_is_skipped_is_what_would_have_been_read(
+def test_spans_of_any_size_hold_all_pairs_and_each_is_read_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     bound(monkeypatch, 7, 1000)
-    for seed in range(10):
-        check_skipping(tmp_path, random.Random(seed))
+    for seed in range(20):
+        draw = random.Random(seed)
+        sources, expected, overlong = [], [], []
+        for name in range(4):
+            sides = [random_lines(number, draw) for number in [draw.choice([0, 1, 20, 33])] * 2]
+            pairs = zip(("a", "b"), sides, strict=True)
+            sources.append(
+                source(*(write(tmp_path / f"{name}{x}", join(y, draw)) for x, y in pairs))
+            )
+            expected += list(zip(*map(blanked, sides), strict=True))
+            overlong += [max(map(len, pair)) > 64 for pair in zip(*sides, strict=True)]
+        for size in (1, 10, 20, 33, 1000):
+            spans = find_spans({"x": [], "y": sources}, size)
+            assert [s.first_pair for s in spans] == list(range(0, len(expected), size))
+            assert [(s.corpus, s.number, s.order) for s in spans] == [
+                ("y", n, n) for n in range(len(spans))
+            ]
+            for span in draw.sample(spans, len(spans)):
+                found = list(read_span(sources, span))
+                end = span.first_pair + span.num_pairs
+                assert rows(found) == expected[span.first_pair : end], (seed, size)
+                assert end == min(span.first_pair + size, len(expected))
+                assert found[0].first_pair == span.first_pair
+                lost = sum(len(chunk.overlong) for chunk in found)
+                assert lost == sum(overlong[span.first_pair : end])
 
 
-def check_skipping(tmp_path: Path, draw: random.Random) -> None:
-    lines = random_lines(60, draw)
-    one = source(*(write(tmp_path / name, join(lines, draw)) for name in ("a", "b.gz")))
-    expected, found, at = list(zip(*[blanked(lines) * 2] * 2, strict=True)), [], 0
-    with closing(ChunkReader([one, one])) as reader:
-        while at < len(expected):
-            num_pairs = draw.randint(1, 30)
-            if draw.random() < 0.5:
-                assert sum(c.num_pairs for c in reader.read(num_pairs)) == min(
-                    num_pairs, len(expected) - at
-                )
-            else:
-                some = list(reader.read(num_pairs))
-                assert some[0].first_pair == at
-                found += [(at + i, row) for i, row in enumerate(rows(some))]
-            at += num_pairs
-        assert list(reader.read(1)) == []
-    assert found == [(i, expected[i]) for i, _ in found]
-
-
-def test_chunks_depend_on_the_text_alone_not_on_blocks_or_compression(
+def test_chunks_depend_on_the_text_alone_not_on_blocks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     text = b"".join(b"%d %s\n" % (i, b"x" * (i % 50)) for i in range(2000))
-    seen = []
+    paths, seen = [write(tmp_path / side, text) for side in "ab"], []
     bound(monkeypatch, 300, 5000)
-    for suffix, num_bytes in itertools.product(SUFFIXES, [100, 4096, 1 << 20]):
+    for num_bytes in (100, 4096, 1 << 20):
         monkeypatch.setattr(chunks, "_BLOCK_BYTES", num_bytes)
-        paths = [write(tmp_path / f"{side}.{suffix}", text) for side in "ab"]
         chunks_read = read_chunks([source(*paths)])
         seen.append([(c.first_line, c.num_pairs, c.raw) for c in chunks_read])
     assert len(seen[0]) > 10
@@ -156,18 +153,19 @@ def test_a_line_is_what_a_newline_ends_or_the_rest(tmp_path: Path) -> None:
 def test_unequal_files_are_refused_with_both_counts(tmp_path: Path) -> None:
     good = source(*(write(tmp_path / name, b"x\n" * 5) for name in ("good.en", "good.de")))
     for num_src, num_tgt in ((10, 9), (9, 10), (0, 3), (3, 0), (1, 20000)):
-        src = write(tmp_path / "bad.en.gz", b"x\n" * num_src)
+        src = write(tmp_path / "bad.en", b"x\n" * num_src)
         bad = source(src, write(tmp_path / "bad.de", b"y\n" * num_tgt))
-        expected = re.escape(f"bad.en.gz has {num_src} lines, bad.de {num_tgt}; extract")
+        expected = re.escape(f"bad.en has {num_src} lines, bad.de {num_tgt}; extract")
         with pytest.raises(DataError, match=expected):
             list(read_chunks([good, bad]))
 
 
-def test_a_damaged_archive_is_named_as_the_user_wrote_it(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.gz", random.Random(0).randbytes(100_000))
-    os.truncate(path, 50_000)
-    with pytest.raises(DataError, match="^a.gz: not a whole gzip file"):
-        list(read_chunks([source(path)]))
+def test_a_file_that_became_shorter_is_named(tmp_path: Path) -> None:
+    some = [source(write(tmp_path / "a.tsv", b"one\ntwo\nthree\n"))]
+    (span,) = find_spans({"": some})
+    os.truncate(tmp_path / "a.tsv", 8)
+    with pytest.raises(DataError, match="^a.tsv became shorter"):
+        list(read_span(some, span))
 
 
 _READ = """

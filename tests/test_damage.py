@@ -19,6 +19,7 @@ from typing import Any
 
 import pytest
 import safetensors.torch
+import yaml
 from exporting import random_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -30,7 +31,16 @@ from nmt.data.binary import DataInfo
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DamagedError, ModelError, NmtError
 from nmt.files import replace_folder
-from nmt.manifest import MANIFEST, set_verify, verify, write_manifest
+from nmt.manifest import (
+    MANIFEST,
+    read_config,
+    read_records,
+    seal,
+    seal_config,
+    set_verify,
+    verify,
+    write_manifest,
+)
 from nmt.metadata import read_json, to_dataclass
 from nmt.training.checkpoints import TrainerState
 
@@ -68,6 +78,79 @@ def test_every_flipped_bit_and_every_swapped_file_of_a_model_is_noticed(
         read_model(tmp_path / "model")
     finally:
         set_verify(True)
+
+
+def assert_noticed(path: Path, read: Callable[[], Any]) -> None:
+    """Flip a bit of each byte of a file; each is refused with its name, in one line."""
+    whole, draw = path.read_bytes(), random.Random(1)
+    for place in range(len(whole)):
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << draw.randrange(8)
+        path.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=path.name) as caught:
+            read()
+        assert "\n" not in str(caught.value), place
+
+
+def test_every_flipped_bit_of_metrics_and_config_is_noticed(tmp_path: Path) -> None:
+    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
+    records = [
+        {"update": 1, "event": "spike", "batch": '"1" {2}'},
+        {"update": 12, "valid_loss": math.inf},
+    ]
+    metrics.write_bytes(b"".join(map(seal, records)))
+    assert read_records(metrics) == records
+    assert_noticed(metrics, lambda: read_records(metrics))
+    settings_of_run = {"run_dir": "r", "model": {"dropout": 0.1}, "names": ["ä"], "tracker": None}
+    config.write_bytes(seal_config(yaml.safe_dump(settings_of_run, sort_keys=False).encode()))
+    assert read_config(tmp_path) == settings_of_run
+    assert_noticed(config, lambda: read_config(tmp_path))
+
+
+def test_metrics_and_configs_without_checksums_or_that_are_being_written_are_read(
+    tmp_path: Path,
+) -> None:
+    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
+    line, whole = b'{"update": 3, "nll": 0.5}\n', seal({"update": 4, "nll": 2.0})
+    for cut in range(len(whole) - 2):  # what a kill or a full disk may leave
+        metrics.write_bytes(line + whole[:cut])
+        assert read_records(metrics) == [{"update": 3, "nll": 0.5}], cut
+    metrics.write_bytes(line + whole[:-1])
+    assert len(read_records(metrics)) == 2
+    config.write_text("data_dir: data\nseed: 1\n")
+    assert read_config(tmp_path) == {"data_dir": "data", "seed": 1}
+    set_verify(False)
+    try:
+        metrics.write_bytes(whole.replace(b"2.0", b"2.5"))
+        assert read_records(metrics) == [{"update": 4, "nll": 2.5}]
+        config.write_bytes(seal_config(b"seed: 1\n").replace(b"seed: 1", b"seed: 2"))
+        assert read_config(tmp_path) == {"seed": 2}
+    finally:
+        set_verify(True)
+
+
+def test_metrics_and_configs_that_were_made_to_do_harm_are_refused(tmp_path: Path) -> None:
+    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
+    for text in ("[" * 100_000, "[1]", "{}", '{"update": -1}', '{"update": 1e12}',
+                 '{"update": true}', '{"update": 1, "valid_bleu": "x"}', "\0", "",
+                 '{"update": 9223372036854775808}', '{"update": 1, "nll": [0]}'):  # fmt: skip
+        metrics.write_bytes(b'{"update": 1}\n' + text.encode() + b"\n")
+        with pytest.raises(DamagedError, match=r"metrics\.jsonl, line 2 is damaged"):
+            read_records(metrics)
+    rows = (f"{y}: &{y} [{f'*{x},' * 9}]\n" for x, y in itertools.pairwise("abcdefg"))
+    bomb = "a: &a [x]\n" + "".join(rows)
+    for text in (bomb, "a: " + "[" * 30_000, "a:\n" + "- " * 30_000, "a: b: c", "a: 2026-99-99",
+                 "a: " + "x" * 100_000):  # fmt: skip
+        config.write_text(text)
+        with pytest.raises(DamagedError, match=r"config\.yaml is no config of a run"):
+            read_config(tmp_path)
+    for path in (metrics, config):
+        with path.open("r+b") as file:
+            file.truncate(1 << 40)
+    with pytest.raises(DamagedError, match="more than 1 GB"):
+        read_records(metrics)
+    with pytest.raises(DamagedError, match=r"config\.yaml"):
+        read_config(tmp_path)
 
 
 def test_a_folder_without_a_manifest_opens_with_a_note(

@@ -85,9 +85,7 @@ def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(
         place = f"data_dir={tmp_path / 'killed'}"
         assert run_and_die(number, *arguments, place, "num_threads=1") == -9, number
     assert tree(make("killed", "num_threads=1")) == tree(expected)
-    for step in ("step=plan", "shard=2/2", "shard=1/2", "step=merge"):
-        shards = make("shared", "num_threads=1", "shard_pairs=250", step)
-    assert held_out(shards) == held_out(expected)
+    assert held_out(make("shards", "num_threads=2", "shard_pairs=250")) == held_out(expected)
     write_text(tmp_path / "a.tsv", [f"{src}\t{tgt}" for src, tgt in reversed(pairs)])
     assert held_out(make("reversed", "num_threads=1"))["test"] == held_out(expected)["test"]
     monkeypatch.setattr(nmt.preprocess.held_out, "_SPARE", 0)  # most candidates are dropped early

@@ -9,9 +9,11 @@ import io
 import json
 import random
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from serving import loaded, running
 from toy import TINY, command, read_records
 from translating import translate, write_lines
 
@@ -152,6 +154,29 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
         found = exported.translate(lines, tgt_lang=language)
         expected = native.translate(lines, tgt_lang=language)
         assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 18, (found, expected)
+
+
+def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> None:
+    translator = Translator.load(root / "run", device="cpu")
+    with running(loaded(root / "run")) as server, ThreadPoolExecutor(4) as clients:
+        targets = {item["code"]: item["targets"] for item in server.get("/languages").json}
+        assert targets == {"de": ["de", "en"], "en": ["de", "en", "fr"], "fr": ["en", "fr"]}
+        asked = [(name, *name.split("-"), spell(name[:2], rows(name, 20))) for name in DIRECTIONS]
+        answers = clients.map(lambda one: server.translate(one[3], one[1], one[2]), asked)
+        for (name, src, tgt, lines), answer in zip(asked, answers, strict=True):
+            assert answer == translator.translate(lines, src_lang=src, tgt_lang=tgt), name
+        refused = server.post("/translate", q="rot", source="de", target="fr")
+        assert refused.status == 400
+        assert "fr is not a target of de" in refused.json["error"]
+        pair = {"source": "en", "target": "fr"}
+        shown = server.post("/v1/translate", text="red tree", alignment=True, scores=True, **pair)
+        ((found,),) = [s["hypotheses"] for s in shown.json["translations"][0]["sentences"]]
+        assert "French" not in shown.body.decode()
+        assert len(found["tokens"]) == len(found["spans"]) == len(found["alignment"])
+        assert len(found["token_log_probs"]) == len(found["tokens"]) + 1
+        assert share("fr", [server.translate("<b>red</b> tree", **pair, format="html")[3:8]]) == 1
+        attended = server.post("/v1/attention", text="red", translation="rouge", **pair).json
+        assert "<French>" in attended["rows"]
 
 
 def test_what_a_model_does_not_have_is_refused_with_what_it_has(

@@ -197,6 +197,15 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
     assert shapes == 2 * [(4, 5, 5)] + 2 * [(4, 4, 4), (4, 4, 5)]
 
 
+def test_fresh_projections_lie_within_xaviers_bound_of_the_whole_matrix_as_torchs_do() -> None:
+    torch.manual_seed(0)
+    theirs = nn.MultiheadAttention(48, 4).in_proj_weight
+    ours = transformer.MultiHeadAttention(48, 4, 0.0).in_projection.weight
+    bound = math.sqrt(6 / (48 + 3 * 48))
+    for block in (*ours.chunk(3), *theirs.chunk(3)):
+        assert 0.99 * bound < float(block.detach().abs().max()) <= bound
+
+
 def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:
     queries, keys, values = (torch.randn(2, 3, n, 8).bfloat16() for n in (4, 50, 50))
     heads, weights = attend(queries, keys, values, torch.ones(1, dtype=torch.bool))

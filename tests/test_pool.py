@@ -17,8 +17,9 @@ import pytest
 from preprocessing import wait_until_gone
 from work import refuser, sleeper
 
+from nmt.cluster import open_workers
 from nmt.errors import DataError, NmtError
-from nmt.preprocess.pool import WorkerPool, count_workers
+from nmt.pool import Processes, count_workers
 
 
 @pytest.fixture(autouse=True)
@@ -30,7 +31,7 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_results_come_in_order_however_long_each_takes() -> None:
     seconds = [0.2, 0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
     for num_workers in (3, 0):
-        with WorkerPool(num_workers, sleeper) as pool:
+        with open_workers(None, num_workers, sleeper) as pool:
             assert list(pool.map(seconds)) == [(s, s) for s in seconds]
     num_cores = len(os.sched_getaffinity(0))
     counts = [num_cores if num_cores > 1 else 0, 0, 2, 3]  # 0 for all cores; none for one thread
@@ -39,7 +40,7 @@ def test_results_come_in_order_however_long_each_takes() -> None:
 
 def test_items_and_results_larger_than_a_pipe_do_not_block() -> None:
     items = [bytes([i]) * (1 << 21) for i in range(12)]
-    with WorkerPool(2, partial(operator.methodcaller, "upper")) as pool:
+    with Processes(2, partial(operator.methodcaller, "upper")) as pool:
         assert [result for _, result in pool.map(items)] == [item.upper() for item in items]
 
 
@@ -52,11 +53,11 @@ def test_no_more_items_are_taken_and_workers_started_than_needed() -> None:
             taken += 1
             yield 0.0
 
-    with WorkerPool(2, sleeper) as pool:
+    with Processes(2, sleeper) as pool:
         for number, _ in enumerate(pool.map(items()), start=1):
             assert taken - number < 3 * 2
     assert taken == 50
-    with WorkerPool(64, sleeper) as pool:
+    with Processes(64, sleeper) as pool:
         assert list(pool.map([0.0])) == [(0.0, 0.0)]
         assert len(multiprocessing.active_children()) == 1
 
@@ -68,24 +69,24 @@ def test_the_first_error_in_order_is_raised_after_the_results_before_it() -> Non
 
     for numbers, message in (([0, 1, 2, 3, 5], "3 is no good"), (items(), "the end is missing")):
         results: list[tuple[int, int]] = []
-        with WorkerPool(2, refuser) as pool, pytest.raises(DataError, match=message):
+        with Processes(2, refuser) as pool, pytest.raises(DataError, match=message):
             results.extend(pool.map(numbers))
         assert results == [(0, 0), (1, 1), (2, 2)]
-    with WorkerPool(1, refuser) as pool, pytest.raises(ValueError, match="a bug") as caught:
+    with Processes(1, refuser) as pool, pytest.raises(ValueError, match="a bug") as caught:
         list(pool.map([5]))
     assert "_refuse" in str(caught.value.__cause__)  # a bug shows its traceback
 
 
 def test_a_worker_that_dies_is_one_line() -> None:
     for number in (signal.SIGKILL, signal.SIGSEGV):
-        with WorkerPool(2, refuser) as pool, pytest.raises(NmtError, match="killed") as caught:
+        with Processes(2, refuser) as pool, pytest.raises(NmtError, match="killed") as caught:
             list(pool.map([-number] * 5))
         assert "\n" not in str(caught.value)
 
 
 def test_leaving_ends_workers_at_once() -> None:
     started = time.monotonic()
-    with WorkerPool(2, sleeper) as pool:
+    with Processes(2, sleeper) as pool:
         next(pool.map([0.0, 60.0, 0.0, 0.0, 0.0, 0.0]))
         assert multiprocessing.active_children()
     assert time.monotonic() - started < 30
@@ -95,8 +96,8 @@ def test_leaving_ends_workers_at_once() -> None:
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     program = (
         "import multiprocessing, sys; sys.path.insert(0, sys.argv[1]); import work\n"
-        "from nmt.preprocess.pool import WorkerPool\n"
-        "pool = WorkerPool(2, work.sleeper)\n"
+        "from nmt.pool import Processes\n"
+        "pool = Processes(2, work.sleeper)\n"
         "for _ in pool.map([0.0, 0.0, 60.0, 60.0, 0.0, 0.0]):\n"
         "    print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"
     )

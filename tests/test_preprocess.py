@@ -17,7 +17,8 @@ from toy import command
 from nmt.config import TokenizerConfig
 from nmt.data.binary import read_meta
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.plan import Sample, sample_keys, sample_size
+from nmt.preprocess import plan
+from nmt.preprocess.plan import ALL_KEYS, first_limit, sample_end, sample_keys, sample_size
 
 
 @pytest.fixture(scope="module")
@@ -32,25 +33,6 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def arguments(place: Path, data_dir: Path, *changes: str) -> list[str]:
     """Return the arguments that made the data folder of `place`, for another folder."""
     return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}", *changes]
-
-
-def test_several_machines_write_what_one_does(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
-    data = tmp_path / "data"
-    assert command("preprocess", *arguments(place, data, "shard=2/2")) == 2
-    assert "has no plan" in capfd.readouterr().err
-    for step in ("step=plan", "shard=2/2"):
-        assert command("preprocess", *arguments(place, data, step)) == 0
-    capfd.readouterr()
-    assert command("preprocess", *arguments(place, data, "step=merge")) == 2
-    assert "3 of 5 shards are not there: train-00000.arrow, train-00002" in capfd.readouterr().err
-    assert command("preprocess", *arguments(place, data, "shard=1/2", "max_length=99")) == 2
-    assert "max_length changed since the last run" in capfd.readouterr().err
-    assert not data.exists()
-    for step in ("shard=1/2", "step=merge"):
-        assert command("preprocess", *arguments(place, data, step)) == 0
-    assert tree(tmp_path) == {f"data/{k}": v for k, v in tree(place / "data").items()}
 
 
 def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(place: Path) -> None:
@@ -144,6 +126,20 @@ def test_report_only_writes_nothing_and_many_drops_are_a_warning(
     assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]
 
 
+def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = tmp_path / "data"
+    few = "tokenizer.max_sentences=300"  # of 600
+    assert command("preprocess", *arguments(place, data, few)) == 0
+    found = tree(data)
+    for limit in (0, 1 << 63):
+        monkeypatch.setattr(plan, "first_limit", lambda *_, limit=limit: limit)
+        assert command("preprocess", *arguments(place, data, few)) == 0
+        assert tree(data) == found, limit
+    assert found["tokenizer.model"] != (place / "data/tokenizer.model").read_bytes()
+
+
 def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> None:
     assert command("preprocess", *arguments(place, tmp_path / "data", "keep_text=true")) == 0
     texts = [
@@ -161,9 +157,8 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
 
 def test_nothing_heavy_is_imported() -> None:
     code = (
-        "import sys, nmt.preprocess.pool, nmt.preprocess.encode as workers; modules = sys.modules\n"
-        "assert 'pyarrow' not in modules; import nmt.cli.tasks, nmt.preprocess.prepare\n"
-        "assert 'torch' not in modules"
+        "import sys, nmt.cli.tasks, nmt.preprocess.prepare\n"
+        "assert not {'torch', 'distributed'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True)
 
@@ -171,24 +166,14 @@ def test_nothing_heavy_is_imported() -> None:
 NUM_PAIRS = 20_000
 
 
-def draw(size: int, cuts: list[int]) -> list[tuple[str, str]]:
-    """Sample pairs that are numbered, added in parts, as far as their keys are below the limit."""
-    sample = Sample(size)
-    for start, end in zip([0, *cuts], [*cuts, NUM_PAIRS], strict=True):
-        numbers = np.arange(start, end)
-        keys = sample_keys(1, "news", numbers)
-        chosen = numbers[keys < sample.limit]
-        sample.add(keys[keys < sample.limit], [(str(n), f"-{n}") for n in chosen])
-    return sample.take()
-
-
-def test_the_smallest_keys_which_seed_and_corpus_decide_are_drawn_in_order() -> None:
+def test_the_smallest_keys_which_seed_and_corpus_decide_are_drawn() -> None:
     keys = sample_keys(1, "news", np.arange(NUM_PAIRS))
     for size in (1, 700, NUM_PAIRS - 1, NUM_PAIRS, 10 * NUM_PAIRS):
-        expected = np.sort(np.argsort(keys)[:size])
-        for cuts in ([], [1], list(range(50, NUM_PAIRS, 50))):
-            assert draw(size, cuts) == [(str(n), f"-{n}") for n in expected], (size, cuts[:2])
-    assert Sample(0).limit == 0  # asks for nothing
+        drawn = np.flatnonzero(keys < sample_end(keys, size))
+        assert drawn.tolist() == sorted(np.argsort(keys)[:size].tolist()), size
+        # a span need not write more than what is below the first limit
+        assert (keys < np.uint64(first_limit(size, NUM_PAIRS))).sum() >= min(size, NUM_PAIRS)
+    assert first_limit(1000, 10**7) < ALL_KEYS // 1000
     keys_of = [sample_keys(*key, np.arange(NUM_PAIRS)) for key in ((1, "a"), (2, "a"), (1, "b"))]
     for i, keys in enumerate(keys_of):
         assert len(np.unique(keys)) == NUM_PAIRS

@@ -16,6 +16,7 @@ from serving import Running, copying, loaded, running, tiny_folder
 
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
 from nmt.config import SearchConfig, ServeConfig
+from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
@@ -157,7 +158,9 @@ def test_languages_are_detected_among_those_served(tokenizer: Tokenizer) -> None
 def test_many_to_many_models_get_the_tag_of_the_target(tokenizer: Tokenizer) -> None:
     models, _ = copying(tokenizer)
     translator = models.directions["xx", "yy"].translator
-    tagged = {("en", tgt): Direction(translator, "a folder", f"<2{tgt}>") for tgt in ("de", "fr")}
+    tagged = {
+        ("en", tgt): Direction(translator, "a folder", Tags(f"<2{tgt}>")) for tgt in ("de", "fr")
+    }
     with running(Models(tagged)) as server:
         # this engine gives back what it gets
         assert server.translate(["a house. a", "a"], "en", "fr") == ["<2fr> a house. a", "<2fr> a"]
@@ -178,7 +181,7 @@ def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) ->
         write_manifest(folder)
         models = loaded(folder)
         assert len(models.directions) == pairs
-        assert {d.tag for d in models.directions.values()} == set(symbols)
+        assert {d.tags.src for d in models.directions.values()} == set(symbols)
         assert models.code("PB") == models.code("pt_br") == "pt-BR"
         assert models.code("de-AT") == "de"
         assert models.code("zz") is None

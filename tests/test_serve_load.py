@@ -206,16 +206,22 @@ def test_a_sentence_that_fails_fails_its_request_alone(
 
 
 def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_on(
-    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
+    tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models, engine = copying(tokenizer)
     with running(models) as server:
-        engine.num_workers = None  # type: ignore[assignment]
+        engine.max_tokens = None  # type: ignore[assignment]
         assert server.post("/translate", q="the", **GOOD).status == 500
-        assert "failed outside the engine" in caplog.text
-        engine.num_workers = 1
+        assert caplog.text.count("failed outside the engine") == 1
+        engine.max_tokens = 4096
         assert server.translate("the tree") == "the tree"
         assert server.service.scheduler.num_waiting == 0
+        with monkeypatch.context() as patch:
+            patch.setattr(server.service.scheduler, "_take", lambda: 1 / 0)
+            assert server.post("/translate", q="the", **GOOD).status == 500
+            time.sleep(0.2)
+        assert caplog.text.count("failed outside the engine") == 2  # once a request, not for ever
+        assert server.translate("the tree") == "the tree"
 
 
 def raw(

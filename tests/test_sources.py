@@ -6,6 +6,7 @@ import io
 import itertools
 import json
 import os
+import random
 import re
 import sys
 import threading
@@ -25,7 +26,6 @@ from nmt.config import (
     HeldOutConfig,
     PreprocessConfig,
     SplitConfig,
-    Step,
 )
 from nmt.data.text import bundled_corpus
 from nmt.errors import ConfigError, DataError
@@ -72,8 +72,8 @@ def test_every_format_gives_the_same_pairs(tmp_path: Path) -> None:
             SplitConfig(jsonl=files[4]),
             SplitConfig(jsonl=files[5], fields=["q", "a"]),
         ):
-            assert read(find(tmp_path, **vars(split))) == PAIRS, split
-    assert not (tmp_path / "spool").exists()
+            assert read(find(tmp_path / suffix, **vars(split))) == PAIRS, split
+        assert (tmp_path / suffix / "spool").exists() is (suffix != "txt")  # packed ones
 
 
 def test_several_files_are_read_in_the_order_they_are_named(tmp_path: Path) -> None:
@@ -173,6 +173,13 @@ def test_stdin_can_be_one_side_or_a_file_of_both(
     assert read(find(tmp_path, tsv=["-"])) == PAIRS
 
 
+def test_a_damaged_archive_is_named_as_the_user_wrote_it(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.gz", random.Random(0).randbytes(100_000))
+    os.truncate(path, 50_000)
+    with pytest.raises(DataError, match=r"a\.gz: not a whole gzip file"):
+        find(tmp_path, tsv=[str(path)])
+
+
 def test_stdin_is_spooled_anew_only_when_it_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,21 +192,6 @@ def test_stdin_is_spooled_anew_only_when_it_differs(
         os.utime(path, ns=(OLD, OLD))
     assert is_same == [False, True, False, False, False, False, True]
     assert list(path.parent.iterdir()) == [path]
-
-
-def test_a_part_of_a_shared_job_reads_what_the_plan_has_spooled(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for key, value in (("shard", "2/3"), ("step", Step.shard), ("step", Step.merge)):
-        config, place = settings(SplitConfig(tsv=["-"])), tmp_path / str(value)
-        setattr(config, key, value)
-        monkeypatch.setattr(sys, "stdin", None)
-        with pytest.raises(DataError, match="with step=plan first"):
-            find_sources(config, "train", place)
-        pipe(monkeypatch, TSV)
-        find_sources(settings(SplitConfig(tsv=["-"])), "train", place)
-        monkeypatch.setattr(sys, "stdin", None)
-        assert read(find_sources(config, "train", place)) == PAIRS
 
 
 def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:

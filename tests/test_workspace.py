@@ -88,37 +88,13 @@ def test_a_kill_before_the_work_folder_goes_loses_nothing(tmp_path: Path) -> Non
         assert units(tmp_path / "data") == []
 
 
-def test_one_run_at_a_time_or_several_parts(tmp_path: Path) -> None:
-    place = tmp_path / "data"
-
-    def refuse(part: str | None) -> None:
-        with (
-            pytest.raises(ConfigError, match="in use by another"),
-            open_workspace(place, part=part),
-        ):
-            raise AssertionError("two at once")
-
-    with open_workspace(place) as work:
-        fill(work)
-        refuse(None)
-        refuse("1-2")
-    with open_workspace(place, part="1-2"), open_workspace(place, part="2-2"):
-        refuse("1-2")
-        refuse(None)
-
-
-def test_a_part_needs_the_plan_of_the_same_job(tmp_path: Path) -> None:
-    place = tmp_path / "data"
-    with pytest.raises(ConfigError, match="no plan"), open_workspace(place, part="1-2"):
-        raise AssertionError("without a plan")
-    end_early(place, KeyboardInterrupt())
-    with open_workspace(place, part="1-2") as work:
-        work.join(JOB)
-        with pytest.raises(ConfigError, match="seed changed"):
-            work.join({**JOB, "seed": 2})
-    with pytest.raises(DataError), open_workspace(place, part="1-2"):
-        raise DataError("in one of the parts")
-    assert units(place) == ["train-00000.json"]
+def test_one_run_at_a_time(tmp_path: Path) -> None:
+    with (
+        open_workspace(tmp_path / "data"),
+        pytest.raises(ConfigError, match="in use by another"),
+        open_workspace(tmp_path / "data"),
+    ):
+        raise AssertionError("two at once")
 
 
 def test_a_foreign_folder_or_file_stays_and_so_does_a_link(tmp_path: Path) -> None:

@@ -10,10 +10,6 @@ import logging
 import os
 from pathlib import Path
 
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from yaml import YAMLError
-
 from nmt.cli.commands import command_line
 from nmt.config import (
     AverageConfig,
@@ -23,7 +19,6 @@ from nmt.config import (
     ImportConfig,
     PreprocessConfig,
     ServeConfig,
-    Step,
     VisualizeConfig,
     resolve,
 )
@@ -33,24 +28,15 @@ log = logging.getLogger(__name__)
 
 
 def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
-    """Run the configured step of preprocessing, print the report and log what comes next."""
+    """Make the data folder, print its report and log what comes next."""
     from nmt.cli.data_folder import check_replaced, train_command
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.report import report_table
 
     check_replaced(config)
-    report = prepare(config)
-    if report is not None:
-        print(report_table(report))
-    if config.report_only:
-        return
-    if report is not None:
+    print(report_table(prepare(config)))
+    if not config.report_only:
         log.info("wrote %s; next: %s", config.data_dir, train_command(config))
-    elif config.step is Step.plan:
-        rest = "the same command with shard=NUMBER/COUNT"
-        log.info("planned; next, for each NUMBER to COUNT: %s", rest)
-    else:
-        log.info("shard %s is done; when all are: the same command with step=merge", config.shard)
 
 
 def average(config: AverageConfig, config_yaml: str) -> None:
@@ -89,15 +75,16 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     """Choose among the checkpoints of a run, by default as its config does."""
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
+    from nmt.manifest import read_config
 
     path = run_dir / "config.yaml"
     if not path.is_file():
         what = "is no run folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ModelError(f"{run_dir} {what}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
-        trained = OmegaConf.load(path)
-        metric, usual = BestMetric[trained.best_metric], int(trained.average_last)
-    except (YAMLError, OmegaConfBaseException, AttributeError, KeyError, TypeError, ValueError):
+        trained = read_config(run_dir)
+        metric, usual = BestMetric[trained["best_metric"]], int(trained["average_last"])
+    except (KeyError, TypeError, ValueError):
         raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
     if config.best is not None:
         return best_checkpoints(run_dir, config.best, metric)

@@ -9,13 +9,15 @@ import os
 import stat
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import fields
+from dataclasses import fields, replace
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import torch
 
+from nmt.cluster import open_workers
 from nmt.config import OutputFormat, ScoreConfig, SearchConfig, TooLong, TranslateConfig, resolve
 from nmt.data.languages import DIRECTION, encode_sources
 from nmt.data.text import (
@@ -29,11 +31,19 @@ from nmt.data.text import (
     read_input,
     read_stream,
 )
-from nmt.distributed import World, find_world, set_num_threads
+from nmt.distributed import num_processes, set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import replace_file
+from nmt.pool import worker_number
 from nmt.progress import Progress
-from nmt.translate.lines import HashedInput, LineCounts, LineOptions, render
+from nmt.translate.lines import (
+    HashedInput,
+    LineCounts,
+    LineOptions,
+    LineResult,
+    Window,
+    render,
+)
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -43,13 +53,12 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     """Translate `input` to `output`: to a stream each window as soon as it is translated; a file is
     written beside its place, renamed into it when whole, and resumed after a kill.
     """
-    world = find_world()
-    path = _check_places(config, world)
+    path = _check_places(config)
     set_num_threads(config.num_threads)
-    device = config.device
-    if world.size > 1 and device in ("auto", "cuda") and torch.cuda.is_available():
-        device = f"cuda:{world.local_rank % torch.cuda.device_count()}"  # each rank has its own
-    translator = _load(config, device)
+    num_workers = num_processes(config.devices, config.device)
+    is_alone = config.scheduler is None and num_workers == 1
+    # others have the model on their devices; here it gives the defaults of its settings
+    translator = _load(config, config.device if is_alone else "cpu")
     search, options = _settings(config, translator)
     is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     if is_typed:
@@ -60,18 +69,26 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
             stream = _open_stream(config.output, stack)
             lines, has_more = _open_input(config.input, stack)
             source = _hashed(config, lines)
-            windows = source.windows(world, config.window_lines, has_more=has_more)
+            windows = source.windows(config.window_lines, has_more=has_more if is_alone else None)
         else:
             from nmt.translate.resume import PartFile, describe_job  # of no use to a stream
 
-            part = stack.enter_context(PartFile(path, world, describe_job(config, search)))
+            part = stack.enter_context(PartFile(path, describe_job(config, search)))
             source = part.resume(
                 lambda: _hashed(config, read_input(config.input)),
                 is_stream=is_stream(config.input),
             )
-            windows = source.windows(world, config.window_lines)
+            windows = source.windows(config.window_lines)
+        if is_alone:
+            translated = translator.translate_windows(windows, search, options)
+        else:
+            del translator
+            folders = [str(resolve(folder)) for folder in config.model_dir]
+            make = partial(_start_translating, replace(config, model_dir=folders), num_workers)
+            workers = open_workers(config.scheduler, num_workers, make)
+            translated = stack.enter_context(workers).map(windows)
         progress = stack.enter_context(_progress(config, source.num_lines, is_typed=is_typed))
-        for window, results in translator.translate_windows(windows, search, options):
+        for window, results in translated:
             data, window_counts = render(window, results, config.format, config.n_best)
             if path is None:
                 stream.write(data)
@@ -84,9 +101,31 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
         if not is_typed or path is not None:
             progress.finish()
         if path is not None:
-            counts = part.finish(source, config.window_lines)
-    if world.is_main:
-        _report(counts, config)
+            counts = part.finish(source)
+    _report(counts, config)
+
+
+def _start_translating(
+    config: TranslateConfig, num_workers: int
+) -> Callable[[Window], list[LineResult]]:
+    """Return what translates windows in a worker: one of a host's processes, each with a share of
+    the cores and its own GPU, or one of a cluster, as Dask set it up.
+    """
+    device = config.device
+    if config.scheduler is None:
+        torch.set_num_threads(config.num_threads or max(1, torch.get_num_threads() // num_workers))
+        if device in ("auto", "cuda") and torch.cuda.is_available():
+            device = f"cuda:{worker_number() % torch.cuda.device_count()}"
+    elif config.num_threads:
+        torch.set_num_threads(config.num_threads)
+    translator = _load(config, device)
+    search, options = _settings(config, translator)
+
+    def run(window: Window) -> list[LineResult]:
+        ((_, results),) = translator.translate_windows([window], search, options)
+        return results
+
+    return run
 
 
 def score(config: ScoreConfig, config_yaml: str) -> None:
@@ -170,7 +209,7 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
 # --- inputs and outputs
 
 
-def _check_places(config: TranslateConfig, world: World) -> Path | None:
+def _check_places(config: TranslateConfig) -> Path | None:
     """Return the file to write, None for a stream. Before the model is loaded, refuse what cannot
     be read or written, and prefixes that are not as many as the lines.
     """
@@ -184,16 +223,6 @@ def _check_places(config: TranslateConfig, world: World) -> Path | None:
             raise ConfigError(
                 f"output={config.output}: {path.parent} cannot be written to; choose another folder"
             )
-    for key, is_shared in (("input", is_stream(config.input)), ("output", path is None)):
-        if is_shared and world.size > 1:
-            raise ConfigError(
-                f"{key}={getattr(config, key)}: {world.size} processes "
-                f"(WORLD_SIZE) cannot share a stream; give {key}=FILE"
-            )
-    if config.n_best > 1 and config.format is OutputFormat.text and world.size > 1:
-        raise ConfigError(
-            f"n_best={config.n_best}: {world.size} processes (WORLD_SIZE) need format=json"
-        )
     for text in (config.input, config.prefixes):
         if text is not None and not is_stream(text):
             with open_bytes(resolve(text)):

@@ -46,15 +46,6 @@ class TokenizerType(str, Enum):
     unigram = "unigram"  # Kudo (2018)
 
 
-class Step(str, Enum):
-    """Which part of preprocessing to do, when several machines share the work."""
-
-    all = "all"
-    plan = "plan"  # read the whole corpus once: the tokenizer, duplicates, the limits of shards
-    shard = "shard"  # encode the part that `shard` names
-    merge = "merge"  # write the index over all shards
-
-
 def _check_symbol(key: str, symbol: str) -> None:
     """Raise a `ConfigError` for what cannot be one piece of a tokenizer."""
     spaces = any(c.isspace() or c in "\0\u2581" for c in symbol)  # U+2581 is a space in pieces
@@ -261,20 +252,12 @@ class PreprocessConfig:
     max_length: int = option(256, "longest training sentence, in tokens, EOS included", low=2)
     keep_text: bool = option(False, "store the text with the ids (columns src_text, tgt_text)")
     report_only: bool = option(False, "read the corpus, print the report, write nothing else")
-    shard_pairs: int = option(1_000_000, "pairs read for one file of the data folder", low=1)
-    step: Step = option(Step.all, "all, or on several machines: plan, then shard, then merge")
-    shard: str | None = option(None, "part of this job, for example 3/64; means step=shard")
+    shard_pairs: int = option(100_000, "pairs read for one file of the data folder", low=1)
+    scheduler: str | None = option(
+        None, "Dask scheduler whose workers share the work, for example tcp://host:8786"
+    )
     seed: int = option(0, "for sampling and data=copy", low=0, high=LARGEST_SEED)
     num_threads: int = option(0, "processes that encode; 0: one per CPU core", low=0, high=1024)
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        if self.shard is None:
-            require(self.step is not Step.shard, "step", self.step, "needs shard=NUMBER/COUNT")
-            return
-        numbers = re.fullmatch(r"(\d+)/(\d+)", self.shard)
-        valid = numbers is not None and 1 <= int(numbers[1]) <= int(numbers[2])
-        require(valid, "shard", self.shard, "must be NUMBER/COUNT from 1/COUNT, for example 3/64")
-        valid = self.step in (Step.all, Step.shard)
-        require(valid, "step", self.step, f"does not go with shard={self.shard}")
-        require(not self.report_only, "report_only", True, "reads the whole corpus; drop shard")

@@ -23,7 +23,9 @@ class ServeConfig:
     dtype: DType = option(
         DType.float32, "number format of matrix products: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every IPv4 address")
     port: int = option(5000, "port to listen on; 0 takes a free one and logs it", low=0, high=65535)

@@ -259,7 +259,9 @@ class TrainConfig:
     compile: bool | None = option(None, "use torch.compile; null: on a GPU where it works")
     activation_checkpointing: bool = option(False, "keep only layer inputs: less memory, more time")
     dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:

@@ -95,16 +95,24 @@ class TranslateConfig:
     window_lines: int = option(2048, "lines read, sorted by length and translated at a time", low=1)
     backend: Engine = option(Engine.native, "native, or ctranslate2 for an exported folder")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
+    devices: int = option(1, "processes here; 0: one per GPU, or one on CPU", low=0, high=1024)
+    scheduler: str | None = option(
+        None, "Dask scheduler whose workers translate, for example tcp://host:8786"
+    )
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
         check_ranges(self)
         is_plain = self.format is OutputFormat.text
         require(not (is_plain and self.alignment), "alignment", "true", "needs format=json")
+        is_shared = self.scheduler is not None and self.devices != 1
+        require(not is_shared, "devices", self.devices, "does not go with scheduler")
         changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
         require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
         self.input, self.output = unnamed(self.input), unnamed(self.output)
@@ -141,7 +149,9 @@ class ScoreConfig:
     dtype: DType = option(
         DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
@@ -265,7 +275,9 @@ class EvaluateConfig:
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0, high=1024)
+    num_threads: int = option(
+        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
+    )
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:

@@ -76,7 +76,7 @@ class VisualizeConfig:
         0, "what=upload: validation sentences whose attention is sent, of each checkpoint", low=0
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    num_threads: int = option(0, "CPU threads; 0: torch's default", low=0)
+    num_threads: int = option(0, "CPU threads; 0: the cores that are idle at the start", low=0)
 
     def __post_init__(self) -> None:
         check_ranges(self)

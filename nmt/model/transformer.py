@@ -131,8 +131,8 @@ class MultiHeadAttention(nn.Module):
         self.dropout = nn.Dropout(dropout)
         self.in_projection = nn.Linear(d_model, 3 * d_model)
         self.out_projection = nn.Linear(d_model, d_model)
-        for block in self.in_projection.weight.chunk(3):
-            nn.init.xavier_uniform_(block)
+        # over the 3D x D matrix: each block has 1 / sqrt(2) of its own bound, and learns faster
+        nn.init.xavier_uniform_(self.in_projection.weight)
         nn.init.xavier_uniform_(self.out_projection.weight)
         nn.init.zeros_(self.in_projection.bias)
         nn.init.zeros_(self.out_projection.bias)

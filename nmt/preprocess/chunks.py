@@ -1,4 +1,5 @@
-r"""Cuts sources into chunks of whole lines, both sides of a chunk with the same number of them.
+r"""Cuts sources into spans, each the input of one shard, and a span into chunks of whole lines,
+both sides with the same number of them.
 
 A line ends at the byte \n and nowhere else. Memory is bounded whatever the length of a line.
 """
@@ -6,9 +7,8 @@ A line ends at the byte \n and nowhere else. Memory is bounded whatever the leng
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
@@ -17,7 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from nmt.data.languages import Tags
-from nmt.data.text import check_file, unpacked, unpacking
+from nmt.data.text import check_file, unpacking
 from nmt.errors import DataError
 
 PAIRS_A_CHUNK = 5_000
@@ -38,7 +38,7 @@ class Format(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """Files that hold pairs of one corpus, line by line."""
+    """Plain files that hold pairs of one corpus, line by line."""
 
     corpus: str  # its name in data.corpora, or ""
     format: Format
@@ -61,31 +61,17 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Chunk:
-    """Lines of one source that follow each other."""
-
-    source: Source
-    first_pair: int  # its number among those of all sources that are read, from 0
-    first_line: int  # its number in the source, from 1
-    num_pairs: int
-    raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
-    overlong: tuple[int, ...]  # lines of more than MAX_LINE_BYTES, which are empty in `raw`
-    disk_bytes: int  # how far the files of all corpora are read, as they lie on disk
-
-    def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
-        """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
-        names = self.source.names
-        return Place(names[side % len(names)], self.first_line + row, byte)
-
-
-@dataclass(frozen=True)
-class ShardTask:
-    """`shard_pairs` pairs of a corpus, as read, which become one file."""
+class Span:
+    """Pairs of a corpus that follow each other, as read; they become one file."""
 
     corpus: str
     number: int  # in its corpus
+    order: int  # among the spans of all corpora
     first_pair: int  # in its corpus
-    order: int  # among the tasks of all corpora, with gaps
+    num_pairs: int
+    source: int  # in which it starts, among those of its corpus
+    first_line: int  # of that source, from 1
+    offsets: tuple[int, ...]  # of that line in the files of that source, in bytes
 
     @property
     def name(self) -> str:
@@ -94,113 +80,124 @@ class ShardTask:
 
 
 @dataclass(frozen=True)
-class TaskChunk:
-    """A chunk of the input of a task."""
+class Chunk:
+    """Lines of one source that follow each other."""
 
-    task: ShardTask
-    chunk: Chunk
+    source: Source
+    first_pair: int  # its number in the corpus, from 0
+    first_line: int  # its number in the source, from 1
+    num_pairs: int
+    raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
+    overlong: tuple[int, ...]  # lines of more than MAX_LINE_BYTES, which are empty in `raw`
 
-    @property
-    def rows(self) -> slice:
-        """Where in the task the pairs of the chunk are."""
-        start = self.chunk.first_pair - self.task.first_pair
-        return slice(start, start + self.chunk.num_pairs)
+    def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
+        """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
+        names = self.source.names
+        return Place(names[side % len(names)], self.first_line + row, byte)
 
 
-class ChunkReader:
-    """Reads sources one after the other, after `disk_bytes` of other corpora."""
+def find_spans(corpora: Mapping[str, Sequence[Source]], size: int = sys.maxsize) -> list[Span]:
+    """Read all sources to find the spans of `size` pairs of each corpus.
 
-    def __init__(self, sources: Sequence[Source], disk_bytes: int = 0) -> None:
-        self._sources = iter(sources)
-        self._source: Source | None = None  # the one that is open
-        self._files: list[_LineFile] = []
-        self._next_line = 1  # of this source
-        self._num_pairs = 0  # read from all
-        self._closed_bytes = disk_bytes  # of the sources that are done
-
-    def close(self) -> None:
-        """Close the source that is open."""
-        for file in self._files:
-            file.close()
-
-    def read(self, num_pairs: int = sys.maxsize) -> Iterator[Chunk]:
-        """Yield the next `num_pairs` pairs, or all, in chunks of at most `PAIRS_A_CHUNK` pairs and
-        `BYTES_A_CHUNK` bytes, but of one pair at least.
-
-        Raises `DataError` for sides of different length and for files that cannot be read.
-        """
-        while num_pairs > 0 and (source := self._fill()) is not None:
-            most = min(num_pairs, PAIRS_A_CHUNK, *(len(file.ends) for file in self._files))
-            sizes = np.sum([file.ends[:most] for file in self._files], axis=0)
-            number = max(1, int(np.searchsorted(sizes, BYTES_A_CHUNK, side="right")))
-            lines = range(self._next_line, self._next_line + number)
-            overlong = {line for file in self._files for line in file.overlong if line in lines}
-            yield Chunk(
-                source,
-                first_pair=self._num_pairs,
-                first_line=self._next_line,
-                num_pairs=number,
-                raw=tuple(file.take(number) for file in self._files),
-                overlong=tuple(sorted(overlong)),
-                disk_bytes=self._closed_bytes + sum(file.disk_bytes for file in self._files),
-            )
-            self._next_line += number
-            self._num_pairs += number
-            num_pairs -= number
-
-    def _fill(self) -> Source | None:
-        """Read ahead, and return the source that has the next pair, if any."""
-        while True:
-            for file in self._files:
-                file.fill()
-            waiting = [len(file.ends) for file in self._files]
-            if waiting and all(waiting):
-                return self._source
-            if self._source is not None and any(waiting):
-                names = self._source.names
-                num_src, num_tgt = (self._next_line - 1 + f.count_rest() for f in self._files)
+    Raises `DataError` for sides of different length and for files that cannot be read.
+    """
+    spans: list[Span] = []
+    for corpus, sources in corpora.items():
+        num_pairs, starts = 0, list[tuple[int, int, tuple[int, ...]]]()
+        for number, source in enumerate(sources):
+            first = -num_pairs % size  # line of the source that begins a span, from 0
+            names = source.names
+            counted = [
+                _find_lines(*file, first, size) for file in zip(source.paths, names, strict=True)
+            ]
+            (num_lines, _), (num_others, _) = counted[0], counted[-1]
+            if num_lines != num_others:
                 raise DataError(
-                    f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
+                    f"{names[0]} has {num_lines} lines, {names[1]} {num_others}; "
                     "extract the pair again, line by line"
                 )
-            self._closed_bytes += sum(file.disk_bytes for file in self._files)
-            self.close()
-            self._files, self._next_line = [], 1
-            self._source = next(self._sources, None)
-            if self._source is None:
-                return None
-            for path, name in zip(self._source.paths, self._source.names, strict=True):
-                self._files.append(_LineFile(path, name))
+            offsets = zip(*(offsets for _, offsets in counted), strict=True)
+            starts += [(number, first + i * size + 1, place) for i, place in enumerate(offsets)]
+            num_pairs += num_lines
+        for number, start in enumerate(starts):
+            first, order = number * size, len(spans)
+            num_here = min(size, num_pairs - first)
+            spans.append(Span(corpus, number, order, first, num_here, *start))
+    return spans
+
+
+def _find_lines(path: Path, name: str, first: int, step: int) -> tuple[int, list[int]]:
+    """Count the lines of a file; return also where the lines `first`, `first + step` ... begin,
+    counted from 0.
+    """
+    check_file(path)
+    num_ends, num_bytes, last, offsets = 0, 0, b"\n", [0] if first == 0 else []
+    line = first or step
+    with unpacking(name), path.open("rb", buffering=0) as file:
+        while block := file.read(_BLOCK_BYTES):
+            ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
+            here = np.arange(line, num_ends + len(ends) + 1, step)
+            offsets += (num_bytes + 1 + ends[here - num_ends - 1]).tolist()
+            line += step * len(here)
+            num_ends, num_bytes, last = num_ends + len(ends), num_bytes + len(block), block[-1:]
+    num_lines = num_ends + (last != b"\n")
+    return num_lines, offsets[: len(range(first, num_lines, step))]
 
 
 def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
-    """Yield all pairs of `sources`; see `ChunkReader.read`."""
-    with closing(ChunkReader(sources)) as reader:
-        yield from reader.read()
+    """Yield all pairs of `sources`; see `find_spans` and `read_span`."""
+    for span in find_spans({"": sources}):
+        yield from read_span(sources, span)
+
+
+def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
+    """Yield the pairs of a span of these sources of its corpus, in chunks of at most
+    `PAIRS_A_CHUNK` pairs and `BYTES_A_CHUNK` bytes, but of one pair at least.
+    """
+    next_pair, end = span.first_pair, span.first_pair + span.num_pairs
+    line, offsets = span.first_line, span.offsets
+    for source in sources[span.source :]:
+        if next_pair == end:
+            return
+        with ExitStack() as stack:
+            files = []
+            for path, name, offset in zip(source.paths, source.names, offsets, strict=True):
+                files.append(_LineFile(path, name, line, offset))
+                stack.callback(files[-1].close)
+            while next_pair < end:
+                for file in files:
+                    file.fill()
+                most = min(end - next_pair, PAIRS_A_CHUNK, *(len(file.ends) for file in files))
+                if most == 0:
+                    break
+                sizes = np.sum([file.ends[:most] for file in files], axis=0)
+                number = max(1, int(np.searchsorted(sizes, BYTES_A_CHUNK, side="right")))
+                lines = range(line, line + number)
+                overlong = {line for file in files for line in file.overlong if line in lines}
+                raw = tuple(file.take(number) for file in files)
+                yield Chunk(source, next_pair, line, number, raw, tuple(sorted(overlong)))
+                line, next_pair = line + number, next_pair + number
+        line, offsets = 1, (0,) * len(offsets)
+    if next_pair < end:
+        raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 
 
 class _LineFile:
-    """One file: a buffer of whole lines, and the start of the line after them."""
+    """One file from a line on: a buffer of whole lines, and the start of the line after them."""
 
-    def __init__(self, path: Path, name: str) -> None:
+    def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
-        check_file(path)
         with unpacking(name):
-            self._file = path.open("rb")
-            self._stream = unpacked(self._file, path.suffix)
-        self._thread = ThreadPoolExecutor(1)  # unpacks a block while the one before is cut
-        self._ahead = self._thread.submit(self._fetch)
+            self._file = path.open("rb", buffering=0)
+            self._file.seek(offset)
         self._is_over = False
-        self._num_lines = 0  # read
+        self._next_line = first_line  # to be read
         self._text = b""  # the lines that wait
         self._rest = b""
         self.ends = np.empty(0, np.int64)  # where the waiting lines end
         self.overlong: list[int] = []  # their numbers, from 1; such lines are empty
-        self.disk_bytes = 0  # read
 
     def close(self) -> None:
-        self._thread.shutdown()
-        self._stream.close()
         self._file.close()
 
     def fill(self) -> None:
@@ -214,35 +211,23 @@ class _LineFile:
         self.ends = self.ends[num_lines:] - end
         return lines
 
-    def count_rest(self) -> int:
-        """Count the lines from here to the end, which are gone then."""
-        num_before = self._num_lines - len(self.ends)
-        while self._read():
-            self._text, self.ends = b"", self.ends[:0]
-        return self._num_lines - num_before
-
     def _read(self) -> bool:
         """Read a block; return False when there was none left."""
         if self._is_over:
             return False
         with unpacking(self._name):
-            block, self.disk_bytes = self._ahead.result()
-        if block:
-            self._ahead = self._thread.submit(self._fetch)
-        else:
+            block = self._file.read(_BLOCK_BYTES)
+        if not block:
             self._is_over = True
             block = b"\n" if self._rest else b""  # ends the last line
         text = self._rest + block
         if (end := text.find(b"\n")) > MAX_LINE_BYTES:  # others are shorter than a block
-            self.overlong.append(self._num_lines + 1)
+            self.overlong.append(self._next_line)
             text = text[end:]
         end = text.rfind(b"\n") + 1
         self._rest = text[end:][: MAX_LINE_BYTES + 1]  # enough to show that it is overlong
         ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._text)])
         self._text += text[:end]
-        self._num_lines += len(ends)
+        self._next_line += len(ends)
         return True
-
-    def _fetch(self) -> tuple[bytes, int]:
-        return self._stream.read(_BLOCK_BYTES), self._file.tell()

@@ -10,7 +10,6 @@ hashes is cut into parts of about half a million; one part at a time is read fro
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -20,6 +19,7 @@ import numpy as np
 import xxhash
 
 from nmt.config import Duplicates
+from nmt.files import replace_file
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
@@ -80,8 +80,8 @@ class HashWriter(AbstractContextManager["HashWriter"]):
             columns = dict(zip(KINDS, np.sort(hashes, axis=0).T, strict=True))
         for name, column in columns.items():
             path = self._folder / f"{self._task}.{self._num_files}.{name}"
-            column.tofile(f"{path}.tmp")
-            os.replace(f"{path}.tmp", path)
+            with replace_file(path) as temporary:
+                column.tofile(temporary)
         self._waiting, self._num_waiting = [], 0
         self._num_files += 1
 

@@ -1,4 +1,4 @@
-"""What a worker process does: bytes of a chunk become clean pairs, token ids and counts.
+"""What a worker does: bytes of a chunk become clean pairs, token ids and counts.
 
 A line is encoded by its words, of which few are new: each is cut once and then looked up. The ids
 are those that SentencePiece gives for the whole line. That holds for BPE models whose pieces do not
@@ -23,7 +23,7 @@ from nmt.config import NORMALIZATIONS, PreprocessConfig
 from nmt.data.languages import tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.preprocess.characters import LineSet
-from nmt.preprocess.chunks import TaskChunk
+from nmt.preprocess.chunks import Chunk
 from nmt.preprocess.clean import Cleaned, Mask, clean
 from nmt.preprocess.duplicates import Hashes, hash_sides
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
@@ -33,10 +33,6 @@ Array = np.ndarray[Any, np.dtype[Any]]
 _SPACE = "▁"  # stands for a space in pieces; text that holds one is not cut at spaces alone
 _MOST_WORDS = 1 << 17  # kept, some 25 MB
 _END_OF_LINE = "\n"
-
-
-EncodeItem = tuple[TaskChunk, Mask | None]
-"""Pairs to encode, and which of them came before, where such are dropped."""
 
 
 @dataclass(frozen=True)
@@ -67,10 +63,12 @@ class ChunkEncoder:
         self._src, self._tgt = LineEncoder(tokenizers.src), LineEncoder(tokenizers.tgt)
         self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
 
-    def __call__(self, item: EncodeItem) -> EncodedChunk:
-        """Clean, filter and encode a chunk of training pairs."""
-        (part, seen), config = item, self._config
-        cleaned = clean(part.chunk, config, held_out=False)
+    def encode(self, chunk: Chunk, seen: Mask | None) -> EncodedChunk:
+        """Clean, filter and encode a chunk of training pairs; `seen` marks those that came before,
+        where such are dropped.
+        """
+        config = self._config
+        cleaned = clean(chunk, config, held_out=False)
         drop_by_text(cleaned, config, seen, self._taken)
         texts = _tagged(cleaned)
         src, tgt = self._src.encode(texts[0]), self._tgt.encode(texts[1])

@@ -5,42 +5,35 @@ all new. A training pair with a sentence of theirs on either side, the same but 
 punctuation and spaces, is left out of training, in corpora of every direction.
 """
 
-# N pairs of a chunk
-
 from __future__ import annotations
 
 import json
 import logging
-import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import xxhash
 
-from nmt.config import PreprocessConfig
 from nmt.data.languages import corpus_direction
 from nmt.errors import ConfigError
 from nmt.preprocess.characters import LineSet, normal_form
-from nmt.preprocess.chunks import Format, Source, TaskChunk
+from nmt.preprocess.chunks import Format, Source, Span, read_span
 from nmt.preprocess.clean import clean
 from nmt.preprocess.filters import drop_by_text
-from nmt.preprocess.plan import TaskReader, count_chunk
-from nmt.preprocess.pool import WorkerPool, count_workers
-from nmt.preprocess.workspace import Job
+from nmt.preprocess.workspace import Job, Task, read_records, run_stage
 
 log = logging.getLogger(__name__)
 _ORDER = ("test", "valid")  # more validation pairs leave the test set as it is
-_TAKEN = "taken.json"  # in the work folder, once all is chosen
+_TAKEN, _STAGE = "taken.json", "hold out"  # the former once all is chosen
 _NUM_KEYS = 1 << 64
 _SPARE = 1000  # candidates beyond twice the number of pairs: some have a sentence in common
 _Pair = tuple[str, str, str]  # corpus, source, target
-_Item = tuple[TaskChunk, int]  # and the key below which a pair is a candidate
-_Found = list[tuple[int, _Pair]]
 
 
-def take_held_out(job: Job) -> Job:
+def take_held_out(job: Job, spans: Sequence[Span]) -> Job:
     """Return the job with the sets that are taken from the training text, which lie in the work
     folder; choose them in one pass over the text unless that is done.
 
@@ -52,7 +45,7 @@ def take_held_out(job: Job) -> Job:
     if not wanted:
         return job
     if not marker.exists():
-        taken = _choose(_candidates(job, wanted), wanted)
+        taken = _choose(_candidates(job, spans, wanted), wanted)
         for split, pairs in taken.items():
             for corpus in {pair[0] for pair in pairs}:
                 rows = [pair for pair in pairs if pair[0] == corpus]
@@ -67,7 +60,15 @@ def take_held_out(job: Job) -> Job:
     for split, corpora in known["corpora"].items():
         sources = [_source(job, split, corpus) for corpus in corpora]
         held_out[split] = sorted([*held_out[split], *sources], key=lambda source: source.corpus)
-    return replace(job, held_out=held_out, taken=LineSet(known["lines"]))
+    return replace(job, held_out=held_out)
+
+
+def read_taken(job: Job) -> LineSet | None:
+    """Return the sentences of the sets that were taken out of the training text, if any were."""
+    marker = job.work.plan / _TAKEN
+    if not marker.exists():
+        return None
+    return LineSet(json.loads(marker.read_text(encoding="utf-8"))["lines"])
 
 
 def _source(job: Job, split: str, corpus: str) -> Source:
@@ -80,45 +81,40 @@ def _paths(job: Job, split: str, corpus: str) -> tuple[Path, ...]:
     return tuple(job.work.plan / f"{name}.{side}" for side in ("src", "tgt"))
 
 
-def _find(config: PreprocessConfig, item: _Item) -> _Found:
-    """Return the pairs of a chunk whose keys are below the limit, with these keys."""
-    part, limit = item
-    cleaned = clean(part.chunk, config, held_out=False)
-    drop_by_text(cleaned, config)
-    found = []
-    for src, tgt in zip(cleaned.src, cleaned.tgt, strict=True):
-        forms = normal_form(src), normal_form(tgt)
-        key = xxhash.xxh3_64_intdigest("\n".join(forms).encode(), seed=config.seed)
-        if key < limit and all(forms):
-            found.append((key, (part.task.corpus, src, tgt)))
-    return found
+def _start_search(job: Job, limit: int) -> Task:
+    """Return the task that finds the pairs of a span whose keys are below the limit."""
+    config = job.config
+
+    def find(span: Span) -> dict[str, Any]:
+        found, num_bytes = [], 0
+        for chunk in read_span(job.sources[span.corpus], span):
+            num_bytes += sum(map(len, chunk.raw))
+            cleaned = clean(chunk, config, held_out=False)
+            drop_by_text(cleaned, config)
+            for src, tgt in zip(cleaned.src, cleaned.tgt, strict=True):
+                forms = normal_form(src), normal_form(tgt)
+                key = xxhash.xxh3_64_intdigest("\n".join(forms).encode(), seed=config.seed)
+                if key < limit and all(forms):
+                    found.append((key, span.corpus, src, tgt))
+        return {"bytes": num_bytes, "found": found}
+
+    return find
 
 
-def _candidates(job: Job, wanted: Mapping[str, float]) -> dict[int, _Pair]:
+def _candidates(job: Job, spans: Sequence[Span], wanted: Mapping[str, float]) -> dict[int, _Pair]:
     """Return the pairs with the smallest keys: as many as may be needed, or a share of all."""
-    total = sum(wanted.values())
-    size, limit = 2 * int(total) + _SPARE, _NUM_KEYS
-    if total < 1:
-        size, limit = sys.maxsize, int(total * _NUM_KEYS)
-    reader, found = TaskReader(job), dict[int, _Pair]()
-
-    def items() -> Iterator[_Item]:
-        for part in reader.read(lambda task: True):
-            yield part, limit
-
-    make = partial(partial, _find, job.config)
-    with (
-        reader.progress("hold out") as progress,
-        WorkerPool[_Item, _Found](count_workers(job.config.num_threads), make) as pool,
-    ):
-        for (part, _), candidates in pool.map(items()):
-            for key, pair in candidates:
-                found.setdefault(key, pair)
-            if len(found) > 2 * size:
-                limit = sorted(found)[size]
-                found = {key: pair for key, pair in found.items() if key < limit}
-            count_chunk(progress, part)
-        progress.finish()
+    total, num_pairs = sum(wanted.values()), sum(span.num_pairs for span in spans)
+    size, limit = 2 * int(total) + _SPARE, int(total * _NUM_KEYS)
+    if total >= 1:
+        limit = min(_NUM_KEYS, 2 * size * _NUM_KEYS // num_pairs)
+    found = dict[int, _Pair]()
+    for stage, end in ((_STAGE, limit), (_STAGE + " again", _NUM_KEYS)):
+        run_stage(job, spans, stage, partial(_start_search, limit=end))
+        for record in read_records(job, spans, stage):
+            for key, *pair in record["found"]:
+                found.setdefault(key, tuple(pair))
+        if total < 1 or len(found) >= size or end == _NUM_KEYS:
+            break
     return found
 
 

@@ -1,51 +1,57 @@
-"""Makes a data folder in three steps, that one machine does in a row or several share: plan (see
-`plan.py`), shard, merge.
+"""Makes a data folder of parallel text: finds the spans of the corpora, makes the plan (see
+`plan.py`), encodes each span into a shard, and writes report and index over all.
 
 A shard is one Arrow file, and the task that writes it reads its pairs from the input itself, so
-that any process on any machine can do it, in any order. It is done when its JSON file is there,
-with the counts of its pairs; written again, it has the same bytes.
+that any process on any machine can do it, in any order. It is done when its record is there, with
+the counts of its pairs; written again, it has the same bytes.
 """
 
 from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, replace
-from functools import partial
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nmt.config import PreprocessConfig, Step, resolve
+from nmt.config import PreprocessConfig, resolve
 from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
 from nmt.data.languages import describe_languages
-from nmt.data.tokenizer import Tokenizers, save_tokenizers
+from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
-from nmt.files import replace_file, write_json
-from nmt.preprocess.chunks import ShardTask, TaskChunk, read_chunks
-from nmt.preprocess.clean import Cleaned, Mask, PairCounts, clean
+from nmt.files import remove_leftovers, replace_file, write_json
+from nmt.preprocess.chunks import Span, find_spans, read_chunks, read_span
+from nmt.preprocess.clean import Cleaned, PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
-from nmt.preprocess.encode import ChunkEncoder, EncodedChunk, EncodeItem
+from nmt.preprocess.encode import ChunkEncoder, EncodedChunk
 from nmt.preprocess.filters import HELD_OUT, check_filters
-from nmt.preprocess.held_out import take_held_out
-from nmt.preprocess.plan import TaskReader, count_chunk, drops_duplicates, make_plan, read_plan
-from nmt.preprocess.pool import WorkerPool, count_workers
+from nmt.preprocess.held_out import read_taken, take_held_out
+from nmt.preprocess.plan import drops_duplicates, make_plan
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import HeldOut, Statistics
-from nmt.preprocess.workspace import Job, Workspace, describe, open_workspace
-from nmt.progress import Progress
+from nmt.preprocess.workspace import (
+    Job,
+    Task,
+    Workspace,
+    describe,
+    open_workspace,
+    read_records,
+    run_stage,
+)
 
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")
 _MANY_DROPPED = 0.05
+_SPANS, _STAGE = "spans.json", "encode"
 
 
-def prepare(config: PreprocessConfig) -> dict[str, Any] | None:
-    """Do the step of `config` that is due; return the report once all is done.
+def prepare(config: PreprocessConfig) -> dict[str, Any]:
+    """Make the data folder and return its report.
 
     Raises `NmtError` children for what the user can fix; an old data folder then stays as it was.
     """
@@ -64,13 +70,11 @@ def prepare(config: PreprocessConfig) -> dict[str, Any] | None:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="nmt-")))
             work = Workspace(folder, folder)
         else:
-            part = None if config.shard is None else config.shard.replace("/", "-")
-            place = resolve(config.data_dir)
-            work = stack.enter_context(open_workspace(place, part=part))
+            work = stack.enter_context(open_workspace(resolve(config.data_dir)))
         return _run(config, work)
 
 
-def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
+def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
     found = find_sources(config, "train", work.spool)
     sources = {name: list(part) for name, part in groupby(found, key=lambda s: s.corpus)}
     held_out = {
@@ -79,34 +83,40 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any] | None:
         if has_split(config.data, split)
     }
     job = Job(config, work, sources, held_out)
-    step = Step.shard if config.shard is not None else config.step
-    is_planning = step in (Step.all, Step.plan)
-    begin = work.start if is_planning else work.join
-    begin(job.fingerprint())
-    job = take_held_out(job)
-    splits = {split: _read_split(job, split) for split in held_out}
-    tokenizers, num_pairs = make_plan(job) if is_planning else read_plan(job)
-    if step in (Step.all, Step.shard):
-        known = HeldOut({split: _text_of(chunks) for split, chunks in splits.items()})
-        num_pairs = _write_shards(job, tokenizers, num_pairs, known)
-    if step in (Step.plan, Step.shard):
-        return None
-    assert num_pairs is not None
-    report = _merge(job, splits, tokenizers, num_pairs)
+    work.start(job.fingerprint())
+    spans = _find_spans(job)
+    job = take_held_out(job, spans)
+    splits = _read_held_out(job)
+    tokenizers = make_plan(job, spans)
+    run_stage(job, spans, _STAGE, _start_encoding)
+    report = _merge(job, splits, tokenizers, spans)
     if not config.report_only:
         work.finish()
     return report
 
 
-def _read_split(job: Job, split: str) -> list[Cleaned]:
-    """Read a validation or test set, of which all pairs stay; an empty one is a `DataError`."""
-    chunks = read_chunks(job.held_out[split])
-    cleaned = [clean(chunk, job.config, held_out=True) for chunk in chunks]
-    if not cleaned:
-        raise DataError(
-            f"the {split} corpus is empty; give data.{split} a file with sentence pairs"
-        )
-    return cleaned
+def _find_spans(job: Job) -> list[Span]:
+    """Return the spans of all corpora, which the work folder keeps."""
+    path = job.work.plan / _SPANS
+    if not path.exists():
+        job.work.write(path, [asdict(s) for s in find_spans(job.sources, job.config.shard_pairs)])
+    found = [Span(**span) for span in json.loads(path.read_text(encoding="utf-8"))]
+    if not found:
+        raise DataError("the training corpus is empty; give data.train a file with sentence pairs")
+    return found
+
+
+def _read_held_out(job: Job) -> dict[str, list[Cleaned]]:
+    """Read validation and test set, of which all pairs stay; an empty one is a `DataError`."""
+    splits = {}
+    for split, sources in job.held_out.items():
+        chunks = read_chunks(sources)
+        splits[split] = [clean(chunk, job.config, held_out=True) for chunk in chunks]
+        if not splits[split]:
+            raise DataError(
+                f"the {split} corpus is empty; give data.{split} a file with sentence pairs"
+            )
+    return splits
 
 
 def _text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
@@ -115,66 +125,34 @@ def _text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
     return src, [line for chunk in chunks for line in chunk.tgt]
 
 
-def _write_shards(
-    job: Job, tokenizers: Tokenizers, num_pairs: Mapping[str, int] | None, held_out: HeldOut
-) -> dict[str, int]:
-    """Write all shards, or those of `shard`, that are not done; return the pairs of each corpus."""
-    totals = job.work.units / "totals"  # no task has a name without .json
-    wanted = None
-    if job.config.shard is not None:
-        assert num_pairs is not None
-        number, count = map(int, job.config.shard.split("/"))
-        wanted = set(job.tasks(num_pairs)[number - 1 :: count])
-    elif num_pairs is None and totals.exists():  # an earlier run came to the end of the corpora
-        num_pairs = json.loads(totals.read_text(encoding="utf-8"))
-    reader = TaskReader(job, num_pairs)
+def _start_encoding(job: Job) -> Task:
+    """Return the task that writes the shard of a span; its record has the shard and its counts."""
+    config, tokenizers = job.config, load_tokenizers(job.work.plan)
+    drops, taken = drops_duplicates(config), read_taken(job)
+    known = HeldOut({split: _text_of(chunks) for split, chunks in _read_held_out(job).items()})
+    encoder = ChunkEncoder(config, job.work.plan, known, taken=taken, has_hashes=not drops)
 
-    def is_wanted(task: ShardTask) -> bool:
-        return (wanted is None or task in wanted) and not _result_path(job, task).exists()
+    def encode(span: Span) -> dict[str, Any]:
+        num_bytes = 0
+        seen = read_seen(job.work.hashes, span.order, span.num_pairs) if drops else None
+        with HashWriter(job.work.hashes, span.order) as hashes:
 
-    has_hashes = not drops_duplicates(job.config)
-    first = partial(ChunkEncoder, job.config, job.work.plan, held_out)
-    make = partial(first, taken=job.taken, has_hashes=has_hashes)
-    with (
-        reader.progress("encode") as progress,
-        WorkerPool[EncodeItem, EncodedChunk](count_workers(job.config.num_threads), make) as pool,
-    ):
-        done = pool.map(_items(job, reader.read(is_wanted)))
-        for task, group in groupby(done, key=lambda pair: pair[0][0].task):
-            chunks = _counted(job, task, group, progress)
-            statistics, shards = _write_shard(job, task.name, chunks, tokenizers)
-            content = {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
-            job.work.write(_result_path(job, task), content)
-        progress.finish()
-    if wanted is None:
-        job.work.write(totals, reader.num_pairs)
-    return reader.num_pairs
+            def encoded() -> Iterable[EncodedChunk]:
+                nonlocal num_bytes
+                for chunk in read_span(job.sources[span.corpus], span):
+                    num_bytes += sum(map(len, chunk.raw))
+                    start = chunk.first_pair - span.first_pair
+                    end = start + chunk.num_pairs
+                    result = encoder.encode(chunk, None if seen is None else seen[start:end])
+                    if result.hashes is not None:
+                        hashes.add(result.hashes)
+                    yield result
 
+            statistics, shards = _write_shard(job, span.name, encoded(), tokenizers)
+        content = {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
+        return {"bytes": num_bytes, **content}
 
-def _result_path(job: Job, task: ShardTask) -> Path:
-    return job.work.units / f"{task.name}.json"
-
-
-def _items(job: Job, parts: Iterable[TaskChunk]) -> Iterator[EncodeItem]:
-    """Add to each chunk which of its pairs came before, where such are dropped."""
-    for task, group in groupby(parts, key=lambda part: part.task):
-        seen: Mask | None = None
-        if drops_duplicates(job.config):
-            seen = read_seen(job.work.hashes, task.order, job.config.shard_pairs)
-        for part in group:
-            yield part, None if seen is None else seen[part.rows]
-
-
-def _counted(
-    job: Job, task: ShardTask, group: Iterable[tuple[EncodeItem, EncodedChunk]], progress: Progress
-) -> Iterator[EncodedChunk]:
-    """Yield the chunks of a task; write the hashes of its pairs where repeated ones are counted."""
-    with HashWriter(job.work.hashes, task.order) as hashes:
-        for (part, _), encoded in group:
-            if encoded.hashes is not None:
-                hashes.add(encoded.hashes)
-            yield encoded
-            count_chunk(progress, part)
+    return encode
 
 
 def _write_shard(
@@ -201,19 +179,21 @@ def _merge(
     job: Job,
     splits: Mapping[str, list[Cleaned]],
     tokenizers: Tokenizers,
-    num_pairs: Mapping[str, int],
+    spans: Sequence[Span],
 ) -> dict[str, Any]:
     """Make the data folder of shards that are done: held-out splits, report, and the index over
     all; return the report. No training text is read here, and no shard is written again.
     """
-    corpora, index = _add_up(job, num_pairs)
+    folder = job.work.data
+    remove_leftovers(folder)  # of workers that were lost
+    corpora, index = _add_up(job, spans)
     _check_kept(job, corpora)
     results = {"train": corpora}
     encoder = ChunkEncoder(job.config, job.work.plan, None, has_hashes=False)
     for split, chunks in splits.items():
         for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)
-            (job.work.data / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
+            (folder / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
         results[split], index[split] = {}, []
         for name, part in groupby(chunks, key=lambda cleaned: cleaned.chunk.source.corpus):
             encoded = map(encoder.encode_held_out, part)
@@ -223,7 +203,6 @@ def _merge(
     # where duplicates are dropped, the drops say how many they are
     repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
-    folder = job.work.data
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
     (folder / "report.html").write_text(report_page(report), encoding="utf-8", newline="\n")
@@ -243,25 +222,15 @@ def _merge(
 
 
 def _add_up(
-    job: Job, num_pairs: Mapping[str, int]
+    job: Job, spans: Sequence[Span]
 ) -> tuple[dict[str, Statistics], dict[str, list[CorpusIndex]]]:
-    """Add up the shards of each corpus; a `ConfigError` names those that nobody has written."""
-    tasks = job.tasks(num_pairs)
-    missing = [task for task in tasks if not _result_path(job, task).exists()]
-    if missing:
-        names = ", ".join(f"{task.name}.arrow" for task in missing[:3])
-        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
-        raise ConfigError(
-            f"{len(missing)} of {len(tasks)} shards are not there: {names}{more}; run the jobs of "
-            "shard=NUMBER/COUNT that failed again, or all: what is done is passed over"
-        )
+    """Add up the shards of each corpus."""
     results, index = {}, []
-    for corpus, size in num_pairs.items():
+    for corpus in job.sources:
         results[corpus], shards = Statistics(), []
-        for task in job.tasks({corpus: size}):
-            content = json.loads(_result_path(job, task).read_text(encoding="utf-8"))
-            results[corpus].merge(Statistics.from_json(content["statistics"]))
-            shards += [ShardFile(**shard) for shard in content["shards"]]
+        for record in read_records(job, [s for s in spans if s.corpus == corpus], _STAGE):
+            results[corpus].merge(Statistics.from_json(record["statistics"]))
+            shards += [ShardFile(**shard) for shard in record["shards"]]
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
             index.append(CorpusIndex(corpus, weight, shards))
@@ -273,8 +242,6 @@ def _check_kept(job: Job, corpora: Mapping[str, Statistics]) -> None:
     total = PairCounts()
     for corpus in corpora.values():
         total.merge(corpus.pairs)
-    if total.read == 0:
-        raise DataError("the training corpus is empty; give data.train a file with sentence pairs")
     dropped = sorted(total.dropped.items(), key=lambda item: -item[1])
     reasons = ", ".join(
         f"{n} {reason} ({total.examples[reason][0]} first)" for reason, n in dropped

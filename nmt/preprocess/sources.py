@@ -1,8 +1,8 @@
 """Where the pairs of a split come from: settings become a list of plain files to read.
 
-What is no such file (stdin, pipes, datasets, generated corpora) is first written to one, in the
-spool folder. The library `datasets` finds and streams the files of a dataset; nothing goes through
-its cache.
+What is no such file (stdin, pipes, packed files, datasets, generated corpora) is first written to
+one, in the spool folder, so that a worker can begin anywhere in it. The library `datasets` finds
+and streams the files of a dataset; nothing goes through its cache.
 """
 
 from __future__ import annotations
@@ -27,11 +27,10 @@ from nmt.config import (
     DataConfig,
     PreprocessConfig,
     SplitConfig,
-    Step,
     resolve,
 )
 from nmt.data.languages import corpus_direction
-from nmt.data.text import bundled_corpus, check_file, is_stream
+from nmt.data.text import bundled_corpus, check_file, is_packed, is_stream, open_bytes
 from nmt.errors import ConfigError, DataError, nearest
 from nmt.files import sync
 from nmt.preprocess.chunks import Format, Source
@@ -56,22 +55,17 @@ def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Sou
     """List the sources of a split, corpora in the order of their names; spool to `folder` what
     must be.
 
-    A part of a job that several machines share takes from `folder` what `step=plan` left there.
     Raises `DataError` or `ConfigError` for what is missing, in whatever split, before reading.
     """
 
     def spooled(names: list[str], blocks: Iterable[Sequence[bytes]]) -> tuple[Path, ...]:
-        """Write blocks, of each a part to every file, unless the plan of a shared job has."""
+        """Write blocks, of each a part to every file."""
         paths = tuple(folder / f"{split}{name}" for name in names)
-        if config.shard is None and config.step in (Step.all, Step.plan):
-            with ExitStack() as stack:
-                files = [stack.enter_context(spool(path)) for path in paths]
-                for block in blocks:
-                    for file, content in zip(files, block, strict=True):
-                        file.write(content)
-        for path in paths:
-            if not path.is_file():
-                raise DataError(f"{path} is not there; run the same command with step=plan first")
+        with ExitStack() as stack:
+            files = [stack.enter_context(spool(path)) for path in paths]
+            for block in blocks:
+                for file, content in zip(files, block, strict=True):
+                    file.write(content)
         return paths
 
     if (corpus := config.data.corpus) is not Corpus.files:
@@ -98,18 +92,12 @@ def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Sou
             paths = ()
             for side, file in enumerate(files):
                 path = resolve(file)
-                if is_stream(file):  # its copy keeps the suffix
-                    copy = f"{suffix}-{number}-{side}{path.suffix}"
-                    (path,) = spooled([copy], _stream_blocks(file))
+                if is_stream(file) or is_packed(file):
+                    (path,) = spooled([f"{suffix}-{number}-{side}"], _unpacked_blocks(file))
                 paths += (path,)
             shown = tuple("stdin" if file == STDIN else file for file in files)
             sources.append(Source(name, kind, paths, shown, **how))
     return sources
-
-
-def total_disk_bytes(sources: Sequence[Source]) -> int:
-    """Add up the sizes of all files, as they lie on disk."""
-    return sum(path.stat().st_size for source in sources for path in source.paths)
 
 
 def _parts(config: DataConfig, split: str) -> list[tuple[str, str, SplitConfig]]:
@@ -193,10 +181,10 @@ def _match(name: str) -> dict[tuple[str, ...], str]:
     return {match.groups(): file for match, file in matches if match is not None}
 
 
-def _stream_blocks(name: str) -> Iterator[tuple[bytes]]:
+def _unpacked_blocks(name: str) -> Iterator[tuple[bytes]]:
     if name == STDIN and sys.stdin is None:
         raise DataError("stdin is closed; give the path of a file")
-    with nullcontext(sys.stdin.buffer) if name == STDIN else resolve(name).open("rb") as stream:
+    with nullcontext(sys.stdin.buffer) if name == STDIN else open_bytes(resolve(name)) as stream:
         while block := stream.read(1 << 20):
             yield (block,)
 

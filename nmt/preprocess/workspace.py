@@ -1,5 +1,5 @@
-"""A run of preprocessing and its work folder, `.NAME.work` beside the data folder that it becomes.
-What is in it was written whole or carries a name that ends in .tmp.
+"""A run of preprocessing: its job, its stages, and its work folder, `.NAME.work` beside the data
+folder that it becomes. What is in it was written whole or carries a name that ends in .tmp.
 """
 
 from __future__ import annotations
@@ -11,29 +11,30 @@ import json
 import logging
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
+from nmt.cluster import open_workers
 from nmt.config import PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
-from nmt.preprocess.characters import LineSet
-from nmt.preprocess.chunks import ShardTask, Source
+from nmt.pool import count_workers
+from nmt.preprocess.chunks import Source, Span
+from nmt.progress import Progress
 
 log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
-_NO_PLAN = "{} has no plan; run this command with step=plan first, without shard"
-_FORMAT = 2  # of the work folder
-_MOST_TASKS = 1_000_000  # of a corpus
+_FORMAT = 3  # of the work folder
 # settings that change no byte of a shard; weights and temperature stand in the index alone
-_WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "step", "shard", "report_only")
+_WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "scheduler", "report_only")
 
 
 def describe(config: PreprocessConfig) -> dict[str, str]:
@@ -71,20 +72,6 @@ class Job:
     work: Workspace
     sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
     held_out: Mapping[str, list[Source]]  # of valid and test
-    taken: LineSet | None = None  # the sentences of those that are taken out of the training text
-
-    def task(self, corpus: str, number: int) -> ShardTask:
-        """Return a task of a corpus."""
-        order = list(self.sources).index(corpus) * _MOST_TASKS + number
-        return ShardTask(corpus, number, number * self.config.shard_pairs, order)
-
-    def tasks(self, num_pairs: Mapping[str, int]) -> list[ShardTask]:
-        """Return the tasks of corpora that have so many pairs."""
-        return [
-            self.task(corpus, number)
-            for corpus, size in num_pairs.items()
-            for number in range(-(-size // self.config.shard_pairs))
-        ]
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides the bytes of the data folder: settings, inputs and given models."""
@@ -109,6 +96,56 @@ class Job:
         }
 
 
+Task = Callable[[Span], dict[str, Any]]
+
+
+def run_stage(job: Job, spans: Sequence[Span], stage: str, start: Callable[[Job], Task]) -> None:
+    """Call a task for each span that has no record of this stage yet, on workers that may be other
+    machines; a record holds what the task returned.
+
+    A task is what `start` returns on a worker. It reads its span and writes its own files; done
+    again, it writes the same bytes.
+    """
+    folder = job.work.units / stage
+    folder.mkdir(exist_ok=True)
+    # one look: some shared file systems remember for a while that a name was not there
+    done = {path.name for path in folder.iterdir()}
+    due = [span for span in spans if f"{span.name}.json" not in done]
+    total = sum(span.num_pairs for span in spans)
+    before = total - sum(span.num_pairs for span in due)
+    num_workers = min(count_workers(job.config.num_threads), len(due))
+    make = partial(_start_task, job, folder, start)
+    if not due:
+        return
+    with (
+        Progress(stage, "pairs", total=total, done=before) as progress,
+        open_workers(
+            job.config.scheduler, num_workers if num_workers > 1 else 0, make, folder=folder
+        ) as workers,
+    ):
+        for span, num_bytes in workers.map(due):
+            progress.update(span.num_pairs, text_bytes=num_bytes)
+        progress.finish()
+
+
+def _start_task(job: Job, folder: Path, start: Callable[[Job], Task]) -> Callable[[Span], int]:
+    task = start(job)
+
+    def run(span: Span) -> int:
+        content = task(span)
+        job.work.write(folder / f"{span.name}.json", content)
+        return int(content["bytes"])
+
+    return run
+
+
+def read_records(job: Job, spans: Iterable[Span], stage: str) -> Iterator[dict[str, Any]]:
+    """Yield the records of these spans."""
+    for span in spans:
+        path = job.work.units / stage / f"{span.name}.json"
+        yield json.loads(path.read_text(encoding="utf-8"))
+
+
 class Workspace:
     """The folders inside of the work folder, and what was found there."""
 
@@ -116,7 +153,7 @@ class Workspace:
         self.folder = folder
         self.place = place  # of the data folder
         self.data = folder / "data"  # what becomes the data folder
-        self.units = folder / "units"  # what each part of the training corpus came to
+        self.units = folder / "units"  # by stage, what each span came to
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"
         self.plan = folder / "plan"
@@ -131,31 +168,19 @@ class Workspace:
             log.info("go on with what an earlier run has done in %s", self.folder)
         else:
             if self._job:
-                log.info("%sbegin anew", self._changes(job))
+                names = {*self._job, *job}
+                changed = sorted(name for name in names if self._job.get(name) != job.get(name))
+                why = f"{', '.join(changed)} changed since the last run: " if changed else ""
+                log.info("%sbegin anew", why)
             for path in self.folder.iterdir():
                 if path.name not in (_LOCK, self.spool.name):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
         for folder in (self.data, self.units, self.hashes, self.plan):
             folder.mkdir(exist_ok=True)
         for path in self.folder.rglob("*.tmp"):
-            path.unlink()
+            path.unlink(missing_ok=True)
         self.write(self.folder / _JOB, job)
         self._job = job
-
-    def join(self, job: dict[str, Any]) -> None:
-        """Check that the plan in the folder is that of the job with this fingerprint."""
-        if not self._job:
-            raise ConfigError(_NO_PLAN.format(self.place))
-        if job != self._job:
-            raise ConfigError(
-                f"{self._changes(job)}give the settings and files that the plan of "
-                f"{self.place} was made with, or run step=plan again"
-            )
-
-    def _changes(self, job: dict[str, Any]) -> str:
-        names = {*self._job, *job}
-        changed = sorted(name for name in names if self._job.get(name) != job.get(name))
-        return f"{', '.join(changed)} changed since the last run: " if changed else ""
 
     def write(self, path: Path, content: Any) -> None:
         """Write JSON that is either whole or not there."""
@@ -175,20 +200,17 @@ class Workspace:
 
 
 @contextlib.contextmanager
-def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspace]:
+def open_workspace(place: Path) -> Iterator[Workspace]:
     """Give the work folder of the data folder `place`, locked; what was done stays there after an
     error, unless it can be of no use.
 
-    With `part`, the name of a part of a job, others may have the folder too, for other parts; it
-    must be there. Raises `NmtError` where something foreign is in the way or another is at work.
+    Raises `NmtError` where something foreign is in the way or another is at work.
     """
     place = place.resolve()  # a link stays, and what it points to is replaced
     if place.is_file() or is_foreign(place, MARKER):
         raise NmtError(f"{place} exists and holds no {MARKER} of nmt; choose another folder")
     folder = place.with_name(f".{place.name}.work")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
-    if part is not None and not folder.is_dir():
-        raise ConfigError(_NO_PLAN.format(place))
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, place):
@@ -197,14 +219,13 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
     except OSError as error:
         raise NmtError(f"{place} cannot be written: {error.strerror}; choose another") from None
     try:
-        with _locked(folder, part):
+        with _locked(folder):
             work = Workspace(folder, place)
-            if part is None:
-                remove_abandoned(place)
+            remove_abandoned(place)
             try:
                 yield work
             except (ConfigError, DataError):
-                if work.is_fresh and part is None:  # the user will change what was asked for
+                if work.is_fresh:  # the user will change what was asked for
                     work.remove()
                 raise
             except OSError as error:
@@ -216,8 +237,7 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
                     "again, which goes on with what is done"
                 ) from None
             finally:
-                if part is None:
-                    work.remove(unless_useful=True)
+                work.remove(unless_useful=True)
     finally:
         for parent in new_parents:  # those that stayed empty go again
             with contextlib.suppress(OSError):
@@ -225,22 +245,15 @@ def open_workspace(place: Path, *, part: str | None = None) -> Iterator[Workspac
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, part: str | None) -> Iterator[None]:
-    """Lock the folder for this process alone, or for this and other parts of a job."""
-    whole = FileLock(folder / _LOCK)
-    others = folder.glob(f"{_LOCK}-*") if part is None else [folder / f"{_LOCK}-{part}"]
+def _locked(folder: Path) -> Iterator[None]:
+    """Lock the folder for this process alone."""
     with contextlib.ExitStack() as stack:
         try:
-            # another part has the first lock for a moment
-            stack.enter_context(whole.acquire(timeout=0 if part is None else 1))
-            for path in list(others):
-                stack.enter_context(FileLock(path).acquire(timeout=0))
+            stack.enter_context(FileLock(folder / _LOCK).acquire(timeout=0))
         except (Timeout, FileNotFoundError):  # the latter when another has just finished
             raise ConfigError(
                 f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
             ) from None
         except OSError as error:  # some file systems of clusters have no locks
             log.warning("no lock can be had (%s): start no second run of this folder", error)
-        if part is not None:
-            whole.release()
         yield

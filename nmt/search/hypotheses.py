@@ -178,6 +178,21 @@ class SearchTask:
     keys: Sequence[int] = ()  # of each sentence's draws, when sampling
     forced: Tensor | None = None
     """(B, longest prefix), token ids, -1 where the choice is free; on the host."""
+    columns: Sequence[int] = ()
+    """Place of the first token of each sentence among the tokens of `Live`, or none for 0 of all.
+    """
+
+    def join(self, limits: Sequence[int], column: int, num_dropped: int) -> SearchTask:
+        """Return the task with more sentences, whose first tokens stand in `column`, after so many
+        columns were dropped at the left.
+        """
+        before = [self.first_column(i) - num_dropped for i in range(len(self.limits))]
+        columns = [*before, *[column] * len(limits)]
+        return replace(self, limits=[*self.limits, *limits], columns=columns)
+
+    def first_column(self, sentence: int) -> int:
+        """Return the column of a sentence's first token."""
+        return self.columns[sentence] if self.columns else 0
 
     @property
     def needs_attention(self) -> bool:
@@ -235,7 +250,8 @@ class SearchTask:
         sentences, tokens_of, log_probs_of, *others = (column.tolist() for column in columns)
         coverages, alignments = others or ([0.0] * len(live), None)
         for row, sentence in enumerate(sentences):
-            tokens, log_probs = tokens_of[row], log_probs_of[row]
+            first = self.first_column(sentence)
+            tokens, log_probs = tokens_of[row][first:], log_probs_of[row][first:]
             total = math.fsum(log_probs)
             value = score(total, len(tokens), self.config, coverages[row])
             alignment = alignments[row] if alignments and self.config.alignment else None

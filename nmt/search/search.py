@@ -12,8 +12,8 @@ from __future__ import annotations
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import torch
@@ -77,7 +77,16 @@ def search(
     batch = (src, src_lengths, config, ids)
     task = SearchTask(*batch, constraints, limits, wanted, keys or (), forced)
     uses_beam = config.beam_size > 1 and not config.sampling
-    found = beam_search(stepper, task) if uses_beam else greedy_or_sampling(stepper, task)
+    if not uses_beam:
+        return check_found(greedy_or_sampling(stepper, task))
+    beams = BeamSearch(stepper, task)
+    while beams.num_live:
+        beams.step()
+    return [beams.result(i) for i in range(len(src))]
+
+
+def check_found(found: list[list[Hypothesis]]) -> list[list[Hypothesis]]:
+    """Return what was found; raise a `ModelError` for a sentence without probabilities."""
     if not all(row and all(math.isfinite(h.log_prob) for h in row) for row in found):
         raise ModelError(
             "the model gives no probabilities (NaN, or none for any token); use another checkpoint"
@@ -108,18 +117,34 @@ def length_limits(
     return [max(int(a * (n - 1)) + b, max(least, len(prefix)) + 1) for n, prefix in pairs]
 
 
-def beam_search(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
-    """Return up to `task.n_best` hypotheses a sentence, best first, finished ones before others."""
-    pools = [_Pool(task.n_best) for _ in task.limits]
-    limits = torch.tensor(task.limits)
-    state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
-    live = task.first(stepper.device)
-    while len(live):
-        log_probs = stepper.step(task.newest(live), state)  # (rows, V)
-        log_probs, live = task.constrain(log_probs, live, stepper, state)
+class BeamSearch:
+    """A beam search, a step at a time. Sentences may join it between two steps; each has its first
+    token in a column of its own, and its length counts from there.
+    """
+
+    def __init__(self, stepper: Stepper, task: SearchTask) -> None:
+        self.stepper = stepper
+        self.task = task
+        self._pools = {i: _Pool(task.n_best) for i in range(len(task.limits))}
+        self._last_columns = torch.tensor(task.limits)  # of each sentence
+        self._state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
+        self._live = task.first(stepper.device)
+        self._alive = set(range(len(task.limits)))
+
+    @property
+    def num_live(self) -> int:
+        """Sentences that are not done."""
+        return len(self._alive)
+
+    @torch.inference_mode()
+    def step(self) -> set[int]:
+        """Extend all hypotheses by a token; return the numbers of the sentences that are done."""
+        task, live, pools = self.task, self._live, self._pools
+        log_probs = self.stepper.step(task.newest(live), self._state)  # (rows, V)
+        log_probs, live = task.constrain(log_probs, live, self.stepper, self._state)
         best, ends, goes_on = _extend(live, log_probs, task)  # 3 x (B, 2K)
         sentences = live.sentences[best.rows[:, 0]]  # (B,)
-        is_last = (limits[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
+        is_last = (self._last_columns[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
         over = ends | goes_on & is_last  # what is alive at the limit is a result, if unfinished
         closed = list(task.close(_take(live, best, over))) if over.any() else []
         _collect((pair for pair in closed if pair[1].finished), pools)
@@ -127,10 +152,40 @@ def beam_search(stepper: Stepper, task: SearchTask) -> list[list[Hypothesis]]:
         can_win = goes_on & (best.sums > bars)  # (B, 2K)
         _collect((pair for pair, wins in zip(closed, can_win[over], strict=True) if wins), pools)
         going = can_win & ~is_last  # (B, 2K)
-        rows, live = best.rows[going], _take(live, best, going)
-        if len(live):
-            state = stepper.reorder(state, rows)
-    return [pool.kept for pool in pools]
+        rows, self._live = best.rows[going], _take(live, best, going)
+        if len(rows):
+            self._state = self.stepper.reorder(self._state, rows)
+        before, self._alive = self._alive, set(self._live.sentences.tolist())
+        return before - self._alive
+
+    def result(self, number: int) -> list[Hypothesis]:
+        """Return up to `n_best` hypotheses of a sentence that is done, best first, finished ones
+        before others, and forget them. Raises a `ModelError` for a model that gives no numbers.
+        """
+        return check_found([self._pools.pop(number).kept])[0]
+
+    @torch.inference_mode()
+    def join(self, src: Tensor, src_lengths: Tensor) -> None:
+        """Add sentences (B, S) after those there are, between two steps, while any is not done.
+
+        Only without what depends on a sentence's own step: attention, prefixes, a least length.
+        """
+        live, device, count = self._live, self.stepper.device, len(self.task.limits)
+        unused = min(map(self.task.first_column, self._alive))
+        live = replace(live, tokens=live.tokens[:, unused:], log_probs=live.log_probs[:, unused:])
+        limits = length_limits(src_lengths, self.task.config, [()] * len(src))
+        self.task = self.task.join(limits, live.length, unused)
+        last = torch.tensor(limits) + live.length
+        self._last_columns = torch.cat([self._last_columns - unused, last])
+        self._state = self.stepper.join(self._state, src, src_lengths)
+        numbers = range(count, count + len(limits))
+        self._pools |= {i: _Pool(self.task.n_best) for i in numbers}
+        self._alive |= set(numbers)
+        before = torch.full((len(limits), live.length), self.task.ids.bos, device=device)
+        zeros = torch.zeros(before.shape, device=device)
+        columns = torch.tensor(numbers), zeros.sum(dim=1), before, zeros
+        pairs = zip(vars(live).values(), columns, strict=False)
+        self._live = Live(*(torch.cat(pair) for pair in pairs))
 
 
 @dataclass
@@ -146,17 +201,17 @@ class _Pool:
         return self.kept[-1].score if len(self.kept) == self.size else NEVER
 
 
-def _bars(pools: list[_Pool], sentences: Tensor, length: int, task: SearchTask) -> Tensor:
-    """Return the log-probability above which a hypothesis of `length` tokens can still become one
-    of the results, for each of `sentences` (B,).
+def _bars(pools: Mapping[int, _Pool], sentences: Tensor, length: int, task: SearchTask) -> Tensor:
+    """Return the log-probability above which a hypothesis up to column `length` can still become
+    one of the results, for each of `sentences` (B,).
     """
     numbers = sentences.tolist()
     bars = [pools[i].bar for i in numbers]
-    last = [max(length + 1, task.limits[i]) for i in numbers]
-    columns = torch.tensor([bars, last], dtype=torch.float64)
     # where there is a bar, hypotheses may end: no longer prefix or least length is to be met
-    first = torch.full_like(columns[1], length + 1)
-    return least_log_prob(columns[0], first, columns[1], task.config)
+    first = [length + 1 - task.first_column(i) for i in numbers]
+    last = [max(least, task.limits[i]) for i, least in zip(numbers, first, strict=True)]
+    columns = torch.tensor([bars, first, last], dtype=torch.float64)
+    return least_log_prob(columns[0], columns[1], columns[2], task.config)
 
 
 def _extend(
@@ -183,7 +238,7 @@ def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
     return live.select(rows).extend(sums, tokens, log_probs)
 
 
-def _collect(closed: Iterable[tuple[int, Hypothesis]], pools: list[_Pool]) -> None:
+def _collect(closed: Iterable[tuple[int, Hypothesis]], pools: Mapping[int, _Pool]) -> None:
     for sentence, hypothesis in closed:
         pool = pools[sentence]
         pool.kept.append(hypothesis)

@@ -53,6 +53,9 @@ class Stepper(Protocol):
         repeatedly.
         """
 
+    def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
+        """Go on with further sentences (B, S) after those of `state`, one row each."""
+
     def attention(self, state: Any) -> Tensor:
         """Return the attention of the last step to the source (rows, S), each row a sum of 1, in
         float32; it may be wider, with zeros at the end.
@@ -97,6 +100,12 @@ class ModelStepper:
     def reorder(self, state: ModelState, rows: Tensor) -> ModelState:
         """See `Stepper.reorder`; the state is changed in place."""
         state.cache.reorder(rows)
+        return state
+
+    def join(self, state: ModelState, src: Tensor, src_lengths: Tensor) -> ModelState:
+        """See `Stepper.join`; the state is changed in place."""
+        with self._autocast():
+            self.model.join(state.cache, send(src, self.device), src_lengths)
         return state
 
     def attention(self, state: ModelState) -> Tensor:
@@ -164,6 +173,11 @@ class EnsembleStepper:
     def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
         """See `Stepper.reorder`."""
         return [m.reorder(part, rows) for m, part in zip(self.members, state, strict=True)]
+
+    def join(self, state: list[Any], src: Tensor, src_lengths: Tensor) -> list[Any]:
+        """See `Stepper.join`."""
+        pairs = zip(self.members, state, strict=True)
+        return [member.join(part, src, src_lengths) for member, part in pairs]
 
     def attention(self, state: list[Any]) -> Tensor:
         """See `Stepper.attention`."""

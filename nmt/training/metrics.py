@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import time
 from pathlib import Path
@@ -12,6 +10,7 @@ from typing import Any
 from nmt.config import TrainConfig
 from nmt.data.batching import Update
 from nmt.files import replace_file
+from nmt.manifest import read_records, seal
 from nmt.progress import Progress
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Outcome
@@ -79,7 +78,7 @@ class RunLog:
         if not self.is_main:
             return
         try:
-            self._file.write(json.dumps(record).encode() + b"\n")
+            self._file.write(seal(record))
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
         for feed in self._feeds:
@@ -113,14 +112,11 @@ def _truncate(path: Path, state: TrainerState) -> bool:
     A checkpoint is older than the validation of its update, which must therefore be done again,
     unless the checkpoint says that it is validated.
     """
-    text, num_undone, update = "", 0, state.update
-    for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-        with contextlib.suppress(ValueError):  # a line that a kill or a full disk cut
-            r = json.loads(line)
-            if isinstance(r, dict) and "update" in r and r["update"] <= update:
-                is_undone = "valid_loss" in r and state.validated < r["update"] == update
-                num_undone += is_undone
-                text += "" if is_undone else json.dumps(r) + "\n"
+    everything, update = read_records(path, leave_out_damaged=True), state.update
+    records = [r for r in everything if r["update"] <= update]
+    kept = [
+        r for r in records if "valid_loss" not in r or not state.validated < r["update"] == update
+    ]
     with replace_file(path) as temporary:
-        temporary.write_text(text, encoding="utf-8", newline="\n")
-    return num_undone > 0
+        temporary.write_bytes(b"".join(map(seal, kept)))
+    return len(kept) < len(records)

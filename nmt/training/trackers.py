@@ -11,7 +11,6 @@ import contextlib
 import functools
 import importlib
 import importlib.util
-import json
 import logging
 import os
 import subprocess
@@ -25,11 +24,10 @@ from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
-import yaml
 
 from nmt.config import TrackerName
 from nmt.errors import NmtError
-from nmt.files import write_json
+from nmt.manifest import read_config, seal, unseal
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # that a run waits at its end for a tracker
@@ -257,11 +255,18 @@ class Feed:
     def _send_lines(self) -> None:
         self._marker.parent.mkdir(exist_ok=True)
         marked: dict[str, Any] = {"id": f"n{uuid.uuid4().hex[:15]}", "sent": [0, 0]}
-        with contextlib.suppress(OSError, ValueError):
-            marked |= json.loads(self._marker.read_text(encoding="utf-8"))
+        try:
+            marked |= unseal(self._marker.read_bytes())
+        except FileNotFoundError:
+            pass
+        except (OSError, ValueError) as error:
+            text = "%s is damaged (%s); all figures are sent again, to a new run"
+            log.warning(text, self._marker, error)
         self._mark(marked)
         folder = self._metrics.parent
-        tracker: Tracker = _OPEN[self._name](TrackedRun(folder, marked["id"], read_config(folder)))
+        tracker: Tracker = _OPEN[self._name](
+            TrackedRun(folder, marked["id"], _read_settings(folder))
+        )
         sent: Place = tracker.newest() or (marked["sent"][0], marked["sent"][1])
         with self._metrics.open("rb") as file:
             for record in self._records(file):
@@ -278,7 +283,7 @@ class Feed:
 
     def _mark(self, content: dict[str, Any]) -> None:
         temporary = self._marker.with_suffix(".tmp")
-        write_json(temporary, content)
+        temporary.write_bytes(seal(content))
         os.replace(temporary, self._marker)
 
     def _records(self, file: Any) -> Iterator[dict[str, Any]]:
@@ -290,17 +295,16 @@ class Feed:
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):  # one that a full disk cut
-                    yield json.loads(line)
+                    yield unseal(line)
             if is_last:
                 return
             self._wake.wait()
 
 
-def read_config(run_dir: Path) -> dict[str, Any]:
+def _read_settings(run_dir: Path) -> dict[str, Any]:
     """Return the settings of a run by flat names, and the commit of the code if git knows it."""
-    with contextlib.suppress(OSError, yaml.YAMLError):
-        tree = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-        return {**_flat(tree, ""), "commit": _commit()}
+    with contextlib.suppress(OSError):
+        return {**_flat(read_config(run_dir), ""), "commit": _commit()}
     return {}
 
 

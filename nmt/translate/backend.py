@@ -8,7 +8,7 @@ length. The engine that runs an exported model by CTranslate2 has its own file.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -35,7 +35,7 @@ from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
 from nmt.model.fast.transfer import fetch
 from nmt.search.hypotheses import ControlIds, Hypothesis, Live, SearchTask
-from nmt.search.search import occurrences, search
+from nmt.search.search import BeamSearch, length_limits, occurrences, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper
 
 log = logging.getLogger(__name__)
@@ -119,6 +119,18 @@ class NativeBackend:
         src = pad_source(request.rows, self.tokenizer)  # (B, S), (B,)
         named = {name: getattr(request, name) for name in ("prefixes", "keys", "n_best")}
         return search(self.stepper, *src, request.config, self._ids, **named)
+
+    def can_join(self, config: SearchConfig) -> bool:
+        """Whether sentences may join a search with these settings while it goes on."""
+        others = config.sampling or config.alignment or config.min_length
+        return config.beam_size > 1 and not others and config.coverage_penalty == 0
+
+    def begin(self, rows: Sequence[Ids], config: SearchConfig, n_best: int) -> BeamSearch:
+        """Begin a search that sentences may join."""
+        src, lengths = pad_source(rows, self.tokenizer)  # (B, S), (B,)
+        limits = length_limits(lengths, config, [()] * len(rows))
+        task = SearchTask(src, lengths, config, self._ids, (), limits, n_best)
+        return BeamSearch(self.stepper, task)
 
     def score(
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
@@ -253,7 +265,7 @@ class BatchSearch:
         batches = bucket(lengths, most, np.arange(len(segments)))
         rows = [[segments[i] for i in batch] for batch in batches]
         their_keys = [[keys[i] for i in batch] for batch in batches]
-        if self.backend.num_workers == 1:
+        if self.backend.num_workers == 1 or len(batches) == 1:
             found = list(map(self._search, rows, their_keys))
         else:
             with ThreadPoolExecutor(self.backend.num_workers) as pool:
@@ -262,6 +274,42 @@ class BatchSearch:
             for i, outcome in zip(batch, outcomes, strict=True):
                 results[i] = outcome
         return results
+
+    def translate_arriving(
+        self,
+        segments: Sequence[Segment],
+        take: Callable[[int], Sequence[Segment]],
+        deliver: Callable[[list[tuple[int, Outcome]]], None],
+    ) -> int:
+        """Translate segments without prefixes, and those that `take` returns between two steps, by
+        a backend whose `can_join` allows it; return their number.
+
+        `take` is given the number of segments that are searched. `deliver` gets the segments that
+        are done, by their number, and what `translate` returns for each. Raises what that raises.
+        """
+        assert isinstance(self.backend, NativeBackend)
+        left = dict(enumerate(segments))
+        num_taken = len(left)
+        try:
+            rows = [segment.ids for segment in segments]
+            beams = self.backend.begin(rows, self.config, self.n_best)
+            while beams.num_live:
+                found: list[tuple[int, Outcome]] = [(i, beams.result(i)) for i in beams.step()]
+                for number, _ in found:
+                    self.known = left.pop(number)
+                if found:
+                    deliver(found)
+                more = take(beams.num_live) if beams.num_live else ()
+                left |= enumerate(more, start=num_taken)
+                num_taken += len(more)
+                if more:
+                    rows = [segment.ids for segment in more]
+                    beams.join(*pad_source(rows, self.backend.tokenizer))
+        except Exception as error:  # whatever it is, sentences are to be translated without others
+            log.warning("a search of %d sentences failed (%s); trying again", len(left), error)
+        if left:
+            deliver(list(zip(left, self.translate(list(left.values())), strict=True)))
+        return num_taken
 
     def _search(self, rows: Sequence[Segment], keys: Sequence[int]) -> list[Outcome]:
         prefixes = [row.prefix for row in rows]

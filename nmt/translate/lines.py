@@ -4,8 +4,8 @@ A stream is cut into windows that are translated at a time, so that memory does 
 length; a window into segments, token ids of lines or of parts of long ones; and their hypotheses
 become the translations of lines, as text or JSON.
 
-Where a window ends depends on the lines alone, so that a job that is resumed after a kill, or is
-shared by several processes, finds the same windows again.
+Where a window ends depends on the lines alone, so that a job that is resumed after a kill finds the
+same windows again.
 """
 
 from __future__ import annotations
@@ -25,7 +25,6 @@ from nmt.config import OutputFormat, TooLong, require
 from nmt.data.languages import Tags, encode_sources, tag_lines
 from nmt.data.text import on_one_line
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.distributed import World
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
 from nmt.translate.backend import Failure, Outcome, Segment
@@ -118,10 +117,10 @@ class HashedInput:
                 next(self._prefixes, None)
 
     def windows(
-        self, world: World, window_lines: int, *, has_more: Callable[[], bool] | None = None
+        self, window_lines: int, *, has_more: Callable[[], bool] | None = None
     ) -> Iterator[Window]:
-        """Yield the windows of a rank's share from here on; to a stream, for which `has_more` is
-        given, with `small_first`: see `cut_windows`.
+        """Yield the windows from here on; to a stream, for which `has_more` is given, with
+        `small_first`: see `cut_windows`.
         """
         for window in cut_windows(
             self._lines,
@@ -131,8 +130,7 @@ class HashedInput:
             small_first=has_more is not None,
             has_more=has_more or (lambda: True),
         ):
-            if window.first_line // window_lines % world.size == world.rank:
-                yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
+            yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
 
     def _read(self, lines: Iterable[str], digest: Any) -> Iterator[str]:
         for line in lines:

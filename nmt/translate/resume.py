@@ -1,27 +1,21 @@
-"""A translation to a file, which is resumed where it was killed and may be shared by processes.
+"""A translation to a file, which is resumed where it was killed.
 
 Beside the output stands `OUTPUT.partial`, the lines so far, and `OUTPUT.partial.json`, which says
 how far they go and what they belong to: the model, the settings, and the input up to there. It is
 written after the lines are safe on disk, so what it says is true even after a power cut.
-
-Of several processes, which a launcher such as torchrun started, rank r of n translates the blocks
-of `window_lines` lines r, r + n, r + 2n ... to a file of its own, and rank 0 joins the files. They
-share a file system and nothing else: no process group.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import itertools
 import json
 import logging
 import os
-import re
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +24,6 @@ from nmt.checkpoint import find_model
 from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
 from nmt.data.languages import DIRECTION
 from nmt.data.text import is_packed, packed
-from nmt.distributed import World
 from nmt.errors import ConfigError, NmtError
 from nmt.files import replace_file, sync, write_json
 from nmt.translate.lines import HashedInput, LineCounts, Window
@@ -44,8 +37,6 @@ log = logging.getLogger(__name__)
 
 _FORMAT_VERSION = 1
 _SAVE_SECONDS = 1.0  # between two states on disk, at least
-_POLL_SECONDS = 0.1
-_NOTICE_SECONDS = 60.0
 
 
 def describe_job(config: TranslateConfig, search: SearchConfig) -> dict[str, Any]:
@@ -82,24 +73,23 @@ def _fingerprint(folder: Path) -> str:
 
 @dataclass
 class PartState:
-    """How far a part of a job has come."""
+    """How far a job has come."""
 
     lines: int = 0  # of the input, read and dealt with
-    bytes: int = 0  # of the part's file
+    bytes: int = 0  # of the file
     sha256: str = ""  # of those lines of the input and their prefixes
-    is_done: bool = False
     counts: LineCounts = field(default_factory=LineCounts)
 
 
 class PartFile:
-    """The file that a job, or one of several processes that share it, appends its lines to.
+    """The file that a job appends its lines to.
 
     As a context it holds the file alone, and keeps what is done when an error ends it.
     """
 
-    def __init__(self, output: Path, world: World, job: dict[str, Any]) -> None:
-        self.output, self.world, self.job = output, world, job
-        self.path = _part_path(output, world.rank, world.size)
+    def __init__(self, output: Path, job: dict[str, Any]) -> None:
+        self.output, self.job = output, job
+        self.path = output.with_name(f"{output.name}.partial")
         self.state = PartState()
         self._saved_seconds = time.monotonic()
 
@@ -121,7 +111,6 @@ class PartFile:
         self.state, difference = _read_state(self.path, self.job)
         if difference:
             log.warning("%s is of another job (%s); starting over", self.path, difference)
-        self.state.is_done = False  # there may be more input by now
         return self
 
     def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
@@ -169,61 +158,28 @@ class PartFile:
         if time.monotonic() - self._saved_seconds >= _SAVE_SECONDS:
             self._save()
 
-    def finish(self, source: HashedInput, window_lines: int) -> LineCounts:
-        """Record that the input ends here; return the counts, as rank 0 those of all.
-
-        Rank 0 waits for the others, makes the whole output appear in one step and removes the
-        parts.
+    def finish(self, source: HashedInput) -> LineCounts:
+        """Record that the input ends here, and make the output appear in one step; return the
+        counts.
         """
         self.state.lines, self.state.sha256 = source.num_lines, source.sha256
-        self.state.is_done = True
         self._save()
-        counts, output, size = replace(self.state.counts), self.output, self.world.size
-        if not self.world.is_main:
-            return counts
-        paths = [_part_path(output, rank, size) for rank in range(size)]
-        for rank, path in enumerate(paths[1:], start=1):
-            counts.add(self._wait(path, rank).counts)
-        whole = self.path
-        if size > 1:
-            whole = output.with_name(f"{output.name}.partial.joined")
-            num_lines = _join(paths, whole, window_lines)
-            assert num_lines == self.state.lines, (num_lines, self.state.lines)
+        output = self.output
         if is_packed(output):
             with (
                 replace_file(output) as temporary,
                 temporary.open("wb") as file,
                 packed(file, output.suffix) as stream,
-                whole.open("rb") as text,
+                self.path.open("rb") as text,
             ):
                 shutil.copyfileobj(text, stream)
-            whole.unlink()
+            self.path.unlink()
         else:
-            os.replace(whole, output)
+            os.replace(self.path, output)
         sync(output.parent)
-        pattern = re.compile(re.escape(output.name) + r"\.partial(\.\d+-of-\d+)?(\.json(\.tmp)?)?")
-        for path in list(output.parent.iterdir()):  # also those of a world of another size
-            if pattern.fullmatch(path.name):
-                path.unlink(missing_ok=True)
-        return counts
-
-    def _wait(self, path: Path, rank: int) -> PartState:
-        """Wait until the part of another rank is done; it must be of the same input."""
-        noticed = time.monotonic()
-        while True:
-            state, _ = _read_state(path, self.job)
-            is_same = (state.lines, state.sha256) == (self.state.lines, self.state.sha256)
-            if state.is_done and is_same:
-                return state
-            if time.monotonic() - noticed > _NOTICE_SECONDS:
-                if state.is_done:
-                    raise NmtError(
-                        f"{path} is of another input; it changed meanwhile: give the same command "
-                        "again"
-                    )
-                log.info("waiting for rank %d, which has come to line %d", rank, state.lines)
-                noticed = time.monotonic()
-            time.sleep(_POLL_SECONDS)
+        for suffix in ("", ".tmp"):
+            _state_path(self.path, suffix).unlink(missing_ok=True)
+        return self.state.counts
 
     def _save(self) -> None:
         with _named(self.path):
@@ -255,12 +211,6 @@ def _read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:
     return state, ""
 
 
-def _part_path(output: Path, rank: int, world_size: int) -> Path:
-    """Return the path of the file that a process appends its lines to."""
-    number = f".{rank}-of-{world_size}" if world_size > 1 else ""
-    return output.with_name(f"{output.name}.partial{number}")
-
-
 def _state_path(path: Path, suffix: str = "") -> Path:
     """Return the path of the file that says how far the part file `path` goes."""
     return path.with_name(path.name + ".json" + suffix)
@@ -276,19 +226,3 @@ def _named(path: Path) -> Iterator[None]:
             f"{path} cannot be written: {error.strerror}; fix that and give the same command "
             "again, which goes on with what is done"
         ) from None
-
-
-def _join(paths: Sequence[Path], output: Path, window_lines: int) -> int:
-    """Write the blocks of all parts in turn; return the number of lines."""
-    num_lines = 0
-    with contextlib.ExitStack() as stack:
-        joined = stack.enter_context(output.open("wb"))
-        streams = [stack.enter_context(path.open("rb")) for path in paths]
-        for stream in itertools.cycle(streams):
-            block = list(itertools.islice(stream, window_lines))
-            joined.writelines(block)
-            num_lines += len(block)
-            if len(block) < window_lines:  # the last one
-                break
-    sync(output)
-    return num_lines

@@ -16,14 +16,21 @@ from sacrebleu.metrics.chrf import CHRF
 
 from nmt import evaluate
 from nmt.config import VisualizeConfig, resolve
-from nmt.data.text import read_lines
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
 from nmt.preprocess.report import page_templates
 from nmt.preprocess.report import report_page as corpus_page
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import component
-from nmt.visualize.runs import CURVES, Records, read_metrics, read_report, read_settings, series
+from nmt.visualize.runs import (
+    CURVES,
+    Records,
+    read_metrics,
+    read_report,
+    read_settings,
+    read_texts,
+    series,
+)
 
 log = logging.getLogger(__name__)
 _NUM_WORST, _NUM_BEST = 8, 4  # sentences that are shown
@@ -183,9 +190,7 @@ class TranslatedSet:
 def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> TranslatedSet:
     """Translate the test set of a data folder, or its validation set, and score it."""
     split = config.split if (data_dir / f"{config.split}.src").is_file() else "valid"
-    sources, references = (
-        list(read_lines(data_dir / f"{split}.{side}")) for side in ("src", "tgt")
-    )
+    sources, references = read_texts(data_dir, split)
     log.info("translating %d sentences of %s", len(sources), data_dir / f"{split}.src")
     translator = Translator.load(run_dir, device=config.device)
     hypotheses = translator.translate(sources, beam_size=config.beam_size)

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import contextlib
-import json
 import logging
 import math
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from nmt.checkpoint import checkpoint_update, list_checkpoints
 from nmt.config import VisualizeConfig, resolve
 from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
+from nmt.manifest import read_config, read_records, verify
+from nmt.metadata import read_json
 from nmt.training.trackers import Feed, TrackedPicture, check_trackers
 from nmt.translate.translator import Translator
 from nmt.visualize.words import attention_figure
@@ -43,13 +41,8 @@ def read_metrics(run_dir: Path) -> Records:
 
     Raises `DataError` where there is none.
     """
-    path, records = run_dir / "metrics.jsonl", []
-    if path.is_file():
-        for line in path.read_text(encoding="utf-8", errors="replace").split("\n"):
-            with contextlib.suppress(ValueError):
-                record = json.loads(line)
-                if isinstance(record, dict) and "update" in record:
-                    records.append(record)
+    path = run_dir / "metrics.jsonl"
+    records = read_records(path) if path.is_file() else []
     if not records:
         raise DataError(f"{path} has no metrics yet; give run_dir=FOLDER of a run of nmt-train")
     return records
@@ -58,10 +51,9 @@ def read_metrics(run_dir: Path) -> Records:
 def read_settings(run_dir: Path) -> dict[str, Any]:
     """Read the settings of a run; raise `DataError` where there are none."""
     try:
-        found = yaml.safe_load((run_dir / "config.yaml").read_text(encoding="utf-8"))
-        assert isinstance(found, dict)
+        found = read_config(run_dir)
         assert {"data_dir", "model", "optimizer"} <= set(found)
-    except (OSError, yaml.YAMLError, AssertionError):
+    except (OSError, AssertionError):
         raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train") from None
     return found
 
@@ -111,14 +103,21 @@ def draw_run(config: VisualizeConfig, style: Style) -> Figure:
     return figure
 
 
+def read_texts(data_dir: Path, split: str) -> tuple[list[str], list[str]]:
+    """Read the sources and the targets of a held-out set of a data folder."""
+    src, tgt = f"{split}.src", f"{split}.tgt"
+    verify(data_dir, src, tgt)
+    return list(read_lines(data_dir / src)), list(read_lines(data_dir / tgt))
+
+
 def read_report(data_dir: str) -> dict[str, Any]:
     """Read the report of a data folder; raise `DataError` where there is none."""
     path = resolve(data_dir) / "report.json"
+    verify(path.parent, path.name)
     try:
-        report: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(path)
+    except OSError:
         raise DataError(f"{path} is no report; give data_dir=FOLDER of nmt-preprocess") from None
-    return report
 
 
 def draw_data(config: VisualizeConfig, style: Style) -> Figure:
@@ -172,8 +171,7 @@ def draw_checkpoints(run_dir: Path, place: Path, config: VisualizeConfig) -> lis
     from nmt.visualize.style import Style, save  # which import matplotlib
 
     data_dir, found = resolve(read_settings(run_dir)["data_dir"]), []
-    texts = [list(read_lines(data_dir / f"valid.{side}")) for side in ("src", "tgt")]
-    sources, targets = (lines[: config.num_sentences] for lines in texts)
+    sources, targets = (x[: config.num_sentences] for x in read_texts(data_dir, "valid"))
     style = Style(config.theme)
     with style.settings():
         for folder in list_checkpoints(run_dir):

@@ -25,6 +25,7 @@ from nmt.model.fast.layers import (
     reorder,
 )
 from nmt.model.fast.packing import PackedMask, Packing, pack
+from nmt.model.fast.transfer import send
 from nmt.model.transformer import (
     AttentionRecord,
     FeedForward,
@@ -85,17 +86,31 @@ class FastTransformer(Transformer):
         cache.add_position()
         return self.decode(tokens, cache, cache.memory, cache, record)[:num_rows]
 
+    def join(self, cache: DecoderCache, src: Tensor, src_lengths: Tensor) -> None:
+        """Add sentences to a cache that has decoded a position at least; see `start`."""
+        more = self.start(src, src_lengths)
+        for module in cache.sources:
+            more.add_source(module, *cast(FastAttention, module).read(more.memory))
+        cache.join(more)
+
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
         return linear(hidden, reorder(self.reordered, self.output_matrix, hidden), self.output_bias)
 
     def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
-        """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding."""
+        """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding
+        sentences that began together.
+        """
         if isinstance(mask, PackedMask):
             packing = mask.queries
             return self.position_table(packing.longest).index_select(0, packing.positions)
         if isinstance(mask, DecoderCache):
-            return self.position_table(mask.num_positions)[mask.num_positions - 1]
+            table = self.position_table(mask.num_positions)
+            if mask.starts is None:
+                return table[mask.num_positions - 1]
+            ages = mask.num_positions - 1 - mask.starts[mask.sentences]  # (R,)
+            ages = F.pad(ages, (0, len(ids) - len(ages)))
+            return table.index_select(0, send(ages, table.device))
         return super().positions_of(ids, mask)
 
 

@@ -68,6 +68,12 @@ class FastAttention(MultiHeadAttention):
                 parts += in_projection.block(memory, d_model, 3 * d_model).chunk(2, dim=-1)
         return [part.unflatten(-1, (self.num_heads, -1)) for part in parts]
 
+    def read(self, memory: Tensor) -> list[Tensor]:
+        """Compute keys and values of `memory` (M, D), each (M, H, D/H)."""
+        in_projection, d_model = cast(FastLinear, self.in_projection), memory.size(-1)
+        both = in_projection.block(memory, d_model, 3 * d_model)  # (M, 2 D)
+        return [part.view(len(memory), self.num_heads, -1) for part in both.chunk(2, dim=-1)]
+
     def _project_step(self, x: Tensor, memory: Tensor, cache: DecoderCache) -> list[Tensor]:
         """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values
         (B, H, C, D/H) that are to be attended to.

@@ -78,7 +78,9 @@ class DecoderCache:
         self.sources: dict[nn.Module, KeyValues] = {}  # (B, H, S, D/H) each
         self.source_bias = _bias(sources.mask, max(sources.longest, MIN_WIDTH))  # (B, 1, 1, S)
         self.targets: dict[nn.Module, Tensor] = {}  # keys and values with room, (2, B, H, C+, D/H)
-        self.num_positions = 0  # target positions so far
+        self.num_positions = 0  # target positions so far, of the first sentence
+        self.starts: Tensor | None = None
+        """(B,), positions before each sentence joined, on the host; None for 0."""
         self.sentences = torch.arange(num_sentences)  # (R,), ascending, on the host
         self.grid = Grid(self.sentences, num_sentences, self.device)
         self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool)  # (R, C), on the host
@@ -128,6 +130,30 @@ class DecoderCache:
         if is_loose or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
             self._compact()
 
+    def join(self, other: DecoderCache) -> None:
+        """Add the sentences of a cache without positions, whose sources are those of the same
+        modules.
+        """
+        num_sentences, num_more = self.grid.shape[0], other.grid.shape[0]
+        width = max(self.source_bias.size(3), other.source_bias.size(3))
+        for module, pair in self.sources.items():
+            both = zip(pair, other.sources[module], strict=True)
+            keys, values = (
+                torch.cat([F.pad(x, (0, 0, 0, width - x.size(2))) for x in sides]) for sides in both
+            )
+            self.sources[module] = keys, values
+        biases = (self.source_bias, other.source_bias)
+        self.source_bias = torch.cat(
+            [F.pad(x, (0, width - x.size(3)), value=_MASKED) for x in biases]
+        )
+        for module, kept in self.targets.items():
+            self.targets[module] = F.pad(kept, (0, 0, 0, 0, 0, 0, 0, num_more))
+        starts = self.sentences.new_zeros(num_sentences) if self.starts is None else self.starts
+        self.starts = F.pad(starts, (0, num_more), value=self.num_positions)
+        self.sentences = torch.cat([self.sentences, other.sentences + num_sentences])
+        self.visible = F.pad(self.visible, (0, 0, 0, num_more))
+        self.grid = Grid(self.sentences, num_sentences + num_more, self.device)
+
     def _compact(self) -> None:
         """Drop sentences without hypotheses, and columns that nothing alive descends from."""
         is_alive = self.grid.counts > 0  # (B,)
@@ -138,6 +164,10 @@ class DecoderCache:
         for module, (keys, values) in self.sources.items():
             self.sources[module] = keys.index_select(0, alive), values.index_select(0, alive)
         self.source_bias = self.source_bias.index_select(0, alive)
+        if self.starts is not None:
+            self.starts = self.starts.index_select(0, alive)
+            first = int(self.starts.min())  # no position before is needed
+            self.starts, self.num_positions = self.starts - first, self.num_positions - first
         self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
