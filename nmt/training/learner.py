@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nmt.config import Adapter, TrainConfig
+from nmt.config import Adapter, Sharding, TrainConfig
 from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
 from nmt.data.batching import Update
@@ -33,6 +33,7 @@ from nmt.training.costs import matmul_rate, training_flops
 from nmt.training.loss import Objective
 from nmt.training.microbatches import Batch, make_batch
 from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizer
+from nmt.training.sharding import Sharded, local
 
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
@@ -80,17 +81,20 @@ class Learner:
         choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
-        compiler, smoothing = make_compiler(config.compile, device), config.label_smoothing
+        self.sharded: Sharded | None = None  # while ranks are connected that have parts of a model
+        may_compile = False if config.sharding is Sharding.full else config.compile
+        compiler, smoothing = make_compiler(may_compile, device), config.label_smoothing
         self.objective: nn.Module = Objective(self.model, smoothing=smoothing, compiler=compiler)
 
     @property
     def best_model(self) -> FastTransformer:
-        """The model to validate and to save: the average where one is kept."""
-        return self.model if self.average is None else self.average.model
+        """The model to validate: the average where one is kept. All ranks ask for it."""
+        kept = self.model if self.average is None else self.average.model
+        return kept if self.sharded is None else self.sharded.whole_model(kept)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of `best_model`, with adapters merged: what other commands read."""
-        return merged_state(self.best_model)
+        return merged_state(self.model if self.average is None else self.average.model)
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Begin a run with `weights` instead of random ones."""
@@ -162,6 +166,11 @@ class Learner:
         # DDP takes the mean over ranks
         weight = self.world.size / update.num_tokens if update.batches else 0.0
         sums = torch.zeros(len(batches), 2, device=self.device)
+        if self.sharded is not None:  # all ranks need the weights of a layer equally often
+            missing = max(gather(sum(map(len, batches)))) - sum(map(len, batches))
+            for _ in range(missing):
+                loss, _ = self.losses(self._make_batch(_ANY_ROW))
+                (loss * 0.0).backward()  # type: ignore[no-untyped-call]
         for i, micro_batches in enumerate(batches):
             for j, micro_batch in enumerate(micro_batches):
                 is_last = i + 1 == len(batches) and j + 1 == len(micro_batches)
@@ -220,10 +229,16 @@ class Learner:
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Let the ranks share gradients during the block; all begin with the weights of rank 0."""
+        plain = self.objective
         if self.world.size == 1:
             yield
             return
-        plain = self.objective
+        if self.config.sharding is Sharding.full:
+            assert isinstance(plain, Objective)
+            given = (plain, self.optimizer, self.average)
+            self.sharded = Sharded(*given, self.device, self.world.size)
+            yield
+            return
         with warnings.catch_warnings():  # torch 2.13 renames an argument that 2.6 needs
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             self.objective = DistributedDataParallel(
@@ -249,7 +264,12 @@ class Learner:
                     self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
         weight_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        has_remedy = not self.config.activation_checkpointing
+        remedies = [] if self.config.activation_checkpointing else ["activation_checkpointing=true"]
+        if self.sharded is not None:
+            weight_bytes //= self.world.size
+            max_tokens = max(gather(max_tokens))  # all ranks run equally many
+        elif self.world.size > 1:
+            remedies.append("sharding=full")
         self.objective.train()
         peak = preflight(
             run,
@@ -257,10 +277,18 @@ class Learner:
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
-            remedy="set activation_checkpointing=true" if has_remedy else "use a smaller model",
+            remedy=f"set {' or '.join(remedies)}" if remedies else "use a smaller model",
         )
         self.optimizer.zero_grad(set_to_none=True)
         return peak
+
+    def state_bytes(self) -> int:
+        """Return what weights, their average, gradients and moments take on this device."""
+        weights, state = list(self.model.parameters()), self.optimizer.state.values()
+        found = [*weights, *(value for moments in state for value in moments.values())]
+        found += [parameter for parameter in weights if parameter.requires_grad]  # gradients
+        found += [] if self.average is None else self.average.model.parameters()
+        return sum(local(tensor).nbytes for tensor in found)
 
     def measure_rate(self) -> float:
         """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""

@@ -27,6 +27,7 @@ from nmt.training.learner import Outcome
 from nmt.training.metrics import Meter, RunLog
 from nmt.training.microbatches import Batch
 from nmt.training.optimizer import learning_rate
+from nmt.training.sharding import gather_tree
 from nmt.training.start import Setup
 from nmt.translate.lines import prefetch
 
@@ -80,12 +81,17 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
         pace = costs.measure_pace(step, updates)
         peak_bytes = max(peak_bytes, costs.peak_memory_bytes(device))
         of_what = "the process" if device.type == "cpu" else "tensors"
+        state_bytes = learner.state_bytes()
+        shares = f"; sharding=full leaves 1/{world.size} of that" if world.size > 1 else ""
+        if learner.sharded is not None:
+            shares = f", 1/{world.size} of them by sharding=full"
         return costs.report(
             updates,
             setup.sampler.lengths,
             pace,
             num_updates=config.max_updates,
-            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak",
+            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak; weights, "
+            f"gradients and moments are {state_bytes / 1e9:.2f} GB{shares}",
             flops_per_second=learner.measure_rate(),
             now=datetime.now(),
         )
@@ -240,6 +246,10 @@ class TrainingRun:
     def save(self) -> None:
         """Begin to write a checkpoint."""
         self.saved_position = self.state.position
+        learner, keeps = self.learner, self.saver is not None
+        weights, state = learner.weights(), learner.state_dict()
+        if learner.sharded is not None:  # by all ranks
+            weights, state = gather_tree(weights, keeps=keeps), gather_tree(state, keeps=keeps)
         if self.saver is None:
             return
         tokenizer, meta = self.setup.tokenizer, self.setup.meta
@@ -256,12 +266,12 @@ class TrainingRun:
         )
         training = {
             "state": asdict(self.state),
-            "learner": self.learner.state_dict(),
+            "learner": state,
             "world_size": self.setup.world.size,
             "num_threads": torch.get_num_threads(),
             "fingerprint": self.setup.fingerprint,
         }
-        weights, best = self.learner.weights(), [at for _, at in self.state.best]
+        best = [at for _, at in self.state.best]
         self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:
