@@ -7,7 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -33,7 +33,9 @@ from nmt.training.costs import matmul_rate, training_flops
 from nmt.training.loss import Objective
 from nmt.training.microbatches import Batch, make_batch
 from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizer
-from nmt.training.sharding import Sharded, local
+
+if TYPE_CHECKING:
+    from nmt.training.sharding import Sharded
 
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
@@ -234,6 +236,8 @@ class Learner:
             yield
             return
         if self.config.sharding is Sharding.full:
+            from nmt.training.sharding import Sharded  # it takes a second
+
             assert isinstance(plain, Objective)
             given = (plain, self.optimizer, self.average)
             self.sharded = Sharded(*given, self.device, self.world.size)
@@ -288,7 +292,9 @@ class Learner:
         found = [*weights, *(value for moments in state for value in moments.values())]
         found += [parameter for parameter in weights if parameter.requires_grad]  # gradients
         found += [] if self.average is None else self.average.model.parameters()
-        return sum(local(tensor).nbytes for tensor in found)
+        if self.sharded is not None:
+            found = [self.sharded.local(tensor) for tensor in found]
+        return sum(tensor.nbytes for tensor in found)
 
     def measure_rate(self) -> float:
         """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""

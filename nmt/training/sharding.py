@@ -62,29 +62,26 @@ class Sharded:
     def whole_model(self, model: FastTransformer) -> FastTransformer:
         """Return a model for validation that has the whole weights of `model`, on every rank."""
         found = copy.deepcopy(self._empty).requires_grad_(False)
-        weights = {name: whole(value) for name, value in model.state_dict().items()}
+        weights = {name: _whole(value) for name, value in model.state_dict().items()}
         found.load_state_dict(weights, assign=True)
         found.positions = model.positions
         return found
 
+    def local(self, value: Tensor) -> Tensor:
+        """Return the part of a tensor that this rank has."""
+        return value.to_local() if isinstance(value, DTensor) else value
 
-def local(value: Tensor) -> Tensor:
-    """Return the part of a tensor that this rank has."""
-    return value.to_local() if isinstance(value, DTensor) else value
+    def gather(self, tree: Any, *, keeps: bool) -> Any:
+        """Copy nested dicts and lists of tensors to host memory, one whole tensor after the other,
+        on a rank that `keeps` them; all ranks ask for it, and the others get None for a tensor.
+        """
+        if isinstance(tree, Tensor):
+            found = _whole(tree)
+            return to_host(found) if keeps else None
+        if isinstance(tree, dict):
+            return {key: self.gather(value, keeps=keeps) for key, value in tree.items()}
+        return [self.gather(x, keeps=keeps) for x in tree] if isinstance(tree, list) else tree
 
 
-def whole(value: Tensor) -> Tensor:
-    """Return a tensor that ranks may have parts of as a whole; all of them ask for it."""
+def _whole(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value.detach()
-
-
-def gather_tree(tree: Any, *, keeps: bool) -> Any:
-    """Copy nested dicts and lists of tensors to host memory, one whole tensor after the other, on
-    a rank that `keeps` them; all ranks ask for it, the others get None for a tensor.
-    """
-    if isinstance(tree, Tensor):
-        found = whole(tree)
-        return to_host(found) if keeps else None
-    if isinstance(tree, dict):
-        return {key: gather_tree(value, keeps=keeps) for key, value in tree.items()}
-    return [gather_tree(value, keeps=keeps) for value in tree] if isinstance(tree, list) else tree

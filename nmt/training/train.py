@@ -27,7 +27,6 @@ from nmt.training.learner import Outcome
 from nmt.training.metrics import Meter, RunLog
 from nmt.training.microbatches import Batch
 from nmt.training.optimizer import learning_rate
-from nmt.training.sharding import gather_tree
 from nmt.training.start import Setup
 from nmt.translate.lines import prefetch
 
@@ -249,7 +248,8 @@ class TrainingRun:
         learner, keeps = self.learner, self.saver is not None
         weights, state = learner.weights(), learner.state_dict()
         if learner.sharded is not None:  # by all ranks
-            weights, state = gather_tree(weights, keeps=keeps), gather_tree(state, keeps=keeps)
+            weights = learner.sharded.gather(weights, keeps=keeps)
+            state = learner.sharded.gather(state, keeps=keeps)
         if self.saver is None:
             return
         tokenizer, meta = self.setup.tokenizer, self.setup.meta
