@@ -9,7 +9,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 import torch
@@ -211,7 +211,7 @@ def _draw_words(
             piece = tokenizer.pieces([token])[0]
             text = f"{piece.translate(style.find_fonts([piece]))}\n{share:.1%}"
             weight = "bold" if token == best[step] else "normal"
-            how = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
+            how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
             axes.text(step + 1, rank, text, fontweight=weight, **how)
     extent = (start + 0.5, chosen[-1] + 1.5, _TOP_WORDS - 0.5, -0.5)
     axes.imshow(shares, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
