@@ -94,6 +94,6 @@ def test_sharded_ranks_train_the_same_weights_and_go_on_from_the_same_files(
 
 
 def test_what_does_not_go_with_sharding_is_an_error() -> None:
-    for setting in ({"dtype": DType.float16}, {"compile": True}):
+    for setting in ({"dtype": DType.float16}, {"compile": True}, {"r_drop": 1.0}):
         with pytest.raises(ConfigError, match="does not go with sharding=full"):
             TrainConfig(sharding=Sharding.full, **setting)

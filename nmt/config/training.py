@@ -323,6 +323,7 @@ class TrainConfig:
             require(self.adapter is Adapter.none, "adapter", self.adapter, rule)
             require(self.dtype is not DType.float16, "dtype", self.dtype, rule)
             require(not self.compile, "compile", self.compile, rule)
+            require(self.r_drop == 0, "r_drop", self.r_drop, rule)
             own, name = (Optimizer.muon, Optimizer.adafactor), self.optimizer.name
             require(name not in own, "optimizer.name", name, rule)
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
