@@ -9,7 +9,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -177,7 +177,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     codes = style.find_fonts(tokenizer.pieces([t for node in places for t in node[-1:]]))
     names = {node: tokenizer.pieces(node[-1:])[0].translate(codes) for node in places if node}
     width = math.ceil(len(steps) / math.ceil(len(steps) / _STEPS_A_ROW))
-    starts, best = range(0, len(steps), width), found[0].tokens
+    starts, best = range(0, len(steps), width), list(found[0].tokens)
     rows = [row_of_tree(places, start, width) for start in starts]
     ratios: list[float] = []
     for start, row in zip(starts, rows, strict=True):
@@ -211,7 +211,7 @@ def _draw_words(
             piece = tokenizer.pieces([token])[0]
             text = f"{piece.translate(style.find_fonts([piece]))}\n{share:.1%}"
             weight = "bold" if token == best[step] else "normal"
-            how = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
+            how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
             axes.text(step + 1, rank, text, fontweight=weight, **how)
     extent = (start + 0.5, chosen[-1] + 1.5, _TOP_WORDS - 0.5, -0.5)
     axes.imshow(shares, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
