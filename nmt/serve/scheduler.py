@@ -23,6 +23,7 @@ from typing import TypeVar
 from nmt.config import SearchConfig
 from nmt.data.languages import Tags
 from nmt.serve.monitoring import Metrics
+from nmt.serve.pieces import without_forced_start
 from nmt.translate.backend import BatchSearch, Failure, NativeBackend, Outcome, Segment
 from nmt.translate.lines import (
     EncodedWindow,
@@ -434,21 +435,4 @@ class Scheduler:
         self._metrics.sentences.add(len(results))
         self._metrics.failed_sentences.add(sum(result.error is not None for result in results))
         pairs = zip(results, task.encoded.segments, strict=True)
-        return [_without_tag(*pair) for pair in pairs]
-
-
-def _without_tag(result: LineResult, segments: Sequence[Segment]) -> LineResult:
-    """Drop the forced start from the tokens of a line of one segment; no text holds it."""
-    num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
-    if not num_forced:
-        return result
-    translations = [
-        replace(
-            found,
-            tokens=found.tokens[num_forced:],
-            token_log_probs=found.token_log_probs[num_forced:],
-            alignment=found.alignment and found.alignment[num_forced:],
-        )
-        for found in result.translations
-    ]
-    return replace(result, translations=translations)
+        return [without_forced_start(*pair) for pair in pairs]
