@@ -103,7 +103,7 @@ def read(folder: Path, config: ImportConfig) -> Imported:
         model=model,
         tokenizers=make_tokenizers(spm, pieces, sides, is_joint=sizes.src_vocab_size is None),
         weights=to_state(tensors, model, sizes),
-        search=_search(Settings.read(path) if path.is_file() else theirs, special),
+        search=_search(Settings.read(path) if path.is_file() else theirs, sides[1]),
         src_lang=langs["src"],
         tgt_lang=langs["tgt"],
     )
@@ -208,6 +208,9 @@ def _search(theirs: Settings, special: SpecialIds) -> SearchConfig:
     for name, off in _NOT_KEPT.items():
         if theirs.get(name, off) != off:
             log.warning("%s: %s=%s is not kept", theirs.path, name, theirs.get(name))
+    forced = theirs.get("forced_bos_token_id")
+    if forced is not None and [forced] != list(special.prefix):
+        log.warning("%s: forced_bos_token_id=%s is not kept", theirs.path, forced)
     for ids in theirs.get("bad_words_ids", []):
         if ids not in ([special.pad], [special.start]):
             wanted = f"[{special.pad}] and [{special.start}], padding and the start"

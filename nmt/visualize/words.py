@@ -177,7 +177,7 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     codes = style.find_fonts(tokenizer.pieces([t for node in places for t in node[-1:]]))
     names = {node: tokenizer.pieces(node[-1:])[0].translate(codes) for node in places if node}
     width = math.ceil(len(steps) / math.ceil(len(steps) / _STEPS_A_ROW))
-    starts, best = range(0, len(steps), width), found[0].tokens
+    starts, best = range(0, len(steps), width), list(found[0].tokens)
     rows = [row_of_tree(places, start, width) for start in starts]
     ratios: list[float] = []
     for start, row in zip(starts, rows, strict=True):
