@@ -9,14 +9,13 @@ from __future__ import annotations
 import asyncio
 import importlib
 import logging
-import math
 import pickle
 import socket
 import threading
-import time
 import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,6 @@ from nmt.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, in_order
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20
 _NOTICE_SECONDS = 30.0
-_COUNT_SECONDS = 2.0
 
 
 def open_workers(
@@ -37,12 +35,12 @@ def open_workers(
     *,
     folder: Path | None = None,
 ) -> Workers[Item, Result]:
-    """Return the workers of a scheduler, `num_workers` processes, or this process alone for 0; all
-    must see `folder`.
+    """Return the workers of a scheduler, all of which must see `folder`; or so many processes, and
+    for less than two this one.
     """
     if scheduler is not None:
         return DaskWorkers(scheduler, make, folder)
-    return Processes(num_workers, make) if num_workers else Workers(make)
+    return Processes(num_workers, make) if num_workers > 1 else Workers(make)
 
 
 class DaskWorkers(Workers[Item, Result]):
@@ -54,7 +52,6 @@ class DaskWorkers(Workers[Item, Result]):
         super().__init__(make)
         self._scheduler, self._key = scheduler, uuid.uuid4().hex
         self._client = _connect(scheduler)
-        self._num_workers, self._counted_seconds = 0, -math.inf
         self._marker = None if folder is None else folder / f".seen-{self._key}.tmp"
         if self._marker is not None:
             self._marker.touch()
@@ -73,7 +70,6 @@ class DaskWorkers(Workers[Item, Result]):
         another nmt or do not see the folder.
         """
         from distributed import KilledWorker
-        from distributed.client import FutureCancelledError
 
         again = "the same command goes on with what is done"
         try:
@@ -83,18 +79,15 @@ class DaskWorkers(Workers[Item, Result]):
                 f"{error.allowed_failures + 1} workers were lost with the same task, as happens "
                 f"when memory runs out; see the log of {error.last_worker.address}: {again}"
             ) from None
-        except (FutureCancelledError, OSError) as error:
-            if isinstance(error, OSError) and error.filename is not None:
-                raise  # a file of the user
+        except (CancelledError, OSError) as error:
+            if isinstance(error, OSError) and error.errno is not None:
+                raise  # of a task
             raise PeerError(f"the scheduler {self._scheduler} is lost; {again}") from None
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
     def _most(self) -> int:
-        if time.monotonic() - self._counted_seconds > _COUNT_SECONDS:
-            self._num_workers = len(self._client.nthreads())
-            self._counted_seconds = time.monotonic()
-        return ITEMS_A_WORKER * max(1, self._num_workers)
+        return ITEMS_A_WORKER * max(1, len(self._client.nthreads()))
 
     def _submit(self, item: Item) -> Any:
         work = (__version__, self._marker, self._key, self._function, pickle.dumps(item))
@@ -115,7 +108,7 @@ def _connect(scheduler: str) -> Any:
         client_class: Any = importlib.import_module("distributed").Client
     except ImportError:
         raise NmtError("scheduler needs Dask; install it with: pip install nmt[cluster]") from None
-    for name in ("distributed", "tornado.application"):  # what they log, one line will say
+    for name in ("distributed", "distributed.client"):  # what they log, one line will say
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():

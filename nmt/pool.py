@@ -27,11 +27,9 @@ ITEMS_A_WORKER = 3
 
 
 def count_workers(num_threads: int) -> int:
-    """Return the number of worker processes: none for one thread; 0 stands for all CPU cores."""
-    if num_threads == 0:
-        affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
-        num_threads = len(affinity(0)) if affinity else os.cpu_count() or 1
-    return num_threads if num_threads > 1 else 0
+    """Return the number of workers; 0 stands for all CPU cores."""
+    affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
+    return num_threads or (len(affinity(0)) if affinity else os.cpu_count() or 1)
 
 
 class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generic[Item, Result]):

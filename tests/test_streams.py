@@ -81,20 +81,6 @@ def test_stdin_and_stdout_have_their_unix_names(
         assert status(pid) == 0, source
 
 
-def test_stream_cannot_be_what_is_read_twice(
-    model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("WORLD_SIZE", "2")
-    monkeypatch.setenv("RANK", "0")
-    source = f"/dev/fd/{pipe(TEXT)}"
-    out = tmp_path / "out"
-    assert translate(f"model_dir={model}", f"input={source}", f"output={out}") == 2
-    assert "2 processes (WORLD_SIZE) cannot share a stream" in capfd.readouterr().err
-    places = [f"model_dir={model}", f"input={write_lines(tmp_path / 'in', LINES)}"]
-    assert translate(*places, f"output={out}", "n_best=2", "beam_size=2") == 2
-    assert "n_best=2: 2 processes (WORLD_SIZE) need format=json" in capfd.readouterr().err
-
-
 def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
     model: Path, expected: bytes, tmp_path: Path
 ) -> None:

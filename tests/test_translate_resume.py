@@ -1,4 +1,4 @@
-"""A translation that is killed, or meets a full disk, goes on; several processes share one."""
+"""A translation that is killed, or meets a full disk, goes on."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ import pytest
 from conftest import sentences
 from translating import fork, kill, start, status, translate, write_lines, write_model
 
-from nmt.distributed import World
 from nmt.translate import resume
 
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(200, seed=5))]
@@ -66,20 +65,28 @@ def killed_job(folder: Path, place: Path) -> int:
 def test_a_job_killed_again_and_again_ends_with_the_same_bytes(
     folder: Path, tmp_path: Path
 ) -> None:
-    for world_size in (1, 2):
-        draw, place = random.Random(world_size), tmp_path / str(world_size)
-        place.mkdir()
-        arguments = [*places(folder), f"output={place / 'out'}", *OPTIONS]
-        ranks = [{"RANK": str(r), "WORLD_SIZE": str(world_size)} for r in range(world_size)]
-        for _ in range(5):
-            pids = [start(tmp_path / "log", *arguments, **rank) for rank in ranks]
-            time.sleep(draw.uniform(0.05, 0.3))
-            for pid in pids:
-                kill(pid)
-        pids = [start(tmp_path / f"log{r['RANK']}", *arguments, **r) for r in ranks]
-        assert [status(pid) for pid in pids] == [0] * world_size
-        assert (place / "out").read_bytes() == (folder / "whole").read_bytes(), world_size
-        assert [path.name for path in place.iterdir()] == ["out"]
+    draw, place = random.Random(1), tmp_path / "place"
+    place.mkdir()
+    arguments = [*places(folder), f"output={place / 'out'}", *OPTIONS]
+    for _ in range(5):
+        pid = start(tmp_path / "log", *arguments)
+        time.sleep(draw.uniform(0.05, 0.3))
+        kill(pid)
+    assert status(start(tmp_path / "log", *arguments)) == 0
+    assert (place / "out").read_bytes() == (folder / "whole").read_bytes()
+    assert [path.name for path in place.iterdir()] == ["out"]
+
+
+def test_several_processes_write_what_one_does_and_resume_it(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    lines = killed_job(folder, tmp_path)
+    arguments = [*places(folder), *OPTIONS, "devices=2"]
+    assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
+    assert f"going on after line {lines}\n" in capfd.readouterr().err
+    assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
+    assert translate(*places(folder), "devices=2", "scheduler=tcp://localhost:1") == 2
+    assert "devices=2: does not go with scheduler" in capfd.readouterr().err
 
 
 def test_a_killed_job_goes_on_where_it_stopped_also_with_more_lines_and_other_batches(
@@ -122,7 +129,7 @@ def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
 def test_a_second_process_with_the_same_output_is_refused(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with resume.PartFile(tmp_path / "out", World(), {}):
+    with resume.PartFile(tmp_path / "out", {}):
         assert translate(*places(folder), f"output={tmp_path / 'out'}") == 2
         assert "is being written by another process" in capfd.readouterr().err
 
@@ -160,21 +167,3 @@ def test_an_error_keeps_the_lines_before_it_and_without_any_leaves_nothing(
     write_lines(tmp_path / "in", LINES)
     assert translate(*arguments) == 0
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
-
-
-def test_several_processes_need_files(
-    folder: Path,
-    tmp_path: Path,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    output = f"output={tmp_path / 'out'}"
-    for rank, arguments, named in (
-        ("0", [], "output=-: 2 processes"),
-        ("1", [output, "input=-"], "input=-: 2 processes"),
-        ("2", [output], "RANK=2, WORLD_SIZE=2"),
-    ):
-        monkeypatch.setenv("RANK", rank)
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        assert translate(*places(folder), *arguments) == 2
-        assert capfd.readouterr().err.startswith(f"nmt-translate: {named}")

@@ -13,12 +13,12 @@ from nmt.config import (
     DEFAULT_RUN_DIR,
     PreprocessConfig,
     TrainConfig,
+    find_changes,
     resolve,
 )
 from nmt.data.binary import read_meta
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
-from nmt.preprocess.workspace import find_changes
 
 log = logging.getLogger(__name__)
 Preparation = tuple[PreprocessConfig, list[str]]  # and the arguments of nmt-preprocess for it

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
 from enum import Enum
+from typing import Any
 
 from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, check_ranges, option, require
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
+# settings that change no byte of a shard; weights and temperature stand in the index alone
+WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "scheduler", "report_only")
 _RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")  # pieces of every tokenizer
 
 
@@ -165,6 +169,11 @@ class FilterConfig:
         require(valid, "filter.max_ratio", self.max_ratio, "must be 0 or at least 1")
         check_ranges(self, "filter.")
 
+    @property
+    def drops_duplicates(self) -> bool:
+        """Whether pairs that came before are dropped."""
+        return self.duplicates is not Duplicates.keep
+
 
 @dataclass(kw_only=True)
 class DataConfig:
@@ -261,3 +270,30 @@ class PreprocessConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
+
+
+def describe(config: PreprocessConfig) -> dict[str, str]:
+    """Return what a data folder remembers of how it was made: its experiment, and as text the
+    settings that are not the defaults, by their names.
+    """
+    given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
+    left_out = {*WITHOUT_EFFECT, "data.made_by"} - {"experiment"}
+    return {k: v for k, v in given.items() if v != defaults.get(k) and k not in left_out}
+
+
+def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
+    """Return the leaves of nested dicts as text, by their dotted names."""
+    leaves: dict[str, str] = {}
+    for name, value in tree.items():
+        inner = isinstance(value, dict)
+        text = str(getattr(value, "value", value))
+        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": text}
+    return leaves
+
+
+def find_changes(made_of: Mapping[str, str], config: PreprocessConfig) -> list[str]:
+    """Return how the data that `config` means differs from what a data folder was made of."""
+    now = describe(config)
+    keys = sorted({*made_of, *now} - {"experiment"})
+    pairs = {key: (made_of.get(key, "unset"), now.get(key, "unset")) for key in keys}
+    return [f"{key} was {old}, is {new}" for key, (old, new) in pairs.items() if old != new]

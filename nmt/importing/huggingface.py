@@ -79,8 +79,8 @@ def read(folder: Path, config: ImportConfig) -> Imported:
     path = folder / "tokenizer_config.json"
     tokenizer = Settings(path, read_json(path) if path.is_file() else {})
     langs = {
-        "src": config.src_lang or tokenizer.get("src_lang", tokenizer.get("source_lang")),
-        "tgt": config.tgt_lang or tokenizer.get("tgt_lang", tokenizer.get("target_lang")),
+        "src": config.src_lang or tokenizer.text("src_lang") or tokenizer.text("source_lang"),
+        "tgt": config.tgt_lang or tokenizer.text("tgt_lang") or tokenizer.text("target_lang"),
     }
     # M2M100 puts a language before each text, unless nmt-export made it
     has_languages = theirs.get("model_type") == "m2m_100"
@@ -89,7 +89,7 @@ def read(folder: Path, config: ImportConfig) -> Imported:
     ids = {piece: i for i, piece in enumerate(pieces[1])}
     special = SpecialIds(
         pad=theirs.number("pad_token_id"),
-        unk=find_id(ids, str(tokenizer.get("unk_token", "<unk>")), folder),
+        unk=find_id(ids, tokenizer.text("unk_token") or "<unk>", folder),
         start=theirs.number("decoder_start_token_id"),
         eos=theirs.number("eos_token_id"),
     )

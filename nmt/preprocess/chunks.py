@@ -127,9 +127,7 @@ def find_spans(corpora: Mapping[str, Sequence[Source]], size: int = sys.maxsize)
 
 
 def _find_lines(path: Path, name: str, first: int, step: int) -> tuple[int, list[int]]:
-    """Count the lines of a file; return also where the lines `first`, `first + step` ... begin,
-    counted from 0.
-    """
+    """Count the lines of a file, and find where the lines `first`, `first + step` ... begin."""
     check_file(path)
     num_ends, num_bytes, last, offsets = 0, 0, b"\n", [0] if first == 0 else []
     line = first or step

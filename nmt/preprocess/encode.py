@@ -1,4 +1,4 @@
-"""What a worker does: bytes of a chunk become clean pairs, token ids and counts.
+"""What a worker does: the bytes of a span become clean pairs, token ids and counts, and a shard.
 
 A line is encoded by its words, of which few are new: each is cut once and then looked up. The ids
 are those that SentencePiece gives for the whole line. That holds for BPE models whose pieces do not
@@ -12,7 +12,8 @@ from __future__ import annotations
 
 import io
 from array import array
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -20,14 +21,18 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from nmt.config import NORMALIZATIONS, PreprocessConfig
+from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import tag_lines
-from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.data.tokenizer import Tokenizer, Tokenizers, load_tokenizers
+from nmt.files import replace_file
 from nmt.preprocess.characters import LineSet
-from nmt.preprocess.chunks import Chunk
+from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import Cleaned, Mask, clean
-from nmt.preprocess.duplicates import Hashes, hash_sides
+from nmt.preprocess.duplicates import Hashes, HashWriter, hash_sides, read_seen
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
+from nmt.preprocess.held_out import read_held_out, read_taken, text_of
 from nmt.preprocess.statistics import HeldOut, Measurer, Statistics
+from nmt.preprocess.workspace import Job, Task
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPACE = "▁"  # stands for a space in pieces; text that holds one is not cut at spaces alone
@@ -202,3 +207,49 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
         value = varint() if kind == 0 else stream.read({1: 8, 5: 4}.get(kind) or varint())
         fields.setdefault(number, []).append(value)
     return fields
+
+
+def start_encoding(job: Job) -> Task:
+    """Return the task that writes the shard of a span; its record has the shard and its counts."""
+    config, tokenizers = job.config, load_tokenizers(job.work.plan)
+    drops, taken = config.filter.drops_duplicates, read_taken(job)
+    known = HeldOut({split: text_of(chunks) for split, chunks in read_held_out(job).items()})
+    encoder = ChunkEncoder(config, job.work.plan, known, taken=taken, has_hashes=not drops)
+
+    def encode(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
+        seen = read_seen(job.work.hashes, span.order, span.num_pairs) if drops else None
+        with HashWriter(job.work.hashes, span.order) as hashes:
+
+            def encoded() -> Iterator[EncodedChunk]:
+                for chunk in chunks:
+                    start = chunk.first_pair - span.first_pair
+                    end = start + chunk.num_pairs
+                    result = encoder.encode(chunk, None if seen is None else seen[start:end])
+                    if result.hashes is not None:
+                        hashes.add(result.hashes)
+                    yield result
+
+            statistics, shards = write_shard(job, span.name, encoded(), tokenizers)
+        return {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
+
+    return encode
+
+
+def write_shard(
+    job: Job, name: str, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
+) -> tuple[Statistics, list[ShardFile]]:
+    """Write pairs to a file, if there are any; with `report_only`, count them alone."""
+    total, path = Statistics(), job.work.data / f"{name}.arrow"
+    sizes, has_text = (tokenizers.src.vocab_size, tokenizers.tgt.vocab_size), job.config.keep_text
+    with (
+        replace_file(path) as temporary,
+        ShardWriter(temporary, *sizes, has_text=has_text) as writer,
+    ):
+        for chunk in chunks:
+            total.merge(chunk.statistics)
+            if not job.config.report_only:
+                writer.add(chunk.src, chunk.tgt, chunk.texts)
+    if writer.shard.pairs == 0:
+        path.unlink()
+        return total, []
+    return total, [replace(writer.shard, file=path.name)]

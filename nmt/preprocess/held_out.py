@@ -1,4 +1,4 @@
-"""Takes validation and test sets out of the training text.
+"""Reads validation and test sets, or takes them out of the training text.
 
 Which pairs they are depends on the text alone: those with the smallest hashes whose sentences are
 all new. A training pair with a sentence of theirs on either side, the same but for case,
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any
 import xxhash
 
 from nmt.data.languages import corpus_direction
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 from nmt.preprocess.characters import LineSet, normal_form
-from nmt.preprocess.chunks import Format, Source, Span, read_span
-from nmt.preprocess.clean import clean
+from nmt.preprocess.chunks import Chunk, Format, Source, Span, read_chunks
+from nmt.preprocess.clean import Cleaned, clean
 from nmt.preprocess.filters import drop_by_text
 from nmt.preprocess.workspace import Job, Task, read_records, run_stage
 
@@ -58,8 +58,14 @@ def take_held_out(job: Job, spans: Sequence[Span]) -> Job:
     known = json.loads(marker.read_text(encoding="utf-8"))
     held_out = dict(job.held_out)
     for split, corpora in known["corpora"].items():
-        sources = [_source(job, split, corpus) for corpus in corpora]
-        held_out[split] = sorted([*held_out[split], *sources], key=lambda source: source.corpus)
+        for corpus in corpora:
+            tags, shown = (
+                corpus_direction(job.config.data, corpus).tags,
+                f"{split} taken from train",
+            )
+            paths = _paths(job, split, corpus)
+            source = Source(corpus, Format.pair, paths, (shown, shown), tags=tags)
+            held_out[split] = sorted([*held_out[split], source], key=lambda s: s.corpus)
     return replace(job, held_out=held_out)
 
 
@@ -71,11 +77,6 @@ def read_taken(job: Job) -> LineSet | None:
     return LineSet(json.loads(marker.read_text(encoding="utf-8"))["lines"])
 
 
-def _source(job: Job, split: str, corpus: str) -> Source:
-    names, tags = (f"{split} taken from train",) * 2, corpus_direction(job.config.data, corpus).tags
-    return Source(corpus, Format.pair, _paths(job, split, corpus), names, tags=tags)
-
-
 def _paths(job: Job, split: str, corpus: str) -> tuple[Path, ...]:
     name = "-".join(filter(None, ["taken", split, corpus]))
     return tuple(job.work.plan / f"{name}.{side}" for side in ("src", "tgt"))
@@ -85,10 +86,9 @@ def _start_search(job: Job, limit: int) -> Task:
     """Return the task that finds the pairs of a span whose keys are below the limit."""
     config = job.config
 
-    def find(span: Span) -> dict[str, Any]:
-        found, num_bytes = [], 0
-        for chunk in read_span(job.sources[span.corpus], span):
-            num_bytes += sum(map(len, chunk.raw))
+    def find(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
+        found = []
+        for chunk in chunks:
             cleaned = clean(chunk, config, held_out=False)
             drop_by_text(cleaned, config)
             for src, tgt in zip(cleaned.src, cleaned.tgt, strict=True):
@@ -96,7 +96,7 @@ def _start_search(job: Job, limit: int) -> Task:
                 key = xxhash.xxh3_64_intdigest("\n".join(forms).encode(), seed=config.seed)
                 if key < limit and all(forms):
                     found.append((key, span.corpus, src, tgt))
-        return {"bytes": num_bytes, "found": found}
+        return {"found": found}
 
     return find
 
@@ -141,3 +141,22 @@ def _choose(candidates: Mapping[int, _Pair], wanted: Mapping[str, float]) -> dic
             )
         log.info("took %d pairs for %s out of the training text", found, split)
     return taken
+
+
+def read_held_out(job: Job) -> dict[str, list[Cleaned]]:
+    """Read validation and test set, of which all pairs stay; an empty one is a `DataError`."""
+    splits = {}
+    for split, sources in job.held_out.items():
+        chunks = read_chunks(sources)
+        splits[split] = [clean(chunk, job.config, held_out=True) for chunk in chunks]
+        if not splits[split]:
+            raise DataError(
+                f"the {split} corpus is empty; give data.{split} a file with sentence pairs"
+            )
+    return splits
+
+
+def text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
+    """Return all sources and all targets."""
+    src = [line for chunk in chunks for line in chunk.src]
+    return src, [line for chunk in chunks for line in chunk.tgt]

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -19,13 +19,13 @@ from typing import Any
 
 import numpy as np
 
-from nmt.config import Duplicates, PreprocessConfig, TokenizerConfig
+from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
 from nmt.errors import DataError
 from nmt.files import replace_file
 from nmt.pool import Processes, Workers
-from nmt.preprocess.chunks import Span, read_span
+from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import clean
 from nmt.preprocess.duplicates import HashWriter, find_duplicates, hash_duplicates
 from nmt.preprocess.filters import drop_by_text
@@ -55,19 +55,14 @@ def make_plan(job: Job, spans: Sequence[Span]) -> Tokenizers:
             list(worker.map([folder]))
     else:
         save_tokenizers(folder, open_tokenizers(config))
-        if drops_duplicates(config):
+        if config.filter.drops_duplicates:
             run_stage(job, spans, _STAGE, partial(_start_scan, limit=0))
-    if drops_duplicates(config):
+    if config.filter.drops_duplicates:
         find_duplicates(job.work.hashes)
     job.work.write(folder / _PLAN, {})
     for path in (*_sample_paths(folder), *folder.glob("*.keys"), *folder.glob("*.pairs")):
         path.unlink(missing_ok=True)
     return load_tokenizers(folder)
-
-
-def drops_duplicates(config: PreprocessConfig) -> bool:
-    """Return whether pairs that came before are dropped."""
-    return config.filter.duplicates is not Duplicates.keep
 
 
 def _train(config: PreprocessConfig, folder: Path) -> None:
@@ -88,16 +83,14 @@ def _start_scan(job: Job, limit: int) -> Task:
     """
     config, taken, folder = job.config, read_taken(job), job.work.plan
 
-    def scan(span: Span) -> dict[str, Any]:
-        keys, num_bytes = [np.empty(0, np.uint64)], 0
-        path = folder / f"{span.name}.pairs"
+    def scan(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
+        keys, path = [np.empty(0, np.uint64)], folder / f"{span.name}.pairs"
         with (
             replace_file(path) as temporary,
             temporary.open("w", encoding="utf-8", newline="\n") as stream,
             HashWriter(job.work.hashes, span.order) as hashes,
         ):
-            for chunk in read_span(job.sources[span.corpus], span):
-                num_bytes += sum(map(len, chunk.raw))
+            for chunk in chunks:
                 cleaned = clean(chunk, config, held_out=False)
                 drop_by_text(cleaned, config, taken=taken)
                 numbers = chunk.first_pair + cleaned.rows
@@ -106,12 +99,12 @@ def _start_scan(job: Job, limit: int) -> Task:
                 keys.append(found[chosen])
                 for i in chosen.tolist():
                     stream.write(f"{cleaned.src[i]}\n{cleaned.tgt[i]}\n")
-                if drops_duplicates(config):
+                if config.filter.drops_duplicates:
                     hashed = hash_duplicates(cleaned.src, cleaned.tgt, config.filter.duplicates)
                     hashes.add(hashed, numbers - span.first_pair)
         with replace_file(path.with_suffix(".keys")) as temporary:
             np.concatenate(keys).tofile(temporary)
-        return {"bytes": num_bytes, "found": sum(map(len, keys))}
+        return {"found": sum(map(len, keys))}
 
     return scan
 
@@ -143,8 +136,6 @@ def _draw_sample(job: Job, spans: Sequence[Span]) -> None:
 
 def sample_size(config: TokenizerConfig) -> int:
     """Return the number of pairs that give a tokenizer at most `max_sentences` lines."""
-    if config.model is not None:
-        return 0
     return config.max_sentences if config.separate else max(1, config.max_sentences // 2)
 
 

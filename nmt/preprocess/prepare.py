@@ -8,37 +8,33 @@ the counts of its pairs; written again, it has the same bytes.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import asdict, replace
 from itertools import groupby
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nmt.config import PreprocessConfig, resolve
-from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
+from nmt.config import PreprocessConfig, describe, resolve
+from nmt.data.binary import CorpusIndex, ShardFile, write_index
 from nmt.data.languages import describe_languages
-from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
+from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
-from nmt.files import remove_leftovers, replace_file, write_json
-from nmt.preprocess.chunks import Span, find_spans, read_chunks, read_span
-from nmt.preprocess.clean import Cleaned, PairCounts, clean
-from nmt.preprocess.duplicates import HashWriter, count_repeats, read_seen
-from nmt.preprocess.encode import ChunkEncoder, EncodedChunk
+from nmt.files import remove_leftovers, write_json
+from nmt.preprocess.chunks import Span, find_spans
+from nmt.preprocess.clean import Cleaned, PairCounts
+from nmt.preprocess.duplicates import count_repeats
+from nmt.preprocess.encode import ChunkEncoder, start_encoding, write_shard
 from nmt.preprocess.filters import HELD_OUT, check_filters
-from nmt.preprocess.held_out import read_taken, take_held_out
-from nmt.preprocess.plan import drops_duplicates, make_plan
+from nmt.preprocess.held_out import read_held_out, take_held_out, text_of
+from nmt.preprocess.plan import make_plan
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
-from nmt.preprocess.statistics import HeldOut, Statistics
+from nmt.preprocess.statistics import Statistics
 from nmt.preprocess.workspace import (
     Job,
-    Task,
     Workspace,
-    describe,
     open_workspace,
     read_records,
     run_stage,
@@ -47,7 +43,7 @@ from nmt.preprocess.workspace import (
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")
 _MANY_DROPPED = 0.05
-_SPANS, _STAGE = "spans.json", "encode"
+_STAGE = "encode"
 
 
 def prepare(config: PreprocessConfig) -> dict[str, Any]:
@@ -84,95 +80,17 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
     }
     job = Job(config, work, sources, held_out)
     work.start(job.fingerprint())
-    spans = _find_spans(job)
+    spans = find_spans(sources, config.shard_pairs)
+    if not spans:
+        raise DataError("the training corpus is empty; give data.train a file with sentence pairs")
     job = take_held_out(job, spans)
-    splits = _read_held_out(job)
+    splits = read_held_out(job)
     tokenizers = make_plan(job, spans)
-    run_stage(job, spans, _STAGE, _start_encoding)
+    run_stage(job, spans, _STAGE, start_encoding)
     report = _merge(job, splits, tokenizers, spans)
     if not config.report_only:
         work.finish()
     return report
-
-
-def _find_spans(job: Job) -> list[Span]:
-    """Return the spans of all corpora, which the work folder keeps."""
-    path = job.work.plan / _SPANS
-    if not path.exists():
-        job.work.write(path, [asdict(s) for s in find_spans(job.sources, job.config.shard_pairs)])
-    found = [Span(**span) for span in json.loads(path.read_text(encoding="utf-8"))]
-    if not found:
-        raise DataError("the training corpus is empty; give data.train a file with sentence pairs")
-    return found
-
-
-def _read_held_out(job: Job) -> dict[str, list[Cleaned]]:
-    """Read validation and test set, of which all pairs stay; an empty one is a `DataError`."""
-    splits = {}
-    for split, sources in job.held_out.items():
-        chunks = read_chunks(sources)
-        splits[split] = [clean(chunk, job.config, held_out=True) for chunk in chunks]
-        if not splits[split]:
-            raise DataError(
-                f"the {split} corpus is empty; give data.{split} a file with sentence pairs"
-            )
-    return splits
-
-
-def _text_of(chunks: list[Cleaned]) -> tuple[list[str], list[str]]:
-    """Return all sources and all targets."""
-    src = [line for chunk in chunks for line in chunk.src]
-    return src, [line for chunk in chunks for line in chunk.tgt]
-
-
-def _start_encoding(job: Job) -> Task:
-    """Return the task that writes the shard of a span; its record has the shard and its counts."""
-    config, tokenizers = job.config, load_tokenizers(job.work.plan)
-    drops, taken = drops_duplicates(config), read_taken(job)
-    known = HeldOut({split: _text_of(chunks) for split, chunks in _read_held_out(job).items()})
-    encoder = ChunkEncoder(config, job.work.plan, known, taken=taken, has_hashes=not drops)
-
-    def encode(span: Span) -> dict[str, Any]:
-        num_bytes = 0
-        seen = read_seen(job.work.hashes, span.order, span.num_pairs) if drops else None
-        with HashWriter(job.work.hashes, span.order) as hashes:
-
-            def encoded() -> Iterable[EncodedChunk]:
-                nonlocal num_bytes
-                for chunk in read_span(job.sources[span.corpus], span):
-                    num_bytes += sum(map(len, chunk.raw))
-                    start = chunk.first_pair - span.first_pair
-                    end = start + chunk.num_pairs
-                    result = encoder.encode(chunk, None if seen is None else seen[start:end])
-                    if result.hashes is not None:
-                        hashes.add(result.hashes)
-                    yield result
-
-            statistics, shards = _write_shard(job, span.name, encoded(), tokenizers)
-        content = {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
-        return {"bytes": num_bytes, **content}
-
-    return encode
-
-
-def _write_shard(
-    job: Job, name: str, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
-) -> tuple[Statistics, list[ShardFile]]:
-    """Write pairs to a file, if there are any; with `report_only`, count them alone."""
-    total, path = Statistics(), job.work.data / f"{name}.arrow"
-    sizes, has_text = (tokenizers.src.vocab_size, tokenizers.tgt.vocab_size), job.config.keep_text
-    with (
-        replace_file(path) as temporary,
-        ShardWriter(temporary, *sizes, has_text=has_text) as writer,
-    ):
-        for chunk in chunks:
-            total.merge(chunk.statistics)
-            if not job.config.report_only:
-                writer.add(chunk.src, chunk.tgt, chunk.texts)
-    if writer.shard.pairs == 0:
-        path.unlink()
-        return total, []
-    return total, [replace(writer.shard, file=path.name)]
 
 
 def _merge(
@@ -191,17 +109,17 @@ def _merge(
     results = {"train": corpora}
     encoder = ChunkEncoder(job.config, job.work.plan, None, has_hashes=False)
     for split, chunks in splits.items():
-        for side, lines in zip(("src", "tgt"), _text_of(chunks), strict=True):  # the references
+        for side, lines in zip(("src", "tgt"), text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)
             (folder / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
         results[split], index[split] = {}, []
         for name, part in groupby(chunks, key=lambda cleaned: cleaned.chunk.source.corpus):
             encoded = map(encoder.encode_held_out, part)
             file = "-".join(filter(None, [split, name, "00000"]))
-            results[split][name], shards = _write_shard(job, file, encoded, tokenizers)
+            results[split][name], shards = write_shard(job, file, encoded, tokenizers)
             index[split].append(CorpusIndex(name, 1.0, shards))
     # where duplicates are dropped, the drops say how many they are
-    repeats = None if drops_duplicates(job.config) else count_repeats(job.work.hashes)
+    repeats = None if job.config.filter.drops_duplicates else count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)

@@ -41,8 +41,6 @@ _PER_SIDE = {  # columns of the table, and their format
     "bytes": ("byte_share", ".2%"),
 }
 Report = dict[str, Any]
-
-
 Corpora = Mapping[str, Statistics]  # of a split, by name; "" for the only one
 
 

@@ -21,11 +21,11 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nmt.cluster import open_workers
-from nmt.config import PreprocessConfig, resolve
+from nmt.config import WITHOUT_EFFECT, PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
 from nmt.pool import count_workers
-from nmt.preprocess.chunks import Source, Span
+from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.progress import Progress
 
 log = logging.getLogger(__name__)
@@ -33,35 +33,6 @@ log = logging.getLogger(__name__)
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
 _FORMAT = 3  # of the work folder
-# settings that change no byte of a shard; weights and temperature stand in the index alone
-_WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "scheduler", "report_only")
-
-
-def describe(config: PreprocessConfig) -> dict[str, str]:
-    """Return what a data folder remembers of how it was made: its experiment, and as text the
-    settings that are not the defaults, by their names.
-    """
-    given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
-    left_out = {*_WITHOUT_EFFECT, "data.made_by"} - {"experiment"}
-    return {k: v for k, v in given.items() if v != defaults.get(k) and k not in left_out}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the leaves of nested dicts as text, by their dotted names."""
-    leaves: dict[str, str] = {}
-    for name, value in tree.items():
-        inner = isinstance(value, dict)
-        text = str(getattr(value, "value", value))
-        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": text}
-    return leaves
-
-
-def find_changes(made_of: Mapping[str, str], config: PreprocessConfig) -> list[str]:
-    """Return how the data that `config` means differs from what a data folder was made of."""
-    now = describe(config)
-    keys = sorted({*made_of, *now} - {"experiment"})
-    pairs = {key: (made_of.get(key, "unset"), now.get(key, "unset")) for key in keys}
-    return [f"{key} was {old}, is {new}" for key, (old, new) in pairs.items() if old != new]
 
 
 @dataclass(frozen=True)
@@ -75,7 +46,7 @@ class Job:
 
     def fingerprint(self) -> dict[str, Any]:
         """Return what decides the bytes of the data folder: settings, inputs and given models."""
-        settings = {k: v for k, v in asdict(self.config).items() if k not in _WITHOUT_EFFECT}
+        settings = {k: v for k, v in asdict(self.config).items() if k not in WITHOUT_EFFECT}
         del settings["data"]["made_by"], settings["data"]["temperature"]
         for corpus in settings["data"]["corpora"].values():
             del corpus["weight"]
@@ -96,15 +67,15 @@ class Job:
         }
 
 
-Task = Callable[[Span], dict[str, Any]]
+Task = Callable[[Span, Iterator[Chunk]], dict[str, Any]]
 
 
 def run_stage(job: Job, spans: Sequence[Span], stage: str, start: Callable[[Job], Task]) -> None:
     """Call a task for each span that has no record of this stage yet, on workers that may be other
     machines; a record holds what the task returned.
 
-    A task is what `start` returns on a worker. It reads its span and writes its own files; done
-    again, it writes the same bytes.
+    A task is what `start` returns on a worker. It reads the chunks of its span and writes its own
+    files; done again, it writes the same bytes.
     """
     folder = job.work.units / stage
     folder.mkdir(exist_ok=True)
@@ -114,27 +85,30 @@ def run_stage(job: Job, spans: Sequence[Span], stage: str, start: Callable[[Job]
     total = sum(span.num_pairs for span in spans)
     before = total - sum(span.num_pairs for span in due)
     num_workers = min(count_workers(job.config.num_threads), len(due))
-    make = partial(_start_task, job, folder, start)
     if not due:
         return
-    with (
-        Progress(stage, "pairs", total=total, done=before) as progress,
-        open_workers(
-            job.config.scheduler, num_workers if num_workers > 1 else 0, make, folder=folder
-        ) as workers,
-    ):
+    make = partial(_start_task, job, folder, start)
+    workers = open_workers(job.config.scheduler, num_workers, make, folder=folder)
+    with Progress(stage, "pairs", total=total, done=before) as progress, workers:
         for span, num_bytes in workers.map(due):
             progress.update(span.num_pairs, text_bytes=num_bytes)
         progress.finish()
 
 
 def _start_task(job: Job, folder: Path, start: Callable[[Job], Task]) -> Callable[[Span], int]:
+    """Return what does a task, writes its record, and returns the bytes of text in the span."""
     task = start(job)
 
     def run(span: Span) -> int:
-        content = task(span)
-        job.work.write(folder / f"{span.name}.json", content)
-        return int(content["bytes"])
+        sizes = []
+
+        def chunks() -> Iterator[Chunk]:
+            for chunk in read_span(job.sources[span.corpus], span):
+                sizes.append(sum(map(len, chunk.raw)))
+                yield chunk
+
+        job.work.write(folder / f"{span.name}.json", task(span, chunks()))
+        return sum(sizes)
 
     return run
 
@@ -247,13 +221,16 @@ def open_workspace(place: Path) -> Iterator[Workspace]:
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
     """Lock the folder for this process alone."""
-    with contextlib.ExitStack() as stack:
-        try:
-            stack.enter_context(FileLock(folder / _LOCK).acquire(timeout=0))
-        except (Timeout, FileNotFoundError):  # the latter when another has just finished
-            raise ConfigError(
-                f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
-            ) from None
-        except OSError as error:  # some file systems of clusters have no locks
-            log.warning("no lock can be had (%s): start no second run of this folder", error)
+    lock = FileLock(folder / _LOCK)
+    try:
+        lock.acquire(timeout=0)
+    except (Timeout, FileNotFoundError):  # the latter when another has just finished
+        raise ConfigError(
+            f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
+        ) from None
+    except OSError as error:  # some file systems of clusters have no locks
+        log.warning("no lock can be had (%s): start no second run of this folder", error)
+    try:
         yield
+    finally:
+        lock.release()
