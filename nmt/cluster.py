@@ -16,6 +16,7 @@ import uuid
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from nmt.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, in_order
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20
 _NOTICE_SECONDS = 30.0
+_OTHER_VERSION = "{} has nmt {}, and this is {}; install the same"
 
 
 def open_workers(
@@ -117,6 +119,11 @@ def _connect(scheduler: str) -> Any:
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
+    versions = client.run(metadata.version, "nmt", on_error="return")  # before they unpickle of it
+    for address, version in versions.items():
+        if version != __version__:
+            client.close(timeout=1)
+            raise NmtError(_OTHER_VERSION.format(f"worker {address}", version, __version__))
     num_threads = client.nthreads().values()
     log.info("%d workers; dashboard: %s", len(num_threads), client.dashboard_link)
     if any(number > 1 for number in num_threads):
@@ -135,7 +142,7 @@ def run_task(version: str, marker: Path | None, key: str, make: bytes, item: byt
     global _made
     host = f"worker {socket.gethostname()}"
     if version != __version__:
-        raise NmtError(f"{host} has nmt {__version__}, and this is {version}; install the same")
+        raise NmtError(_OTHER_VERSION.format(host, __version__, version))
     if marker is not None and not marker.exists():
         raise NmtError(
             f"{host} does not see {marker.parent}; choose a folder that all machines share"
