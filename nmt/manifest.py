@@ -23,7 +23,7 @@ log = logging.getLogger(__name__)
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
 _settings = {"verify": True}
-_BLOCK = 1 << 20
+_BLOCK = 1 << 18
 _MOST_BYTES = 1 << 30  # of `metrics.jsonl`
 # these match where a bit of the checksum is flipped too, and nothing that an older nmt wrote
 _SEALED = re.compile(rb'(.*), "....": ".{16}"\}', re.DOTALL)
@@ -71,14 +71,11 @@ def note_unverified(folder: Path) -> None:
 def seal(content: dict[str, Any]) -> bytes:
     """Return a line of JSON whose last key is the checksum of the others, of which there is one."""
     text = json.dumps(content).encode()
-    checksum = xxhash.xxh3_64_hexdigest(text)
-    return text[:-1] + f', "xxh3": "{checksum}"}}\n'.encode()
+    return text[:-1] + f', "xxh3": "{xxhash.xxh3_64_hexdigest(text)}"}}\n'.encode()
 
 
 def unseal(line: bytes) -> dict[str, Any]:
-    """Read a line of `seal`, or one without a checksum, which an older nmt wrote; raise
-    `ValueError` for one that is damaged.
-    """
+    """Read a line of `seal`, or one of an older nmt without a checksum; `ValueError` if damaged."""
     found = _SEALED.fullmatch(line.rstrip(b"\n"))
     try:
         content = json.loads(found[1] + b"}" if found else line)
@@ -94,8 +91,7 @@ def unseal(line: bytes) -> dict[str, Any]:
 def read_records(path: Path, *, leave_out_damaged: bool = False) -> list[dict[str, Any]]:
     """Read the records of `metrics.jsonl`; a last line that is being written is left out.
 
-    Raises `DamagedError` for a damaged line, or logs it, and in any case for a file that is too
-    large; raises `FileNotFoundError`.
+    Raises `DamagedError` for a damaged line, or logs it, and for a file that is too large.
     """
     if path.stat().st_size > _MOST_BYTES:
         raise DamagedError(f"{path} has more than {_MOST_BYTES >> 30} GB; move it elsewhere")
@@ -135,10 +131,7 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     text = path.read_bytes() if path.stat().st_size < _BLOCK else bytes(_BLOCK)
     is_sealed = not _UNSEALED_CONFIG.match(text)
     if is_sealed and _settings["verify"] and seal_config(text.partition(b"\n")[2]) != text:
-        raise DamagedError(
-            f"{path} is damaged: it is not what was written; copy it again or, if you changed it, "
-            "remove its first line"
-        )
+        raise DamagedError(f"{path} is damaged; if you changed it, remove its first line")
     return parse_yaml(text, path)
 
 

@@ -45,11 +45,7 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def parse_yaml(text: bytes, path: Path) -> dict[str, Any]:
-    """Read the YAML of a mapping that came from `path`.
-
-    Raises `DamagedError` for anything else, also for aliases and deep nesting, with which a small
-    file takes long.
-    """
+    """Read the YAML of a mapping from `path`, without aliases and deep nesting; `DamagedError`."""
     try:
         if len(text) > _MOST_YAML_BYTES:
             raise ValueError(f"more than {_MOST_YAML_BYTES >> 10} kB")

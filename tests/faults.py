@@ -78,8 +78,8 @@ def poison(pair: int, factor: float) -> None:
     original, make = Learner.losses, Learner._make_batch
     poisonous: list[Batch] = []
 
-    def watching(learner: Learner, rows: Rows) -> Batch:
-        batch = make(learner, rows)
+    def watching(learner: Learner, rows: Rows, *epoch: int) -> Batch:
+        batch = make(learner, rows, *epoch)
         if pair in rows.tolist():
             poisonous.append(batch)
         return batch

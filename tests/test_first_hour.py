@@ -223,7 +223,7 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
 ) -> None:
     base = ["valid_bleu=false", "optimizer.warmup_steps=2", "log_every_updates=1"]
     for schedule, then in (
-        ("cosine", "jumps to the cosine that ends there"),
+        ("cosine", "goes on by the curve that ends there"),
         ("noam", "on its curve"),
     ):
         run, options = tmp_path / schedule, [*base, f"optimizer.schedule={schedule}"]

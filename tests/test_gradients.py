@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import assert_near, hidden_states, plain
+from conftest import assert_near, hidden_states, plain, tiny_config
 from torch import Tensor
 from toy import make_setup, write_data
 
@@ -23,6 +23,7 @@ from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, Outcome
+from nmt.training.loss import softmax_of_two
 from nmt.training.train import TrainingRun
 
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
@@ -77,6 +78,13 @@ def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
     return {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
 
 
+def without_dropout(learner: Learner) -> None:
+    """Let the model drop nothing from now on."""
+    for module in learner.model.modules():
+        if isinstance(module, torch.nn.Dropout):
+            module.p = 0.0
+
+
 def gradient(learner: Learner) -> dict[str, Tensor]:
     """Return a copy of what the learner has accumulated."""
     named = learner.model.named_parameters()
@@ -106,6 +114,29 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
             assert_close(gradient(learner), exact)
             assert_near(sums[-1].sum(0), sums[0].sum(0), (name, most))
             learner.optimizer.zero_grad()
+
+
+def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    dropping = {"r_drop": 3.0, "model": tiny_config(dropout=0.3)}
+    learner = make_setup(data_dir, tmp_path, **dropping).learner
+    update, seed = make_update(CUTS["unequal"]), torch.manual_seed
+    losses = [(seed(i), float(accumulate(learner, update).sum(0)[0]))[1] for i in (1, 2, 1)]
+    assert losses[0] == losses[2] != losses[1]  # reproducible
+    learner.objective.softmax = softmax_of_two(0.0)
+    seed(1)
+    assert losses[0] > float(accumulate(learner, update).sum(0)[0]) + 1  # the passes differ
+    without_dropout(learner)
+    exact = exact_gradient(learner, list(range(10)))
+    learner.objective.softmax = softmax_of_two(3.0)
+    learner.optimizer.zero_grad()
+    assert float(accumulate(learner, update).sum(0)[0]) > 0
+    assert_close(gradient(learner), exact)
+    num_passes = [
+        change(one, update).flops for one in (learner, make_setup(data_dir, tmp_path).learner)
+    ]
+    assert num_passes[0] == 2 * num_passes[1]
 
 
 def test_an_update_reports_the_norm_before_clipping_and_leaves_no_gradient_behind(

@@ -60,6 +60,26 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
             torch.testing.assert_close(one.grad.double(), other.grad, atol=1e-5, rtol=1e-5)
 
 
+def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    for smoothing, alpha, chunk in itertools.product((0.0, 0.1), (0.5, 5.0), (512, 4, 2)):
+        monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
+        hidden, weight, targets = example()
+        wanted = targets[:6].repeat_interleave(2)
+        exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
+        options = {"smoothing": smoothing, "softmax": loss.softmax_of_two(alpha)}
+        found = smoothed_cross_entropy(hidden, weight, wanted, **options)
+        expected, nll = by_definition(exact[0], exact[1], wanted, smoothing)
+        one, other = ((exact[0][i::2] @ exact[1].T).log_softmax(-1) for i in (0, 1))
+        both = sum((p.exp() * (p - q)).sum() for p, q in ((one, other), (other, one)))
+        expected = expected / 2 + alpha / 4 * both
+        torch.testing.assert_close(found[0].double(), expected, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(found[1].double(), nll / 2, atol=1e-5, rtol=1e-6)
+        found[0].backward()
+        expected.backward()
+        for ours, theirs in zip((hidden, weight), exact, strict=True):
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
+
+
 def test_the_negative_log_likelihood_knows_no_smoothing_and_no_tokens_have_loss_0() -> None:
     sums = [smoothed_cross_entropy(*example(), smoothing=e) for e in EPSILONS]
     assert sums[0][0] == sums[0][1] == sums[1][1] == sums[2][1]

@@ -19,6 +19,7 @@ from nmt.training import optimizer as optim
 from nmt.training.optimizer import WeightAverage, learning_rate, peak_learning_rate
 
 ADAMW, INVERSE_SQRT, COSINE = Optimizer.adamw, Schedule.inverse_sqrt, Schedule.cosine
+MUON, ADAFACTOR = Optimizer.muon, Optimizer.adafactor
 
 
 def config(*, d_model: int = 512, max_updates: int = 100_000, **optimizer: Any) -> TrainConfig:
@@ -37,8 +38,16 @@ def torchs_rates(settings: TrainConfig) -> list[float]:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=peak)
     rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
     fall: lr_scheduler.LRScheduler
-    if settings.optimizer.schedule is COSINE:
-        fall = lr_scheduler.CosineAnnealingLR(optimizer, settings.max_updates - warmup)
+    kind, num_left = settings.optimizer.schedule, settings.max_updates - warmup
+    if kind is COSINE:
+        fall = lr_scheduler.CosineAnnealingLR(optimizer, num_left)
+    elif kind is Schedule.linear:
+        fall = lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=num_left)
+    elif kind is Schedule.wsd:
+        num_falling = min(settings.optimizer.decay_share * settings.max_updates, num_left)
+        fall = lr_scheduler.LambdaLR(
+            optimizer, lambda n: 1 - max(1 - (num_left - n) / num_falling, 0) ** 0.5
+        )
     else:
         fall = lr_scheduler.LambdaLR(optimizer, lambda n: (warmup / (warmup + n)) ** 0.5)
     both = lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[warmup - 1])
@@ -53,9 +62,10 @@ def torchs_rates(settings: TrainConfig) -> list[float]:
 @pytest.mark.filterwarnings("ignore:The epoch parameter")  # inside torch's SequentialLR
 def test_rates_equal_torchs_schedulers() -> None:
     for schedule in Schedule:
-        for warmup_steps in (2, 90):
-            settings = config(max_updates=400, warmup_steps=warmup_steps, schedule=schedule)
-            found = [learning_rate(step, settings) for step in range(1, 401)]
+        for warmup_steps, share in ((2, 0.25), (30, 0.9)):
+            options: dict[str, Any] = {"schedule": schedule, "decay_share": share}
+            settings = config(max_updates=100, warmup_steps=warmup_steps, **options)
+            found = [learning_rate(step, settings) for step in range(1, 101)]
             expected = pytest.approx(torchs_rates(settings), rel=1e-9, abs=1e-15)
             assert found == expected, (schedule, warmup_steps)
 
@@ -84,6 +94,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         (given_and_scaled, r"set optimizer\.learning_rate_scale=1"),
         ({"weight_decay": 0.1}, r"weight_decay=0\.1: needs optimizer\.name=adamw"),
         ({"weight_decay": -0.1, "name": ADAMW}, "must not be negative"),
+        ({"schedule": Schedule.wsd, "decay_share": 0.0}, "must be above 0"),
     ]
     for settings, rule in refused:
         with pytest.raises(ConfigError, match=rule):
@@ -107,6 +118,39 @@ def adam_by_hand(
     return weights
 
 
+def adafactor_by_hand(start: Tensor, gradients: list[Tensor], weight_decay: float) -> Tensor:
+    """Shazeer and Stern (2018), algorithms 4 and 5 without eps_1, in float64."""
+    weights, seconds = start.double(), [torch.zeros(1, dtype=torch.float64)] * 2
+    for step, gradient in enumerate(gradients, start=1):
+        square, share = gradient.double() ** 2, step**-0.8
+        means = [square, torch.ones(1)]
+        if weights.dim() == 2:
+            means = [square.mean(-1, keepdim=True), square.mean(-2, keepdim=True)]
+        seconds = [(1 - share) * old + share * new for old, new in zip(seconds, means, strict=True)]
+        scale = seconds[0].mean(-2, keepdim=True) if weights.dim() == 2 else 1.0
+        move = gradient.double() / (seconds[0] * seconds[1] / scale).sqrt()
+        move = move / max(1.0, float(move.square().mean().sqrt()))
+        rate = min(0.01 * step, step**-0.5)
+        size = max(1e-3, float(weights.square().mean().sqrt()))
+        weights = weights * (1 - 0.01 * step * weight_decay) - rate * size * move
+    return weights
+
+
+def muon_by_hand(start: Tensor, gradients: list[Tensor], config: OptimizerConfig) -> Tensor:
+    """Jordan et al. (2024) with the factor of Liu et al. (2025), in float64 by singular values."""
+    weights, mean = start.double(), torch.zeros_like(start, dtype=torch.float64)
+    for step, gradient in enumerate(gradients, start=1):
+        mean = config.momentum * mean + (1 - config.momentum) * gradient.double()
+        ahead = config.momentum * mean + (1 - config.momentum) * gradient.double()
+        left, values, right = torch.linalg.svd(ahead, full_matrices=False)
+        values = values / values.square().sum().sqrt()
+        for _ in range(5):
+            values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
+        move = 0.2 * max(start.shape) ** 0.5 * left @ values.diag() @ right
+        weights = weights * (1 - 0.01 * step * config.weight_decay) - 0.01 * step * move
+    return weights
+
+
 def check_steps(device: str) -> None:
     """Take six steps with rising rates and ever smaller gradients, with each of some settings."""
     for settings in (
@@ -114,6 +158,7 @@ def check_steps(device: str) -> None:
         OptimizerConfig(beta1=0.5, beta2=0.7, eps=0.1),
         OptimizerConfig(name=ADAMW, weight_decay=0.0),
         OptimizerConfig(name=ADAMW, weight_decay=2.0, eps=0.1),
+        OptimizerConfig(name=ADAFACTOR, weight_decay=2.0),
     ):
         torch.manual_seed(0)
         layers = {"embedding": nn.Embedding(4, 5), "linear": nn.Linear(5, 3)}
@@ -131,7 +176,10 @@ def check_steps(device: str) -> None:
             optimizer.step()
         for name, found in model.named_parameters():
             decay = settings.weight_decay if found.dim() == 2 else 0.0
-            expected = adam_by_hand(start[name].detach(), gradients[name], settings, decay)
+            weights = start[name].detach()
+            expected = adam_by_hand(weights, gradients[name], settings, decay)
+            if settings.name is ADAFACTOR:
+                expected = adafactor_by_hand(weights, gradients[name], decay)
             assert_near(found.detach().double(), expected, (settings, name), atol=1e-6)
 
 
@@ -141,6 +189,33 @@ def test_steps_equal_the_papers_algorithm_by_hand() -> None:
     group = optim.make_optimizer(nn.Linear(2, 2), OptimizerConfig()).param_groups[0]
     assert (*group["betas"], group["eps"]) == (0.9, 0.98, 1e-9)
     assert (group["weight_decay"], group["fused"]) == (0, True)
+
+
+def test_muon_turns_each_matrix_of_a_layer_and_leaves_all_else_to_adamw() -> None:
+    settings = OptimizerConfig(name=MUON, weight_decay=0.5, momentum=0.8)
+    model = tiny_model(output_bias=True, tied_output=False)
+    start = {name: p.detach().clone() for name, p in model.named_parameters()}
+    draw = torch.Generator().manual_seed(0)
+    gradients = {n: [torch.randn(p.shape, generator=draw) for _ in "123"] for n, p in start.items()}
+    optimizer = optim.make_optimizer(model, settings)
+    for i in range(3):
+        for name, parameter in model.named_parameters():
+            parameter.grad = gradients[name][i].clone()
+        for group in optimizer.param_groups:
+            group["lr"] = 0.01 * (i + 1)
+        optimizer.step()
+        state = copy.deepcopy(optimizer.state_dict())  # goes on from what was saved
+        optimizer = optim.make_optimizer(model, settings)
+        optimizer.load_state_dict(state)
+    for name, found in model.named_parameters():
+        decay = settings.weight_decay if found.dim() == 2 else 0.0
+        expected = adam_by_hand(start[name], gradients[name], settings, decay)
+        if found.dim() == 2 and "layers" in name:
+            count = 3 if "in_projection" in name else 1  # queries, keys and values
+            cut = [x.chunk(count) for x in (start[name], *gradients[name])]
+            blocks = zip(*cut, strict=True)
+            expected = torch.cat([muon_by_hand(one, [*rest], settings) for one, *rest in blocks])
+        assert_near(found.detach().double(), expected, name, atol=2e-5, rtol=1e-4)
 
 
 @pytest.mark.gpu

@@ -41,8 +41,10 @@ SMALL = ["valid_bleu=false", "max_updates=20"]
 RICH = [
     *SMALL,
     "ema_decay=0.9",
-    "optimizer.schedule=cosine",
+    "optimizer.name=muon",
+    "optimizer.schedule=wsd",
     "optimizer.peak_learning_rate=0.003",
+    "r_drop=0.5",
     "model.attention_dropout=0.1",
 ]
 

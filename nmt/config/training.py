@@ -133,6 +133,8 @@ class Optimizer(str, Enum):
 
     adam = "adam"  # Kingma and Ba (2015), as in the paper
     adamw = "adamw"  # Adam with decoupled weight decay, Loshchilov and Hutter (2019)
+    muon = "muon"  # orthogonal steps of the matrices of layers, Jordan et al. (2024); else AdamW
+    adafactor = "adafactor"  # Shazeer and Stern (2018): row and column means for second moments
 
 
 class Schedule(str, Enum):
@@ -141,6 +143,10 @@ class Schedule(str, Enum):
     noam = "noam"  # inverse square root of the update, from the paper's peak
     inverse_sqrt = "inverse_sqrt"  # the same curve from the peak in peak_learning_rate
     cosine = "cosine"  # half a cosine to 0 at max_updates; better for short runs
+    linear = "linear"  # a line to 0 at max_updates
+    wsd = (
+        "wsd"  # warm-up, stable, decay: the peak, and a fall to 0 at the end, Haegele et al. (2024)
+    )
 
 
 class BestMetric(str, Enum):
@@ -185,11 +191,16 @@ class Adapter(str, Enum):
 class OptimizerConfig:
     """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
 
-    name: Optimizer = option(Optimizer.adam, "adam, or adamw (Adam with decoupled weight decay)")
+    name: Optimizer = option(
+        Optimizer.adam, "adam, adamw (Adam with decoupled weight decay), muon or adafactor"
+    )
     beta1: float = option(0.9, "decay of the mean of gradients", low=0, below=1)
     beta2: float = option(0.98, "decay of the mean of squared gradients", low=0, below=1)
     eps: float = option(1e-9, "added to the root of the second moment", above=0, high=1)
-    weight_decay: float = option(0.0, "adamw: decay of matrices, times the learning rate", low=0)
+    weight_decay: float = option(
+        0.0, "decay of matrices, times the learning rate; not with adam", low=0
+    )
+    momentum: float = option(0.95, "muon: decay of the mean of gradients", low=0, below=1)
     warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
     learning_rate_scale: float = option(1.0, "factor on the paper's learning rate", above=0)
     peak_learning_rate: float | None = option(
@@ -197,19 +208,24 @@ class OptimizerConfig:
         "learning rate at the end of warm-up; null: scale * (d_model * warmup_steps)^-0.5",
         above=0,
     )
-    schedule: Schedule = option(Schedule.noam, "after warm-up: noam, inverse_sqrt or cosine")
+    schedule: Schedule = option(
+        Schedule.noam, "after warm-up: noam, inverse_sqrt, cosine, linear or wsd"
+    )
+    decay_share: float = option(
+        0.2, "wsd: share of max_updates in which the rate falls to 0", above=0, high=1
+    )
     max_grad_norm: float = option(0.0, "gradients are clipped to this norm; 0 disables", low=0)
 
     def __post_init__(self) -> None:
         check_ranges(self, "optimizer.")
-        has_decay = self.weight_decay == 0 or self.name is Optimizer.adamw
-        rule = "needs optimizer.name=adamw"
+        has_decay = self.weight_decay == 0 or self.name is not Optimizer.adam
+        rule = "needs optimizer.name=adamw, muon or adafactor"
         require(has_decay, "optimizer.weight_decay", self.weight_decay, rule)
         key, peak, schedule = "optimizer.peak_learning_rate", self.peak_learning_rate, self.schedule
         valid = peak is not None or schedule is not Schedule.inverse_sqrt
         rule = f"needs {key}; noam is the same curve from the paper's peak"
         require(valid, "optimizer.schedule", schedule, rule)
-        rule = "noam has the paper's peak; use optimizer.schedule=inverse_sqrt or cosine"
+        rule = "noam has the paper's peak; use inverse_sqrt, cosine, linear or wsd"
         require(peak is None or schedule is not Schedule.noam, key, peak, rule)
         rule = "replaces the paper's peak; set optimizer.learning_rate_scale=1 with it"
         require(peak is None or self.learning_rate_scale == 1, key, peak, rule)
@@ -236,6 +252,16 @@ class TrainConfig:
     optimizer: OptimizerConfig = option(OptimizerConfig, "Adam and its schedule")
     search: SearchConfig = option(SearchConfig, "search defaults that are saved with the model")
     label_smoothing: float = option(0.1, "share of the target spread evenly", low=0, below=1)
+    r_drop: float = option(
+        0.0, "R-Drop: weight alpha of the KL between two passes with dropout; 0 disables", low=0
+    )
+    subword_sampling: float = option(
+        0.0,
+        "cut the text anew in every epoch; bpe: share of merges left out (BPE-dropout), unigram: "
+        "alpha; 0 disables; needs a data folder with keep_text=true",
+        low=0,
+        below=1,
+    )
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int = option(4096, "bound on a batch: rows * longest side, padding included", low=1)
     max_updates: int = option(100_000, "updates at which training ends", low=1)
@@ -292,7 +318,13 @@ class TrainConfig:
             rule = "does not go with sharding=full"
             require(self.adapter is Adapter.none, "adapter", self.adapter, rule)
             require(self.dtype is not DType.float16, "dtype", self.dtype, rule)
+            name, is_adam = self.optimizer.name, {Optimizer.adam, Optimizer.adamw}
+            require(name in is_adam, "optimizer.name", name, rule)
             require(not self.compile, "compile", self.compile, rule)
+        model = self.model
+        shares = model.dropout, model.attention_dropout, model.activation_dropout
+        valid = self.r_drop == 0 or any(shares) or bool(model.embedding_dropout)
+        require(valid, "r_drop", self.r_drop, "needs dropout, such as model.dropout=0.1")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"

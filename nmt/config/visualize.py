@@ -66,7 +66,7 @@ class VisualizeConfig:
     dimensions: list[int] = option([], "what=positions: dimensions drawn as curves; empty: four")
     schedules: list[str] = option(
         ["512:4000", "512:8000", "256:4000"],
-        "what=schedule: D_MODEL:WARMUP[:noam, inverse_sqrt or cosine[:PEAK]]",
+        "what=schedule: D_MODEL:WARMUP[:noam, inverse_sqrt, cosine, linear or wsd[:PEAK]]",
     )
     steps: int = option(20_000, "what=schedule: updates that are drawn", low=2)
     label_smoothing: float = option(0.1, "what=smoothing: share spread evenly", low=0, below=1)
@@ -84,7 +84,7 @@ class VisualizeConfig:
             least = int(name == "layers")
             for value in getattr(self, name):
                 require(value >= least, name, value, f"must be at least {least}")
-        pattern = r"\d*[02468]:[1-9]\d*(:(noam|inverse_sqrt|cosine)(:[0-9.e-]+)?)?"
+        pattern = r"\d*[02468]:[1-9]\d*(:(noam|inverse_sqrt|cosine|linear|wsd)(:[0-9.e-]+)?)?"
         for text in self.schedules:
             rule = "write D_MODEL:WARMUP, or with a name, 512:4000:cosine, or a peak too"
             require(bool(re.fullmatch(pattern, text)), "schedules", text, rule)

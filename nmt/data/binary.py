@@ -175,6 +175,7 @@ class MappedShard:
         except (pa.ArrowInvalid, OSError) as error:
             raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
         self._starts: list[int] = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
+        self._texts = [batch.columns[2:4] for batch in batches]
         sides = ((batch.column(0), batch.column(1)) for batch in batches)
         self._batches = [
             (*map(_view, (src.values, src.offsets, tgt.values, tgt.offsets)),) for src, tgt in sides
@@ -189,6 +190,11 @@ class MappedShard:
         src, src_offsets, tgt, tgt_offsets = self._batches[number]
         i = row - self._starts[number]
         return src[src_offsets[i] : src_offsets[i + 1]], tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
+
+    def texts(self, row: int) -> tuple[str, ...]:
+        """Return the text of source and target of a pair, or nothing where it was not kept."""
+        number = bisect_right(self._starts, row) - 1
+        return tuple(column[row - self._starts[number]].as_py() for column in self._texts[number])
 
     def lengths(self) -> Lengths:
         """Return the number of tokens of source and target, EOS included, (N, 2)."""
@@ -299,9 +305,17 @@ class ParallelData:
 
     def __getitem__(self, index: int) -> tuple[Ids, Ids]:
         """Return source and target ids of a pair, without BOS and EOS."""
+        shard, row = self._find(index)
+        return shard[row]
+
+    def texts(self, index: int) -> tuple[str, ...]:
+        """Return the text of source and target of a pair, or nothing without `keep_text`."""
+        shard, row = self._find(index)
+        return shard.texts(row)
+
+    def _find(self, index: int) -> tuple[MappedShard, int]:
         number = bisect_right(self._starts, index) - 1
-        shard = self._shards[number] or self._map(number)
-        return shard[index - self._starts[number]]
+        return self._shards[number] or self._map(number), index - self._starts[number]
 
     def _map(self, number: int) -> MappedShard:
         """Map a file; when two threads do, either result is as good."""

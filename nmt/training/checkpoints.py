@@ -81,6 +81,7 @@ class TrainerState:
     bad_validations: int = 0  # since the last best one
     bad_updates: int = 0  # left out in a row, for what was not finite
     validated: int = 0  # update of the last validation
+    flops: float = 0.0  # of the model, for real tokens, since the start
 
     @property
     def position(self) -> tuple[int, int, int]:
@@ -102,7 +103,7 @@ def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]
     }
     flat["mix"] = str(mix)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
-    names += " adapter_rank"
+    names += " adapter_rank r_drop subword_sampling"
     flat |= {name: getattr(config, name) for name in names.split()}
     flat["adapter"] = config.adapter.value
     flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
@@ -121,8 +122,8 @@ def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -
     if "max_updates" in changed:
         changed.remove("max_updates")
         text = "max_updates was %d, is %d: the learning rate "
-        is_cosine = now["optimizer.schedule"] == Schedule.cosine.value
-        then = "jumps to the cosine that ends there" if is_cosine else "stays on its curve"
+        is_endless = Schedule(now["optimizer.schedule"]) in (Schedule.noam, Schedule.inverse_sqrt)
+        then = "stays on its curve" if is_endless else "goes on by the curve that ends there"
         log.info(text + then, saved["max_updates"], now["max_updates"])
     if changed:
         differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)

@@ -6,7 +6,7 @@ import math
 import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,7 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from nmt.config import Adapter, Sharding, TrainConfig
 from nmt.data import Rows
-from nmt.data.batch import MICRO_BATCH_TOKENS, batch_cost
+from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizers
@@ -40,6 +40,13 @@ if TYPE_CHECKING:
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
 
+def _num_tokens(update: Update, batches: list[list[Batch]]) -> Tensor:
+    """Count the real target and source tokens in the batches of this rank, (2,)."""
+    found = [batch for micro_batches in batches for batch in micro_batches if update.batches]
+    counts = [[one.num_tokens, one.num_src_tokens] for one in found]
+    return torch.tensor([[0, 0], *counts]).sum(0)
+
+
 @dataclass(frozen=True)
 class Outcome:
     """The figures of an update, over all ranks but for `batch_losses`."""
@@ -49,6 +56,8 @@ class Outcome:
     gradient_norm: float  # before clipping
     flops: float  # of the model, for real tokens
     num_positions: float  # of all batches, padding included
+    num_tokens: int  # real target tokens
+    num_src_tokens: int  # real source tokens
     is_stop_asked: bool  # on any rank
     batch_losses: Tensor  # (batches of this rank,)
 
@@ -86,7 +95,9 @@ class Learner:
         self.sharded: Sharded | None = None  # while ranks are connected that have parts of a model
         may_compile = False if config.sharding is Sharding.full else config.compile
         compiler, smoothing = make_compiler(may_compile, device), config.label_smoothing
-        self.objective: nn.Module = Objective(self.model, smoothing=smoothing, compiler=compiler)
+        self.objective: nn.Module = Objective(
+            self.model, smoothing=smoothing, r_drop=config.r_drop, compiler=compiler
+        )
 
     @property
     def best_model(self) -> FastTransformer:
@@ -125,7 +136,10 @@ class Learner:
             raise ModelError("the optimizer's state does not fit the model") from None
         for parameter, moments in self.optimizer.state.items():
             for name, moment in moments.items():
-                if name != "step" and moment.shape != parameter.shape:
+                *rows, num_columns = parameter.shape or (1,)
+                means = {"row_var": (*rows, 1), "col_var": (*rows[:-1], 1, num_columns)}
+                wanted = means.get(name, tuple(parameter.shape))  # of Adafactor's means
+                if name != "step" and tuple(moment.shape) != wanted:
                     raise ModelError(
                         f"{name} of the optimizer is {tuple(moment.shape)} for a parameter of "
                         f"{tuple(parameter.shape)}; go on from another checkpoint"
@@ -144,10 +158,14 @@ class Learner:
 
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
+        if self.config.subword_sampling:  # which the plan does not know
+            counts = sum_over_ranks(_num_tokens(update, batches))  # on the host
+            num_tokens, num_src_tokens = map(int, counts)
+            update = replace(update, num_tokens=num_tokens, num_src_tokens=num_src_tokens)
         losses = self.accumulate_gradient(update, batches)  # (batches, 2)
         self.scaler.unscale_(self.optimizer)  # what overflowed stays infinite
         norm = clip_gradient(self.model, self.config.optimizer.max_grad_norm)
-        outcome = self._share(losses, norm, update, is_stop_asked)
+        outcome = self._share(losses, norm, update, batches, is_stop_asked=is_stop_asked)
         if outcome.is_finite:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
@@ -189,10 +207,12 @@ class Learner:
         with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
             return self.objective(batch)  # type: ignore[no-any-return]
 
-    def make_batches(self, update: Update) -> list[list[Batch]]:
-        """Return the micro-batches of each batch of this rank, or of one that counts nothing."""
+    def make_batches(self, update: Update, epoch: int = 0) -> list[list[Batch]]:
+        """Return the micro-batches of each batch of this rank, or of one that counts nothing; the
+        text is cut as it is in `epoch`.
+        """
         return [
-            [self._make_batch(rows) for rows in self._micro_batches(batch)]
+            [self._make_batch(rows, epoch) for rows in self._micro_batches(batch)]
             for batch in update.batches or [_ANY_ROW]
         ]
 
@@ -202,23 +222,39 @@ class Learner:
         count = -(-batch_cost(self.lengths[rows]) // MICRO_BATCH_TOKENS) if is_cpu else 1
         return np.array_split(rows, min(count, len(rows)))
 
-    def _make_batch(self, rows: Rows) -> Batch:
-        pairs = [self.data[int(i)] for i in rows]
+    def _make_batch(self, rows: Rows, epoch: int = 0) -> Batch:
+        sampled = self.config.subword_sampling > 0
+        pairs = [self._sample(i, epoch) if sampled else self.data[i] for i in rows.tolist()]
         reads_eos = self.config.model.source_eos
         batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP, source_eos=reads_eos)
         return batch.pin() if self.device.type == "cuda" else batch
+
+    def _sample(self, row: int, epoch: int) -> tuple[Ids, Ids]:
+        """Cut a pair anew, the same for each (seed, epoch, row)."""
+        alpha, key = self.config.subword_sampling, (self.config.seed, epoch, row)
+        src_seed, tgt_seed = np.random.SeedSequence(key).generate_state(2).tolist()
+        src, tgt = self.data.texts(row)
+        return (
+            self.tokenizer.src.sample(src, alpha=alpha, seed=src_seed),
+            self.tokenizer.tgt.sample(tgt, alpha=alpha, seed=tgt_seed),
+        )
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):
             return self.objective.no_sync()
         return nullcontext()
 
-    def _share(self, losses: Tensor, norm: Tensor, update: Update, is_stop_asked: bool) -> Outcome:
+    def _share(
+        self, losses: Tensor, norm: Tensor, update: Update, batches: list[list[Batch]], *,
+        is_stop_asked: bool,
+    ) -> Outcome:  # fmt: skip
         """Sum up over all ranks what the update came to, in one exchange."""
-        lengths = [self.lengths[rows] for rows in update.batches]
+        real = batches if update.batches else []
+        lengths = [np.concatenate([one.lengths for one in micro_batches]) for micro_batches in real]
         config, vocab_size = self.config.model, self.tokenizer.tgt.vocab_size
+        num_passes = 2 if self.config.r_drop else 1
         counted = [
-            float(sum(training_flops(config, vocab_size, part) for part in lengths)),
+            float(sum(num_passes * training_flops(config, vocab_size, part) for part in lengths)),
             float(sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)),
             float(is_stop_asked),
         ]
@@ -226,7 +262,17 @@ class Learner:
         # the norm is the same on every rank; the mean of its copies saves a second exchange
         sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
         loss, nll, gradient_norm, flops, num_positions, num_stops = sums
-        return Outcome(loss, nll, gradient_norm, flops, num_positions, num_stops > 0, losses[:, 0])
+        return Outcome(
+            loss_sum=loss,
+            nll_sum=nll,
+            gradient_norm=gradient_norm,
+            flops=flops,
+            num_positions=num_positions,
+            num_tokens=update.num_tokens,
+            num_src_tokens=update.num_src_tokens,
+            is_stop_asked=num_stops > 0,
+            batch_losses=losses[:, 0],
+        )
 
     @contextmanager
     def connected(self) -> Iterator[None]:

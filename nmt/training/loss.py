@@ -49,7 +49,11 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        size = _ROWS_A_CHUNK if kind != "cuda" else max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight))
+        size = (
+            _ROWS_A_CHUNK
+            if kind != "cuda"
+            else max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight) // 2 * 2)
+        )
         with torch.autocast(kind, enabled=False):  # or it rounds again every chunk
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             chunks = (torch.split(x, size) for x in (hidden, targets, grad_hidden))
@@ -101,6 +105,27 @@ def softmax_at_once(
     return loss, nll, error.to(logits.dtype)
 
 
+def softmax_of_two(r_drop: float) -> Softmax:
+    """Return the `Softmax` of R-Drop (Wu et al., 2021, equation 4), whose alpha is `r_drop`.
+
+    Rows 2i and 2i + 1 are two passes over token i. The loss is half of the paper's, so that it is
+    the mean of both passes with alpha = 0: (CE_1 + CE_2) / 2 + alpha / 4 * (KL(p_1 || p_2) +
+    KL(p_2 || p_1)) in nats, where p has no smoothing.
+    """
+
+    def compute(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        log_probs = torch.log_softmax(logits.float(), dim=-1).view(-1, 2, logits.size(1))
+        gap = log_probs - log_probs.flip(1)  # (N / 2, 2, V)
+        probs = log_probs.exp()
+        kl = (probs * gap).sum(-1, keepdim=True)  # of each pass from the other, (N / 2, 2, 1)
+        pull = probs * (gap - kl) + probs - probs.flip(1)
+        loss, nll, error = softmax_at_once(logits, wanted, smoothing)
+        error = error / 2 + r_drop / 4 * pull.view_as(error)
+        return loss / 2 + r_drop / 4 * kl.sum(), nll / 2, error.to(logits.dtype)
+
+    return compute
+
+
 def smoothed_cross_entropy(
     hidden: Tensor, weight: Tensor, targets: Tensor, *,
     smoothing: float, bias: Tensor | None = None, softmax: Softmax = softmax_in_place,
@@ -109,7 +134,7 @@ def smoothed_cross_entropy(
 
     `hidden` is the decoder's output (N, D), `weight` the output layer's (V, D) and `bias` (V,), if
     it has one; the wanted ids `targets` (N,) have no padding. `nll_sum` is not smoothed: perplexity
-    = exp(nll_sum / N).
+    = exp(nll_sum / N). No chunk ends inside of a pair of rows.
     """
     return _LinearCrossEntropy.apply(hidden, weight, bias, targets, smoothing, softmax)  # type: ignore[no-untyped-call, no-any-return]
 
@@ -118,25 +143,31 @@ class Objective(nn.Module):
     """The model together with its summed loss, compiled by a `compiler`: what DDP wraps."""
 
     def __init__(
-        self, model: FastTransformer, *, smoothing: float, compiler: Compiler | None = None
-    ) -> None:
+        self, model: FastTransformer, *,
+        smoothing: float, r_drop: float = 0.0, compiler: Compiler | None = None,
+    ) -> None:  # fmt: skip
         super().__init__()
         self.model, self.smoothing = model, smoothing
+        self.num_passes = 2 if r_drop else 1
         self.forward_model: Callable[..., Tensor] = model.forward
-        self.softmax: Softmax = softmax_in_place
+        self.softmax: Softmax = softmax_of_two(r_drop) if r_drop else softmax_in_place
         if compiler is not None:  # the model stays as it is for validation and decoding
             self.forward_model = compiler.compile(model.forward)
             # a graph for whole chunks, and one for any number of rows; V is known in both
-            self.softmax = compiler.compile(softmax_at_once, dynamic=None)
+            best = self.softmax if r_drop else softmax_at_once
+            self.softmax = compiler.compile(best, dynamic=None)
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (loss_sum, nll_sum) over the real target tokens, in nats."""
-        hidden = self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
         real = slice(batch.num_tokens)  # padding comes last
+        passes = [
+            self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)[real]
+            for _ in range(self.num_passes)  # with dropout of their own
+        ]
         return smoothed_cross_entropy(
-            hidden[real],
+            torch.stack(passes, dim=1).flatten(0, 1) if len(passes) > 1 else passes[0],  # (N, D)
             self.model.output_matrix,
-            batch.tgt_out[real],
+            batch.tgt_out[real].repeat_interleave(self.num_passes),
             smoothing=self.smoothing,
             bias=self.model.output_bias,
             softmax=self.softmax,

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import TrainConfig
-from nmt.data.batching import Update
 from nmt.files import replace_file
 from nmt.manifest import read_records, seal
 from nmt.progress import Progress
@@ -24,22 +23,22 @@ class Meter:
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
-        self.done: list[tuple[Update, Outcome]] = []
+        self.done: list[Outcome] = []
 
     def record(self, flops_per_second: float) -> dict[str, Any]:
         """Return the means since the start, in nats a target token and tokens a second; utilisation
         is relative to `flops_per_second`, the peak throughput of all devices.
         """
         seconds = time.perf_counter() - self.start_seconds
-        num_tokens = sum(update.num_tokens for update, _ in self.done)
-        real = num_tokens + sum(update.num_src_tokens for update, _ in self.done)
-        flops = sum(outcome.flops for _, outcome in self.done)
+        num_tokens = sum(outcome.num_tokens for outcome in self.done)
+        real = num_tokens + sum(outcome.num_src_tokens for outcome in self.done)
+        flops = sum(outcome.flops for outcome in self.done)
         return {
-            "loss": sum(outcome.loss_sum for _, outcome in self.done) / num_tokens,
-            "nll": sum(outcome.nll_sum for _, outcome in self.done) / num_tokens,
+            "loss": sum(outcome.loss_sum for outcome in self.done) / num_tokens,
+            "nll": sum(outcome.nll_sum for outcome in self.done) / num_tokens,
             "target_tokens_per_second": num_tokens / seconds,
             "tokens_per_second": real / seconds,
-            "padding_share": 1 - real / sum(outcome.num_positions for _, outcome in self.done),
+            "padding_share": 1 - real / sum(outcome.num_positions for outcome in self.done),
             "model_flops_per_second": flops / seconds,
             "model_flops_utilisation": flops / seconds / flops_per_second,
         }

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from nmt.data import Lengths
 from nmt.data.batch import Ids
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.packing import Packing, pack
@@ -31,6 +32,7 @@ class Batch:
     targets: Packing
     num_src_tokens: int
     num_tokens: int  # real target tokens, EOS included
+    lengths: Lengths  # of the real sentences, EOS included, (B, 2)
 
     def to(self, device: torch.device) -> Batch:
         """Copy the tensors to `device`, without waiting for it."""
@@ -75,6 +77,7 @@ def make_batch(
         targets=pack([*tgt_lengths, *(tgt for _, tgt in added)]),
         num_src_tokens=num_src_tokens,
         num_tokens=num_tokens,
+        lengths=np.array([src_lengths, tgt_lengths]).T,
     )
 
 

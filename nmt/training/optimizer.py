@@ -14,6 +14,7 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from nmt.config import Optimizer, OptimizerConfig, Schedule, TrainConfig
 from nmt.model.fast import FastTransformer
+from nmt.training.muon import Muon
 
 
 def learning_rate(step: int, config: TrainConfig) -> float:
@@ -21,16 +22,24 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
     It rises linearly to its peak during warm-up, then falls by a factor that the schedule gives:
     noam and inverse_sqrt by Vaswani et al. (2017), equation 3, which from the paper's peak gives
-    d_model^-0.5 * step^-0.5; cosine by Loshchilov and Hutter (2017), equation 5, without restarts,
-    to 0 at `max_updates`.
+    d_model^-0.5 * step^-0.5. The others reach 0 at `max_updates`: cosine by Loshchilov and Hutter
+    (2017), equation 5, without restarts; linear; wsd, which stays at the peak before its last
+    `decay_share`, by 1 - sqrt (Haegele et al., 2024, section 3).
     """
     assert step >= 1, "updates count from 1"
     peak, warmup_steps = peak_learning_rate(config), config.optimizer.warmup_steps
+    schedule, start, end = config.optimizer.schedule, warmup_steps, config.max_updates
     if step <= warmup_steps:
         return peak * (step / warmup_steps)
-    if config.optimizer.schedule is Schedule.cosine:
-        progress = (step - warmup_steps) / max(config.max_updates - warmup_steps, 1)
-        return peak * (0.5 * (1 + math.cos(math.pi * min(progress, 1.0))))
+    if schedule is Schedule.wsd:
+        start = max(start, end - round(config.optimizer.decay_share * end))
+    progress = min(max(step - start, 0) / max(end - start, 1), 1.0)
+    if schedule is Schedule.cosine:
+        return peak * (0.5 * (1 + math.cos(math.pi * progress)))
+    if schedule is Schedule.linear:
+        return peak * (1 - progress)
+    if schedule is Schedule.wsd:
+        return peak * (1 - math.sqrt(progress))
     return peak * math.sqrt(warmup_steps / step)
 
 
@@ -49,17 +58,24 @@ def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Opt
 
     Adam is Kingma and Ba (2015), algorithm 1. AdamW is Loshchilov and Hutter (2019), algorithm 2,
     with the schedule on both terms: a matrix loses lr * `weight_decay` of itself an update, beside
-    what Adam does, the embedding too. Biases and norms do not decay.
+    what Adam does, the embedding too. Biases and norms do not decay. Adafactor is torch's, whose
+    step is the learning rate times the root mean square of the weight.
     """
-    parameters = [p for p in model.parameters() if p.requires_grad]
+    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
     settings: dict[str, Any] = {"lr": 0.0, "betas": (config.beta1, config.beta2)}
     settings |= {"eps": config.eps, "fused": True}  # one kernel, on the CPU, CUDA and Apple's GPU
     if config.name is Optimizer.adam:
-        return torch.optim.Adam(parameters, **settings)
-    groups = [
-        {"params": [p for p in parameters if p.dim() >= 2], "weight_decay": config.weight_decay},
-        {"params": [p for p in parameters if p.dim() < 2], "weight_decay": 0.0},
+        return torch.optim.Adam(named.values(), **settings)
+    if config.name is Optimizer.muon:
+        settings |= {"weight_decay": config.weight_decay, "momentum": config.momentum}
+        return Muon(named, **settings)
+    matrices, vectors = ([p for p in named.values() if (p.dim() >= 2) == x] for x in (True, False))
+    groups: list[dict[str, Any]] = [
+        {"params": matrices, "weight_decay": config.weight_decay},
+        {"params": vectors, "weight_decay": 0.0},
     ]
+    if config.name is Optimizer.adafactor:
+        return torch.optim.Adafactor(groups, lr=0.0)
     return torch.optim.AdamW(groups, **settings)
 
 

@@ -149,9 +149,10 @@ class TrainingRun:
 
     def train_epoch(self) -> None:
         """Make the remaining updates of an epoch, until the run is over."""
-        updates = self.setup.sampler.updates(self.state.epoch)
+        epoch = self.state.epoch
+        updates = self.setup.sampler.updates(epoch)
         rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
-        work = ((update, self.learner.make_batches(update)) for update in rest)
+        work = ((update, self.learner.make_batches(update, epoch)) for update in rest)
         for update, batches in prefetch(work):
             outcome = self.update(update, batches)
             self.state.update_in_epoch += 1
@@ -170,10 +171,11 @@ class TrainingRun:
         rate = learning_rate(number, self.config)
         outcome = self.learner.update(update, batches, rate, is_stop_asked=bool(self.stop))
         self.is_stopped = outcome.is_stop_asked
-        loss = outcome.loss_sum / update.num_tokens
+        loss = outcome.loss_sum / outcome.num_tokens
         if outcome.is_finite:
             self.state.bad_updates = 0
-            self.meter.done.append((update, outcome))
+            self.meter.done.append(outcome)
+            self.state.flops += outcome.flops
             if self.spikes.is_spike(loss):
                 self._report("loss spike", loss, update, outcome)
         else:
@@ -215,6 +217,7 @@ class TrainingRun:
             "update": self.state.update,
             "epoch": self.state.epoch,
             **self.meter.record(self.flops_per_second),
+            "model_flops": self.state.flops,
             "learning_rate": learning_rate(self.state.update, self.config),
             "gradient_norm": outcome.gradient_norm,
             "memory_bytes": costs.peak_memory_bytes(self.learner.device),

@@ -245,6 +245,8 @@ def what_was_slow(records: Records) -> list[str]:
         values = series(records, key)[1]
         if values:
             sentences.append(text.format(statistics.fmean(values)))
+    if total := series(records, "model_flops")[1]:
+        sentences.append(f"{total[-1]:.2g} floating-point operations of the model in all.")
     seconds = series(records, "validation_seconds")[1]
     if seconds:
         sentences.append(
