@@ -437,7 +437,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("join-start", FAST + "cache.py", "(0, num_more), value=self.num_positions)", "(0, num_more), value=0)", "search_model"),
     ("join-bias", FAST + "cache.py", "width - x.size(3)), value=_MASKED)", "width - x.size(3)), value=0)", "search_model"),
     ("join-compact", FAST + "cache.py", "self.starts - first, self.num_positions - first", "self.starts, self.num_positions - first", "search_model"),
-    ("join-limit", SEARCH + "search.py", "torch.tensor(limits, device=device) + live.length", "torch.tensor(limits, device=device) + live.length - 1", "search_model"),
+    ("join-limit", SEARCH + "search.py", "torch.tensor(limits) + live.length", "torch.tensor(limits) + live.length - 1", "search_model"),
     ("join-dropped", SEARCH + "search.py", "self._last_columns - unused", "self._last_columns", "search_model"),
     ("attention-hidden", "nmt/serve/static/attention.js", 'kind === "decoder" && j > i', 'kind === "decoder" && j > i + 1', "attention_page"),
     ("page-words", "nmt/serve/static/attention.js", "/ sizes[row]", "", "attention_page"),
