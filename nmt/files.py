@@ -65,16 +65,20 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
 def put_in_place(new: Path, folder: Path) -> None:
     """Write the manifest of `new`, bring it to disk and give it the name `folder`.
 
-    What had the name before goes. Killed at any moment, the name stands for one of the two.
+    What had the name before goes. Killed at any moment, the name stands for one of the two; what
+    is left of the other is at no place but the one where the next command removes it.
     """
     write_manifest(new)
     share_and_sync(new)
+    temporary = _beside(folder)
+    if new != temporary:
+        os.rename(new, temporary)
     if folder.exists():
-        _exchange(new, folder)
+        _exchange(temporary, folder)
         sync(folder.parent)
-        shutil.rmtree(new)
+        shutil.rmtree(temporary)
     else:
-        os.rename(new, folder)
+        os.rename(temporary, folder)
         sync(folder.parent)
 
 

@@ -48,7 +48,7 @@ from nmt.checkpoint import list_checkpoints
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main as nmt_main
 from nmt.errors import NmtError
-from nmt.manifest import MANIFEST, verify, write_manifest
+from nmt.manifest import MANIFEST, read_config, read_records, verify, write_manifest
 
 Use = tuple[str, list[str], str]  # a command, its arguments, and the file or folder that it writes
 _CPU_SECONDS = 60  # that a command may take; damaged metadata must not make it compute for long
@@ -151,11 +151,11 @@ class Place:
         data, length = f"data_dir={at}/data", f"max_updates={updates}"
         return [*_TINY, data, f"run_dir={at}/run", length, *more]
 
-    def report(self, at: Path, *more: str) -> list[str]:
+    def report(self, at: Path) -> list[str]:
         """Return the arguments of nmt-visualize for the report of the run in `at`."""
         data = f"data_dir={at}/data"
         run_dir, output = f"run_dir={at}/run", f"output={at}/report.html"
-        return ["what=report", run_dir, data, output, "device=cpu", "num_threads=1", *more]
+        return ["what=report", run_dir, data, output, "device=cpu", "num_threads=1"]
 
     def uses(self, at: Path) -> dict[str, list[Use]]:
         """Return for each folder commands that read it."""
@@ -308,7 +308,8 @@ def torture(place: Place, draw: random.Random, seconds: float) -> tuple[dict[str
         for name, act in (("flip", flip), *kinds.items()):
             at, (folder, number) = place.copy(), draw.choice(sorted(expected))
             found = (p for p in (at / folder).rglob("*") if p.is_file() and not p.is_symlink())
-            path = draw.choice(sorted(found))
+            choices = sorted(p for p in found if act is not change_metadata or p.suffix == ".json")
+            path = draw.choice(choices or [at / "model/config.json"])
             if act(path, place.root / "other" / path.relative_to(at), draw):
                 use = place.uses(at)[folder][number]
                 judge(tallies[name], at, path, use, expected[folder, number])
@@ -398,9 +399,15 @@ class Kills:
         self.place = place
         self.num_calls: dict[str, int] = {}
         self.killed: dict[str, set[int]] = {}
+        self.contents: dict[str, list[bytes]] = {}  # before a command, and after it
+        (place.whole / "report.html").write_text("another report")
         for what in self.commands(place.whole):
-            status, self.num_calls[what] = run_and_die(*self.commands(place.copy())[what], 0)
+            at = place.copy()
+            before = content_of(at / what)
+            status, self.num_calls[what] = run_and_die(*self.commands(at)[what], 0)
             assert status == 0
+            self.contents[what] = [before, content_of(at / what)]
+            assert before != self.contents[what][1], what
 
     def commands(self, at: Path) -> dict[str, tuple[str, list[str]]]:
         """Return the commands by what they replace."""
@@ -411,7 +418,7 @@ class Kills:
             "data": ("preprocess", [*self.place.preprocess, f"data_dir={at}/data",
                                     "max_length=20"]),
             "run": ("train", self.place.train(at, 40, "seed=1", "average_last=1")),
-            "report.html": ("visualize", self.place.report(at, "beam_size=1")),
+            "report.html": ("visualize", self.place.report(at)),
         }  # fmt: skip
 
     def cases(self, draw: random.Random) -> Iterator[tuple[str, int]]:
@@ -436,15 +443,16 @@ class Kills:
         before, case = names(at), f"{name}, call {number}"
         run_and_die(name, arguments, number)
         try:
-            check_whole(at / what, self.place.whole / what)
-        except (NmtError, AssertionError) as error:
+            check_whole(at / what, self.contents[what])
+        except (NmtError, AssertionError, OSError) as error:
             return f"{case}: {error!r}"
         status, _, errors = run(name, arguments)
         left = [path for path in names(at) if _LEFTOVER.search(path)]
         new = set(names(at)) - set(before) if what != "run" else set()
         if status != 0 or left or new:
-            return f"{case}, again: status {status}, {left}, {new}, {errors[-200:]}"
-        return ""
+            return f"{case}, again: status {status}, {left}, {sorted(new)[:3]}, {errors[-200:]}"
+        is_new = content_of(at / what) == self.contents[what][1]
+        return "" if is_new else f"{case}, again: the result differs"
 
 
 def names(folder: Path) -> list[str]:
@@ -452,22 +460,24 @@ def names(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
 
-def check_whole(path: Path, old: Path) -> None:
-    """Raise unless `path` is whole: what `old` is, or new."""
+def content_of(path: Path) -> bytes:
+    """Return what stands for the content of a file, a folder with a manifest, or a run."""
     if path.is_file():
-        content = path.read_bytes()
-        assert content == old.read_bytes() or content.endswith(b"</html>\n"), "half a page"
-    elif (path / "checkpoints").is_dir():
+        return path.read_bytes()
+    is_run = (path / "checkpoints").is_dir()
+    return (path / ("checkpoints/latest" if is_run else "") / MANIFEST).read_bytes()
+
+
+def check_whole(path: Path, contents: list[bytes]) -> None:
+    """Raise unless `path` is whole: as it was before, or as it becomes."""
+    assert content_of(path) in contents, "neither the old nor the new"
+    if (path / "checkpoints").is_dir():
         for folder in list_checkpoints(path):
             verify(folder)
-        newest = [folder.name for folder in list_checkpoints(path)][-1]
-        assert newest >= list_checkpoints(old)[-1].name, newest
-        for link in ("latest", "best"):
-            assert (path / "checkpoints" / link / MANIFEST).is_file(), f"{link} leads nowhere"
-        nmt.manifest.read_records(path / "metrics.jsonl")
-        nmt.manifest.read_config(path)
-    else:
-        assert (path / MANIFEST).is_file(), f"{path} is gone"
+        assert (path / "checkpoints/best" / MANIFEST).is_file(), "best leads nowhere"
+        read_records(path / "metrics.jsonl")
+        read_config(path)
+    elif path.is_dir():
         verify(path)
 
 

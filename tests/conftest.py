@@ -17,7 +17,13 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.packing import pack
-from nmt.model.transformer import Transformer, causal_mask, padding_mask
+from nmt.model.transformer import (
+    FeedForward,
+    MultiHeadAttention,
+    Transformer,
+    causal_mask,
+    padding_mask,
+)
 from nmt.training import costs
 
 torch.set_num_threads(1)
@@ -41,6 +47,26 @@ def tiny_config(**changes: Any) -> ModelConfig:
     return ModelConfig(**settings | changes)
 
 
+def draw_large(model: Transformer) -> None:
+    """Draw weights anew, in layers by Xavier's rule for each matrix, larger than fresh ones, so
+    that an untrained model does not repeat one word.
+    """
+    for embedding in (model.embedding, model.src_embedding):
+        if embedding is not None:
+            embedding.reset_parameters()
+            nn.init.normal_(embedding.weight, std=model.config.d_model**-0.5)
+    if model.output_weight is not None:
+        nn.init.normal_(model.output_weight, std=model.config.d_model**-0.5)
+    for module in model.modules():
+        if isinstance(module, (MultiHeadAttention, FeedForward)):
+            linears = {n: m for n, m in module.named_children() if isinstance(m, nn.Linear)}
+            for linear in linears.values():
+                linear.reset_parameters()
+            for name, linear in linears.items():
+                for block in linear.weight.chunk(3 if name == "in_projection" else 1):
+                    nn.init.xavier_uniform_(block)
+
+
 def tiny_model(
     seed: int = 0,
     *,
@@ -53,8 +79,9 @@ def tiny_model(
 
     `sharpness` scales the output matrix, so that an untrained model has clear preferences.
     """
-    torch.manual_seed(seed)
     model = Transformer(tiny_config(**changes), vocab_size, src_vocab_size=src_vocab_size)
+    torch.manual_seed(seed)
+    draw_large(model)
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, nn.LayerNorm):

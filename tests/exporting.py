@@ -73,7 +73,7 @@ def random_model(folder: Path, tokenizer: Tokenizers, seed: int = 3, **changes: 
 
 def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
     """Write a model folder that has mostly learned to copy sentences of up to three words."""
-    torch.manual_seed(1)
+    torch.manual_seed(2)
     model = accelerate(Transformer(tiny_config(**changes), tokenizer.vocab_size))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.008, betas=(0.9, 0.98))
     draw, control = random.Random(1), {"pad_id": tokenizer.pad_id}

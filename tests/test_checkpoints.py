@@ -135,6 +135,20 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(
     assert re.fullmatch(r"nmt-train: /.*/disk/other.*: Read-only file system", last)
 
 
+def test_a_run_that_was_killed_before_it_linked_its_newest_checkpoint_links_it_later(
+    whole: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    run = tmp_path / "run"
+    shutil.copytree(whole, run, symlinks=True)
+    newest = steps(run)[-1]
+    for before in (None, "step-00000001"):
+        (run / "checkpoints/latest").unlink()
+        if before:
+            (run / "checkpoints/latest").symlink_to(before)
+        assert train(toy_data, run, *PLAIN) == 0
+        assert os.readlink(run / "checkpoints/latest") == f"step-{newest:08d}"
+
+
 # --- damage
 
 

@@ -225,6 +225,26 @@ def test_a_kill_at_any_call_leaves_the_old_or_the_new_folder_under_the_name(tmp_
     assert number > 10
 
 
+def test_a_replaced_folder_is_never_where_the_next_command_looks_for_its_own_work(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A command that goes on with what it finds in the work folder would mix both."""
+    fill(tmp_path / "data", "old")
+    fill(tmp_path / "work/data", "new")
+
+    def die(_: Path) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", die)
+        with pytest.raises(KeyboardInterrupt):
+            files.put_in_place(tmp_path / "work/data", tmp_path / "data")
+    assert (tmp_path / "data/text").read_text() == "new"
+    assert not (tmp_path / "work/data").exists()
+    files.remove_abandoned(tmp_path / "data")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["data", "work"]
+
+
 def test_what_a_living_process_writes_is_left_alone(tmp_path: Path) -> None:
     alive = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     try:

@@ -32,6 +32,7 @@ from nmt.config import (
 )
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer
+from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
 
@@ -233,6 +234,39 @@ def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> Non
         configs = [json.loads((at / "config.json").read_text("utf-8")) for at in (folder, back)]
         for key in (*kept, "decoder_start_token_id", "model_type", "tie_word_embeddings"):
             assert configs[0][key] == configs[1][key], (name, key)
+
+
+def test_folders_of_older_versions_hold_copies_and_shards_in_pickles(tmp_path: Path) -> None:
+    folder = write_marian(tmp_path / "opus", 0, MARIAN["swish, bias"])
+    wanted = load_file(imported(folder) / "model.safetensors")
+    weights = load_file(folder / "model.safetensors")
+    (folder / "model.safetensors").unlink()
+    shared = weights["model.shared.weight"]
+    for stack in ("encoder", "decoder"):
+        table = sinusoidal_positions(512, 16, Positions.sinusoidal_halves)
+        weights[f"model.{stack}.embed_positions.weight"] = table
+        weights[f"model.{stack}.embed_tokens.weight"] = shared
+    weights["lm_head.weight"] = shared
+    old = {"normalize_before": False, "extra_pos_embeddings": 57, "torch_dtype": "float16"}
+    config = json.loads((folder / "config.json").read_text("utf-8")) | old
+    config.pop("tie_word_embeddings", None)
+    (folder / "config.json").write_text(json.dumps(config), "utf-8")
+    ids = json.loads((folder / "vocab.json").read_text("utf-8"))
+    added = {str(ids[name]): {"content": name, "special": True} for name in ("</s>", "<pad>")}
+    tokenizer = {"added_tokens_decoder": added, "unk_token": {"content": "<unk>"}}
+    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), "utf-8")
+    torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
+    results = [load_file(imported(folder) / "model.safetensors")]
+    (folder / "pytorch_model.bin").unlink()
+    names = {name: f"pytorch_model-0000{1 + i % 2}-of-00002.bin" for i, name in enumerate(weights)}
+    for part in set(names.values()):
+        torch.save({k: v for k, v in weights.items() if names[k] == part}, folder / part)
+    index = json.dumps({"weight_map": names})
+    (folder / "pytorch_model.bin.index.json").write_text(index, "utf-8")
+    results.append(load_file(imported(folder) / "model.safetensors"))
+    for number, found in enumerate(results):
+        assert found.keys() == wanted.keys(), number
+        assert all(torch.equal(found[key], wanted[key]) for key in wanted), number
 
 
 def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import io
 import json
 import os
 import re
 import shutil
 import zipfile
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
+from string import ascii_lowercase
 from typing import Any
 
 import numpy as np
@@ -83,6 +86,12 @@ def take_middle(ids: dict[str, int]) -> None:
     ids.pop(next(piece for piece, i in ids.items() if i == 7))
 
 
+def nested(depth: int) -> list[Any]:
+    """Return lists in a list, to a depth."""
+    return [nested(depth - 1)] if depth else []
+
+
+NAN = float("nan")
 LAYER = "model.encoder.layers.0.fc1.weight"
 HUGGINGFACE: dict[str, Damage] = {
     "model_type='bart' cannot be imported": edit("config.json", model_type="bart"),
@@ -123,6 +132,14 @@ HUGGINGFACE: dict[str, Damage] = {
     "wants to load .*system": pickled(Bomb),
     "no dictionary": pickled(lambda trace: [1, 2]),
     "something else than weights": pickled(lambda trace: {"a": 1}),
+    "AttributeError: 'int' object": pickled(lambda trace: {1: torch.zeros(2)}),
+    "fc1.weight holds numbers that are not finite": reweigh(
+        lambda weights: weights[LAYER].fill_(NAN)
+    ),
+    "is no text": vocabulary(lambda ids: ids.update({"\ud800": ids.pop("the", 7)})),
+    "unk_token=.'<unk>'. cannot be imported": edit("tokenizer_config.json", unk_token=["<unk>"]),
+    "ValueError: invalid literal": edit("tokenizer_config.json", added_tokens_decoder={"x": {}}),
+    r"model_type=\[\[\[\[.*\.\.\..* cannot": edit("config.json", model_type=nested(200)),
 }
 
 
@@ -172,6 +189,15 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     for i, (message, changes) in enumerate(settings.items()):
         folder = write_npz(tmp_path / f"marian-{i}", 0, settings=changes)
         refused(folder, message, capsys)
+    bomb = "a: &a [x, x]\n" + "".join(
+        f"{y}: &{y} [*{x}, *{x}]\n" for x, y in pairwise(ascii_lowercase)
+    )
+    (folder / "decoder.yml").write_text(f"{bomb}models: *z\n")
+    refused(folder, r"decoder.yml: models=\[\[\[.* cannot be imported", capsys)
+    (folder / "decoder.yml").unlink()
+    with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("bomb.npy", bytes(10_000_000))
+    refused(folder, "unpacks to 10,0.* bytes", capsys)
     (folder / "model.npz").rename(folder / "model.bin")
     refused(folder, r"binary format", capsys)
     np.savez(folder / "model.npz", x=np.array([Bomb(tmp_path / "trace")], dtype=object))
@@ -196,6 +222,11 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         refused(folder, message, capsys)
         torch.save(content | {"extra": Bomb(tmp_path / "trace")}, path)
         refused(folder, "wants to load .*system", capsys)
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+            original = zipfile.ZipFile(io.BytesIO(whole))
+            for name in original.namelist():
+                archive.writestr(name, original.read(name))
+        refused(folder, "compressed", capsys)
         path.write_bytes(whole[: len(whole) // 2])
         refused(folder, "cannot be read", capsys)
         path.write_bytes(whole)

@@ -197,13 +197,16 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
     assert shapes == 2 * [(4, 5, 5)] + 2 * [(4, 4, 4), (4, 4, 5)]
 
 
-def test_fresh_projections_lie_within_xaviers_bound_of_the_whole_matrix_as_torchs_do() -> None:
+def test_fresh_weights_lie_within_the_bounds_of_torchs_layers() -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(48, 4).in_proj_weight
     ours = transformer.MultiHeadAttention(48, 4, 0.0).in_projection.weight
     bound = math.sqrt(6 / (48 + 3 * 48))
     for block in (*ours.chunk(3), *theirs.chunk(3)):
         assert 0.99 * bound < float(block.detach().abs().max()) <= bound
+    layer = transformer.FeedForward(48, 192, 0.0)
+    for linear, bound in ((layer.inner, 48**-0.5), (layer.outer, 192**-0.5)):
+        assert 0.99 * bound < float(linear.weight.detach().abs().max()) <= bound
 
 
 def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from typing import Any
 
 import numpy as np
@@ -21,8 +22,9 @@ from searching import (
 from torch import Tensor
 
 from nmt.config import Norm, Normalization, SearchConfig
-from nmt.search.hypotheses import Hypothesis
-from nmt.search.stepper import ModelStepper
+from nmt.search.hypotheses import Hypothesis, SearchTask
+from nmt.search.search import BeamSearch, length_limits
+from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.translate.backend import score_pairs
 
 MODES: dict[str, dict[str, Any]] = {
@@ -121,3 +123,33 @@ def test_scores_are_float32_when_matrix_multiplications_are_bfloat16() -> None:
     (found,) = find(stepper, row_alone(source, 0), config(3, a=1.0, b=8))
     again = scored_again(stepper, source, 0, found, config(3))
     assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in again], abs=0.5)
+
+
+def test_sentences_that_join_a_search_find_what_they_find_alone() -> None:
+    draw, num_joined = random.Random(3), 0
+    members = [ModelStepper(decided_model(seed=seed)) for seed in (1, 2)]
+    for stepper, n_best, alpha in (
+        (members[0], 4, 0.6),
+        (members[0], 1, -1.0),
+        (EnsembleStepper(members), 2, 0.6),
+    ):
+        settings = config(4, alpha, a=1.0, b=6)
+        lengths = [draw.choice([1, 2, 4, 7, 10, 24]) for _ in range(25)]
+        src, src_lengths = source = random_source(lengths, seed=n_best)
+        expected = find(stepper, source, settings, n_best=n_best)
+        places = range(3)
+        limits = length_limits(src_lengths[:3], settings, [()] * 3)
+        task = SearchTask(src[:3], src_lengths[:3], settings, IDS, (), limits, n_best)
+        beams, found = BeamSearch(stepper, task), {}
+        while beams.num_live:
+            found |= {number: beams.result(number) for number in beams.step()}
+            if beams.num_live and places.stop < len(src) and draw.random() < 0.3:
+                places = range(places.stop, min(places.stop + draw.randint(1, 5), len(src)))
+                some = src_lengths[list(places)]
+                beams.join(src[list(places), : some.max()], some)
+                num_joined += len(places)
+        assert sorted(found) == list(range(places.stop)), n_best
+        for number, hypotheses in found.items():
+            case = (type(stepper).__name__, n_best, number)
+            assert_same(hypotheses, expected[number], tolerance=1e-4, case=case)
+    assert num_joined > 30

@@ -170,6 +170,7 @@ def test_the_attention_of_any_layer_and_head_can_be_chosen(
             page.run(f'document.querySelector("#attention button{chosen}").click()')
             page.until(f"!{json.dumps(sorted(seen))}.includes({picture})")
             seen.add(page.run(f"return {picture}"))
+        assert len(seen) == 4
         page.run(
             """
             const select = document.querySelector('#attention select');

@@ -61,7 +61,7 @@ def test_learning_rates_are_those_of_the_paper() -> None:
             assert rates[step - 1] == pytest.approx(paper, rel=1e-9), (d_model, warmup, step)
     assert found[3][1].max() == pytest.approx(2e-3)
     assert found[3][1][-1] == pytest.approx(0, abs=1e-9)
-    for text in ("513:4000", "512", "512:4000:linear", "512:0"):
+    for text in ("513:4000", "512", "512:4000:square", "512:0"):
         with pytest.raises(ConfigError, match="schedules="):
             VisualizeConfig(schedules=[text])
 
@@ -146,6 +146,19 @@ def test_the_tree_of_a_search_is_what_search_does(tokenizer: Tokenizer) -> None:
         for node, (x, _) in places.items():
             assert x == len(node)
             assert not node or node[:-1] in places
+        for width in (2, 99):  # in rows of so many steps
+            rows = [words.row_of_tree(places, i, width) for i in range(0, len(steps), width)]
+            for number, row in enumerate(rows):
+                assert {x for x, _ in row.values()} <= {
+                    number * width + i for i in range(width + 1)
+                }
+                assert {y for _, y in row.values()} == set(
+                    range(len({*(y for _, y in row.values())}))
+                )
+                order = sorted(row, key=lambda node: row[node][1])
+                assert order == sorted(order, key=lambda node: places[node][1])
+            for node in places:  # with its parent beside it
+                assert any(node in row and (not node or node[:-1] in row) for row in rows), node
         for hypothesis in found:
             log_prob = 0.0
             for i, token in enumerate(hypothesis.tokens):

@@ -173,6 +173,13 @@ class Part(str, Enum):
     embeddings = "embeddings"  # and the output layer, where it is the embedding
 
 
+class Sharding(str, Enum):
+    """What each device of several has of the model in training."""
+
+    none = "none"  # all of it; gradients are summed up (DDP)
+    full = "full"  # a part of weights, gradients and moments (FSDP), with more exchanges
+
+
 class Adapter(str, Enum):
     """What is trained instead of the weights."""
 
@@ -279,6 +286,9 @@ class TrainConfig:
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     devices: int = option(0, "processes here; 0: one per GPU, or one on CPU", low=0, high=1024)
+    sharding: Sharding = option(
+        Sharding.none, "full: divide weights and optimizer among devices; less memory, slower"
+    )
     timeout_seconds: int = option(120, "how long ranks wait for each other", low=1, high=10**7)
     dtype: DType = option(DType.auto, "of matrix multiplications: float32, bfloat16, float16, auto")
     tf32: bool = option(False, "use TF32 for float32 matrix multiplications on the GPU")
@@ -308,6 +318,14 @@ class TrainConfig:
         shares = model.dropout, model.attention_dropout, model.activation_dropout
         valid = self.r_drop == 0 or any(shares) or bool(model.embedding_dropout)
         require(valid, "r_drop", self.r_drop, "needs dropout, such as model.dropout=0.1")
+        if self.sharding is Sharding.full:
+            rule = "does not go with sharding=full"
+            require(self.adapter is Adapter.none, "adapter", self.adapter, rule)
+            require(self.dtype is not DType.float16, "dtype", self.dtype, rule)
+            name, is_adam = self.optimizer.name, {Optimizer.adam, Optimizer.adamw}
+            require(name in is_adam, "optimizer.name", name, rule)
+            require(not self.compile, "compile", self.compile, rule)
+            require(self.r_drop == 0, "r_drop", self.r_drop, rule)
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"

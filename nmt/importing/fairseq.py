@@ -53,8 +53,8 @@ def read(path: Path, config: ImportConfig) -> Imported:
     model = _architecture(theirs, is_tied=sizes.is_tied)
     folder = path.parent
     langs = [
-        config.src_lang or theirs.get("source_lang"),
-        config.tgt_lang or theirs.get("target_lang"),
+        config.src_lang or theirs.text("source_lang"),
+        config.tgt_lang or theirs.text("target_lang"),
     ]
     src_size = sizes.src_vocab_size or sizes.vocab_size
     src, tgt = (

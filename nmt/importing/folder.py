@@ -5,6 +5,7 @@ Everything is read and checked before anything is written, and that appears in o
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 import torch
@@ -15,12 +16,17 @@ from nmt.errors import ConfigError, ModelError
 from nmt.importing import fairseq, huggingface, marian, opennmt
 from nmt.importing.settings import Imported
 
+log = logging.getLogger(__name__)
 _READERS = {
     ImportFormat.huggingface: huggingface.read,
     ImportFormat.marian: marian.read,
     ImportFormat.opennmt: opennmt.read,
     ImportFormat.fairseq: fairseq.read,
 }
+# what reading raises where a file holds something of another kind than every writer puts there
+_UNEXPECTED: tuple[type[Exception], ...]
+_UNEXPECTED = (ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError)
+_UNEXPECTED += (TypeError, ValueError)
 
 
 def import_model(config: ImportConfig) -> Path:
@@ -33,9 +39,14 @@ def import_model(config: ImportConfig) -> Path:
     if not path.exists():
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
     name = config.format if config.format is not ImportFormat.auto else find_format(path)
-    imported = _READERS[name](path, config)
-    info = model_info(imported)
-    build_model(info, imported.weights, torch.device("cpu"))  # names and shapes fit
+    try:
+        imported = _READERS[name](path, config)
+        info = model_info(imported)
+        build_model(info, imported.weights, torch.device("cpu"))  # names and shapes fit
+    except _UNEXPECTED as error:
+        log.debug("%s", path, exc_info=True)
+        reason = f"{type(error).__name__}: {' '.join(str(error).split())[:100]}"
+        raise ModelError(f"{path} is no model of {name.value} ({reason}); copy it again") from error
     save_model(output, imported.weights, info, imported.tokenizers)
     return output
 

@@ -79,8 +79,8 @@ def read(folder: Path, config: ImportConfig) -> Imported:
     path = folder / "tokenizer_config.json"
     tokenizer = Settings(path, read_json(path) if path.is_file() else {})
     langs = {
-        "src": config.src_lang or tokenizer.get("src_lang", tokenizer.get("source_lang")),
-        "tgt": config.tgt_lang or tokenizer.get("tgt_lang", tokenizer.get("target_lang")),
+        "src": config.src_lang or tokenizer.text("src_lang") or tokenizer.text("source_lang"),
+        "tgt": config.tgt_lang or tokenizer.text("tgt_lang") or tokenizer.text("target_lang"),
     }
     # M2M100 puts a language before each text, unless nmt-export made it
     has_languages = theirs.get("model_type") == "m2m_100"
@@ -89,7 +89,7 @@ def read(folder: Path, config: ImportConfig) -> Imported:
     ids = {piece: i for i, piece in enumerate(pieces[1])}
     special = SpecialIds(
         pad=theirs.number("pad_token_id"),
-        unk=find_id(ids, str(tokenizer.get("unk_token", "<unk>")), folder),
+        unk=find_id(ids, tokenizer.text("unk_token") or "<unk>", folder),
         start=theirs.number("decoder_start_token_id"),
         eos=theirs.number("eos_token_id"),
     )
@@ -103,7 +103,7 @@ def read(folder: Path, config: ImportConfig) -> Imported:
         model=model,
         tokenizers=make_tokenizers(spm, pieces, sides, is_joint=sizes.src_vocab_size is None),
         weights=to_state(tensors, model, sizes),
-        search=_search(Settings.read(path) if path.is_file() else theirs, special),
+        search=_search(Settings.read(path) if path.is_file() else theirs, sides[1]),
         src_lang=langs["src"],
         tgt_lang=langs["tgt"],
     )
@@ -208,6 +208,9 @@ def _search(theirs: Settings, special: SpecialIds) -> SearchConfig:
     for name, off in _NOT_KEPT.items():
         if theirs.get(name, off) != off:
             log.warning("%s: %s=%s is not kept", theirs.path, name, theirs.get(name))
+    forced = theirs.get("forced_bos_token_id")
+    if forced is not None and [forced] != list(special.prefix):
+        log.warning("%s: forced_bos_token_id=%s is not kept", theirs.path, forced)
     for ids in theirs.get("bad_words_ids", []):
         if ids not in ([special.pad], [special.start]):
             wanted = f"[{special.pad}] and [{special.start}], padding and the start"

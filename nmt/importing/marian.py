@@ -39,6 +39,7 @@ _NORMS = {  # by preprocess, postprocess and postprocess-top of a sub-layer
     ("", "dan", ""): Norm.post,
     ("n", "da", "n"): Norm.pre,
 }
+_MOST_COMPRESSED = 20  # times, where weights are compressed at all
 _PAD, _NEVER = "<pad>", -1e4  # no logit comes near, and float16 holds it
 _SPM = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
 _OUTPUT, _BIAS = "decoder_ff_logit_out_W", "decoder_ff_logit_out_b"
@@ -94,7 +95,7 @@ def _find_weights(path: Path, decoder: Settings) -> Path:
     a `ModelError` refuses the binary format.
     """
     found = [path] if path.is_file() else sorted(path.glob("*.npz"))
-    named = [Path(str(name)).name for name in decoder.get("models", [])]
+    named = decoder.file_names("models")
     found = [file for file in found if file.name in named] or found
     found = [f for f in found if not f.name.endswith((".optimizer.npz", ".progress.npz"))]
     if len(found) != 1:
@@ -107,10 +108,16 @@ def _find_weights(path: Path, decoder: Settings) -> Path:
 
 
 def _load(path: Path) -> dict[str, np.ndarray[Any, Any]]:
-    """Read all arrays of a `.npz`; none may hold Python objects, which could run code."""
+    """Read all arrays of a `.npz`; none may hold Python objects, which could run code, or be so
+    compressed that it fills the memory.
+    """
     try:
-        with np.load(path, allow_pickle=False) as archive:
-            arrays = {name: archive[name] for name in archive.files}
+        with zipfile.ZipFile(path) as archive:
+            num_bytes = sum(member.file_size for member in archive.infolist())
+        if num_bytes > _MOST_COMPRESSED * path.stat().st_size:
+            raise ModelError(f"{path} unpacks to {num_bytes:,} bytes; it is no model")
+        with np.load(path, allow_pickle=False) as content:
+            arrays = {name: content[name] for name in content.files}
     except (OSError, ValueError, EOFError, zipfile.BadZipFile, AttributeError) as error:
         reason = " ".join(str(error).split())[:100]
         raise ModelError(f"{path} is no .npz of numbers ({reason}); copy it again") from None
@@ -172,7 +179,7 @@ def _pieces(
     """Return the pieces of source and target, padding last: of the `.yml` files that `decoder.yml`
     names or the folder holds, else of the SentencePiece models.
     """
-    named = [folder / Path(str(name)).name for name in decoder.get("vocabs", [])]
+    named = [folder / name for name in decoder.file_names("vocabs")]
     files = named or sorted(folder.glob("*vocab*.yml"))
     if not files or files[0].suffix == ".spm":
         files = list(spm)

@@ -67,14 +67,14 @@ def read(path: Path, config: ImportConfig) -> Imported:
     """
     path = find_pickle(path)
     content = load_pickle(path)
-    options, vocab = content.get("opt"), content.get("vocab")
+    options, vocab, output = (content.get(name) for name in ("opt", "vocab", "generator"))
     if isinstance(options, argparse.Namespace):
         options = vars(options)
-    if not isinstance(options, dict) or not isinstance(vocab, dict):
-        raise ModelError(f"{path} lacks opt or vocab; it is no model of OpenNMT-py")
+    if not (isinstance(options, dict) and isinstance(vocab, dict) and isinstance(output, dict)):
+        raise ModelError(f"{path} lacks opt, vocab or generator; it is no model of OpenNMT-py")
     theirs = Settings(path, options)
     weights = dict(content.get("model") or {})
-    weights |= {f"generator.{k}": v for k, v in dict(content.get("generator") or {}).items()}
+    weights |= {f"generator.{k}": v for k, v in output.items()}
     tensors = Tensors(path, weights)
     tensors.rename(rename)
     _add_zeros(tensors)

@@ -4,6 +4,7 @@ computed is passed over; and what a reader returns.
 
 from __future__ import annotations
 
+import reprlib
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -74,6 +75,21 @@ class Settings:
         """Return a setting that is true or false."""
         return self.choose(name, {True: True, False: False}, default)
 
+    def text(self, name: str) -> str | None:
+        """Return a text, or None; transformers wraps that of some tokens in a mapping."""
+        value = self.get(name)
+        value = value.get("content") if isinstance(value, dict) else value
+        if not isinstance(value, str | None):
+            raise self.refuse(name, value, "a text")
+        return value
+
+    def file_names(self, name: str) -> list[str]:
+        """Return a list of files without their folders, which were those of another machine."""
+        values = self.get(name, [])
+        if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
+            raise self.refuse(name, values, "a list of files")
+        return [Path(value).name for value in values]
+
     def demand(self, **wanted: Any) -> None:
         """Refuse other values of settings than these, which stand for missing ones too."""
         for name, value in wanted.items():
@@ -95,7 +111,7 @@ class Settings:
 
     def refuse(self, name: str, value: Any, wanted: str) -> ModelError:
         """Return the error for a setting that cannot be honored."""
-        shown = repr(value)[:60]
+        shown = reprlib.repr(value)[:60]  # never all of it, which YAML's aliases make endless
         return ModelError(f"{self.path}: {name}={shown} cannot be imported, only {wanted}")
 
     def architecture(self, **settings: Any) -> ModelConfig:

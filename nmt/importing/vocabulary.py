@@ -23,6 +23,7 @@ from nmt.errors import ConfigError, ModelError, nearest
 from nmt.importing.settings import read_text
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no UTF-8 holds
 _MOST_UNNAMED = 1024  # rows of an embedding after its last piece, which round its size up
 
 
@@ -44,6 +45,8 @@ def list_pieces(path: Path, ids: Iterable[tuple[str, Any]], size: int) -> list[s
     """
     names: dict[int, str] = {}
     for piece, i in ids:
+        if not isinstance(piece, str) or not piece.isascii() and _SURROGATE.search(piece):
+            raise ModelError(f"{path}: the piece {piece!r:.60} of id {i!r:.60} is no text")
         is_id = isinstance(i, int) and not isinstance(i, bool) and 0 <= i < size
         if not is_id or names.setdefault(i, piece) != piece:
             raise ModelError(

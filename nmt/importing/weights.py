@@ -10,6 +10,8 @@ from __future__ import annotations
 import argparse
 import pickle
 import re
+import warnings
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -52,8 +54,8 @@ class Tensors:
         return list(self._tensors)
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Remove and return a tensor in float32; one that is missing, of another shape or of no
-        floating-point type is a `ModelError`.
+        """Remove and return a tensor in float32; one that is missing, of another shape, of no
+        floating-point type or not finite is a `ModelError`.
         """
         if name not in self._tensors:
             raise ModelError(
@@ -68,7 +70,10 @@ class Tensors:
         if not tensor.is_floating_point():
             kind = str(tensor.dtype).removeprefix("torch.")
             raise ModelError(f"{self.path}: {name} is {kind}; quantized weights are not imported")
-        return tensor.float()
+        tensor = tensor.float()
+        if not torch.isfinite(tensor.sum(dtype=torch.float64)):
+            raise ModelError(f"{self.path}: {name} holds numbers that are not finite; use another")
+        return tensor
 
     def rename(self, change: Callable[[str], str]) -> None:
         """Rename all tensors; two of one new name, or what is none, are a `ModelError`."""
@@ -247,8 +252,11 @@ def load_pickle(path: Path) -> dict[str, Any]:
     it runs.
     """
     try:
-        with safe_globals([argparse.Namespace]), path.open("rb") as stream:
-            is_zip = stream.read(2) == b"PK"
+        is_zip = zipfile.is_zipfile(path)
+        if is_zip and any(member.compress_type for member in zipfile.ZipFile(path).infolist()):
+            raise ValueError("compressed, which torch would take for numbers")
+        with safe_globals([argparse.Namespace]), warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of files that are refused
             content = torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
     except pickle.UnpicklingError as error:
         found = re.search(r"GLOBAL ([\w.]+)|class ([\w.]+)", str(error))

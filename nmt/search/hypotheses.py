@@ -16,6 +16,7 @@ from torch import Tensor
 
 from nmt.config import Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
+from nmt.model.fast.transfer import fetch, send
 from nmt.search.stepper import Stepper
 
 NEVER = float("-inf")
@@ -61,7 +62,7 @@ class Hypothesis:
 class Live:
     """Hypotheses that are alive, one a row, all of the same length."""
 
-    sentences: Tensor  # (rows,), number of the sentence in the batch
+    sentences: Tensor  # (rows,), number of the sentence in the batch, on the host
     sums: Tensor  # (rows,), log-probabilities so far; minus infinity for a row without use
     tokens: Tensor  # (rows, length), without BOS
     log_probs: Tensor  # (rows, length), of each token
@@ -77,12 +78,15 @@ class Live:
         return self.tokens.size(1)
 
     def select(self, rows: Tensor) -> Live:
-        """Keep the rows given (rows',), in that order."""
+        """Keep the rows given (rows',), on the host, in that order."""
         given = {name: value for name, value in vars(self).items() if value is not None}
-        return Live(**{name: value.index_select(0, rows) for name, value in given.items()})
+        sentences, there = given.pop("sentences")[rows], send(rows, self.sums.device)
+        kept = {name: value.index_select(0, there) for name, value in given.items()}
+        return Live(sentences, **kept)
 
     def extend(self, sums: Tensor, tokens: Tensor, log_probs: Tensor) -> Live:
-        """Add a token to each row; all three are (rows,)."""
+        """Add a token to each row; all three are (rows,), of the host or the device."""
+        sums, tokens, log_probs = (send(x, self.sums.device) for x in (sums, tokens, log_probs))
         return replace(
             self,
             sums=sums,
@@ -172,7 +176,8 @@ class SearchTask:
     limits: list[int]  # most tokens of each translation, EOS included
     n_best: int  # results of each sentence, at most
     keys: Sequence[int] = ()  # of each sentence's draws, when sampling
-    forced: Tensor | None = None  # (B, longest prefix), token ids; -1 where the choice is free
+    forced: Tensor | None = None
+    """(B, longest prefix), token ids, -1 where the choice is free; on the host."""
     columns: Sequence[int] = ()
     """Place of the first token of each sentence among the tokens of `Live`, or none for 0 of all.
     """
@@ -199,7 +204,7 @@ class SearchTask:
         batch = len(self.limits)
         none = torch.zeros(batch, 0, dtype=torch.long, device=device)
         sums, log_probs = torch.zeros(batch, device=device), torch.zeros(batch, 0, device=device)
-        live = Live(torch.arange(batch, device=device), sums, none, log_probs)
+        live = Live(torch.arange(batch), sums, none, log_probs)
         if not self.needs_attention:
             return live
         attended = torch.zeros(batch, self.src.size(1), device=device)
@@ -225,6 +230,7 @@ class SearchTask:
             log_probs[:, self.ids.eos] = NEVER
         if self.forced is not None and live.length < self.forced.size(1):
             wanted = self.forced[live.sentences, live.length].unsqueeze(1)  # (rows, 1)
+            wanted = send(wanted, log_probs.device)
             kept = log_probs.gather(1, wanted.clamp(min=0))  # (rows, 1), as the model gives it
             log_probs.masked_fill_(wanted >= 0, NEVER)
             log_probs.scatter_(1, wanted.clamp(min=0), kept)
@@ -233,21 +239,21 @@ class SearchTask:
         return log_probs, live
 
     def close(self, live: Live) -> Iterator[tuple[int, Hypothesis]]:
-        """Yield the number of its sentence and the hypothesis of every row."""
-        coverages = [0.0] * len(live)
-        if live.attended is not None:
-            num_words = (self.src_lengths.to(live.sentences.device) - 1)[live.sentences]
-            coverages = coverage_of(live.attended, num_words).tolist()
-        alignments: list[list[int] | None] = [None] * len(live)
-        if live.aligned is not None and self.config.alignment:
-            alignments = live.aligned.tolist()
-        columns = (live.sentences.tolist(), live.tokens.tolist(), live.log_probs.tolist())
-        for sentence, tokens, log_probs, coverage, alignment in zip(
-            *columns, coverages, alignments, strict=True
-        ):
-            if first := self.first_column(sentence):
-                tokens, log_probs = tokens[first:], log_probs[first:]
+        """Yield the number of its sentence and the hypothesis of every row; wait once for the
+        device.
+        """
+        given = [live.tokens, live.log_probs]
+        if live.attended is not None and live.aligned is not None:
+            num_words = send((self.src_lengths - 1)[live.sentences], live.attended.device)
+            given += [coverage_of(live.attended, num_words), live.aligned]
+        columns: list[Any] = [live.sentences, *fetch(*given)]
+        sentences, tokens_of, log_probs_of, *others = (column.tolist() for column in columns)
+        coverages, alignments = others or ([0.0] * len(live), None)
+        for row, sentence in enumerate(sentences):
+            first = self.first_column(sentence)
+            tokens, log_probs = tokens_of[row][first:], log_probs_of[row][first:]
             total = math.fsum(log_probs)
-            value = score(total, len(tokens), self.config, coverage)
+            value = score(total, len(tokens), self.config, coverages[row])
+            alignment = alignments[row] if alignments and self.config.alignment else None
             finished = tokens[-1] == self.ids.eos
             yield sentence, Hypothesis(tokens, total, value, finished, log_probs, alignment)

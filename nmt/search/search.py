@@ -24,6 +24,7 @@ from nmt.data.batch import pad
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast.cache import Grid
 from nmt.model.fast.top import Continuations, best_continuations, likeliest
+from nmt.model.fast.transfer import fetch, send
 from nmt.search.hypotheses import (
     NEVER,
     Constraint,
@@ -68,7 +69,7 @@ def search(
     check_prefixes(prefixes, ids)
     forced = None
     if any(prefixes):
-        forced = pad(prefixes, pad_id=-1).to(stepper.device)  # (B, longest)
+        forced = pad(prefixes, pad_id=-1)  # (B, longest)
     limits = length_limits(src_lengths, config, prefixes)
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
@@ -125,7 +126,7 @@ class BeamSearch:
         self.stepper = stepper
         self.task = task
         self._pools = {i: _Pool(task.n_best) for i in range(len(task.limits))}
-        self._last_columns = torch.tensor(task.limits, device=stepper.device)  # of each sentence
+        self._last_columns = torch.tensor(task.limits)  # of each sentence
         self._state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
         self._live = task.first(stepper.device)
         self._alive = set(range(len(task.limits)))
@@ -141,15 +142,15 @@ class BeamSearch:
         task, live, pools = self.task, self._live, self._pools
         log_probs = self.stepper.step(task.newest(live), self._state)  # (rows, V)
         log_probs, live = task.constrain(log_probs, live, self.stepper, self._state)
-        ended, best = _extend(live, log_probs, task)
-        _collect(ended, pools, task)
+        best, ends, goes_on = _extend(live, log_probs, task)  # 3 x (B, 2K)
         sentences = live.sentences[best.rows[:, 0]]  # (B,)
-        bars = _bars(pools, sentences, live.length + 1, task).unsqueeze(1)  # (B, 1)
-        can_win = best.sums > bars  # (B, K)
         is_last = (self._last_columns[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
-        if is_last.any():  # what is alive at the limit is a result, if an unfinished one
-            _collect(_take(live, best, can_win & is_last), pools, task)
-        going = can_win & ~is_last  # (B, K)
+        over = ends | goes_on & is_last  # what is alive at the limit is a result, if unfinished
+        if over.any():
+            _collect(task.close(_take(live, best, over)), pools)
+        bars = _bars(pools, sentences, live.length + 1, task).unsqueeze(1)  # (B, 1)
+        can_win = goes_on & (best.sums > bars)  # (B, 2K)
+        going = can_win & ~is_last  # (B, 2K)
         rows, self._live = best.rows[going], _take(live, best, going)
         if len(rows):
             self._state = self.stepper.reorder(self._state, rows)
@@ -173,7 +174,7 @@ class BeamSearch:
         live = replace(live, tokens=live.tokens[:, unused:], log_probs=live.log_probs[:, unused:])
         limits = length_limits(src_lengths, self.task.config, [()] * len(src))
         self.task = self.task.join(limits, live.length, unused)
-        last = torch.tensor(limits, device=device) + live.length
+        last = torch.tensor(limits) + live.length
         self._last_columns = torch.cat([self._last_columns - unused, last])
         self._state = self.stepper.join(self._state, src, src_lengths)
         numbers = range(count, count + len(limits))
@@ -181,7 +182,7 @@ class BeamSearch:
         self._alive |= set(numbers)
         before = torch.full((len(limits), live.length), self.task.ids.bos, device=device)
         zeros = torch.zeros(before.shape, device=device)
-        columns = torch.tensor(numbers, device=device), zeros.sum(dim=1), before, zeros
+        columns = torch.tensor(numbers), zeros.sum(dim=1), before, zeros
         pairs = zip(vars(live).values(), columns, strict=False)
         self._live = Live(*(torch.cat(pair) for pair in pairs))
 
@@ -208,35 +209,36 @@ def _bars(pools: Mapping[int, _Pool], sentences: Tensor, length: int, task: Sear
     # where there is a bar, hypotheses may end: no longer prefix or least length is to be met
     first = [length + 1 - task.first_column(i) for i in numbers]
     last = [max(least, task.limits[i]) for i, least in zip(numbers, first, strict=True)]
-    columns = torch.tensor([bars, first, last], dtype=torch.float64, device=sentences.device)
+    columns = torch.tensor([bars, first, last], dtype=torch.float64)
     return least_log_prob(columns[0], columns[1], columns[2], task.config)
 
 
-def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Live, Continuations]:
-    """Return the hypotheses that end, and the K best continuations that go on (B, K).
+def _extend(
+    live: Live, log_probs: Tensor, task: SearchTask
+) -> tuple[Continuations, Tensor, Tensor]:
+    """Return the best continuations (B, 2K), on the host, and which of them end, and go on.
 
     A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
-    continuations at most K end, so that K can go on.
+    continuations at most K end, so that K can go on: the first K that do not.
     """
     size = task.config.beam_size
     sentences, numbers = torch.unique_consecutive(live.sentences, return_inverse=True)
-    grid = Grid(numbers, len(sentences))
-    best = best_continuations(live.sums, log_probs, grid, 2 * size)  # (B, 2K)
-    is_end = best.tokens == task.ids.eos
-    ended = _take(live, best, (is_end & (best.sums > NEVER))[:, :size])
-    best = best._replace(sums=best.sums.masked_fill(is_end, NEVER))
-    order = is_end.to(torch.uint8).argsort(dim=1, stable=True)[:, :size]  # the first K that go on
-    return ended, Continuations(*(column.gather(1, order) for column in best))
+    grid = Grid(numbers, len(sentences), log_probs.device)
+    best = Continuations(*fetch(*best_continuations(live.sums, log_probs, grid, 2 * size)))
+    is_end, is_real = best.tokens == task.ids.eos, best.sums > NEVER
+    goes_on = ~is_end & ((~is_end).cumsum(dim=1) <= size) & is_real
+    is_end[:, size:] = False
+    return best, is_end & is_real, goes_on
 
 
 def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
-    """Return the continuations where `chosen` (B, up to 2K) is true as hypotheses."""
-    sums, rows, tokens, log_probs = (column[:, : chosen.size(1)][chosen] for column in best)
+    """Return the continuations where `chosen` (B, 2K) is true as hypotheses."""
+    sums, rows, tokens, log_probs = (column[chosen] for column in best)
     return live.select(rows).extend(sums, tokens, log_probs)
 
 
-def _collect(ended: Live, pools: Mapping[int, _Pool], task: SearchTask) -> None:
-    for sentence, hypothesis in task.close(ended) if len(ended) else ():
+def _collect(closed: Iterable[tuple[int, Hypothesis]], pools: Mapping[int, _Pool]) -> None:
+    for sentence, hypothesis in closed:
         pool = pools[sentence]
         pool.kept.append(hypothesis)
         pool.kept.sort(key=lambda h: (h.finished, h.score), reverse=True)  # stable: first come
@@ -249,11 +251,11 @@ def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothes
     """
     sampler, draws = (Sampler(task), task.config.beam_size) if task.config.sampling else (None, 1)
     found: list[dict[int, Hypothesis]] = [{} for _ in task.limits]
-    limits = torch.tensor(task.limits, device=stepper.device)
+    limits = torch.tensor(task.limits)
     state = stepper.start(task.src, task.src_lengths, attention=task.needs_attention)
     live = task.first(stepper.device)
     if draws > 1:
-        rows = torch.arange(len(live), device=stepper.device).repeat_interleave(draws)
+        rows = torch.arange(len(live)).repeat_interleave(draws)
         live, state = live.select(rows), stepper.reorder(state, rows)
     while len(live):
         log_probs = stepper.step(task.newest(live), state)  # (B * K, V)
@@ -261,7 +263,8 @@ def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothes
         tokens = sampler.draw(log_probs, live.sentences) if sampler else likeliest(log_probs)
         chosen = log_probs.gather(1, tokens.unsqueeze(1)).squeeze(1)  # (B * K,)
         live = live.extend(live.sums + chosen, tokens, chosen)
-        is_over = (tokens == task.ids.eos) | (limits[live.sentences] == live.length)  # (B * K,)
+        is_end = fetch(tokens)[0] == task.ids.eos  # (B * K,)
+        is_over = is_end | (limits[live.sentences] == live.length)  # (B * K,)
         over = is_over.nonzero().squeeze(1)
         if not len(over):
             continue
@@ -271,7 +274,7 @@ def greedy_or_sampling(stepper: Stepper, task: SearchTask) -> list[list[Hypothes
             found[sentence].setdefault(row % draws, hypothesis)
         numbers = live.sentences.tolist()
         going = [row for row, number in enumerate(numbers) if len(found[number]) < draws]
-        rows = torch.tensor(going, dtype=torch.long, device=stepper.device)
+        rows = torch.tensor(going, dtype=torch.long)
         if going and len(going) < len(numbers):
             state = stepper.reorder(state, rows)
         live = live.select(rows)
@@ -303,7 +306,7 @@ class Sampler:
             noise[row] = -np.log(generator.standard_exponential(log_probs.size(1)))
         # the maximum of logits plus Gumbel noise is a draw from their softmax (Gumbel, 1954); other
         # than a sum of probabilities it does not turn over when these differ in the last digit
-        gumbel = torch.from_numpy(noise).to(log_probs.device)
+        gumbel = send(torch.from_numpy(noise), log_probs.device)
         return (narrow(log_probs, self.config) + gumbel).argmax(dim=1)
 
 

@@ -20,6 +20,7 @@ from nmt.config import Combine, choose
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.cache import DecoderCache
 from nmt.model.fast.packing import pack
+from nmt.model.fast.transfer import send
 from nmt.model.transformer import AttentionRecord, alignment_layer
 
 MAX_LOGITS = 1 << 24  # computed at a time when scoring, 64 MiB in float32
@@ -48,7 +49,9 @@ class Stepper(Protocol):
         """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Go on with these rows (rows',), sorted by sentence; a row may be given repeatedly."""
+        """Go on with these rows (rows',), on the host, sorted by sentence; a row may be given
+        repeatedly.
+        """
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
         """Go on with further sentences (B, S) after those of `state`, one row each."""
@@ -84,7 +87,7 @@ class ModelStepper:
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
         """See `Stepper.start`."""
         with self._autocast():
-            cache = self.model.start(src.to(self.device), src_lengths)  # lengths for the host
+            cache = self.model.start(send(src, self.device), src_lengths)  # lengths for the host
         return ModelState(cache, {self.aligner: None} if attention else None)
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
@@ -102,7 +105,7 @@ class ModelStepper:
     def join(self, state: ModelState, src: Tensor, src_lengths: Tensor) -> ModelState:
         """See `Stepper.join`; the state is changed in place."""
         with self._autocast():
-            self.model.join(state.cache, src.to(self.device), src_lengths)
+            self.model.join(state.cache, send(src, self.device), src_lengths)
         return state
 
     def attention(self, state: ModelState) -> Tensor:
@@ -121,10 +124,10 @@ class ModelStepper:
         num_unread = self.model.num_unread
         sources = pack((src_lengths - num_unread).tolist()).to(self.device)
         targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
-        wanted_ids = tgt_out.to(self.device).flatten()  # (B * T,)
+        wanted_ids = send(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():
-            src = src[:, : sources.longest].to(self.device)
-            ids = sources.unpad(src), tgt_in.to(self.device).flatten()
+            src = send(src[:, : sources.longest], self.device)
+            ids = sources.unpad(src), send(tgt_in, self.device).flatten()
             hidden = self.model(ids[0], sources, ids[1], targets, record)  # (B * T, D)
             size = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
             parts = zip(torch.split(hidden, size), torch.split(wanted_ids, size), strict=True)

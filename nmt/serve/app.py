@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import gc
 import json
 import logging
 import re
@@ -285,6 +286,7 @@ def serve(config: ServeConfig) -> None:
         timeout_graceful_shutdown=config.drain_seconds,
     )
     server = Server(settings)
+    gc.freeze()  # what is there now stays; collecting garbage need not look at it
     if asyncio.run(_run(server, service, listener)):
         raise KeyboardInterrupt
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import unicodedata
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nmt.data.text import on_one_line
+from nmt.translate.backend import Segment
 from nmt.translate.lines import LineResult
 from nmt.translate.long_lines import join_parts, sentence_ends
 
@@ -78,6 +79,23 @@ def translation_text(result: LineResult, rank: int = 0) -> str:
     """Return translation number `rank` of a sentence, or its last where it has fewer."""
     translations = result.translations
     return translations[min(rank, len(translations) - 1)].text if translations else ""
+
+
+def without_forced_start(result: LineResult, segments: Sequence[Segment]) -> LineResult:
+    """Drop the forced start from the tokens of a line of one segment; no text holds it."""
+    num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
+    if not num_forced:
+        return result
+    translations = [
+        replace(
+            found,
+            tokens=found.tokens[num_forced:],
+            token_log_probs=found.token_log_probs[num_forced:],
+            alignment=found.alignment and found.alignment[num_forced:],
+        )
+        for found in result.translations
+    ]
+    return replace(result, translations=translations)
 
 
 def is_emoji_only(text: str) -> bool:

@@ -23,6 +23,7 @@ from typing import TypeVar
 from nmt.config import SearchConfig
 from nmt.data.languages import Tags
 from nmt.serve.monitoring import Metrics
+from nmt.serve.pieces import without_forced_start
 from nmt.translate.backend import BatchSearch, Failure, NativeBackend, Outcome, Segment
 from nmt.translate.lines import (
     EncodedWindow,
@@ -45,7 +46,7 @@ _INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
 _MEASURED_SECONDS = 0.3  # for which the speed is measured
 _JOIN_SHARE = 4  # sentences join when they are a quarter of those that are searched,
 _JOIN_STEPS = 4  # or after so many steps: the encoder has a cost for each time
-_MAX_PARTS = 4096  # that join a search before another one begins
+_MAX_PARTS = 2048  # that join a search before another one begins
 _MAX_CALLS = 8  # of `call` at a time
 _NUM_LOOKED_AT = 16  # tasks of a client that are looked at for one with the settings of the round
 
@@ -112,9 +113,10 @@ class _Round:
 
     options: Options
     batches: BatchSearch
-    places: list[tuple[_Task, int]] = field(default_factory=list)
+    places: dict[int, tuple[_Task, int]] = field(default_factory=dict)
+    """Of the parts that have no outcome, by their number."""
+    num_parts: int = 0  # all that were added
     arrived: deque[Segment] = field(default_factory=deque)  # the last of them, not yet searched
-    num_left: int = 0  # without an outcome
     num_tokens: int = 0  # of these
     num_done: int = 0  # tokens that were not measured yet
     measured_at: float = field(default_factory=time.monotonic)
@@ -122,9 +124,9 @@ class _Round:
     def add(self, task: _Task) -> None:
         """Add the first part of a task that waits."""
         part = task.parts[task.next_part]
-        self.places.append((task, task.next_part))
+        self.places[self.num_parts] = task, task.next_part
+        self.num_parts += 1
         self.arrived.append(part)
-        self.num_left += 1
         self.num_tokens += len(part.ids) + 1
         task.next_part += 1
 
@@ -212,12 +214,13 @@ class Scheduler:
             self._wake.clear()
             return last
         start, can_join = time.monotonic(), work.options.can_join
+        num_requests = len({task for task, _ in work.places.values()})
         loop = asyncio.get_running_loop()
         try:
             while work.arrived:
                 if can_join:
                     self._running = work
-                    first = len(work.places) - len(work.arrived)
+                    first = work.num_parts - len(work.arrived)
                     search = functools.partial(self._search_arriving, work, first, loop)
                     await loop.run_in_executor(self._engine, search)
                 else:
@@ -228,15 +231,14 @@ class Scheduler:
                     outcomes = await loop.run_in_executor(self._engine, translate, parts)
                     self._deliver(work, list(enumerate(outcomes)))
         except Exception as error:  # every part failed: these requests do, the server goes on
-            log.exception("the engine failed with %d sentences", work.num_left)
+            log.exception("the engine failed with %d sentences", len(work.places))
             failure = Failure(f"{type(error).__name__}: {error}"[:300])
-            left = [n for n, (task, i) in enumerate(work.places) if task.outcomes[i] is None]
-            self._deliver(work, [(number, failure) for number in left])
+            self._deliver(work, [(number, failure) for number in work.places])
         finally:
             self._running = None
         if can_join:
             return 0, 0.0  # whoever comes next need not wait for others
-        return len({task for task, _ in work.places}), time.monotonic() - start
+        return num_requests, time.monotonic() - start
 
     async def _gather(self, last: tuple[int, float]) -> None:
         """Wait a moment for as many requests as the last round had: who was answered just now
@@ -327,7 +329,7 @@ class Scheduler:
     def _let_join(self) -> None:
         """Add what waits to the round that runs, unless the next client wants something else."""
         work, first = self._running, next(self._tasks(), None)
-        if work is None or first is None or len(work.places) >= _MAX_PARTS or self._num_calls:
+        if work is None or first is None or work.num_parts >= _MAX_PARTS or self._num_calls:
             return
         if first.options == work.options and first.options.can_join:
             self._fill(work)
@@ -343,8 +345,8 @@ class Scheduler:
             share = math.ceil(sum(task.num_left for task in self._open) / self._num_rounds)
         tasks = self._in_turn(work.options)
         while (
-            work.num_left < share
-            and work.num_tokens < (most if work.num_left < _LEAST_PARTS else goal)
+            len(work.places) < share
+            and work.num_tokens < (most if len(work.places) < _LEAST_PARTS else goal)
             and (task := next(tasks, None)) is not None
         ):
             self._add(work, task)
@@ -387,10 +389,9 @@ class Scheduler:
     def _deliver(self, work: _Round, found: Sequence[tuple[int, Outcome]]) -> None:
         """Give outcomes to their tasks, and let others that wait join the round."""
         for number, outcome in found:
-            task, i = work.places[number]
+            task, i = work.places.pop(number)
             task.outcomes[i] = outcome
             task.num_left -= 1
-            work.num_left -= 1
             work.num_tokens -= len(task.parts[i].ids) + 1
             work.num_done += len(task.parts[i].ids) + 1
             if not task.num_left and not task.done.done():
@@ -400,7 +401,7 @@ class Scheduler:
 
     def _measure(self, work: _Round) -> None:
         seconds = time.monotonic() - work.measured_at
-        if work.num_left and seconds < _MEASURED_SECONDS:
+        if work.places and seconds < _MEASURED_SECONDS:
             return
         share = min(_MEASURED_SECONDS, seconds)  # short rounds say little
         speed = work.num_done / max(seconds, 1e-4)
@@ -434,21 +435,4 @@ class Scheduler:
         self._metrics.sentences.add(len(results))
         self._metrics.failed_sentences.add(sum(result.error is not None for result in results))
         pairs = zip(results, task.encoded.segments, strict=True)
-        return [_without_tag(*pair) for pair in pairs]
-
-
-def _without_tag(result: LineResult, segments: Sequence[Segment]) -> LineResult:
-    """Drop the forced start from the tokens of a line of one segment; no text holds it."""
-    num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
-    if not num_forced:
-        return result
-    translations = [
-        replace(
-            found,
-            tokens=found.tokens[num_forced:],
-            token_log_probs=found.token_log_probs[num_forced:],
-            alignment=found.alignment and found.alignment[num_forced:],
-        )
-        for found in result.translations
-    ]
-    return replace(result, translations=translations)
+        return [without_forced_start(*pair) for pair in pairs]

@@ -93,6 +93,7 @@ class Service:
         self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
         self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
         self._limits = RateLimits()
+        self._options: dict[tuple[Direction, int, bool, bool], Options] = {}  # of plain wishes
         self.metrics.gauge(
             "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
         )
@@ -109,6 +110,7 @@ class Service:
         """
         try:
             self.models = await asyncio.to_thread(Models.load, self.config)
+            self._options.clear()
         except (NmtError, OSError) as error:
             log.error("the models were not reloaded: %s", error)
             self.metrics.reloads.add(1, "failed")
@@ -264,6 +266,9 @@ class Service:
 
         More results than the beam has are not found: `n_best` never changes which is the first.
         """
+        known = (direction, wish.n_best, wish.with_scores, alignment)
+        if not wish.search and known in self._options:
+            return self._options[known]
         translator = direction.translator
         changes = wish.search | ({"alignment": True} if alignment else {})
         search = translator.search_config(**changes)
@@ -273,7 +278,10 @@ class Service:
             with_scores=wish.with_scores,
             max_source_length=self.config.max_source_length,
         )
-        return Options(translator, search, lines, direction.tags)
+        options = Options(translator, search, lines, direction.tags)
+        if not wish.search:
+            self._options[known] = options
+        return options
 
     async def stream(
         self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish

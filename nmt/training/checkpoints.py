@@ -267,6 +267,8 @@ class Saver:
         self.failure: str | None = None  # of the newest checkpoint
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="saver")
         self._pending: Future[None] = self._thread.submit(lambda: None)
+        if (folder := checkpoint_dir(run_dir, update)).is_dir():  # a kill may have come before
+            replace_link(run_dir / "checkpoints/latest", folder.name)
 
     def save(
         self, weights: dict[str, Tensor], info: checkpoint.ModelInfo, tokenizer: Tokenizers, *,

@@ -7,14 +7,14 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nmt.config import Adapter, TrainConfig
+from nmt.config import Adapter, Sharding, TrainConfig
 from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
@@ -24,6 +24,7 @@ from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.layers import ROWS_STEP
+from nmt.model.fast.transfer import send
 from nmt.model.transformer import Transformer
 from nmt.training.adapters import choose_parameters, merged_state
 from nmt.training.checks import preflight
@@ -32,6 +33,9 @@ from nmt.training.costs import matmul_rate, training_flops
 from nmt.training.loss import Objective
 from nmt.training.microbatches import Batch, make_batch
 from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizer
+
+if TYPE_CHECKING:
+    from nmt.training.sharding import Sharded
 
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
@@ -88,19 +92,22 @@ class Learner:
         choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
-        compiler, smoothing = make_compiler(config.compile, device), config.label_smoothing
+        self.sharded: Sharded | None = None  # while ranks are connected that have parts of a model
+        may_compile = False if config.sharding is Sharding.full else config.compile
+        compiler, smoothing = make_compiler(may_compile, device), config.label_smoothing
         self.objective: nn.Module = Objective(
             self.model, smoothing=smoothing, r_drop=config.r_drop, compiler=compiler
         )
 
     @property
     def best_model(self) -> FastTransformer:
-        """The model to validate and to save: the average where one is kept."""
-        return self.model if self.average is None else self.average.model
+        """The model to validate: the average where one is kept. All ranks ask for it."""
+        kept = self.model if self.average is None else self.average.model
+        return kept if self.sharded is None else self.sharded.whole_model(kept)
 
     def weights(self) -> dict[str, Tensor]:
         """Return the weights of `best_model`, with adapters merged: what other commands read."""
-        return merged_state(self.best_model)
+        return merged_state(self.model if self.average is None else self.average.model)
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
         """Begin a run with `weights` instead of random ones."""
@@ -152,7 +159,7 @@ class Learner:
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
         if self.config.subword_sampling:  # which the plan does not know
-            counts = sum_over_ranks(_num_tokens(update, batches).to(self.device))
+            counts = sum_over_ranks(_num_tokens(update, batches))  # on the host
             num_tokens, num_src_tokens = map(int, counts)
             update = replace(update, num_tokens=num_tokens, num_src_tokens=num_src_tokens)
         losses = self.accumulate_gradient(update, batches)  # (batches, 2)
@@ -179,6 +186,11 @@ class Learner:
         # DDP takes the mean over ranks
         weight = self.world.size / update.num_tokens if update.batches else 0.0
         sums = torch.zeros(len(batches), 2, device=self.device)
+        if self.sharded is not None:  # all ranks need the weights of a layer equally often
+            missing = max(gather(sum(map(len, batches)))) - sum(map(len, batches))
+            for _ in range(missing):
+                loss, _ = self.losses(self._make_batch(_ANY_ROW))
+                (loss * 0.0).backward()  # type: ignore[no-untyped-call]
         for i, micro_batches in enumerate(batches):
             for j, micro_batch in enumerate(micro_batches):
                 is_last = i + 1 == len(batches) and j + 1 == len(micro_batches)
@@ -246,9 +258,7 @@ class Learner:
             float(sum(len(part) * int(part.max(axis=0).sum()) for part in lengths)),
             float(is_stop_asked),
         ]
-        # without a wait for the device
-        here = torch.tensor(counted, pin_memory=self.device.type == "cuda")
-        others = here.to(self.device, non_blocking=True)
+        others = send(torch.tensor(counted), self.device)
         # the norm is the same on every rank; the mean of its copies saves a second exchange
         sums = sum_over_ranks(torch.cat([losses.sum(0), norm[None] / self.world.size, others]))
         loss, nll, gradient_norm, flops, num_positions, num_stops = sums
@@ -267,10 +277,18 @@ class Learner:
     @contextmanager
     def connected(self) -> Iterator[None]:
         """Let the ranks share gradients during the block; all begin with the weights of rank 0."""
+        plain = self.objective
         if self.world.size == 1:
             yield
             return
-        plain = self.objective
+        if self.config.sharding is Sharding.full:
+            from nmt.training.sharding import Sharded  # it takes a second
+
+            assert isinstance(plain, Objective)
+            given = (plain, self.optimizer, self.average)
+            self.sharded = Sharded(*given, self.device, self.world.size)
+            yield
+            return
         with warnings.catch_warnings():  # torch 2.13 renames an argument that 2.6 needs
             warnings.filterwarnings("ignore", message=".*broadcast_buffers", category=FutureWarning)
             self.objective = DistributedDataParallel(
@@ -296,7 +314,12 @@ class Learner:
                     self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
         weight_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
-        has_remedy = not self.config.activation_checkpointing
+        remedies = [] if self.config.activation_checkpointing else ["activation_checkpointing=true"]
+        if self.sharded is not None:
+            weight_bytes //= self.world.size
+            max_tokens = max(gather(max_tokens))  # all ranks run equally many
+        elif self.world.size > 1:
+            remedies.append("sharding=full")
         self.objective.train()
         peak = preflight(
             run,
@@ -304,10 +327,20 @@ class Learner:
             max_tokens,
             device=self.device,
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
-            remedy="set activation_checkpointing=true" if has_remedy else "use a smaller model",
+            remedy=f"set {' or '.join(remedies)}" if remedies else "use a smaller model",
         )
         self.optimizer.zero_grad(set_to_none=True)
         return peak
+
+    def state_bytes(self) -> int:
+        """Return what weights, their average, gradients and moments take on this device."""
+        weights, state = list(self.model.parameters()), self.optimizer.state.values()
+        found = [*weights, *(value for moments in state for value in moments.values())]
+        found += [parameter for parameter in weights if parameter.requires_grad]  # gradients
+        found += [] if self.average is None else self.average.model.parameters()
+        if self.sharded is not None:
+            found = [self.sharded.local(tensor) for tensor in found]
+        return sum(tensor.nbytes for tensor in found)
 
     def measure_rate(self) -> float:
         """Measure the peak throughput of all ranks in this model's matrices, in operations/s."""

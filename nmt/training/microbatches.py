@@ -16,6 +16,7 @@ from nmt.data import Lengths
 from nmt.data.batch import Ids
 from nmt.data.tokenizer import Tokenizers
 from nmt.model.fast.packing import Packing, pack
+from nmt.model.fast.transfer import send
 
 
 @dataclass(frozen=True)
@@ -34,8 +35,8 @@ class Batch:
     lengths: Lengths  # of the real sentences, EOS included, (B, 2)
 
     def to(self, device: torch.device) -> Batch:
-        """Copy the tensors to `device`, without waiting for it where they are pinned."""
-        return self._map(lambda x: x.to(device, non_blocking=True), lambda p: p.to(device))
+        """Copy the tensors to `device`, without waiting for it."""
+        return self._map(lambda x: send(x, device), lambda p: p.to(device))
 
     def pin(self) -> Batch:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""

@@ -83,6 +83,8 @@ def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
     """Scale the gradient down to `max_norm` (0 disables); return the norm that it had."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
+    if hasattr(norm, "full_tensor"):  # of parts that ranks have, where the model is sharded
+        norm = norm.full_tensor()
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
     return norm

@@ -80,12 +80,17 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
         pace = costs.measure_pace(step, updates)
         peak_bytes = max(peak_bytes, costs.peak_memory_bytes(device))
         of_what = "the process" if device.type == "cpu" else "tensors"
+        state_bytes = learner.state_bytes()
+        shares = f"; sharding=full leaves 1/{world.size} of that" if world.size > 1 else ""
+        if learner.sharded is not None:
+            shares = f", 1/{world.size} of them by sharding=full"
         return costs.report(
             updates,
             setup.sampler.lengths,
             pace,
             num_updates=config.max_updates,
-            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak",
+            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak; weights, "
+            f"gradients and moments are {state_bytes / 1e9:.2f} GB{shares}",
             flops_per_second=learner.measure_rate(),
             now=datetime.now(),
         )
@@ -243,6 +248,11 @@ class TrainingRun:
     def save(self) -> None:
         """Begin to write a checkpoint."""
         self.saved_position = self.state.position
+        learner, keeps = self.learner, self.saver is not None
+        weights, state = learner.weights(), learner.state_dict()
+        if learner.sharded is not None:  # by all ranks
+            weights = learner.sharded.gather(weights, keeps=keeps)
+            state = learner.sharded.gather(state, keeps=keeps)
         if self.saver is None:
             return
         tokenizer, meta = self.setup.tokenizer, self.setup.meta
@@ -259,12 +269,12 @@ class TrainingRun:
         )
         training = {
             "state": asdict(self.state),
-            "learner": self.learner.state_dict(),
+            "learner": state,
             "world_size": self.setup.world.size,
             "num_threads": torch.get_num_threads(),
             "fingerprint": self.setup.fingerprint,
         }
-        weights, best = self.learner.weights(), [at for _, at in self.state.best]
+        best = [at for _, at in self.state.best]
         self.saver.save(weights, info, tokenizer, training=training, best=best)
 
     def finish(self) -> None:

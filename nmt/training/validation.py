@@ -64,9 +64,10 @@ class Validation:
             hidden = model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
             output, bias = model.output_matrix, model.output_bias
             _, nll = smoothed_cross_entropy(hidden, output, batch.tgt_out, smoothing=0.0, bias=bias)
-            sums.append(nll.item())
+            sums.append(nll)
         # fsum rounds once, so the order in which ranks hold the batches does not matter
-        loss = math.fsum(x for part in gather(sums) for x in part) / int(lengths[:, 1].sum())
+        here = torch.stack(sums).tolist() if sums else []  # waits once for the device
+        loss = math.fsum(x for part in gather(here) for x in part) / int(lengths[:, 1].sum())
         return {"valid_loss": loss, "valid_perplexity": math.exp(min(loss, 700.0))}
 
     def bleu(self, model: FastTransformer) -> dict[str, Any]:

@@ -33,6 +33,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
+from nmt.model.fast.transfer import fetch
 from nmt.search.hypotheses import ControlIds, Hypothesis, Live, SearchTask
 from nmt.search.search import BeamSearch, length_limits, occurrences, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper
@@ -162,12 +163,13 @@ def score_pairs(
         src_lengths = torch.from_numpy(lengths[batch, 0]).long()  # (B,)
         task = SearchTask(src, src_lengths, config, ids, (), lengths[batch, 1].tolist(), n_best=1)
         scored = stepper.score(src, src_lengths, tgt_in, tgt_out, attention=task.needs_attention)
+        of_all, *attention = fetch(*(x for x in scored if x is not None))  # (B, T), [(B, T, S)]
         for i, length in enumerate(task.limits):
             row = slice(i, i + 1)
-            log_probs = scored.log_probs[row, :length].cpu()  # (1, T)
+            log_probs = of_all[row, :length]  # (1, T)
             live = Live(torch.tensor([i]), log_probs.sum(dim=1), tgt_out[row, :length], log_probs)
-            if scored.attention is not None:
-                weights = scored.attention[row, :length].cpu()  # (1, T, S)
+            if attention:
+                weights = attention[0][row, :length]  # (1, T, S)
                 live = replace(live, aligned=weights.argmax(dim=2), attended=weights.sum(dim=1))
             found |= {int(batch[i]): hypothesis for _, hypothesis in task.close(live)}
     return [found[i] for i in range(len(rows))]

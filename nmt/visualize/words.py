@@ -9,7 +9,7 @@ import math
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -37,7 +37,8 @@ if TYPE_CHECKING:  # matplotlib, which pages do without
 
 log = logging.getLogger(__name__)
 _FEW_PANELS = 6  # so many show their pieces
-_MOST_STEPS = 60  # of a drawn search
+_MOST_STEPS = 100  # of a drawn search
+_STEPS_A_ROW = 18  # at most
 _TOP_WORDS = 6  # of a step
 
 
@@ -175,40 +176,74 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     places = tree_places(steps, found)
     codes = style.find_fonts(tokenizer.pieces([t for node in places for t in node[-1:]]))
     names = {node: tokenizer.pieces(node[-1:])[0].translate(codes) for node in places if node}
-    height = max(2.0, 0.36 * max(y for _, y in places.values()) + 1)
-    figure = style.figure(1.05 * len(steps) + 2.4, height + 2.6)
-    tree, words = figure.subplots(2, 1, height_ratios=[height, 2.2], sharex=True)
-    _draw_tree(tree, style, steps, found, places, names)
-    tree.set_title(f"Search for {line.translate(style.find_fonts([line]))!r}")
-    best = tuple(found[0].tokens)
-    shares = np.zeros((_TOP_WORDS, len(best)))
-    for step in range(len(best)):
-        for rank, (token, share) in enumerate(steps.words[best[:step]]):
-            shares[rank, step] = share
+    width = math.ceil(len(steps) / math.ceil(len(steps) / _STEPS_A_ROW))
+    starts, best = range(0, len(steps), width), list(found[0].tokens)
+    rows = [row_of_tree(places, start, width) for start in starts]
+    ratios: list[float] = []
+    for start, row in zip(starts, rows, strict=True):
+        height = max(2.0, 0.36 * max(y for _, y in row.values()) + 1)
+        ratios += [height, 2.2 if start < len(best) else 0.1]
+    figure = style.figure(1.05 * width + 2.4, sum(ratios) + 0.4 * len(rows))
+    panels = figure.subplots(2 * len(rows), 1, height_ratios=ratios, squeeze=False)[:, 0]
+    for start, row, tree, words in zip(starts, rows, panels[::2], panels[1::2], strict=True):
+        _draw_tree(tree, style, steps, found, row, names)
+        _draw_words(words, style, steps, best[: start + width], tokenizer, start)
+        for axes in (tree, words):
+            axes.set_xlim(start - 0.4, start + width + 1.6)
+            axes.set_xticks(range(start, start + width + 1))
+    panels[0].set_title(f"Search for {line.translate(style.find_fonts([line]))!r}")
+    return figure
+
+
+def _draw_words(
+    axes: Axes, style: Style, steps: SearchSteps, best: list[int], tokenizer: Tokenizer, start: int
+) -> None:
+    """Draw the likeliest words of a row's steps, the chosen ones in bold."""
+    chosen = range(start, len(best))
+    if not chosen:
+        axes.axis("off")
+        return
+    shares = np.zeros((_TOP_WORDS, len(chosen)))
+    for step in chosen:
+        for rank, (token, share) in enumerate(steps.words[tuple(best[:step])]):
+            shares[rank, step - start] = share
             ink = style.paper if share > 0.6 else style.ink
             piece = tokenizer.pieces([token])[0]
             text = f"{piece.translate(style.find_fonts([piece]))}\n{share:.1%}"
             weight = "bold" if token == best[step] else "normal"
-            how = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
-            words.text(step + 1, rank, text, fontweight=weight, **how)
-    extent = (0.5, len(best) + 0.5, _TOP_WORDS - 0.5, -0.5)
-    words.imshow(shares, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
-    words.set(title="Likeliest words of each step of the best hypothesis", xlabel="step", yticks=[])
-    words.set_xlim(-0.4, len(steps) + 1.6)
-    words.set_xticks(range(len(steps) + 1))
-    return figure
+            how: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 8, "color": ink}
+            axes.text(step + 1, rank, text, fontweight=weight, **how)
+    extent = (start + 0.5, chosen[-1] + 1.5, _TOP_WORDS - 0.5, -0.5)
+    axes.imshow(shares, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
+    axes.set(title="Likeliest words of each step of the best hypothesis", xlabel="step", yticks=[])
 
 
-def tree_places(
-    steps: SearchSteps, found: list[Hypothesis]
-) -> dict[tuple[int, ...], tuple[int, float]]:
-    """Return for each node of the tree, as its tokens, the step and the height of its place."""
+Places = dict[tuple[int, ...], tuple[int, float]]
+"""For each node of a tree, as its tokens, the step and the height of its place."""
+
+
+def row_of_tree(places: Places, start: int, width: int) -> Places:
+    """Return the places of the steps that one row of the picture shows, without empty heights; the
+    last step of the row before is repeated where it goes on.
+    """
+    inner = {node[:-1] for node in places if node}
+    shown = {
+        node: (step, y)
+        for node, (step, y) in places.items()
+        if start < step <= start + width or (step == start and node in inner)
+    }
+    heights = sorted({y for _, y in shown.values()})
+    return {node: (step, float(heights.index(y))) for node, (step, y) in shown.items()}
+
+
+def tree_places(steps: SearchSteps, found: list[Hypothesis]) -> Places:
+    """Return the places of all nodes."""
     sums = dict(steps.sums) | {tuple(h.tokens): h.log_prob for h in found}
     children: dict[tuple[int, ...], list[tuple[int, ...]]] = {}
     for node in sums:
         if node:
             children.setdefault(node[:-1], []).append(node)
-    places: dict[tuple[int, ...], tuple[int, float]] = {}
+    places: Places = {}
     num_leaves = 0
 
     def place(node: tuple[int, ...]) -> float:
@@ -224,16 +259,17 @@ def tree_places(
 
 
 def _draw_tree(
-    axes: Axes, style: Style, steps: SearchSteps, found: list[Hypothesis],
-    places: dict[tuple[int, ...], tuple[int, float]], names: dict[tuple[int, ...], str],
+    axes: Axes, style: Style, steps: SearchSteps, found: list[Hypothesis], places: Places,
+    names: dict[tuple[int, ...], str],
 ) -> None:  # fmt: skip
+    """Draw the part of the tree whose places are given."""
     best, ends = tuple(found[0].tokens), {tuple(h.tokens): h for h in found}
     kept = {end[:i] for end in ends for i in range(len(end) + 1)}
-    inner = {node[:-1] for node in places if node}
+    inner = {node[:-1] for node in (*steps.sums, *ends) if node}
     for node, (x, y) in places.items():
         on_best, is_kept = node == best[: len(node)], node in kept
         color = style.colors[0] if on_best else style.colors[2] if is_kept else style.quiet
-        if node:
+        if node[:-1] in places and node:
             x0, y0 = places[node[:-1]]
             path = ([x0, x0 + 0.5, x0 + 0.6, x], [y0, y0, y, y])
             axes.plot(*path, color=color, linewidth=2.2 if on_best else 1, zorder=1 + on_best)

@@ -25,6 +25,7 @@ from nmt.model.fast.layers import (
     reorder,
 )
 from nmt.model.fast.packing import PackedMask, Packing, pack
+from nmt.model.fast.transfer import send
 from nmt.model.transformer import (
     AttentionRecord,
     FeedForward,
@@ -108,7 +109,8 @@ class FastTransformer(Transformer):
             if mask.starts is None:
                 return table[mask.num_positions - 1]
             ages = mask.num_positions - 1 - mask.starts[mask.sentences]  # (R,)
-            return table.index_select(0, F.pad(ages, (0, len(ids) - len(ages))))
+            ages = F.pad(ages, (0, len(ids) - len(ages)))
+            return table.index_select(0, send(ages, table.device))
         return super().positions_of(ids, mask)
 
 

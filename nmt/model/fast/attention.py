@@ -59,14 +59,12 @@ class FastAttention(MultiHeadAttention):
         """Compute queries of `x` (N, D), and keys and values of `memory` (M, D) if there is one,
         each (..., H, D/H).
         """
-        in_projection, d_model = cast(FastLinear, self.in_projection), x.size(-1)
+        in_projection = cast(FastLinear, self.in_projection)
         if memory is x:
-            parts = list(in_projection(x).chunk(3, dim=-1))  # 3 x (N, D)
-        else:
-            parts = [in_projection.block(x, 0, d_model)]  # (N, D)
-            if memory is not None:
-                parts += in_projection.block(memory, d_model, 3 * d_model).chunk(2, dim=-1)
-        return [part.unflatten(-1, (self.num_heads, -1)) for part in parts]
+            parts = in_projection(x).chunk(3, dim=-1)  # 3 x (N, D)
+            return [part.unflatten(-1, (self.num_heads, -1)) for part in parts]
+        queries = in_projection.block(x, 0, x.size(-1)).view(len(x), self.num_heads, -1)
+        return [queries] if memory is None else [queries, *self.read(memory)]
 
     def read(self, memory: Tensor) -> list[Tensor]:
         """Compute keys and values of `memory` (M, D), each (M, H, D/H)."""

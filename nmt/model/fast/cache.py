@@ -3,6 +3,9 @@
 A step adds a column of keys and values for every beam of a sentence. Columns stay where they are
 when hypotheses change places; what moves is a row of booleans for each, which columns it may attend
 to. Columns and sentences that no hypothesis needs are dropped now and then, many at once.
+
+The host keeps the books, in tensors of its own: no step waits for the device. Keys, values and the
+places to read them from are on the device.
 """
 
 # R rows, the live hypotheses; B sentences, W beams of the widest; C columns, H heads, S source,
@@ -16,7 +19,9 @@ from torch import Tensor, nn
 
 from nmt.model.fast.layers import rounded
 from nmt.model.fast.packing import Packing
+from nmt.model.fast.transfer import send
 
+CPU = torch.device("cpu")
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
 KeyValues = tuple[Tensor, Tensor]
 _MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
@@ -27,25 +32,29 @@ class Grid:
     over repeat another row.
     """
 
-    def __init__(self, sentences: Tensor, num_sentences: int) -> None:
-        """`sentences` (R,) is the number of each row's sentence, ascending."""
-        num_rows, device = len(sentences), sentences.device
+    def __init__(self, sentences: Tensor, num_sentences: int, device: torch.device = CPU) -> None:
+        """`sentences` (R,) is the number of each row's sentence, ascending, on the host; `device`
+        is that of what is placed.
+        """
+        num_rows = len(sentences)
         self.counts = torch.bincount(sentences, minlength=num_sentences)  # (B,), rows of each
         firsts = self.counts.cumsum(0) - self.counts  # (B,)
         self.shape = num_sentences, int(self.counts.max())
-        self.beams = torch.arange(num_rows, device=device) - firsts[sentences]  # (R,)
-        beams = torch.arange(self.shape[1], device=device)  # (W,)
-        self.is_empty = beams >= self.counts.unsqueeze(1)  # (B, W)
-        self.rows = (firsts.unsqueeze(1) + beams).clamp(max=num_rows - 1)  # (B, W)
+        self.beams = torch.arange(num_rows) - firsts[sentences]  # (R,)
+        beams = torch.arange(self.shape[1])  # (W,)
+        self.host_rows = (firsts.unsqueeze(1) + beams).clamp(max=num_rows - 1)  # (B, W)
+        self.is_empty = send(beams >= self.counts.unsqueeze(1), device)  # (B, W)
+        self.rows = send(self.host_rows, device)  # (B, W)
         self.num_collected = rounded(num_rows)  # with rows that mean nothing at the end
         cells = sentences * self.shape[1] + self.beams  # (R,)
-        self._cells = F.pad(cells, (0, self.num_collected - num_rows))
+        self._cells = send(F.pad(cells, (0, self.num_collected - num_rows)), device)
         self.is_full = num_rows == self.num_collected == num_sentences * self.shape[1]
 
     def spread(self, x: Tensor) -> Tensor:
-        """Map rows (R or more, ...) to cells (B, W, ...)."""
+        """Map rows (R or more, ...), of the device or the host, to cells (B, W, ...)."""
         if not self.is_full:
-            x = x.index_select(0, self.rows.flatten())
+            rows = self.host_rows if x.device.type == "cpu" else self.rows
+            x = x.index_select(0, rows.flatten())
         return x.view(*self.shape, *x.shape[1:])
 
     def collect(self, x: Tensor) -> Tensor:
@@ -63,17 +72,18 @@ class DecoderCache:
 
     def __init__(self, memory: Tensor, sources: Packing) -> None:
         """Begin with the encoder's output `memory` (N, D), packed as `sources` says."""
-        num_sentences, device = sources.num_sentences, memory.device
+        num_sentences, self.device = sources.num_sentences, memory.device
         self.memory = memory
         self.packing = sources
         self.sources: dict[nn.Module, KeyValues] = {}  # (B, H, S, D/H) each
         self.source_bias = _bias(sources.mask, max(sources.longest, MIN_WIDTH))  # (B, 1, 1, S)
         self.targets: dict[nn.Module, Tensor] = {}  # keys and values with room, (2, B, H, C+, D/H)
         self.num_positions = 0  # target positions so far, of the first sentence
-        self.starts: Tensor | None = None  # (B,), positions before each sentence joined; None for 0
-        self.sentences = torch.arange(num_sentences, device=device)  # (R,), ascending
-        self.grid = Grid(self.sentences, num_sentences)
-        self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool, device=device)  # (R, C)
+        self.starts: Tensor | None = None
+        """(B,), positions before each sentence joined, on the host; None for 0."""
+        self.sentences = torch.arange(num_sentences)  # (R,), ascending, on the host
+        self.grid = Grid(self.sentences, num_sentences, self.device)
+        self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool)  # (R, C), on the host
         self.bias = self.source_bias  # (B, 1, W, C), added to logits of self-attention
         self._num_kept = 0  # columns after those without use were dropped last
 
@@ -86,11 +96,12 @@ class DecoderCache:
 
     def add_position(self) -> None:
         """Make a column for every beam, which the hypothesis in it may attend to."""
-        own = F.one_hot(self.grid.beams, self.grid.shape[1]).bool()  # (R, W)
+        own = self.grid.beams.unsqueeze(1) == torch.arange(self.grid.shape[1])  # (R, W)
         self.visible = torch.cat([self.visible, own], dim=1)  # (R, C)
         self.num_positions += 1
         width = max(self.visible.size(1), MIN_WIDTH)
-        self.bias = _bias(self.grid.spread(self.visible).unsqueeze(1), width)  # (B, 1, W, C)
+        visible = self.grid.spread(self.visible).unsqueeze(1)  # (B, 1, W, C)
+        self.bias = _bias(send(visible, self.device), width)
 
     def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeyValues:
         """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all, as
@@ -107,11 +118,13 @@ class DecoderCache:
         return both[0, :, :, :end], both[1, :, :, :end]
 
     def reorder(self, rows: Tensor) -> None:
-        """Go on with the rows given (R',), sorted by sentence; one may stand there repeatedly."""
+        """Go on with the rows given (R',), sorted by sentence, on the host; one may stand there
+        repeatedly.
+        """
         num_sentences = self.grid.shape[0]
         self.sentences = self.sentences.index_select(0, rows)
         self.visible = self.visible.index_select(0, rows)
-        self.grid = Grid(self.sentences, num_sentences)
+        self.grid = Grid(self.sentences, num_sentences, self.device)
         num_columns = self.visible.size(1)
         is_loose = num_columns > max(1.5 * self._num_kept + MIN_WIDTH, self.num_positions)
         if is_loose or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
@@ -139,13 +152,15 @@ class DecoderCache:
         self.starts = F.pad(starts, (0, num_more), value=self.num_positions)
         self.sentences = torch.cat([self.sentences, other.sentences + num_sentences])
         self.visible = F.pad(self.visible, (0, 0, 0, num_more))
-        self.grid = Grid(self.sentences, num_sentences + num_more)
+        self.grid = Grid(self.sentences, num_sentences + num_more, self.device)
 
     def _compact(self) -> None:
         """Drop sentences without hypotheses, and columns that nothing alive descends from."""
         is_alive = self.grid.counts > 0  # (B,)
         alive = is_alive.nonzero().squeeze(1)  # (B',)
         self.sentences = (is_alive.cumsum(0) - 1)[self.sentences]
+        seen = self.grid.spread(self.visible).any(dim=1)[alive]  # (B', C)
+        alive = send(alive, self.device)
         for module, (keys, values) in self.sources.items():
             self.sources[module] = keys.index_select(0, alive), values.index_select(0, alive)
         self.source_bias = self.source_bias.index_select(0, alive)
@@ -153,11 +168,10 @@ class DecoderCache:
             self.starts = self.starts.index_select(0, alive)
             first = int(self.starts.min())  # no position before is needed
             self.starts, self.num_positions = self.starts - first, self.num_positions - first
-        seen = self.grid.spread(self.visible).any(dim=1)[alive]  # (B', C)
         self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
-        with_room = F.pad(columns, (0, MIN_WIDTH))  # (B', C' + room), to be overwritten
+        with_room = send(F.pad(columns, (0, MIN_WIDTH)), self.device)  # (B', C' + room), for later
         for module, both in self.targets.items():
             _, num_sentences, num_heads, room, dim = both.shape
             blocks = alive[:, None, None] * num_heads + torch.arange(num_heads, device=alive.device)
@@ -165,7 +179,7 @@ class DecoderCache:
             places = torch.stack([places, places + num_sentences * num_heads * room])
             rows = both.view(-1, dim).index_select(0, places.flatten())  # faster than indexing
             self.targets[module] = rows.view(*places.shape, dim)
-        self.grid = Grid(self.sentences, len(alive))
+        self.grid = Grid(self.sentences, len(alive), self.device)
 
 
 def _bias(mask: Tensor, width: int) -> Tensor:

@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from nmt.model.fast.transfer import send
 from nmt.model.transformer import causal_mask
 
 log = logging.getLogger(__name__)
@@ -63,8 +64,8 @@ class Packing:
         return x if self.is_full else x.index_select(0, self.places)
 
     def to(self, device: torch.device) -> Packing:
-        """Copy the tensors to `device`, without waiting for it where they are pinned."""
-        moved = self._map(lambda x: x.to(device, non_blocking=True))
+        """Copy the tensors to `device`, without waiting for it."""
+        moved = self._map(lambda x: send(x, device))
         return replace(moved, flash=find_flash(device))
 
     def pin(self) -> Packing:

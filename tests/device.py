@@ -1,0 +1,196 @@
+"""A device that computes on the CPU and passes for a GPU, and a count of what waits for it.
+
+Every tensor there is a `DeviceTensor`: Python reads the device `cuda:0`, autograd torch's device
+`meta`, which needs no driver, and kernels get the CPU tensor inside. So all values are real, and
+code takes the branches that it takes on a GPU. A call with tensors of two devices is refused, and
+what would let the host wait for a GPU is counted, as are copies between the devices.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import nmt
+from nmt.model.fast import packing
+
+GPU, META = torch.device("cuda", 0), torch.device("meta")
+_ROOT = str(Path(nmt.__file__).parent)
+# their CUDA kernels read back how large the result is, or whether arguments are valid
+_READING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2"}
+_READING |= {"unique_consecutive", "unique_dim", "repeat_interleave"}
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by booleans, as `nonzero`
+
+
+def replaced(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
+    """Return nested lists, tuples and dicts with everything of a `kind` changed."""
+    if isinstance(tree, kind):
+        return change(tree)
+    if type(tree) is dict:
+        return {key: replaced(value, kind, change) for key, value in tree.items()}
+    if type(tree) in (list, tuple):
+        return type(tree)([replaced(x, kind, change) for x in tree])
+    return tree
+
+
+class DeviceTensor(Tensor):
+    """A tensor on the device; `inner` has its values."""
+
+    inner: Tensor
+
+    @staticmethod
+    def __new__(cls, inner: Tensor, kind: torch.device) -> DeviceTensor:
+        options: Any = {"dtype": inner.dtype, "device": kind, "strides": inner.stride()}
+        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
+        made.inner = inner
+        return made
+
+    device = property(lambda self: GPU)  # type: ignore[assignment]
+    is_cuda = property(lambda self: True)  # type: ignore[assignment]
+
+    def __repr__(self, **_: Any) -> str:
+        return f"DeviceTensor({self.inner})"
+
+    __torch_dispatch__ = None  # type: ignore[assignment]  # a mode does it
+
+
+class Device(TorchDispatchMode):
+    """Runs what is called on the device; counts waits and copies by their place in nmt/."""
+
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        return False  # or the compiler would be imported
+
+    def __init__(self, kind: torch.device) -> None:
+        super().__init__()
+        self.kind = kind  # that C++ knows the tensors by
+        self.waits: Counter[str] = Counter()
+        self.copies: Counter[str] = Counter()
+        self.see: Callable[[str, Any], None] = lambda name, found: None  # every call
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        kwargs = dict(kwargs or {})
+        if func._can_decompose():  # which inference mode leaves as it is
+            with self:
+                found = func.decompose(*args, **kwargs)
+            if found is not NotImplemented:
+                return found
+        name = func._schema.name.removeprefix("aten::")
+        tensors: list[Tensor] = []
+        replaced((args, kwargs), Tensor, tensors.append)
+        here = [x for x in tensors if isinstance(x, DeviceTensor)]
+        to = kwargs.get("device")
+        goes_there = bool(here) if to is None else torch.device(to).type != "cpu"
+        if name == "_has_compatible_shallow_copy_type":
+            return False
+        if name == "_to_copy":
+            self._count_copy(args[0], goes_there, kwargs.get("non_blocking"))
+        elif name == "copy_":
+            goes_there = isinstance(args[0], DeviceTensor)
+            self._count_copy(args[1], goes_there, len(args) > 2 and args[2])
+        elif here and any(x.dim() and not isinstance(x, DeviceTensor) for x in tensors):
+            raise RuntimeError(f"{func} with tensors of two devices, at {place()}")
+        elif here and (name in _READING or (name in _INDEXING and _has_booleans(args[1]))):
+            self.waits[f"{place()}: {name}"] += 1
+        if to is not None:
+            kwargs["device"] = torch.device("cpu")
+        plain, named = replaced((args, kwargs), DeviceTensor, lambda x: x.inner)
+        found = func(*plain, **named)
+        self.see(name, found)
+        if not goes_there:
+            return found
+        changed = {id(x.inner): x for x in here}  # what is changed in place stays what it is
+
+        def wrap(x: Tensor) -> Tensor:
+            return changed[id(x)] if id(x) in changed else DeviceTensor(x, self.kind)
+
+        with torch.inference_mode(False):  # for views of what is no tensor of inference
+            return replaced(found, Tensor, wrap)
+
+    def _count_copy(self, origin: Tensor, goes_there: bool, is_asynchronous: Any) -> None:
+        if goes_there == isinstance(origin, DeviceTensor):
+            return
+        where = f"{place()}: {'to' if goes_there else 'from'} the device"
+        self.copies[where] += 1
+        # a GPU reads page-locked memory alone without the host
+        if not (goes_there and is_asynchronous and hasattr(origin, "is_pinned_here")):
+            self.waits[where] += 1
+
+
+def _has_booleans(indices: Any) -> bool:
+    return any(isinstance(x, Tensor) and x.dtype is torch.bool for x in indices)
+
+
+def place() -> str:
+    """Return the innermost function of nmt/ that is at work, but for those that only copy."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        if path.startswith(_ROOT) and not path.endswith("transfer.py") and "<" not in name:
+            return f"{Path(path).stem}.{name}"
+        frame = frame.f_back
+    return "outside nmt"
+
+
+class _Names(TorchFunctionMode):
+    """Gives torch a name of the device that it accepts, and does what no kernel does."""
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
+        if func is torch.Tensor.is_pinned:
+            return hasattr(args[0], "is_pinned_here")
+        if func is torch.Tensor.pin_memory:
+            pinned = args[0].clone()
+            pinned.is_pinned_here = True
+            return pinned
+        if func is torch.Tensor.tolist and isinstance(args[0], DeviceTensor):
+            return args[0].cpu().tolist()
+        if func is torch.Tensor.__getitem__ and isinstance(args[0], DeviceTensor):
+            return _part(*args)
+
+        def rename(device: torch.device) -> torch.device:
+            return META if device.type == "cuda" else device
+
+        args, kwargs = replaced((args, kwargs or {}), torch.device, rename)
+        if func is torch.tensor and kwargs.get("device") == META:
+            del kwargs["device"]
+            return func(*args, **kwargs).to(META)
+        return func(*args, **kwargs)
+
+
+def _part(x: Tensor, key: Any) -> Tensor:
+    """Index with slices and None, for which torch asks the driver; the rest it does itself."""
+    keys = key if isinstance(key, tuple) else (key,)
+    if not all(one is None or (isinstance(one, slice) and one.step is None) for one in keys):
+        return x.__getitem__(key)
+    for dim, one in enumerate(keys):
+        ends = (one.start, one.stop) if isinstance(one, slice) else None
+        x = x.unsqueeze(dim) if ends is None else torch.ops.aten.slice(x, dim, *ends)
+    return x
+
+
+@contextmanager
+def a_device(*, has_autograd: bool = True) -> Iterator[Device]:
+    """Let the device be there during the block; without autograd, with CUDA's rules of autocast."""
+    answers = {"is_bf16_supported": True, "max_memory_allocated": 1}
+    answers |= {"reset_peak_memory_stats": None, "get_device_capability": (7, 5)}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
+        for name, answer in answers.items():
+            patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+        torch.__future__.set_overwrite_module_params_on_conversion(True)
+        try:
+            with Device(META if has_autograd else GPU) as device, _Names():
+                yield device
+        finally:
+            torch.__future__.set_overwrite_module_params_on_conversion(False)
+            packing.find_flash.cache_clear()

@@ -1,0 +1,219 @@
+"""What runs on a GPU, on a device that passes for one: no tensors of two devices, few waits."""
+
+from __future__ import annotations
+
+import inspect
+import random
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from conftest import random_source, tiny_config
+from device import GPU, DeviceTensor, a_device, replaced
+from searching import IDS, LENGTHS, decided_model
+from test_compiled import draw_pairs
+from torch import Tensor
+from toy import write_data
+
+from nmt.config import DType, OptimizerConfig, SearchConfig, TrainConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import World
+from nmt.model.fast.packing import PackedMask, attend_packed, pack
+from nmt.search.search import search
+from nmt.search.stepper import EnsembleStepper, ModelStepper
+from nmt.training.loss import Objective
+from nmt.training.microbatches import make_batch
+from nmt.training.start import Setup
+from nmt.translate.backend import score_pairs
+
+CPU = torch.device("cpu")
+PAIRS = [(5, 4), (9, 9), (3, 8), (12, 2), (7, 7)]
+SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1}
+# the settings of an update that take other ways through it
+TRAININGS: dict[str, dict[str, Any]] = {
+    "plain": {"dtype": DType.float32, "activation_checkpointing": True},
+    "rich": {"ema_decay": 0.9, "optimizer": OptimizerConfig(max_grad_norm=1.0)},
+    "float16": {"dtype": DType.float16},
+}
+SEARCHES: dict[str, dict[str, Any]] = {
+    "greedy": {"beam_size": 1},
+    "beam": {"beam_size": 4},
+    "all that beams have": {"beam_size": 3, "coverage_penalty": 0.2, "alignment": True},
+    "draws": {"beam_size": 3, "sampling": True, "top_k": 9, "top_p": 0.9},
+}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A data folder of a few pairs."""
+    folder = tmp_path_factory.mktemp("data")
+    write_data(folder, tokenizer, PAIRS)
+    return folder
+
+
+def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Setup:
+    config = TrainConfig(
+        data_dir=str(data_dir),
+        run_dir=str(data_dir / "run"),
+        model=tiny_config(**SMALL),
+        max_tokens=20,
+        tokens_per_update=100,
+        num_threads=1,
+        valid_bleu=False,
+        compile=False,
+        **settings,
+    )
+    return Setup(config, World(), device)
+
+
+def losses(setup: Setup) -> list[float]:
+    """Make an update of several batches; return its loss, and that of the validation set."""
+    (update,) = setup.sampler.updates(0)
+    assert len(update.batches) > 2
+    learner, batches = setup.learner, setup.learner.make_batches(update)
+    outcome = learner.update(update, batches, 0.01, is_stop_asked=False)
+    return [outcome.loss_sum, setup.validation.loss(learner.best_model)["valid_loss"]]
+
+
+def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
+    data_dir: Path,
+) -> None:
+    for name, settings in TRAININGS.items():
+        expected = losses(set_up(data_dir, CPU, **settings))
+        with a_device() as device:
+            setup = set_up(data_dir, GPU, **settings)
+            assert all(isinstance(p, DeviceTensor) for p in setup.learner.model.parameters())
+            device.waits.clear()
+            found = losses(setup)
+            places = ("distributed.sum_over_ranks", "validation.loss")
+            assert device.waits == {f"{at}: from the device": 1 for at in places}, name
+            device.waits.clear()
+            assert setup.try_largest(setup.sampler.updates(0).pool_of(0)) == 1  # byte
+            assert not device.waits, name
+        # with half precision only the output layer is rounded alike
+        assert found == pytest.approx(expected, rel=1e-6 if name == "plain" else 2e-3), name
+
+
+def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
+    source = random_source(LENGTHS)
+    prefixes = [[5, 6], *[[]] * (len(LENGTHS) - 1)]
+    for name, settings in SEARCHES.items():
+        config = SearchConfig(max_length_b=10, **settings)
+        for size, given in ((1, None), (2, prefixes))[: 1 + (name == "beam")]:
+            steppers = [ModelStepper(decided_model(seed=seed, **SMALL)) for seed in range(size)]
+            expected = search(EnsembleStepper(steppers), *source, config, IDS, prefixes=given)
+            with a_device() as device, torch.inference_mode():
+                for stepper in steppers:
+                    stepper.model.to(GPU)
+                    stepper.device = GPU
+                device.waits.clear()
+                waits, ensemble = [0], EnsembleStepper(steppers)
+                step = ensemble.step
+
+                def noting(tokens: Tensor, state: Any, step: Any = step) -> Tensor:
+                    waits.append(device.waits.total())  # noqa: B023
+                    return step(tokens, state)  # type: ignore[no-any-return]
+
+                ensemble.step = noting  # type: ignore[method-assign]
+                found = search(ensemble, *source, config, IDS, prefixes=given)
+            steps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
+            assert steps[0] == 0, device.waits  # nor does the encoder
+            assert len(steps) > 5
+            assert max(steps) <= 2, (name, device.waits)
+            ours, theirs = ([[h.tokens for h in row] for row in x] for x in (found, expected))
+            assert ours == theirs, name
+
+
+def test_scoring_waits_for_the_device_once_a_batch() -> None:
+    pairs = draw_pairs(random.Random(0), 6, 9)
+    rows, targets = (
+        [[2 + i % 20 for i in side] for side in sides] for sides in zip(*pairs, strict=True)
+    )
+    config, stepper = SearchConfig(alignment=True), ModelStepper(decided_model())
+    expected = score_pairs(stepper, rows, targets, config, IDS, max_tokens=40)
+    with a_device() as device:
+        stepper = ModelStepper(decided_model().to(GPU))
+        device.waits.clear()
+        found = score_pairs(stepper, rows, targets, config, IDS, max_tokens=40)
+    assert set(device.waits) == {"backend.score_pairs: from the device"}
+    assert 1 < device.waits.total() < len(rows)
+    assert [h.alignment for h in found] == [h.alignment for h in expected]
+    assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-5)
+
+
+def test_the_device_refuses_what_a_gpu_refuses_and_counts_what_waits() -> None:
+    numbers = torch.arange(4.0)
+    with a_device() as device:
+        x = numbers.pin_memory().to(GPU, non_blocking=True)
+        assert not device.waits
+        for wrong in (lambda: x + numbers, lambda: x.index_select(0, torch.tensor([1]))):
+            with pytest.raises(RuntimeError, match="two devices"):
+                wrong()
+        waiting: dict[str, Any] = {
+            "_local_scalar_dense": lambda: bool((x > 1).any()),
+            "nonzero": lambda: x.nonzero(),
+            "index": lambda: x[x > 1],
+            "index_put_": lambda: x.__setitem__(x > 1, 0.5),
+            "equal": lambda: torch.equal(x, x),
+            "unique_consecutive": lambda: torch.unique_consecutive(x),
+            "bincount": lambda: torch.bincount(x.long()),
+            "from the device": lambda: x.tolist(),
+            "to the device": lambda: torch.tensor([1.0], device=GPU),
+        }
+        for name, call in waiting.items():
+            for mode in (torch.no_grad, torch.inference_mode):
+                device.waits.clear()
+                with mode():
+                    call()
+                assert device.waits == {f"outside nmt: {name}": 1}
+        assert (x + torch.tensor(1.0)).tolist() == [1.0, 2.0, 1.5, 1.5]
+
+
+def test_autocast_on_a_gpu_rounds_matrix_multiplications_alone(tokenizer: Tokenizer) -> None:
+    dropouts = {"dropout": 0.1, "attention_dropout": 0.1}
+    model = decided_model(vocab_size=300, **dropouts).train().requires_grad_(False)
+    batch = make_batch(draw_pairs(random.Random(0), 5, 9), tokenizer)
+    seen: Counter[tuple[str, torch.dtype]] = Counter()
+
+    def see(name: str, found: Any) -> None:
+        replaced(found, Tensor, lambda x: seen.update([(name, x.dtype)]))
+
+    with a_device(has_autograd=False) as device, torch.no_grad():
+        objective = Objective(model.to(GPU), smoothing=0.1)
+        there = batch.to(GPU)
+        device.see = see
+        with torch.autocast("cuda", dtype=torch.bfloat16):
+            sums = objective(there)
+    assert {x.dtype for x in sums} == {torch.float32}
+    formats = {name: {d for n, d in seen if n == name} for name, _ in seen}
+    for name in ("native_layer_norm", "_log_softmax", "_safe_softmax", "exp_", "scatter_add_"):
+        assert formats[name] == {torch.float32}, name
+    for name in ("mm", "addmm", "relu"):
+        assert formats[name] == {torch.bfloat16}, name
+
+
+def test_attention_over_variable_lengths_is_called_as_torch_declares_it() -> None:
+    """As 2.11, 2.12 and 2.13 do; the installed one may have more parameters."""
+    varlen = pytest.importorskip("torch.nn.attention.varlen")
+    signature = inspect.signature(varlen.varlen_attn)
+    if "window_size" not in signature.parameters:
+        pytest.skip("torch 2.10 names causality otherwise")
+    declared = ["query", "key", "value", "cu_seq_q", "cu_seq_k", "max_q", "max_k"]
+    calls: list[dict[str, Any]] = []
+
+    def flash(*args: Any, **named: Any) -> Tensor:
+        calls.append(signature.bind(*args, **named).arguments)
+        return args[0]  # type: ignore[no-any-return]
+
+    both = replace(pack([3, 2]), flash=flash)
+    x = torch.zeros(5, 2, 8, dtype=torch.bfloat16)
+    for is_causal, window in ((True, (-1, 0)), (False, (-1, -1))):
+        attend_packed(x, x, x, PackedMask(both, both, is_causal=is_causal))
+        assert list(calls[-1])[:7] == declared
+        assert set(calls[-1]) == {*declared, "window_size"}
+        assert calls[-1]["window_size"] == window
+        assert calls[-1]["cu_seq_q"].dtype is torch.int32
+        assert (calls[-1]["max_q"], calls[-1]["max_k"]) == (3, 3)
