@@ -344,7 +344,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("parent-gone", "nmt/pool.py", "    wait([parent.sentinel])\n", "    wait([])\n    time.sleep(99)\n", "pool"),
     ("kill-workers", "nmt/pool.py", "            process.kill()\n", "            pass\n", "pool"),
     ("interrupt-ignored", "nmt/pool.py", "    signal.signal(signal.SIGINT, signal.SIG_IGN)\n", "", "preprocess_kills"),
-    ("worker-version", "nmt/cluster.py", "if version != __version__:", "if False:", "cluster"),
+    ("worker-version", "nmt/cluster.py", "    if version != __version__:\n        raise", "    if False:\n        raise", "cluster"),
     ("worker-folder", "nmt/cluster.py", "not marker.exists()", "False", "cluster"),
     ("other-function", "nmt/cluster.py", "_made is None or _made[0] != key", "_made is None", "cluster"),
     ("cluster-settings", "nmt/config/preprocess.py", '"num_threads", "scheduler", "report_only")', '"num_threads", "report_only")', "cluster"),
