@@ -99,7 +99,9 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
-    """Add up the vector `values` of all ranks; the one point of an update that waits for a GPU."""
+    """Add up the vector `values` of all ranks, of a GPU or the host; with one of a GPU, the one
+    point of an update that waits for it.
+    """
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()

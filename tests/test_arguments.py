@@ -69,7 +69,7 @@ def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line
         ("average", "model=base", "model=base: does nothing in nmt-average"),
         ("translate", "data=copy", "data=copy: does nothing in nmt-translate"),
         ("preprocess", "model=tiny", "model=tiny: does nothing in nmt-preprocess"),
-        ("train", "step=plan", "nmt-train has no such setting"),
+        ("train", "scheduler=x", "nmt-train has no such setting"),
         ("translate", "alignment=true", "alignment=true: needs format=json"),
         ("translate", "combine=log_probabilities", "needs several models"),
         ("evaluate", "num_samples=10", "num_samples=10: does nothing without baseline"),

@@ -12,7 +12,7 @@ from ranks import run_ranks
 from torch.distributed.tensor import DTensor
 from toy import read_weights, write_data
 
-from nmt.config import DType, OptimizerConfig, Sharding, TrainConfig
+from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import find_world, process_group
 from nmt.errors import ConfigError
@@ -21,6 +21,7 @@ from nmt.training.checkpoints import load_state
 from nmt.training.learner import Learner
 
 CPU = torch.device("cpu")
+MUON = OptimizerConfig(name=Optimizer.muon)
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
 
 
@@ -94,6 +95,11 @@ def test_sharded_ranks_train_the_same_weights_and_go_on_from_the_same_files(
 
 
 def test_what_does_not_go_with_sharding_is_an_error() -> None:
-    for setting in ({"dtype": DType.float16}, {"compile": True}, {"r_drop": 1.0}):
+    for setting in (
+        {"dtype": DType.float16},
+        {"compile": True},
+        {"r_drop": 1.0},
+        {"optimizer": MUON},
+    ):
         with pytest.raises(ConfigError, match="does not go with sharding=full"):
             TrainConfig(sharding=Sharding.full, **setting)

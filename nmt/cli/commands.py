@@ -23,7 +23,7 @@ from nmt import config
 
 NAME = "NAME"  # stands for a name that the user chooses
 _COLUMN = 34
-_SHARED_WORK = ("report_only", "shard", "step")  # of nmt-preprocess on several machines
+_ALONE = ("report_only", "scheduler")  # of nmt-preprocess alone
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Command:
         if self.name != "train":
             return self.settings
         own = {setting.key for setting in self.settings}
-        more = (s for s in settings(config.PreprocessConfig) if s.key not in (*own, *_SHARED_WORK))
+        more = (s for s in settings(config.PreprocessConfig) if s.key not in (*own, *_ALONE))
         return *self.settings, *more
 
 

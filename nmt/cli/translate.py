@@ -36,14 +36,7 @@ from nmt.errors import ConfigError, DataError, NmtError
 from nmt.files import replace_file
 from nmt.pool import worker_number
 from nmt.progress import Progress
-from nmt.translate.lines import (
-    HashedInput,
-    LineCounts,
-    LineOptions,
-    LineResult,
-    Window,
-    render,
-)
+from nmt.translate.lines import HashedInput, LineCounts, LineOptions, LineResult, Window, render
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)

@@ -322,10 +322,10 @@ class TrainConfig:
             rule = "does not go with sharding=full"
             require(self.adapter is Adapter.none, "adapter", self.adapter, rule)
             require(self.dtype is not DType.float16, "dtype", self.dtype, rule)
+            name, is_adam = self.optimizer.name, {Optimizer.adam, Optimizer.adamw}
+            require(name in is_adam, "optimizer.name", name, rule)
             require(not self.compile, "compile", self.compile, rule)
             require(self.r_drop == 0, "r_drop", self.r_drop, rule)
-            own, name = (Optimizer.muon, Optimizer.adafactor), self.optimizer.name
-            require(name not in own, "optimizer.name", name, rule)
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"

@@ -32,13 +32,7 @@ from nmt.preprocess.plan import make_plan
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
-from nmt.preprocess.workspace import (
-    Job,
-    Workspace,
-    open_workspace,
-    read_records,
-    run_stage,
-)
+from nmt.preprocess.workspace import Job, Workspace, open_workspace, read_records, run_stage
 
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")

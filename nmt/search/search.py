@@ -146,11 +146,10 @@ class BeamSearch:
         sentences = live.sentences[best.rows[:, 0]]  # (B,)
         is_last = (self._last_columns[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
         over = ends | goes_on & is_last  # what is alive at the limit is a result, if unfinished
-        closed = list(task.close(_take(live, best, over))) if over.any() else []
-        _collect((pair for pair in closed if pair[1].finished), pools)
+        if over.any():
+            _collect(task.close(_take(live, best, over)), pools)
         bars = _bars(pools, sentences, live.length + 1, task).unsqueeze(1)  # (B, 1)
         can_win = goes_on & (best.sums > bars)  # (B, 2K)
-        _collect((pair for pair, wins in zip(closed, can_win[over], strict=True) if wins), pools)
         going = can_win & ~is_last  # (B, 2K)
         rows, self._live = best.rows[going], _take(live, best, going)
         if len(rows):

@@ -159,7 +159,7 @@ class Learner:
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
         if self.config.subword_sampling:  # which the plan does not know
-            counts = sum_over_ranks(_num_tokens(update, batches).to(self.device))
+            counts = sum_over_ranks(_num_tokens(update, batches))  # on the host
             num_tokens, num_src_tokens = map(int, counts)
             update = replace(update, num_tokens=num_tokens, num_src_tokens=num_src_tokens)
         losses = self.accumulate_gradient(update, batches)  # (batches, 2)
