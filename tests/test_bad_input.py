@@ -62,7 +62,7 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
     short, empty, latin, home = (tmp_path / n for n in ("short.de", "empty", "latin", "home"))
     short.write_bytes(b"eins\nzwei\n")
     empty.write_bytes(b"")
-    latin.write_bytes(b"ja\n" * 7 + "grün".encode("latin-1") + b"\n")
+    latin.write_bytes(b"ja\n" * 7 + "grün\n".encode("latin-1") + b"ja\n" * 192)
     home.mkdir()
     (home / "letter.txt").write_text("dear", encoding="utf-8")
     for changes, *expected in [
