@@ -135,9 +135,12 @@ def test_hostile_markup_takes_linear_time() -> None:
     for unit, count in (("<", 9000), ("<b>", 3000), ("<code>", 3000), ("<!--", 5000), (BOLD, 1500)):
         seconds = []
         for times in (count // 8, count):
-            start = time.process_time()
-            assert html(unit * times)
-            seconds.append(time.process_time() - start)
+            tries = []
+            for _ in range(3):  # the least: collections of garbage take long in a large process
+                start = time.thread_time()
+                assert html(unit * times)
+                tries.append(time.thread_time() - start)
+            seconds.append(min(tries))
         assert seconds[1] < 24 * seconds[0] + 0.05, (unit, seconds)  # 64 times if it were squared
 
 
