@@ -74,8 +74,12 @@ class DaskWorkers(Workers[Item, Result]):
         from distributed import KilledWorker
 
         again = "the same command goes on with what is done"
+
+        def most() -> int:
+            return ITEMS_A_WORKER * max(1, len(self._client.nthreads()))
+
         try:
-            yield from in_order(self._submit, items, self._most, self._result)
+            yield from in_order(self._submit, items, most, self._result)
         except KilledWorker as error:
             raise PeerError(
                 f"{error.allowed_failures + 1} workers were lost with the same task, as happens "
@@ -87,9 +91,6 @@ class DaskWorkers(Workers[Item, Result]):
             raise PeerError(f"the scheduler {self._scheduler} is lost; {again}") from None
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
-
-    def _most(self) -> int:
-        return ITEMS_A_WORKER * max(1, len(self._client.nthreads()))
 
     def _submit(self, item: Item) -> Any:
         work = (__version__, self._marker, self._key, self._function, pickle.dumps(item))

@@ -130,18 +130,25 @@ def _architecture(theirs: Settings, tensors: Tensors, *, is_tied: bool) -> Model
     heads, d_ff = theirs.number("encoder_attention_heads"), theirs.number("encoder_ffn_dim")
     theirs.demand(decoder_attention_heads=heads, decoder_ffn_dim=d_ff)
     d_model, kind = theirs.number("d_model"), theirs.get("model_type")
+    tables = [_TABLE.format(stack) for stack in ("encoder", "decoder")]
     layouts = [(Positions.sinusoidal_halves, 0)]
     if kind == "m2m_100":
         layouts = [(Positions.sinusoidal_concat, theirs.number("pad_token_id") + 1)]
-    elif any(_TABLE.format(stack) in tensors for stack in ("encoder", "decoder")):
+    elif any(table in tensors for table in tables):
         # nmt-export stores what these classes do not compute
         layouts += itertools.product(list(Positions), range(4))
-    layout = next((some for some in layouts if _has_positions(tensors, d_model, *some)), None)
+
+    def fits(layout: Positions, offset: int) -> bool:
+        """Return whether stored tables of positions, if any, are those of a layout."""
+        compute = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
+        return all(tensors.has_positions(table, compute) for table in tables)
+
+    layout = next((some for some in layouts if fits(*some)), None)
     if layout is None:
         raise ModelError(f"{theirs.path.parent} holds learned positions; these are not imported")
-    for stack in ("encoder", "decoder"):
-        tensors.drop(_TABLE.format(stack))
-        tensors.drop(_TABLE.format(stack) + "s")  # of old files of M2M100
+    for table in tables:
+        tensors.drop(table)
+        tensors.drop(table + "s")  # of old files of M2M100
     has_bias = tensors.settle_bias("final_logits_bias")
     return theirs.architecture(
         num_encoder_layers=theirs.number("encoder_layers"),
@@ -160,13 +167,6 @@ def _architecture(theirs: Settings, tensors: Tensors, *, is_tied: bool) -> Model
         tied_output=is_tied,
         output_bias=has_bias,
     )
-
-
-def _has_positions(tensors: Tensors, d_model: int, layout: Positions, offset: int) -> bool:
-    """Return whether stored tables of positions, if any, are those of a layout."""
-    compute = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
-    names = map(_TABLE.format, ("encoder", "decoder"))
-    return all(tensors.has_positions(name, compute) for name in names)
 
 
 def _pieces(

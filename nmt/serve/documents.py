@@ -152,7 +152,8 @@ def _wrap(text: str, num_lines: int, newline: str) -> str:
 
 def _read_table(text: str, suffix: str, reading: Reading) -> Document:
     """Read CSV or TSV; `columns` are translated, the first row not if it names them."""
-    delimiter = "\t" if suffix == ".tsv" else _delimiter(text)
+    first = text.split("\n", 1)[0]
+    delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first.count)
     limit = csv.field_size_limit(1 << 24)
     try:
         rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
@@ -179,12 +180,6 @@ def _read_table(text: str, suffix: str, reading: Reading) -> Document:
         return stream.getvalue()
 
     return Document([reading.piece(rows[r][c]) for r, c in places], assemble)
-
-
-def _delimiter(text: str) -> str:
-    """Return what stands between the cells of the first row."""
-    first = text.split("\n", 1)[0]
-    return max(",;\t|", key=first.count)
 
 
 def _columns(header: Sequence[str], wanted: Sequence[str]) -> tuple[list[int], bool]:

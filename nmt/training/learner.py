@@ -40,13 +40,6 @@ if TYPE_CHECKING:
 _ANY_ROW = np.zeros(1, dtype=np.int64)  # for a rank that has no batch in an update
 
 
-def _num_tokens(update: Update, batches: list[list[Batch]]) -> Tensor:
-    """Count the real target and source tokens in the batches of this rank, (2,)."""
-    found = [batch for micro_batches in batches for batch in micro_batches if update.batches]
-    counts = [[one.num_tokens, one.num_src_tokens] for one in found]
-    return torch.tensor([[0, 0], *counts]).sum(0)
-
-
 @dataclass(frozen=True)
 class Outcome:
     """The figures of an update, over all ranks but for `batch_losses`."""
@@ -159,8 +152,9 @@ class Learner:
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
         if self.config.subword_sampling:  # which the plan does not know
-            counts = sum_over_ranks(_num_tokens(update, batches))  # on the host
-            num_tokens, num_src_tokens = map(int, counts)
+            drawn = [batch for some in batches for batch in some if update.batches]
+            counts = torch.tensor([[0, 0], *[[b.num_tokens, b.num_src_tokens] for b in drawn]])
+            num_tokens, num_src_tokens = map(int, sum_over_ranks(counts.sum(0)))  # on the host
             update = replace(update, num_tokens=num_tokens, num_src_tokens=num_src_tokens)
         losses = self.accumulate_gradient(update, batches)  # (batches, 2)
         self.scaler.unscale_(self.optimizer)  # what overflowed stays infinite
