@@ -450,7 +450,8 @@ class Kills:
         left = [path for path in names(at) if _LEFTOVER.search(path)]
         new = set(names(at)) - set(before) if what != "run" else set()
         if status != 0 or left or new:
-            return f"{case}, again: status {status}, {left}, {sorted(new)[:3]}, {errors[-200:]}"
+            beside = [*left, *sorted(new)[:3]]
+            return f"{case}, again: status {status}, {beside}, {errors[-200:].strip()!r}"
         is_new = content_of(at / what) == self.contents[what][1]
         return "" if is_new else f"{case}, again: the result differs"
 
