@@ -294,7 +294,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("r-drop-pull", TRAINING + "loss.py", "probs * (gap - kl) + probs", "probs * gap + probs", "loss"),
     ("r-drop-once", TRAINING + "loss.py", "self.num_passes = 2 if r_drop else 1", "self.num_passes = 1", "gradients"),
     ("sample-epoch", TRAINING + "learner.py", "(self.config.seed, epoch, row)", "(self.config.seed, row)", "subwords"),
-    ("sample-sides", TRAINING + "learner.py", "map(int, counts)", "map(int, counts[::-1])", "subwords"),
+    ("sample-sides", TRAINING + "learner.py", "map(int, sum_over_ranks(counts.sum(0)))", "map(int, sum_over_ranks(counts.sum(0)).flip(0))", "subwords"),
     ("sample-planned", TRAINING + "learner.py", "update = replace(update, num_tokens=num_tokens, num_src", "update = replace(update, num_src", "subwords"),
     ("factored-shape", TRAINING + "learner.py", "wanted = means.get(name, tuple(parameter.shape))", "wanted = tuple(parameter.shape)", "subwords"),
     ("decay-biases", TRAINING + "optimizer.py", "(p.dim() >= 2) == x", "(p.dim() >= 1) == x", "optimizer"),
