@@ -90,7 +90,7 @@ def read_wandb(run_dir: Path) -> list[Point]:
             names = [name for name in row if name[0] != "_" and name != "update"]
             found += [(row["update"], name, row[name]) for name in names]
     assert len(ids) <= 1
-    return sorted(found)
+    return sorted(set(found))  # as wandb drops what comes twice with the same step
 
 
 def leveldb_records(data: bytes) -> Iterator[bytes]:

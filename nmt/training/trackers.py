@@ -57,6 +57,8 @@ class TrackedPicture:
 class Tracker(Protocol):
     """A library that shows figures; any method may raise anything."""
 
+    is_durable: bool  # what was written outlives a kill, also before `close`
+
     def newest(self) -> Place | None:
         """Return the place of the newest record that it has, (0, 0) without any; None where it
         cannot be asked.
@@ -73,6 +75,8 @@ class Tracker(Protocol):
 
 
 class _TensorBoard:
+    is_durable = True
+
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
@@ -95,6 +99,8 @@ class _TensorBoard:
 
 
 class _Wandb:
+    is_durable = False  # its writer keeps records in memory
+
     def __init__(self, run: TrackedRun) -> None:
         wandb = importlib.import_module("wandb")
         self._run: Any = wandb.init(
@@ -123,6 +129,8 @@ class _Wandb:
 
 
 class _Mlflow:
+    is_durable = True
+
     def __init__(self, run: TrackedRun) -> None:
         os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")  # for the folder of the run
         mlflow = importlib.import_module("mlflow")
@@ -165,6 +173,8 @@ class _Mlflow:
 
 
 class _Trackio:
+    is_durable = True
+
     def __init__(self, run: TrackedRun) -> None:
         trackio = importlib.import_module("trackio")
         self._project = os.environ.get("TRACKIO_PROJECT", "nmt")
@@ -262,7 +272,7 @@ class Feed:
         except (OSError, ValueError) as error:
             text = "%s is damaged (%s); all figures are sent again, to a new run"
             log.warning(text, self._marker, error)
-        self._mark(marked)
+        self._mark(marked, marked["sent"])
         folder = self._metrics.parent
         tracker: Tracker = _OPEN[self._name](
             TrackedRun(folder, marked["id"], _read_settings(folder))
@@ -276,14 +286,16 @@ class Feed:
                 if place > sent and figures:
                     tracker.write(place, figures)
                     sent = place
-                    self._mark({**marked, "sent": list(sent)})
+                    if tracker.is_durable:
+                        self._mark(marked, sent)
         for picture in self._pictures:
             tracker.show(picture)
         tracker.close()
+        self._mark(marked, sent)
 
-    def _mark(self, content: dict[str, Any]) -> None:
+    def _mark(self, marked: dict[str, Any], sent: Sequence[int]) -> None:
         temporary = self._marker.with_suffix(".tmp")
-        temporary.write_bytes(seal(content))
+        temporary.write_bytes(seal({**marked, "sent": list(sent)}))
         os.replace(temporary, self._marker)
 
     def _records(self, file: Any) -> Iterator[dict[str, Any]]:
