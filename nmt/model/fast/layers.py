@@ -126,6 +126,8 @@ class _OneDnnLinear(torch.autograd.Function):
 def _onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
+    if x.dim() == 2 and rounded(x.size(0)) == x.size(0):  # as in most steps of a search
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
     rows = _pad_rows(x.reshape(-1, x.size(-1)))  # (N, I)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "")
     return y[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)  # (..., O)
@@ -143,7 +145,7 @@ def rounded(num_rows: int) -> int:
 
 def _pad_rows(rows: Tensor) -> Tensor:
     """Return `rows` (N, D) with rows of 0 after them, up to a number that is common."""
-    missing = rounded(len(rows)) - len(rows)
+    missing = rounded(rows.size(0)) - rows.size(0)
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
