@@ -95,7 +95,7 @@ class ModelStepper:
         """See `Stepper.step`."""
         with self._autocast():
             hidden = self.model.step(tokens, state.cache, state.record)  # (rows, D)
-            if self.device.type != "cpu":
+            if self.device.type != "cpu" or torch.is_grad_enabled():
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
             # a few rows at a time, so that the processor's cache holds their logits
             log_probs = hidden.new_empty(len(hidden), len(self.model.output_matrix)).float()
