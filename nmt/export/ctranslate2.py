@@ -16,7 +16,8 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import Activation, ExportConfig, Norm
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
-from nmt.model.transformer import LAYER_NORM_EPS, alignment_layer, sinusoidal_positions
+from nmt.model.transformer import alignment_layer, sinusoidal_positions
+from nmt.model.variants import NORM_EPS
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 _ACTIVATIONS = {Activation.relu: "RELU", Activation.gelu: "GELU", Activation.silu: "SWISH"}
@@ -70,7 +71,7 @@ def write_ctranslate2(
     spec.config.bos_token = spec.config.decoder_start_token = pieces[tgt.bos_id]
     spec.config.eos_token = pieces[tgt.eos_id]
     spec.config.add_source_eos = model.source_eos
-    spec.config.layer_norm_epsilon = LAYER_NORM_EPS
+    spec.config.layer_norm_epsilon = NORM_EPS
     spec.validate()
     spec.optimize(quantization=config.quantization.value)
     spec.save(str(folder))
