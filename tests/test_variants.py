@@ -50,7 +50,7 @@ def naive_attention(
     def vector(kind: int, head: int, y: Tensor, place: int) -> Tensor:
         first = starts[kind] + head * size
         found = y @ weight[first : first + size].T + bias[first : first + size]
-        if config.qk_norm and kind < 2:
+        if config.qk_norm and is_self and kind < 2:
             norm: Any = (module.query_norm, module.key_norm)[kind]
             found = found / (found.square().mean() + 1e-5).sqrt() * norm.weight
         if is_self and positions is Positions.rotary and kind < 2:

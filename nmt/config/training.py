@@ -86,7 +86,7 @@ class ModelConfig:
     num_kv_heads: int | None = option(
         None, "heads of keys and values, shared by groups of heads; null: num_heads", low=1
     )
-    qk_norm: bool = option(False, "RMS norm of the queries and keys of each head")
+    qk_norm: bool = option(False, "RMS norm of queries and keys of each head, in self-attention")
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
     activation_dropout: float = option(0.0, "dropout after the activation", low=0, below=1)

@@ -144,7 +144,8 @@ class MultiHeadAttention(nn.Module):
         self.sizes = [d_model, kv_size, kv_size]  # of queries, keys and values of all heads
         self.is_rotary = is_self and config.positions is Positions.rotary
         self.relation = variants.new_relation(config) if is_self else None
-        self.query_norm, self.key_norm = (variants.new_head_norm(config) for _ in range(2))
+        self.query_norm = variants.new_head_norm(config) if is_self else None
+        self.key_norm = variants.new_head_norm(config) if is_self else None
         self.dropout = nn.Dropout(config.attention_dropout)
         self.in_projection = nn.Linear(d_model, sum(self.sizes))
         self.out_projection = nn.Linear(d_model, d_model)
@@ -165,8 +166,7 @@ class MultiHeadAttention(nn.Module):
             for y, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
         )  # (B, H, T, D/H), 2 x (B, H or fewer, S, D/H)
         places = variants.distances(x.size(1), memory.size(1), x.device)  # (T, S)
-        queries = self.place(queries, self.query_norm, -places[:, 0])
-        keys = self.place(keys, self.key_norm, places[0])
+        queries, keys = self.place(queries, keys, -places[:, 0])  # the same positions
         keys, values = (variants.repeat_heads(y, self.num_heads, dim=1) for y in (keys, values))
         heads, shares = attend(
             queries, keys, values, mask, self.dropout, self.relation, places
@@ -176,10 +176,13 @@ class MultiHeadAttention(nn.Module):
         joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]
 
-    def place(self, x: Tensor, norm: nn.Module | None, positions: Tensor | None) -> Tensor:
-        """Return queries or keys (..., D/H) as they are compared, with `positions` (...)."""
-        x = x if norm is None else norm(x)
-        return variants.rotate(x, positions) if self.is_rotary and positions is not None else x
+    def place(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> list[Tensor]:
+        """Normalize queries and keys (..., D/H) and turn them by `positions` (...), if configured."""
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        if not self.is_rotary or positions is None:
+            return [queries, keys]
+        return [variants.rotate(queries, positions), variants.rotate(keys, positions)]
 
     def _split_heads(self, x: Tensor) -> Tensor:
         return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, H, T, D/H)

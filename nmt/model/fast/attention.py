@@ -77,37 +77,36 @@ class FastAttention(MultiHeadAttention):
         places = distances(mask.queries.longest, mask.keys.longest, queries.device)  # (T, S)
         return attend(queries, keys, values, mask.visible(), dropout, self.relation, places)
 
-    def _project(self, x: Tensor, memory: Tensor | None, positions: Tensor | None) -> list[Tensor]:
+    def _project(
+        self, x: Tensor, memory: Tensor | None, positions: Tensor | None = None
+    ) -> list[Tensor]:
         """Compute queries of `x` (N, D), and keys and values of `memory` (M, D) if there is one,
-        each (..., H or fewer, D/H); `positions` (N, 1) are those of `x`.
+        each (..., H or fewer, D/H). Rotary ones turn by `positions` (N, 1).
         """
         in_projection = cast(FastLinear, self.in_projection)
         if memory is x:
             parts = in_projection(x).split(self.sizes, dim=-1)  # (N, D), 2 x (N, D or less)
             queries, keys, values = (part.unflatten(-1, (-1, self.head_size)) for part in parts)
-            queries = self.place(queries, self.query_norm, positions)
-            return [queries, self.place(keys, self.key_norm, positions), values]
+            return [*self.place(queries, keys, positions), values]
         queries = in_projection.block(x, 0, x.size(-1)).view(len(x), self.num_heads, -1)
-        queries = self.place(queries, self.query_norm, positions)
         return [queries] if memory is None else [queries, *self.read(memory)]
 
     def read(self, memory: Tensor) -> list[Tensor]:
         """Compute keys and values of `memory` (M, D), each (M, H or fewer, D/H)."""
         in_projection, d_model = cast(FastLinear, self.in_projection), memory.size(-1)
         both = in_projection.block(memory, d_model, sum(self.sizes))  # (M, 2 D or less)
-        keys, values = (y.view(len(memory), -1, self.head_size) for y in both.chunk(2, dim=-1))
-        return [self.place(keys, self.key_norm, None), values]
+        return [part.view(len(memory), -1, self.head_size) for part in both.chunk(2, dim=-1)]
 
     def _project_step(self, x: Tensor, memory: Tensor, cache: DecoderCache) -> list[Tensor]:
         """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values
         (B, H or fewer, C, D/H) that are to be attended to.
         """
-        positions = cache.ages().unsqueeze(-1) if self.is_rotary else None
         if memory is x:
+            positions = cache.ages().unsqueeze(-1) if self.is_rotary else None
             parts = self._project(x, x, positions)  # 3 x (R, H, D/H)
             queries, keys, values = (cache.grid.spread(part).transpose(1, 2) for part in parts)
             return [queries, *cache.append(self, keys, values)]
-        rows, *new = self._project(x, None if self in cache.sources else memory, positions)
+        rows, *new = self._project(x, None if self in cache.sources else memory)
         if new:
             cache.add_source(self, *new)
         return [cache.grid.spread(rows).transpose(1, 2), *cache.sources[self]]
