@@ -16,6 +16,7 @@ MODERN: dict[str, Any] = {
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "learned": {"positions": Positions.learned, "num_positions": 4},  # shorter than sentences
+    "learned, pre": {"positions": Positions.learned, "num_positions": 9, "norm": Norm.pre},
     "relative": {"positions": Positions.relative, "max_distance": 2},
     "rotary": {"positions": Positions.rotary},
     "alibi": {"positions": Positions.alibi},
@@ -33,3 +34,6 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "deep encoder": {"num_encoder_layers": 4, "num_decoder_layers": 1},
 }
 """By name; models with 4 heads."""
+KNOWN = ("gelu", "silu", "deep encoder")
+OWN = {name: changes for name, changes in VARIANTS.items() if name not in KNOWN}
+"""Those whose export has code of its own."""

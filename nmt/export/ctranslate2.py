@@ -17,8 +17,9 @@ from nmt.checkpoint import ModelInfo
 from nmt.config import Activation, ExportConfig, ModelConfig, Norm, NormLayer, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
-from nmt.model.transformer import alignment_layer, sinusoidal_positions
-from nmt.model.variants import NORM_EPS, Alibi, lengthen
+from nmt.export.huggingface import positions_table
+from nmt.model.transformer import alignment_layer
+from nmt.model.variants import NORM_EPS, Alibi
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 _ACTIVATIONS = {Activation.relu: "RELU", Activation.gelu: "GELU", Activation.silu: "SWISH"}
@@ -63,7 +64,7 @@ def write_ctranslate2(
     decoder = transformer_spec.TransformerDecoderSpec(*sizes, **parts, **alignment)
     spec = TransformerSpec(encoder, decoder)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
-        _set_positions(stack, name, model, weights, config.max_positions)
+        _set_positions(stack, name, model, tensors, config.max_positions)
         stack.scale_embeddings = model.scale_embedding
         for i, layer in enumerate(stack.layer):
             _set_layer(layer, weights, f"{name}_layers.{i}")
@@ -90,7 +91,7 @@ def write_ctranslate2(
 
 
 def _set_positions(
-    stack: Any, name: str, model: ModelConfig, weights: Arrays, max_positions: int
+    stack: Any, name: str, model: ModelConfig, tensors: dict[str, Tensor], max_positions: int
 ) -> None:
     """Fill what says where tokens stand: a table added to embeddings, or a part of self-attention.
 
@@ -98,19 +99,15 @@ def _set_positions(
     distance up to `max_positions`.
     """
     layout = model.positions
-    if layout.is_sinusoidal:
-        table = sinusoidal_positions(max_positions, model.d_model, layout, model.position_offset)
-    elif layout is Positions.learned:
-        learned = torch.from_numpy(weights[f"{name}_positions"])
-        table = lengthen(learned, max_positions)[:max_positions]
     if layout.is_added:
+        table = positions_table(model, name, tensors, max_positions).float()
         stack.position_encodings.encodings = table.numpy()  # (P, D)
     for i, layer in enumerate(stack.layer):
         attention = layer.self_attention
         if layout is Positions.relative:
             for kind in ("keys", "values"):  # (2K+1, D/H)
-                weight = weights[f"{name}_layers.{i}.self_attention.relation.{kind}"]
-                setattr(attention, f"relative_position_{kind}", weight)
+                weight = tensors[f"{name}_layers.{i}.self_attention.relation.{kind}"]
+                setattr(attention, f"relative_position_{kind}", weight.float().numpy())
         elif layout is Positions.alibi:
             # T5 has the first half of the distances each for itself, and of an encoder's two sides
             places = torch.arange(2 * max_positions)[None]  # (1, 2P)

@@ -177,7 +177,7 @@ class MultiHeadAttention(nn.Module):
         return self.out_projection(joined)  # type: ignore[no-any-return]
 
     def place(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> list[Tensor]:
-        """Normalize queries and keys (..., D/H) and turn them by `positions` (...), if configured."""
+        """Normalize queries and keys (..., D/H), and turn them by `positions` (...), if set."""
         if self.query_norm is not None and self.key_norm is not None:
             queries, keys = self.query_norm(queries), self.key_norm(keys)
         if not self.is_rotary or positions is None:
