@@ -64,7 +64,7 @@ class RunLog:
         if self._path.exists():
             self.lost_validation = _truncate(self._path, state)
         self._file = self._path.open("ab", buffering=0)
-        self._feeds = [Feed(name, run_dir) for name in trackers]
+        self._feeds = [Feed(n, run_dir, num_sentences=config.tracker_sentences) for n in trackers]
         self._progress = Progress("train", "updates", total=config.max_updates, done=state.update)
 
     def advance(self) -> None:
