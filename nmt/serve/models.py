@@ -13,6 +13,7 @@ from typing import Any
 from nmt.config import ServeConfig
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError
+from nmt.serve.workers import count_workers, load_in_workers
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -72,14 +73,9 @@ class Models:
     @classmethod
     def _load(cls, config: ServeConfig) -> Models:
         directions: dict[tuple[str, str], Direction] = {}
-        for folder in config.model_dir:
-            translator = Translator.load(
-                folder,
-                device=config.device,
-                dtype=config.dtype,
-                backend=config.backend,
-                num_threads=config.num_threads,
-            )
+        count = count_workers(config)
+        translators = load_in_workers(config, count) if count else _load_here(config)
+        for folder, translator in zip(config.model_dir, translators, strict=True):
             for pair, tags in _pairs(translator, folder).items():
                 if pair in directions:
                     raise ConfigError(
@@ -139,6 +135,13 @@ class Models:
             if code in fitting or (code == target and confidence >= _SURE):
                 return code, confidence
         return (fitting or self.sources)[0], 0.0
+
+
+def _load_here(config: ServeConfig) -> list[Translator]:
+    """Load the models into this process."""
+    options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
+    options |= {"backend": config.backend, "num_threads": config.num_threads}
+    return [Translator.load(folder, **options) for folder in config.model_dir]
 
 
 def language_name(code: str) -> str:

@@ -18,7 +18,8 @@ from nmt.serve.markup import parse_html
 from nmt.serve.models import Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import Piece, is_emoji_only, plain_text
-from nmt.serve.scheduler import Options, QueueFullError, Scheduler, TooManySentencesError
+from nmt.serve.rounds import Options
+from nmt.serve.scheduler import QueueFullError, Scheduler, TooManySentencesError
 from nmt.translate.lines import LineOptions, LineResult
 
 log = logging.getLogger(__name__)
@@ -250,10 +251,10 @@ class Service:
             raise HttpError(503, text, retry_seconds=10) from None
         return [[next(found) for _ in piece.sentences] for piece in pieces]
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns in the engine's thread."""
+    async def call(self, direction: Direction, function: Callable[..., T], *args: Any) -> T:
+        """Return what `function(translator, *args)` returns where the model is."""
         try:
-            return await self.scheduler.call(function)
+            return await self.scheduler.call(direction.translator, function, *args)
         except QueueFullError as error:
             raise self._refusal(error) from None
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -22,7 +23,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -212,9 +212,18 @@ def _speed(turns: Turns) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time that a process and those that it started have taken."""
+    own, children = {}, collections.defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            number = int(path.parent.name)
+            own[number] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            children[int(fields[1])].append(number)
+    found = [pid]
+    for number in found:  # which grows
+        found += children[number]
+    return sum(own.get(number, 0.0) for number in found)
 
 
 @contextlib.contextmanager
@@ -276,7 +285,7 @@ def process(
         try:
             until = time.monotonic() + 180
             while True:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                with contextlib.suppress(OSError):
                     urllib.request.urlopen(url, timeout=5).close()
                     break
                 if running.poll() is not None or time.monotonic() > until:
