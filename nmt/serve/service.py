@@ -20,6 +20,7 @@ from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import Piece, is_emoji_only, plain_text
 from nmt.serve.rounds import Options
 from nmt.serve.scheduler import QueueFullError, Scheduler, TooManySentencesError
+from nmt.serve.workers import WorkerPool, WorkersBackend
 from nmt.translate.lines import LineOptions, LineResult
 
 log = logging.getLogger(__name__)
@@ -97,6 +98,11 @@ class Service:
         self._options: dict[tuple[Direction, int, bool, bool], Options] = {}  # of plain wishes
         self.metrics.gauge(
             "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
+        )
+        self.metrics.gauge(
+            "nmt_worker_deaths",
+            "Worker processes of these models that died.",
+            lambda: sum(pool.num_deaths for pool in pools_of(self.models)),
         )
         self.metrics.gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
 
@@ -323,6 +329,8 @@ class Service:
         """Let go of threads and files."""
         self.scheduler.close()
         self.downloads.close()
+        for pool in pools_of(self.models):
+            pool.close()
 
 
 def check_results(results: Sequence[LineResult]) -> None:
@@ -352,6 +360,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 def client_of(request: Request) -> str:
     """Return what a request's address counts as."""
     return network_of(request.client.host if request.client else "unknown")
+
+
+def pools_of(models: Models) -> set[WorkerPool]:
+    """Return the worker processes of these models, if any."""
+    backends = [direction.translator.backend for direction in models.directions.values()]
+    return {backend.pool for backend in backends if isinstance(backend, WorkersBackend)}
 
 
 def _windows(pieces: Sequence[Piece]) -> list[list[Piece]]:
