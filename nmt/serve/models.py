@@ -57,6 +57,7 @@ class Models:
         self.directions = directions
         self.sources = sorted({source for source, _ in directions})
         self.codes = sorted({code for pair in directions for code in pair})
+        self._known = {code.lower().replace("_", "-"): code for code in self.codes}
 
     @classmethod
     def load(cls, config: ServeConfig) -> Models:
@@ -92,13 +93,10 @@ class Models:
         Letter case does not count; pb is pt-BR, zh zh-Hans, zt zh-Hant, and a region that no model
         has is left out.
         """
-        known = {code.lower().replace("_", "-"): code for code in self.codes}
         name = wish.lower().replace("_", "-")
         group = next((group for group in _ALIASES if name in group), ())
-        for choice in (name, *group, name.split("-")[0]):
-            if choice in known:
-                return known[choice]
-        return None
+        choices = (name, *group, name.split("-")[0])
+        return next((self._known[choice] for choice in choices if choice in self._known), None)
 
     def targets(self, source: str) -> list[str]:
         """Return the languages that a language is translated to; itself is one, unchanged."""

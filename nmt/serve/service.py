@@ -206,7 +206,11 @@ class Service:
             ):
                 results[i] = some
 
-        await asyncio.gather(*(translate_group(*item) for item in groups.items()))
+        work = [translate_group(*item) for item in groups.items()]
+        if len(work) == 1:
+            await work[0]  # gathering has a task for each
+        else:
+            await asyncio.gather(*work)
         return [
             Answer(piece, some, direction, text, code, confidence)
             for piece, some, text, (code, confidence, direction) in zip(
@@ -286,7 +290,7 @@ class Service:
             max_source_length=self.config.max_source_length,
         )
         options = Options(translator, search, lines, direction.tags)
-        if not wish.search:
+        if not wish.search and direction in self.models.directions.values():  # not of a reload ago
             self._options[known] = options
         return options
 
