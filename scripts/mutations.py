@@ -281,6 +281,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("relu-gradient", FAST + "layers.py", "threshold_backward(grad, y, 0)", "threshold_backward(grad, y, 0.01)", "fast"),
     ("block-bias", FAST + "layers.py", "weight, bias = weight[start:end], bias[start:end]", "weight, bias = weight[start:end], bias[: end - start]", "fast"),
     ("reordered-key", FAST + "layers.py", "key = start, len(weight)", "key = 0, len(weight)", "fast"),
+    ("rounded-stale", FAST + "layers.py", "rounded[place][0] != weight._version", "False", "gradients"),
+    ("rounded-anew", FAST + "layers.py", "rounded[place][0] != weight._version", "True", "gradients"),
     ("rounded-rows", FAST + "layers.py", "num_rows + -num_rows % step", "num_rows - num_rows % step", "fast"),
     ("dropout-scale", FAST + "layers.py", "_LEVELS / (_LEVELS - dropped)", "_LEVELS / (_LEVELS - dropped + 64)", "fast"),
     ("dropout-share", FAST + "layers.py", "bits.ge(dropped - _LEVELS // 2)", "bits.ge(dropped - _LEVELS // 2 + 999)", "fast"),

@@ -23,7 +23,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
-from nmt.model.fast.layers import ROWS_STEP
+from nmt.model.fast.layers import ROWS_STEP, round_once
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import Transformer
 from nmt.training.adapters import choose_parameters, merged_state
@@ -85,6 +85,8 @@ class Learner:
         choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
+        if self.dtype is torch.bfloat16 and config.sharding is Sharding.none:
+            round_once(self.model)  # what is gathered anew has the version of before
         self.sharded: Sharded | None = None  # while ranks are connected that have parts of a model
         may_compile = False if config.sharding is Sharding.full else config.compile
         compiler, smoothing = make_compiler(may_compile, device), config.label_smoothing
@@ -164,6 +166,8 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
+            if self.sharded is None:  # fused kernels leave it out, which `round_once` reads
+                torch.autograd.graph.increment_version(list(self.model.parameters()))
             if self.average is not None:
                 self.average.update(self.model)
         if self.scaler.is_enabled():
