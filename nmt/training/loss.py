@@ -67,7 +67,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if grad_bias is not None and needs_bias:
                     grad_bias += error.sum(0, dtype=grad_bias.dtype)
                 if needs_weight:
-                    if error.dtype is grad_weight.dtype and not is_onednn_faster():
+                    is_plain = torch.compiler.is_compiling() or not is_onednn_faster()
+                    if error.dtype is grad_weight.dtype and is_plain:
                         torch.addmm(grad_weight, error.T, rows, out=grad_weight)  # in place
                     else:
                         grad_weight += transposed_matmul(error, rows)
