@@ -92,14 +92,14 @@ class PackedMask(NamedTuple):
         return self.keys.mask & causal_mask(longest, device) if self.is_causal else self.keys.mask
 
 
-def pack(lengths: Sequence[int]) -> Packing:
-    """Describe sentences of so many tokens.
+def pack(lengths: Sequence[int], longest: int | None = None) -> Packing:
+    """Describe sentences of so many tokens; padded tensors may have room for `longest`.
 
     Attention to an empty sentence gives some finite number, which means nothing.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # (B,)
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
-    num_tokens, longest = int(offsets[-1]), int(sizes.max())
+    num_tokens, longest = int(offsets[-1]), longest or int(sizes.max())
     positions = np.arange(num_tokens) - np.repeat(offsets[:-1], sizes)  # (N,)
     places = np.repeat(np.arange(len(sizes)) * longest, sizes) + positions  # (N,)
     tokens = np.minimum(offsets[:-1, None] + np.arange(longest), num_tokens - 1)  # (B, T)
