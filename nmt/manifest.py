@@ -1,8 +1,8 @@
 """Checksums by which damage is noticed: of the files in a folder, in its `manifest.json`; of each
-line of a file that grows, at the end of the line; of a config that people read, in its first line.
+line of a file that grows, at the end of the line, and its newest line beside it.
 
-They are XXH3, of files with 128 bits and of lines and configs with 64: it finds flipped bits and
-mixed-up files at the speed of memory, and is no protection against somebody who changes it too.
+They are XXH3, of files with 128 bits and of lines with 64: it finds flipped bits and mixed-up files
+at the speed of memory, and is no protection against somebody who changes it too.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ FORMAT_VERSION = 1
 _settings = {"verify": True}
 _BLOCK = 1 << 18
 _MOST_BYTES = 1 << 30  # of `metrics.jsonl`
-# these match where a bit of the checksum is flipped too, and nothing that an older nmt wrote
+# matches where a bit of the checksum is flipped too, and nothing that an older nmt wrote
 _SEALED = re.compile(rb'(.*), "....": ".{16}"\}', re.DOTALL)
-_UNSEALED_CONFIG = re.compile(rb"[a-z_]+:")
 
 
-def write_manifest(folder: Path) -> None:
-    """Write `manifest.json` for all other files in `folder` and below it."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+def write_manifest(folder: Path, *names: str) -> None:
+    """Write `manifest.json` for these files, or all others, in `folder` and below it."""
+    found = [folder / name for name in names] or folder.rglob("*")
+    paths = sorted(p for p in found if p.is_file() and p != folder / MANIFEST)
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in paths}
     (folder / MANIFEST).write_bytes(_render(files))
 
@@ -91,15 +91,22 @@ def unseal(line: bytes) -> dict[str, Any]:
 def read_records(path: Path, *, leave_out_damaged: bool = False) -> list[dict[str, Any]]:
     """Read the records of `metrics.jsonl`; a last line that is being written is left out.
 
-    Raises `DamagedError` for a damaged line, or logs it, and for a file that is too large.
+    Raises `DamagedError`, or logs it, for a damaged line and where the line of `mark_end` is
+    missing, and raises it for a file that is too large.
     """
+    end = path.with_suffix(".end")
+    newest = b""
+    if _settings["verify"] and end.is_file():
+        with end.open("rb") as file:
+            newest = file.read(_BLOCK)  # before the lines, of which there may be more then
     if path.stat().st_size > _MOST_BYTES:
         raise DamagedError(f"{path} has more than {_MOST_BYTES >> 30} GB; move it elsewhere")
-    records = []
+    records, is_whole = [], not newest.endswith(b"\n")  # which is being written
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n") and b'"}' not in line:
                 break
+            is_whole |= line == newest
             try:
                 records.append(_check_record(unseal(line)))
             except ValueError as error:
@@ -107,7 +114,17 @@ def read_records(path: Path, *, leave_out_damaged: bool = False) -> list[dict[st
                 if not leave_out_damaged:
                     raise DamagedError(f"{text}; remove the line, or copy the file again") from None
                 log.warning("%s; it is left out", text)
+    if not is_whole:
+        text = f"{path} was cut, or is of another run: it lacks the line of {end.name}"
+        if not leave_out_damaged:
+            raise DamagedError(f"{text}; copy the file again, or remove {end.name} to use it so")
+        log.warning("%s; what it has is kept", text)
     return records
+
+
+def mark_end(path: Path, line: bytes) -> None:
+    """Note the newest line of `metrics.jsonl` beside it, or that it is being written (`b""`)."""
+    path.with_suffix(".end").write_bytes(line)
 
 
 def _check_record(record: dict[str, Any]) -> dict[str, Any]:
@@ -120,18 +137,12 @@ def _check_record(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def seal_config(text: bytes) -> bytes:
-    """Return YAML with a comment of its checksum before it."""
-    return f"# XXH3 of the lines below: {xxhash.xxh3_64_hexdigest(text)}\n".encode() + text
-
-
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Read `config.yaml` of a run; raise `FileNotFoundError`, or `DamagedError`."""
     path = run_dir / "config.yaml"
     text = path.read_bytes() if path.stat().st_size < _BLOCK else bytes(_BLOCK)
-    is_sealed = not _UNSEALED_CONFIG.match(text)
-    if is_sealed and _settings["verify"] and seal_config(text.partition(b"\n")[2]) != text:
-        raise DamagedError(f"{path} is damaged; if you changed it, remove its first line")
+    if _settings["verify"] and _read(run_dir).get(path.name, _describe(path)) != _describe(path):
+        raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
     return parse_yaml(text, path)
 
 
