@@ -348,6 +348,9 @@ class TrainConfig:
     dtype: DType = option(DType.auto, "of matrix multiplications: float32, bfloat16, float16, auto")
     tf32: bool = option(False, "use TF32 for float32 matrix multiplications on the GPU")
     compile: bool | None = option(None, "use torch.compile; null: on a GPU where it works")
+    static_shapes: bool = option(
+        False, "pad batches to few shapes, for one graph of model and loss, which a GPU replays"
+    )
     activation_checkpointing: bool = option(False, "keep only layer inputs: less memory, more time")
     dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
     num_threads: int = option(
@@ -381,6 +384,9 @@ class TrainConfig:
             require(name in is_adam, "optimizer.name", name, rule)
             require(not self.compile, "compile", self.compile, rule)
             require(self.r_drop == 0, "r_drop", self.r_drop, rule)
+            require(not self.static_shapes, "static_shapes", self.static_shapes, rule)
+        valid = self.r_drop == 0 or not self.static_shapes
+        require(valid, "r_drop", self.r_drop, "does not go with static_shapes=true")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"
