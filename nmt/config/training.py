@@ -232,6 +232,21 @@ class OptimizerConfig:
 
 
 @dataclass(kw_only=True)
+class NoiseConfig:
+    """Noise on the tokens of training pairs, new in every epoch (docs/synthesis.md)."""
+
+    drop: float = option(0.0, "share of source tokens that are left out", low=0, below=1)
+    mask: float = option(0.0, "share of source tokens that become <unk>", low=0, below=1)
+    swap: int = option(0, "most places that a source token moves; 0: none moves", low=0)
+    word_dropout: float = option(
+        0.0, "share of target tokens that the decoder reads as <unk>", low=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "noise.")
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """Settings of `nmt-train`; the defaults are the paper's base run (sections 5.2 to 5.4)."""
 
@@ -262,6 +277,7 @@ class TrainConfig:
         low=0,
         below=1,
     )
+    noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int = option(4096, "bound on a batch: rows * longest side, padding included", low=1)
     max_updates: int = option(100_000, "updates at which training ends", low=1)

@@ -107,7 +107,7 @@ def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]
     flat |= {name: getattr(config, name) for name in names.split()}
     flat["adapter"] = config.adapter.value
     flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
-    for group in ("model", "optimizer"):
+    for group in ("model", "optimizer", "noise"):
         for name, value in asdict(getattr(config, group)).items():
             flat[f"{group}.{name}"] = getattr(value, "value", value)
     return flat

@@ -49,10 +49,11 @@ class Batch:
 
 
 def make_batch(
-    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *,
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, inputs: Sequence[Ids] | None = None, *,
     round_to: int = 1, source_eos: bool = True,
 ) -> Batch:  # fmt: skip
-    """Concatenate pairs of ids that have no BOS and EOS yet.
+    """Concatenate pairs of ids that have no BOS and EOS yet; the decoder reads `inputs`, which are
+    as long as the targets, in their place.
 
     With `round_to` above 1 each side gets 1 to `round_to` padding tokens, which make N and M
     multiples of it. Without `source_eos` sources end with their last token.
@@ -72,7 +73,7 @@ def make_batch(
     return Batch(
         src=_concatenate([ids for row in sources for ids in (row, src_end)], src_pads),
         sources=pack([*src_lengths, *(src for src, _ in added)]),
-        tgt_in=_concatenate([ids for row in targets for ids in (bos, row)], tgt_pads),
+        tgt_in=_concatenate([ids for row in inputs or targets for ids in (bos, row)], tgt_pads),
         tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], tgt_pads),
         targets=pack([*tgt_lengths, *(tgt for _, tgt in added)]),
         num_src_tokens=num_src_tokens,

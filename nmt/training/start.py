@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from nmt.config import TrainConfig, resolve
+from nmt.config import NoiseConfig, TrainConfig, resolve
 from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import ParallelData, read_meta
 from nmt.data.languages import target_tags
 from nmt.data.mixing import make_mix
+from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
 from nmt.errors import ConfigError
@@ -54,7 +55,9 @@ class Setup:
         )
         self.fingerprint = checkpoints.fingerprint(config, self.meta, self.sampler.mix)
         torch.manual_seed(config.seed)
-        self.learner = Learner(config, data, self.tokenizer, world, device)
+        given = (config.noise, config.seed, self.tokenizer, self.meta.directions.values())
+        noise = None if config.noise == NoiseConfig() else TokenNoise(*given)
+        self.learner = Learner(config, data, self.tokenizer, world, device, noise)
 
     def _check_sampling(self, data: ParallelData) -> None:
         """Raise a `ConfigError` unless text can be cut anew, and the same again."""
