@@ -1,5 +1,6 @@
 """Checksums by which damage is noticed: of the files in a folder, in its `manifest.json`; of each
-line of a file that grows, at the end of the line; of a config that people read, in its first line.
+line of a file that grows, at the end of the line, and its newest line beside it; of a config that
+people read, in its first line.
 
 They are XXH3, of files with 128 bits and of lines and configs with 64: it finds flipped bits and
 mixed-up files at the speed of memory, and is no protection against somebody who changes it too.
@@ -91,15 +92,22 @@ def unseal(line: bytes) -> dict[str, Any]:
 def read_records(path: Path, *, leave_out_damaged: bool = False) -> list[dict[str, Any]]:
     """Read the records of `metrics.jsonl`; a last line that is being written is left out.
 
-    Raises `DamagedError` for a damaged line, or logs it, and for a file that is too large.
+    Raises `DamagedError`, or logs it, for a damaged line and where the line of `mark_end` is
+    missing, and raises it for a file that is too large.
     """
+    end = path.with_suffix(".end")
+    newest = b""
+    if _settings["verify"] and end.is_file():
+        with end.open("rb") as file:
+            newest = file.read(_BLOCK)  # before the lines, of which there may be more then
     if path.stat().st_size > _MOST_BYTES:
         raise DamagedError(f"{path} has more than {_MOST_BYTES >> 30} GB; move it elsewhere")
-    records = []
+    records, is_whole = [], not newest.endswith(b"\n")  # which is being written
     with path.open("rb") as file:
         for number, line in enumerate(file, start=1):
             if not line.endswith(b"\n") and b'"}' not in line:
                 break
+            is_whole |= line == newest
             try:
                 records.append(_check_record(unseal(line)))
             except ValueError as error:
@@ -107,7 +115,17 @@ def read_records(path: Path, *, leave_out_damaged: bool = False) -> list[dict[st
                 if not leave_out_damaged:
                     raise DamagedError(f"{text}; remove the line, or copy the file again") from None
                 log.warning("%s; it is left out", text)
+    if not is_whole:
+        text = f"{path} was cut, or is of another run: it lacks the line of {end.name}"
+        if not leave_out_damaged:
+            raise DamagedError(f"{text}; copy the file again, or remove {end.name} to use it so")
+        log.warning("%s; what it has is kept", text)
     return records
+
+
+def mark_end(path: Path, line: bytes) -> None:
+    """Note the newest line of `metrics.jsonl` beside it, or that it is being written (`b""`)."""
+    path.with_suffix(".end").write_bytes(line)
 
 
 def _check_record(record: dict[str, Any]) -> dict[str, Any]:

@@ -34,6 +34,7 @@ from nmt.errors import DamagedError, ModelError, NmtError
 from nmt.files import replace_folder
 from nmt.manifest import (
     MANIFEST,
+    mark_end,
     read_config,
     read_records,
     seal,
@@ -128,6 +129,29 @@ def test_metrics_and_configs_without_checksums_or_that_are_being_written_are_rea
         assert read_config(tmp_path) == {"seed": 2}
     finally:
         set_verify(True)
+
+
+def test_metrics_that_were_cut_or_are_of_another_run_are_noticed(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics, end = tmp_path / "metrics.jsonl", tmp_path / "metrics.end"
+    lines = [seal({"update": update, "nll": 1 / update}) for update in range(1, 6)]
+    others = [seal({"update": update, "nll": 2 / update}) for update in range(1, 6)]
+    mark_end(metrics, lines[3])
+    for intact in (lines[:4], lines):  # a kill may come between a line and its mark
+        metrics.write_bytes(b"".join(intact))
+        assert len(read_records(metrics)) == len(intact)
+    whole = b"".join(lines)
+    for damaged in (b"", *(b"".join(lines[:n]) for n in range(4)), b"".join(others), whole[:80]):
+        metrics.write_bytes(damaged)
+        with pytest.raises(DamagedError, match=r"metrics\.jsonl was cut, or is of another run"):
+            read_records(metrics)
+        kept = read_records(metrics, leave_out_damaged=True)
+        assert len(kept) == damaged.count(b"\n")
+        assert "was cut" in caplog.messages[-1]
+    for being_written in (b"", lines[3][:-1]):
+        end.write_bytes(being_written)
+        assert len(read_records(metrics)) == whole[:80].count(b"\n")
 
 
 def test_metrics_and_configs_that_were_made_to_do_harm_are_refused(tmp_path: Path) -> None:

@@ -294,6 +294,9 @@ class TrainConfig:
     tracker: list[TrackerName] = option(
         [TrackerName.tensorboard], "tensorboard, wandb, mlflow, trackio, where figures go too"
     )
+    tracker_sentences: int = option(
+        0, "validation pairs whose attention goes there, of each validated checkpoint", low=0
+    )
     exportable: bool = option(True, "refuse a model that CTranslate2 could not run")
     seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(10, "consecutive non-finite updates that stop the run", low=1)

@@ -24,6 +24,7 @@ class Picture(str, Enum):
     run = "run"
     data = "data"
     report = "report"
+    checkpoints = "checkpoints"
     upload = "upload"
 
 
@@ -73,7 +74,7 @@ class VisualizeConfig:
     split: str = option("test", "what=report: split that is translated; valid where it is missing")
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
     num_sentences: int = option(
-        0, "what=upload: validation sentences whose attention is sent, of each checkpoint", low=0
+        0, "what=checkpoints, upload: validation pairs whose attention is drawn", low=0
     )
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
     num_threads: int = option(0, "CPU threads; 0: the cores that are idle at the start", low=0)

@@ -9,7 +9,7 @@ from typing import Any
 
 from nmt.config import TrainConfig
 from nmt.files import replace_file
-from nmt.manifest import read_records, seal
+from nmt.manifest import mark_end, read_records, seal
 from nmt.progress import Progress
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Outcome
@@ -64,7 +64,7 @@ class RunLog:
         if self._path.exists():
             self.lost_validation = _truncate(self._path, state)
         self._file = self._path.open("ab", buffering=0)
-        self._feeds = [Feed(name, run_dir) for name in trackers]
+        self._feeds = [Feed(n, run_dir, num_sentences=config.tracker_sentences) for n in trackers]
         self._progress = Progress("train", "updates", total=config.max_updates, done=state.update)
 
     def advance(self) -> None:
@@ -76,8 +76,10 @@ class RunLog:
         """Write one record to the files; it has the key `update`."""
         if not self.is_main:
             return
+        line = seal(record)
         try:
-            self._file.write(seal(record))
+            self._file.write(line)
+            mark_end(self._path, line)
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
         for feed in self._feeds:
@@ -116,6 +118,9 @@ def _truncate(path: Path, state: TrainerState) -> bool:
     kept = [
         r for r in records if "valid_loss" not in r or not state.validated < r["update"] == update
     ]
+    lines = [seal(record) for record in kept]
+    mark_end(path, b"")
     with replace_file(path) as temporary:
-        temporary.write_bytes(b"".join(map(seal, kept)))
+        temporary.write_bytes(b"".join(lines))
+    mark_end(path, lines[-1] if lines else b"")
     return len(kept) < len(records)

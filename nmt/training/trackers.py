@@ -18,7 +18,7 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -31,7 +31,9 @@ from nmt.manifest import read_config, seal, unseal
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # that a run waits at its end for a tracker
+DRAW_SECONDS = 100.0  # more where it draws pictures
 _MODULES = {TrackerName.tensorboard: "tensorboard"}  # others are named as their module
+_DRAWING = threading.Lock()
 Place = tuple[int, int]
 """An update, and 1 for its validation, 0 before that: where a record of `metrics.jsonl` belongs."""
 
@@ -43,6 +45,7 @@ class TrackedRun:
     folder: Path
     id: str  # the same after a kill, a letter and hexadecimal digits
     config: dict[str, Any]  # flat names of settings, with the commit of the code
+    sent: Place  # of the newest record that is known to be sent, (0, 0) without any
 
 
 @dataclass(frozen=True)
@@ -59,10 +62,8 @@ class Tracker(Protocol):
 
     is_durable: bool  # what was written outlives a kill, also before `close`
 
-    def newest(self) -> Place | None:
-        """Return the place of the newest record that it has, (0, 0) without any; None where it
-        cannot be asked.
-        """
+    def newest(self) -> Place:
+        """Return the place after which records are to be sent."""
 
     def write(self, place: Place, figures: dict[str, float]) -> None:
         """Show the figures of a record."""
@@ -80,9 +81,14 @@ class _TensorBoard:
     def __init__(self, run: TrackedRun) -> None:
         from torch.utils.tensorboard import SummaryWriter
 
-        self._board: Any = SummaryWriter(str(run.folder / "tensorboard"))
+        # a kill may have cut the next record: what its step has goes, and comes again
+        step = sum(run.sent)
+        folder = str(run.folder / "tensorboard")
+        self._board: Any = SummaryWriter(folder, purge_step=step or None)
+        self._newest = (step - 1, 1) if step else (0, 0)
 
-    def newest(self) -> None: ...
+    def newest(self) -> Place:
+        return self._newest
 
     def write(self, place: Place, figures: dict[str, float]) -> None:
         for name, value in figures.items():
@@ -113,8 +119,10 @@ class _Wandb:
             settings=wandb.Settings(console="off", silent=True, x_disable_stats=True),
         )
         self._run.define_metric("*", step_metric="update")
+        self._sent = run.sent
 
-    def newest(self) -> None: ...
+    def newest(self) -> Place:
+        return self._sent
 
     def write(self, place: Place, figures: dict[str, float]) -> None:
         # a number of its own for each record, since what comes twice is dropped there
@@ -152,17 +160,20 @@ class _Mlflow:
             ).info.run_id
             for key, value in run.config.items():
                 self._client.log_param(self._id, key, value)
+        names = self._client.get_run(self._id).data.metrics
+        histories = [self._client.get_metric_history(self._id, name) for name in names]
+        self._has = {(metric.key, metric.step) for history in histories for metric in history}
 
     def newest(self) -> Place:
-        names = ("learning_rate", "valid_loss")
-        histories = [self._client.get_metric_history(self._id, name) for name in names]
-        places = [(m.step, kind) for kind, history in enumerate(histories) for m in history]
-        return max(places, default=(0, 0))
+        places = ((step, int(name.startswith("valid"))) for name, step in self._has)
+        step, is_validation = max(places, default=(1, 0))
+        return (step, 0) if is_validation else (step - 1, 1)  # that one may have come in part
 
     def write(self, place: Place, figures: dict[str, float]) -> None:
         entities = importlib.import_module("mlflow.entities")
         now = int(1000 * time.time())
-        metrics = [entities.Metric(name, value, now, place[0]) for name, value in figures.items()]
+        missing = [name for name in figures if (name, place[0]) not in self._has]
+        metrics = [entities.Metric(name, figures[name], now, place[0]) for name in missing]
         self._client.log_batch(self._id, metrics=metrics)
 
     def show(self, picture: TrackedPicture) -> None:
@@ -223,16 +234,16 @@ def check_trackers(names: list[TrackerName]) -> list[TrackerName]:
 class Feed:
     """Gives the lines of a run's `metrics.jsonl` to one tracker, in a thread, as they come.
 
-    `trackers/NAME.json` in the run folder holds the run's id and the place of the newest line that
-    was sent. A line whose place is not after it is not sent again.
+    `trackers/NAME.json` in the run folder holds the run's id, the place of the newest line that was
+    sent, and the update of the newest picture. What is not after them is not sent again.
     """
 
-    def __init__(
-        self, name: TrackerName, run_dir: Path, pictures: Sequence[TrackedPicture] = ()
-    ) -> None:
-        """Begin; `pictures` are shown after the last line."""
+    def __init__(self, name: TrackerName, run_dir: Path, *, num_sentences: int = 0) -> None:
+        """Begin; the attention of so many validation pairs is shown too, of each checkpoint that
+        was validated.
+        """
         self.is_done = False  # all is sent
-        self._name, self._metrics, self._pictures = name, run_dir / "metrics.jsonl", pictures
+        self._name, self._run_dir, self._num_sentences = name, run_dir, num_sentences
         self._marker = run_dir / "trackers" / f"{name.value}.json"
         self._wake, self._is_closing = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name=name.value, daemon=True)
@@ -244,7 +255,9 @@ class Feed:
 
     def close(self, timeout_seconds: float | None = None) -> None:
         """Send the rest, but give up after some time."""
-        timeout_seconds = timeout_seconds or CLOSE_SECONDS
+        timeout_seconds = timeout_seconds or CLOSE_SECONDS + DRAW_SECONDS * bool(
+            self._num_sentences
+        )
         self._is_closing.set()
         self._wake.set()
         self._thread.join(timeout_seconds)
@@ -264,7 +277,7 @@ class Feed:
 
     def _send_lines(self) -> None:
         self._marker.parent.mkdir(exist_ok=True)
-        marked: dict[str, Any] = {"id": f"n{uuid.uuid4().hex[:15]}", "sent": [0, 0]}
+        marked: dict[str, Any] = {"id": f"n{uuid.uuid4().hex[:15]}", "sent": [0, 0], "shown": 0}
         try:
             marked |= unseal(self._marker.read_bytes())
         except FileNotFoundError:
@@ -272,13 +285,12 @@ class Feed:
         except (OSError, ValueError) as error:
             text = "%s is damaged (%s); all figures are sent again, to a new run"
             log.warning(text, self._marker, error)
-        self._mark(marked, marked["sent"])
-        folder = self._metrics.parent
-        tracker: Tracker = _OPEN[self._name](
-            TrackedRun(folder, marked["id"], _read_settings(folder))
-        )
-        sent: Place = tracker.newest() or (marked["sent"][0], marked["sent"][1])
-        with self._metrics.open("rb") as file:
+        self._mark(marked)
+        sent: Place = (marked["sent"][0], marked["sent"][1])
+        run = TrackedRun(self._run_dir, marked["id"], _read_settings(self._run_dir), sent)
+        tracker: Tracker = _OPEN[self._name](run)
+        sent = tracker.newest()
+        with (self._run_dir / "metrics.jsonl").open("rb") as file:
             for record in self._records(file):
                 place = (record["update"], int("valid_loss" in record))
                 is_number = {k: isinstance(v, int | float) for k, v in record.items()}
@@ -286,16 +298,25 @@ class Feed:
                 if place > sent and figures:
                     tracker.write(place, figures)
                     sent = place
+                    marked["sent"] = list(sent)
                     if tracker.is_durable:
-                        self._mark(marked, sent)
-        for picture in self._pictures:
-            tracker.show(picture)
+                        self._mark(marked)
+                    if place[1] and self._num_sentences:
+                        self._show(tracker, marked)
+        if self._num_sentences:
+            self._show(tracker, marked)  # of what was not written yet at its validation
         tracker.close()
-        self._mark(marked, sent)
+        self._mark(marked)
 
-    def _mark(self, marked: dict[str, Any], sent: Sequence[int]) -> None:
+    def _show(self, tracker: Tracker, marked: dict[str, Any]) -> None:
+        pictures = draw_checkpoints(self._run_dir, self._num_sentences)
+        for picture in [p for p in pictures if p.update > marked["shown"]]:
+            tracker.show(picture)
+        marked["shown"] = max([marked["shown"], *(picture.update for picture in pictures)])
+
+    def _mark(self, marked: dict[str, Any]) -> None:
         temporary = self._marker.with_suffix(".tmp")
-        temporary.write_bytes(seal({**marked, "sent": list(sent)}))
+        temporary.write_bytes(seal(marked))
         os.replace(temporary, self._marker)
 
     def _records(self, file: Any) -> Iterator[dict[str, Any]]:
@@ -311,6 +332,23 @@ class Feed:
             if is_last:
                 return
             self._wake.wait()
+
+
+def draw_checkpoints(run_dir: Path, num_sentences: int) -> list[TrackedPicture]:
+    """Return the pictures of a run's checkpoints, by update; those that are missing are drawn by
+    `nmt-visualize what=checkpoints` in a process of its own, so that they do not slow a run.
+    """
+    settings = [f"run_dir={run_dir}", f"num_sentences={num_sentences}", "num_threads=1"]
+    line = [sys.executable, "-m", "nmt", "visualize", "what=checkpoints", "device=cpu", *settings]
+    with _DRAWING:
+        done = subprocess.run(line, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode:
+        raise NmtError(done.stderr.strip().rpartition("\n")[2])
+    found = []
+    for path in sorted((run_dir / "pictures").glob("update-*.png")):
+        _, update, number = path.stem.split("-")
+        found.append(TrackedPicture(int(update), f"attention-{number}", path))
+    return found
 
 
 def _read_settings(run_dir: Path) -> dict[str, Any]:

@@ -77,6 +77,10 @@ PICTURES = {
         "run_dir=runs/mine",
         page="run_report:report_page",
     ),
+    Picture.checkpoints: Kind(
+        "attention of the first validation pairs at each validation, in run_dir/pictures",
+        "run_dir=runs/mine num_sentences=4",
+    ),
     Picture.upload: Kind(
         "no picture: sends a run's figures to trackers that lack them",
         "run_dir=runs/mine tracker=[wandb,mlflow]",
@@ -104,10 +108,10 @@ def draw(config: VisualizeConfig) -> None:
     """Draw what the settings say, or list what there is, and log the file."""
     if config.what is None:
         print(index())
-    elif config.what is Picture.upload:
+    elif config.what in (Picture.upload, Picture.checkpoints):
         if config.num_sentences:
             _check_matplotlib()
-        _function("runs:upload")(config)
+        _function(f"runs:{config.what.value}")(config)
     else:
         log.info("wrote %s", _draw(config, config.what))
 

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import logging
 import math
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.checkpoint import checkpoint_update, list_checkpoints
-from nmt.config import VisualizeConfig, resolve
+from nmt.config import VisualizeConfig, require, resolve
 from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.manifest import read_config, read_records, verify
 from nmt.metadata import read_json
-from nmt.training.trackers import Feed, TrackedPicture, check_trackers
+from nmt.training.trackers import Feed, check_trackers
 from nmt.translate.translator import Translator
 from nmt.visualize.words import attention_figure
 
@@ -154,32 +153,37 @@ def upload(config: VisualizeConfig) -> None:
         raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
     for folder in map(resolve, config.run_dir):
         read_metrics(folder)
-        with tempfile.TemporaryDirectory() as place:
-            pictures = draw_checkpoints(folder, Path(place), config) if config.num_sentences else []
-            for name in check_trackers(config.tracker):
-                feed = Feed(name, folder, pictures)
-                feed.close(timeout_seconds=_UPLOAD_SECONDS)
-                if not feed.is_done:
-                    raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
-                log.info("sent %s to %s", folder, name.value)
+        for name in check_trackers(config.tracker):
+            feed = Feed(name, folder, num_sentences=config.num_sentences)
+            feed.close(timeout_seconds=_UPLOAD_SECONDS)
+            if not feed.is_done:
+                raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
+            log.info("sent %s to %s", folder, name.value)
 
 
-def draw_checkpoints(run_dir: Path, place: Path, config: VisualizeConfig) -> list[TrackedPicture]:
-    """Draw the attention of the first validation pairs for each checkpoint of a run: the mean of
-    the heads of each layer, as files in `place`.
+def checkpoints(config: VisualizeConfig) -> None:
+    """Draw the attention of the first validation pairs, the mean of the heads of each layer, of
+    each checkpoint that was validated; what is drawn is not drawn again.
     """
     from nmt.visualize.style import Style, save  # which import matplotlib
 
-    data_dir, found = resolve(read_settings(run_dir)["data_dir"]), []
-    sources, targets = (x[: config.num_sentences] for x in read_texts(data_dir, "valid"))
+    require(config.num_sentences > 0, "num_sentences", config.num_sentences, "must be at least 1")
     style = Style(config.theme)
-    with style.settings():
+    for run_dir in map(resolve, config.run_dir):
+        validated = {r["update"] for r in read_metrics(run_dir) if "valid_loss" in r}
+        data_dir = resolve(read_settings(run_dir)["data_dir"])
+        sources, targets = (x[: config.num_sentences] for x in read_texts(data_dir, "valid"))
         for folder in list_checkpoints(run_dir):
+            update = checkpoint_update(folder)
+            names = [f"update-{update:08}-{i + 1}.png" for i in range(len(sources))]
+            paths = [run_dir / "pictures" / name for name in names]
+            if update not in validated or all(path.exists() for path in paths):
+                continue
             translator = Translator.load(folder, device=config.device)
-            for i, pair in enumerate(translator.attention(sources, targets), start=1):
-                figure = attention_figure(pair, style, kind=config.kind, layers=[], heads=[0])
-                update = checkpoint_update(folder)
-                path = place / f"update-{update:08}-{i}.png"
-                save(figure, path)
-                found.append(TrackedPicture(update, f"attention-{i}", path))
-    return found
+            with style.settings():
+                pairs = translator.attention(sources, targets)
+                for pair, path in zip(pairs, paths, strict=True):
+                    save(
+                        attention_figure(pair, style, kind=config.kind, layers=[], heads=[0]), path
+                    )
+            log.info("wrote %s", ", ".join(names))

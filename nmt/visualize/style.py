@@ -20,6 +20,7 @@ from matplotlib.figure import Figure
 
 from nmt.config import Theme
 from nmt.errors import ConfigError
+from nmt.files import replace_file
 
 log = logging.getLogger(__name__)
 _FIRST_FONT = "DejaVu Sans"  # comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew
@@ -133,4 +134,6 @@ def save(figure: Figure, path: Path) -> None:
         raise ConfigError(f"output={path}: a picture is a .png, .svg or .pdf file")
     path.parent.mkdir(parents=True, exist_ok=True)
     metadata = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
-    figure.savefig(path, dpi=_DPI, metadata=metadata[path.suffix])
+    with replace_file(path) as temporary:
+        form = path.suffix[1:]
+        figure.savefig(temporary, dpi=_DPI, format=form, metadata=metadata[path.suffix])
