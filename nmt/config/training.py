@@ -247,6 +247,17 @@ class NoiseConfig:
 
 
 @dataclass(kw_only=True)
+class StageConfig:
+    """Other weights of corpora, from an update on to the next stage."""
+
+    start: int = option(0, "number of updates after which the stage begins", low=1)
+    mix: dict[str, float] = option(dict, "weight of named corpora in it; others as before stages")
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "stages.")
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """Settings of `nmt-train`; the defaults are the paper's base run (sections 5.2 to 5.4)."""
 
@@ -259,6 +270,8 @@ class TrainConfig:
     mix_temperature: float | None = option(
         None, "evens out the shares of corpora; null: as preprocessed"
     )
+    stages: dict[str, StageConfig] = option(dict, "stages of data with other weights, by name")
+    stage_patience: bool = option(False, "let patience count in the last of stages, and end it")
     init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
     adapter: Adapter = option(Adapter.none, "lora: of linear layers train low-rank additions")
@@ -321,8 +334,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name, weight in self.mix.items():
-            require(0 <= weight <= MOST, f"mix.{name}", weight, "must be a number from 0")
+        weights = {f"mix.{name}": weight for name, weight in self.mix.items()}
+        for name, stage in self.stages.items():
+            weights |= {f"stages.{name}.mix.{corpus}": w for corpus, w in stage.mix.items()}
+            others = [other for other in self.stages.values() if other.start == stage.start]
+            rule = "two stages begin there; give each its own"
+            require(len(others) == 1, f"stages.{name}.start", stage.start, rule)
+        for key, weight in weights.items():
+            require(0 <= weight <= MOST, key, weight, "must be a number from 0")
+        valid = not (self.stages and self.patience) or self.stage_patience
+        rule = "may end the run before its last stage; set stage_patience=true to count in that"
+        require(valid, "patience", self.patience, rule)
         temperature = self.mix_temperature
         valid = temperature is None or 1 <= temperature <= MOST
         require(valid, "mix_temperature", temperature, "must be at least 1")
