@@ -17,12 +17,13 @@ from typing import Any
 
 import pytest
 from conftest import sentences
-from toy import command
+from toy import command, train
 from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt.cli import synthesis
 from nmt.config import BacktranslateConfig, DistillConfig, TooLong
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.binary import ParallelData
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DataError, NmtError
 from nmt.translate import resume
 from nmt.translate.lines import LineResult, Translation, Window
@@ -161,6 +162,31 @@ def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
         assert f"{len(LINES):>12,} lines read\n" in out
         assert corpus(tmp_path / name) == corpus(folder / name)
     assert "data.corpora.bt.src_tag=<bt>" in err
+
+
+def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
+    folder: Path, tmp_path: Path, toy_data: Path
+) -> None:
+    place = folder / "backtranslate"
+    settings = [f"data_dir={tmp_path / 'data'}", "tokenizer.vocab_size=330"]
+    for split, side in itertools.product(("train", "valid"), ("src", "tgt")):
+        name = "valid" if split == "valid" else "corpora.parallel"
+        settings.append(f"data.{name}.{side}={toy_data.parent / f'{split}.{side}.txt'}")
+    settings += [f"data.corpora.bt.{side}={place / f'{side}.txt'}" for side in ("src", "tgt")]
+    settings += ["data.corpora.bt.src_tag=<bt>", "data.corpora.bt.weight=0.5", "max_length=1000"]
+    assert command("preprocess", *settings) == 0
+    tokenizer = load_tokenizers(tmp_path / "data").src
+    data = ParallelData(tmp_path / "data", "train")
+    (tag,) = (i for i, piece in enumerate(tokenizer.all_pieces()) if piece == "<bt>")
+    is_tagged = [tag in data[row][0] for row in range(len(data))]
+    num_pairs = len(read_lines(place / "src.txt"))
+    assert is_tagged == [True] * num_pairs + [False] * (len(data) - num_pairs)
+    run = ["max_updates=2", "max_tokens=1000", "stages.end.start=1", "stages.end.mix.bt=0"]
+    assert train(tmp_path / "data", tmp_path / "run", *run) == 0
+    search = [f"model_dir={tmp_path / 'run'}", f"input={folder / 'in-1'}"]
+    for options, name in (([], "plain"), (["src_tag=<bt>"], "tagged")):
+        assert translate(*search, f"output={tmp_path / name}", *options) == 0
+    assert (tmp_path / "plain").read_bytes() != (tmp_path / "tagged").read_bytes()
 
 
 def test_too_long_lines_are_translated_in_parts_or_left_out(folder: Path, tmp_path: Path) -> None:
