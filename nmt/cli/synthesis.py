@@ -24,7 +24,7 @@ from nmt.preprocess.sources import match_files
 from nmt.progress import Progress
 from nmt.translate.lines import HashedInput
 from nmt.translate.resume import PartFile, describe_job, remove_part
-from nmt.translate.synthesis import SUMMARY, PairCounts, keep_pairs, publish, read_counts
+from nmt.translate.synthesis import SUMMARY, SynthesisCounts, keep_pairs, publish, read_counts
 
 log = logging.getLogger(__name__)
 
@@ -97,14 +97,14 @@ def _translate(
     job: dict[str, object],
     *,
     is_reversed: bool,
-) -> PairCounts:
+) -> SynthesisCounts:
     """Translate what is not translated yet, and write the files of the corpus."""
     folder, src = resolve(config.output), work.tokenizer.src
     has_stream = any(map(is_stream, files))
     sizes = [resolve(f).stat().st_size for f in files if not (is_stream(f) or is_packed(f))]
     total_bytes = sum(sizes) if len(sizes) == len(files) else None
     with contextlib.ExitStack() as stack:
-        part = stack.enter_context(PartFile(folder / "pairs", job, PairCounts))
+        part = stack.enter_context(PartFile(folder / "pairs", job, SynthesisCounts))
         source = part.resume(lambda: _read(files), is_stream=has_stream)
         bar = Progress("translate", "lines", total_bytes=total_bytes, done=source.num_lines)
         progress = stack.enter_context(bar)
@@ -114,7 +114,7 @@ def _translate(
         progress.finish()
         about = {"input": config.input, "job": job}
         counts = part.finish(source, lambda state: publish(folder, part.path, state, about))
-    assert isinstance(counts, PairCounts)
+    assert isinstance(counts, SynthesisCounts)
     return counts
 
 

@@ -30,7 +30,7 @@ _FORMAT_VERSION = 1
 
 
 @dataclass
-class PairCounts(LineCounts):
+class SynthesisCounts(LineCounts):
     """What became of lines; each that is no pair is counted once, where it is dropped first."""
 
     lines: int = 0
@@ -66,12 +66,12 @@ def keep_pairs(
     src: Tokenizer,
     *,
     is_reversed: bool,
-) -> tuple[bytes, PairCounts]:
+) -> tuple[bytes, SynthesisCounts]:
     """Return the lines of the pairs to keep, the source of each before the target, and counts.
 
     `src` cuts what was translated; with `is_reversed` that is the target of a pair.
     """
-    counts, lines = PairCounts(lines=len(results)), list[str]()
+    counts, lines = SynthesisCounts(lines=len(results)), list[str]()
     for line, ids, result in zip(
         window.lines, src.encode_batch(window.lines), results, strict=True
     ):
@@ -143,7 +143,7 @@ def publish(folder: Path, pairs: Path, state: PartState, about: dict[str, Any]) 
 
 def read_counts(
     folder: Path, job: dict[str, Any], read: Callable[[], HashedInput]
-) -> PairCounts | None:
+) -> SynthesisCounts | None:
     """Return the counts of the corpus in `folder` if it is whole, and of this job and input."""
     try:
         found = read_json(folder / SUMMARY)
@@ -155,4 +155,4 @@ def read_counts(
     source = read()
     source.skip(sys.maxsize)
     same = found.get("sha256") == source.sha256
-    return to_dataclass(PairCounts, found.get("counts"), folder / SUMMARY) if same else None
+    return to_dataclass(SynthesisCounts, found.get("counts"), folder / SUMMARY) if same else None
