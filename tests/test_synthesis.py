@@ -5,12 +5,14 @@ from __future__ import annotations
 import gzip
 import itertools
 import json
+import logging
 import os
 import random
 import shutil
 import time
 from collections.abc import Callable
 from functools import partial
+from logging.handlers import BufferingHandler
 from pathlib import Path
 from resource import RUSAGE_SELF, getrusage
 from typing import Any
@@ -29,8 +31,8 @@ from nmt.translate import resume
 from nmt.translate.lines import LineResult, Translation, Window
 from nmt.translate.synthesis import count_repeats, is_looping, keep_pairs
 
-LINES = [line if i % 17 else "" for i, line in enumerate(sentences(200, seed=5))]
-DRAWS = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0, "window_lines": 20}
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(120, seed=5))]
+DRAWS = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0, "window_lines": 15}
 OPTIONS = {**DRAWS, "max_ratio": 2.0, "max_repeats": 1, "device": "cpu", "num_threads": 1}
 
 
@@ -40,9 +42,9 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("synthesis")
     write_model(folder / "model", seed=3, eos_scale=4.0)
     write_lines(folder / "in", LINES)
-    write_lines(folder / "in-1", LINES[:90])
+    write_lines(folder / "in-1", LINES[:50])
     (folder / "in-2.gz").write_bytes(
-        gzip.compress("".join(f"{line}\n" for line in LINES[90:]).encode())
+        gzip.compress("".join(f"{line}\n" for line in LINES[50:]).encode())
     )
     for name, run in (("distill", distill), ("backtranslate", backtranslate)):
         run(folder, folder / name)
@@ -112,9 +114,9 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
     cases = {
         "blank": [("", found("", 0)), (" ", found("a", 1))],
         "failed": [(line, LineResult([], "RuntimeError"))],
-        "truncated": [(line, found("a", 3, num_left_out=1))],
+        "truncated": [(line, found("a", 3, num_left_out=1, num_parts=1))],
         "empty": [(line, found(" ", 1)), (line, found("", 0))],
-        "unfinished": [(line, found("a", 3, finished=False))],
+        "met_limit": [(line, found("a", 3, finished=False))],
         "looping": [(line, found("loop", 5))],
         "ratio": [(line, found("a", 2 * num_tokens + 2)), (line * 9, found("b", 3))],
         "pairs": [(line, found("loop", 4)), (line, found("c", 2 * num_tokens + 1))],
@@ -122,14 +124,17 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
     lines = [line for case in cases.values() for line, _ in case]
     results = [result for case in cases.values() for _, result in case]
     config = DistillConfig(input=["x"], max_ratio=2, max_repeats=4)
-    window = Window(0, lines, None)
+    window, heard = Window(7, lines, None), BufferingHandler(100)
+    logging.getLogger("nmt.translate.synthesis").addHandler(heard)
     for is_reversed, kept in ((False, b"%s\nloop\n%s\nc\n"), (True, b"loop\n%s\nc\n%s\n")):
         data, counts = keep_pairs(window, results, config, tokenizer, is_reversed=is_reversed)
         assert data == kept % (line.encode(), line.encode())
         assert counts.lines == len(lines)
-        assert {k: v for k, v in vars(counts).items() if v and k != "lines"} == {
+        assert {k: v for k, v in vars(counts).items() if v and k not in ("lines", "too_long")} == {
             reason: len(case) for reason, case in cases.items()
         }
+    warning = "line 10 cannot be translated and is left out: RuntimeError"
+    assert [record.getMessage() for record in heard.buffer] == 2 * [warning]
     config = DistillConfig(input=["x"], max_ratio=0, max_repeats=0)
     _, counts = keep_pairs(window, results, config, tokenizer, is_reversed=False)
     assert (counts.looping, counts.ratio, counts.pairs) == (0, 0, 5)
@@ -152,8 +157,8 @@ def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
         assert [line for line in LINES if line in set(lines)] == lines
         assert 0 < len(lines) == counts["pairs"] < counts["lines"] == len(LINES)
         assert counts["blank"] == LINES.count("")
-        dropped = ("blank", "failed", "truncated", "empty", "unfinished", "looping", "ratio")
-        assert all(counts[reason] for reason in ("empty", "unfinished", "looping", "ratio"))
+        dropped = ("blank", "failed", "truncated", "empty", "met_limit", "looping", "ratio")
+        assert all(counts[reason] for reason in ("empty", "met_limit", "looping", "ratio"))
         assert sum(counts[name] for name in (*dropped, "pairs")) == len(LINES)
         arguments["output"] = tmp_path / name
         assert command(name, *(f"{key}={value}" for key, value in arguments.items())) == 0
@@ -181,9 +186,16 @@ def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
     is_tagged = [tag in data[row][0] for row in range(len(data))]
     num_pairs = len(read_lines(place / "src.txt"))
     assert is_tagged == [True] * num_pairs + [False] * (len(data) - num_pairs)
-    run = ["max_updates=2", "max_tokens=1000", "stages.end.start=1", "stages.end.mix.bt=0"]
+    run = [
+        "max_updates=2",
+        "max_tokens=1000",
+        "valid_bleu=false",
+        "stages.end.start=1",
+        "stages.end.mix.bt=0",
+    ]
     assert train(tmp_path / "data", tmp_path / "run", *run) == 0
-    search = [f"model_dir={tmp_path / 'run'}", f"input={folder / 'in-1'}"]
+    search = [f"model_dir={tmp_path / 'run'}", f"input={folder / 'in-1'}", "beam_size=1"]
+    search += ["max_length_a=0", "max_length_b=5"]
     for options, name in (([], "plain"), (["src_tag=<bt>"], "tagged")):
         assert translate(*search, f"output={tmp_path / name}", *options) == 0
     assert (tmp_path / "plain").read_bytes() != (tmp_path / "tagged").read_bytes()
@@ -196,7 +208,8 @@ def test_too_long_lines_are_translated_in_parts_or_left_out(folder: Path, tmp_pa
         out = tmp_path / way.value
         distill(folder, out, **options, too_long=way)
         counts = json.loads((out / "summary.json").read_text(encoding="utf-8"))["counts"]
-        assert (counts["truncated"], counts["lines"]) == (num_truncated, 9)
+        found = [counts[name] for name in ("truncated", "too_long", "lines")]
+        assert found == [num_truncated, 1, 9]
         assert len(read_lines(out / "src.txt")) == counts["pairs"]
 
 

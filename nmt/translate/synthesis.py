@@ -7,6 +7,7 @@ targets. While a text is translated, its pairs are kept in one file, a line for 
 from __future__ import annotations
 
 import json
+import logging
 import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
@@ -25,6 +26,8 @@ from nmt.metadata import read_json, to_dataclass
 from nmt.translate.lines import HashedInput, LineCounts, LineResult, Window
 from nmt.translate.resume import PartState
 
+log = logging.getLogger(__name__)
+
 _SIDES, SUMMARY = ("src.txt", "tgt.txt"), "summary.json"
 _FORMAT_VERSION = 1
 
@@ -38,7 +41,6 @@ class SynthesisCounts(LineCounts):
     blank: int = 0  # lines without text
     truncated: int = 0  # of which too_long=truncate translated a part alone
     empty: int = 0  # translations without text
-    unfinished: int = 0  # translations that met the length limit
     looping: int = 0
     ratio: int = 0
 
@@ -50,7 +52,7 @@ class SynthesisCounts(LineCounts):
             (self.failed, "dropped: cannot be translated, named above"),
             (self.truncated, f"dropped: more than max_source_length={config.max_source_length}"),
             (self.empty, "dropped: the translation is empty"),
-            (self.unfinished, "dropped: the translation met max_length_a and max_length_b"),
+            (self.met_limit, "dropped: the translation met max_length_a and max_length_b"),
             (self.looping, f"dropped: more than max_repeats={config.max_repeats} in a row"),
             (self.ratio, f"dropped: beyond max_ratio={config.max_ratio:g}"),
             (self.pairs, "pairs written"),
@@ -72,9 +74,11 @@ def keep_pairs(
     `src` cuts what was translated; with `is_reversed` that is the target of a pair.
     """
     counts, lines = SynthesisCounts(lines=len(results)), list[str]()
-    for line, ids, result in zip(
-        window.lines, src.encode_batch(window.lines), results, strict=True
-    ):
+    rows = zip(window.lines, src.encode_batch(window.lines), results, strict=True)
+    for number, (line, ids, result) in enumerate(rows, start=window.first_line + 1):
+        if result.error is not None:
+            log.warning("line %d cannot be translated and is left out: %s", number, result.error)
+        counts.too_long += result.num_parts > 1 or result.num_left_out > 0
         if reason := _why_dropped(line, ids, result, config):
             setattr(counts, reason, getattr(counts, reason) + 1)
         else:
@@ -97,7 +101,7 @@ def _why_dropped(
     if not best.text.strip():
         return "empty"
     if not best.finished:
-        return "unfinished"
+        return "met_limit"
     if config.max_repeats and is_looping(ids, best.tokens, config.max_repeats):
         return "looping"
     sizes = sorted((len(ids) + 1, len(best.tokens) + 1))  # with EOS
