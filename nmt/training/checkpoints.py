@@ -29,7 +29,7 @@ from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
-from nmt.manifest import seal_config, verify
+from nmt.manifest import MANIFEST, verify, write_manifest
 from nmt.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,13 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
-    """Write `config.yaml`, unless it is there and the same."""
-    place, content = run_dir / "config.yaml", seal_config(config_yaml.encode())
+    """Write `config.yaml`, and a manifest of it, unless they are there and the same."""
+    place, content = run_dir / "config.yaml", config_yaml.encode()
     if not place.exists() or place.read_bytes() != content:
+        (run_dir / MANIFEST).unlink(missing_ok=True)
         with replace_file(place) as path:
             path.write_bytes(content)
+    write_manifest(run_dir, place.name)
 
 
 # --- the state of a run
