@@ -43,6 +43,15 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("last-block", DATA + "mixing.py", "places[places >= end_of_short] += missing", "places[places > end_of_short] += missing", "mixing"),
     ("pass-key", DATA + "mixing.py", "spawn_key=key[1:]", "spawn_key=(key[1], 0)", "mixing"),
     ("mix-start", DATA + "mixing.py", "pieces.append(corpus.start + rows)", "pieces.append(rows)", "mixing"),
+    # --- nmt/translate/synthesis.py
+    ("repeats", "nmt/translate/synthesis.py", "longest // period + 1", "longest // period", "synthesis"),
+    ("repeats-of-source", "nmt/translate/synthesis.py", "max(most, count_repeats(source))", "most", "synthesis"),
+    ("pair-ratio", "nmt/translate/synthesis.py", "sizes[1] > config.max_ratio", "sizes[1] >= config.max_ratio", "synthesis"),
+    ("pair-sides", "nmt/translate/synthesis.py", "number, None, 2)", "1 - number, None, 2)", "synthesis"),
+    # --- nmt/data/noise.py
+    ("noise-swap", DATA + "noise.py", "(config.swap + 1)", "config.swap", "noise"),
+    ("noise-epoch", DATA + "noise.py", "(self.seed, epoch, row)", "(self.seed, 0, row)", "noise"),
+    ("noise-nothing-left", DATA + "noise.py", "if not stays.any():", "if False:", "noise"),
     # --- nmt/data/binary.py
     ("uint16-bound", DATA + "binary.py", "n <= 1 << 16 else pa.int32()", "n <= (1 << 16) + 1 else pa.int32()", "binary"),
     ("length-bound", DATA + "binary.py", "if longest < 1 << 16 else", "if longest <= 1 << 16 else", "binary"),
@@ -342,6 +351,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("advice", TRAINING + "checks.py", "(middle, too_many) if fits(middle)", "(too_many, too_many) if fits(middle)", "preflight"),
     ("attention-flops", TRAINING + "costs.py", "int(tgt @ tgt + src @ tgt)", "int(tgt @ tgt + src @ src)", "costs"),
     ("cut-columns", TRAINING + "costs.py", "min(timed.times) * outer / columns", "min(timed.times)", "costs"),
+    ("stage-start", TRAINING + "start.py", "if start <= update)", "if start < update)", "mixing"),
+    ("stage-patience", TRAINING + "train.py", "self.state.update > max(", "self.state.update >= max(", "mixing"),
     ("epoch-end", TRAINING + "train.py", "self.state.epoch + 1, 0", "self.state.epoch, 0", "resume guard"),
     ("bad-updates-reset", TRAINING + "train.py", "            self.state.bad_updates = 0\n", "", "guard"),
     ("late-validation", TRAINING + "train.py", "if self.state.update != self.state.validated and from_main(", "if False and from_main(", "resume"),
