@@ -99,7 +99,9 @@ class ModelStepper:
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
             # a few rows at a time, so that the processor's cache holds their logits
             log_probs = hidden.new_empty(len(hidden), len(self.model.output_matrix)).float()
-            parts = zip(hidden.split(STEP_ROWS), log_probs.split(STEP_ROWS), strict=True)
+            parts = zip(
+                torch.split(hidden, STEP_ROWS), torch.split(log_probs, STEP_ROWS), strict=True
+            )
             for part, out in parts:
                 torch.log_softmax(self.model.logits(part).float(), dim=-1, out=out)
         return log_probs  # (rows, V)

@@ -27,7 +27,6 @@ from nmt.model.fast.layers import (
     reorder,
 )
 from nmt.model.fast.packing import PackedMask, Packing, pack
-from nmt.model.fast.transfer import send
 from nmt.model.transformer import (
     AttentionRecord,
     FeedForward,
@@ -100,21 +99,20 @@ class FastTransformer(Transformer):
         weight, bias = self.output_matrix, self.output_bias
         return linear(hidden, *reorder(self.reordered, weight, bias, hidden))
 
-    def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
+    def positions_of(self, ids: Tensor, mask: Mask, learned: Tensor | None = None) -> Tensor:
         """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding
         sentences that began together.
         """
         if isinstance(mask, PackedMask):
             packing = mask.queries
-            return self.position_table(packing.longest).index_select(0, packing.positions)
+            table = self.position_table(packing.longest, learned)
+            return table.index_select(0, packing.positions)
         if isinstance(mask, DecoderCache):
-            table = self.position_table(mask.num_positions)
+            table = self.position_table(mask.num_positions, learned)
             if mask.starts is None:
                 return table[mask.num_positions - 1]
-            ages = mask.num_positions - 1 - mask.starts[mask.sentences]  # (R,)
-            ages = F.pad(ages, (0, len(ids) - len(ages)))
-            return table.index_select(0, send(ages, table.device))
-        return super().positions_of(ids, mask)
+            return table.index_select(0, mask.ages())
+        return super().positions_of(ids, mask, learned)
 
 
 FAST: dict[type[nn.Module], type[nn.Module]] = {
@@ -141,7 +139,7 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     """Let linear layers use copies of the weights in the library's own order, made when they are
     first needed; the weights must not change any more.
 
-    With `dtype` bfloat16, on a CPU that multiplies it, the copies and the products of the layers are
+    With `dtype` bfloat16, on a CPU that multiplies it, copies and products of the layers are
     bfloat16, and all else float32; logits too, of which many would be equal. Returns the format
     that autocast is to give the products: `dtype`, or float32, since the layers see to it.
     """

@@ -100,8 +100,9 @@ class DecoderCache:
         self.grid = Grid(self.sentences, num_sentences, self.device)
         self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool)  # (R, C), on the host
         self._bias: Tensor | None = None  # of this step, once it is asked for; so are reads
-        self._reads: dict[tuple[int, ...], Reads] = {}
-        self._source_reads: dict[tuple[int, ...], Reads] = {}
+        self._reads: dict[tuple[int, int], Reads] = {}
+        self._source_reads: dict[tuple[int, int], Reads] = {}
+        self._distances: Tensor | None = None  # of this step, once they are asked for
         self._num_kept = 0  # columns after those without use were dropped last
 
     def add_source(self, module: nn.Module, keys: Tensor, values: Tensor) -> None:
@@ -116,7 +117,7 @@ class DecoderCache:
         own = self.grid.beams.unsqueeze(1) == torch.arange(self.grid.shape[1])  # (R, W)
         self.visible = torch.cat([self.visible, own], dim=1)  # (R, C)
         self.num_positions += 1
-        self._bias = None
+        self._bias = self._distances = None
         self._reads.clear()
 
     @property
@@ -155,11 +156,10 @@ class DecoderCache:
             self._reads[key] = self._find(own, bias, num_heads, self.width, room)
         return self._reads[key]
 
-    def source_reads(self, num_heads: int) -> Reads:
-        """Return where the rows find the tokens of their source."""
-        key = (num_heads,)
+    def source_reads(self, num_heads: int, width: int) -> Reads:
+        """Return where the rows find the tokens of their source, among `width`."""
+        key = num_heads, width
         if key not in self._source_reads:
-            width = self.source_bias.size(3)
             sentences = self.grid.host_cells // self.grid.shape[1]  # (R or more,)
             bias = self.source_bias.squeeze(1).index_select(0, sentences)  # (R or more, 1, S)
             columns = torch.arange(width).expand(len(sentences), width)
@@ -169,7 +169,7 @@ class DecoderCache:
     def _find(
         self, columns: Tensor, bias: Tensor | None, num_heads: int, width: int, room: int
     ) -> Reads:
-        """Return `Reads` of `columns` (R or more, T) among `width`, and among values with `room`."""
+        """Return `Reads` of `columns` (R or more, T) of `width`, and of values with `room`."""
         num_beams = self.grid.shape[1]
         is_swapped = num_beams > 1 and width > _SWAPPED_COLUMNS
         cells = self.grid.host_cells.view(-1, 1, 1)  # (R or more, 1, 1)
@@ -179,6 +179,27 @@ class DecoderCache:
         inner = columns * num_beams + beams if is_swapped else columns + beams * width
         values = (blocks * room + columns).flatten(0, 1)
         return Reads(blocks * (width * num_beams) + inner, values, bias, is_swapped)
+
+    def ages(self) -> Tensor:
+        """Return the position of each newest token in its sentence, (R or more,), or () where all
+        have the same.
+        """
+        newest = self.num_positions - 1
+        if self.starts is None:
+            return torch.full((), newest, device=self.device)
+        ages = newest - self.starts[self.sentences]  # (R,)
+        return send(F.pad(ages, (0, self.grid.num_collected - len(ages))), self.device)
+
+    def distances(self) -> Tensor:
+        """Return how far before its newest token a hypothesis has the token of a column that it may
+        attend to, from 0 down, (B, W, C): its columns stand in the order of its tokens.
+        """
+        if self._distances is None:
+            places = self.visible.cumsum(dim=1)  # (R, C)
+            found = self.grid.spread(places - places[:, -1:])
+            found = F.pad(found, (0, self.width - found.size(2)))
+            self._distances = send(found, self.device)
+        return self._distances
 
     def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeyValues:
         """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all keys,
