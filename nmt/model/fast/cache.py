@@ -25,6 +25,7 @@ from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
+_ROOM = 64  # columns that are added at once, since all are copied then
 KeyValues = tuple[Tensor, Tensor]
 _MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
 _SWAPPED_COLUMNS = 24  # with more columns a CPU multiplies keys by queries faster than the reverse
@@ -210,7 +211,7 @@ class DecoderCache:
         both = self.targets.get(module, keys.new_empty(2, *keys.shape[:2], 0, keys.size(3)))
         room = both.size(3)
         if end > room:  # zeros, for columns are attended to, with weight 0, before they are written
-            more = max(end + MIN_WIDTH, 3 * room // 2) - room
+            more = max(end + _ROOM, 3 * room // 2) - room
             both = self.targets[module] = F.pad(both, (0, 0, 0, more))
         both[0, :, :, start:stop], both[1, :, :, start:stop] = keys, values
         return both[0, :, :, :end], both[1]
@@ -271,7 +272,8 @@ class DecoderCache:
         self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
-        with_room = send(F.pad(columns, (0, MIN_WIDTH)), self.device)  # (B', C' + room), for later
+        room = self._num_kept // 2 + MIN_WIDTH + self.grid.shape[1]  # until the next time
+        with_room = send(F.pad(columns, (0, room)), self.device)  # (B', C' + room)
         for module, both in self.targets.items():
             _, num_sentences, num_heads, room, dim = both.shape
             blocks = alive[:, None, None] * num_heads + torch.arange(num_heads, device=alive.device)
