@@ -233,12 +233,6 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
         assert_near(found.detach().double(), expected, name, atol=2e-5, rtol=1e-4)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_steps_on_a_gpu_equal_the_papers_algorithm_by_hand() -> None:
-    check_steps("cuda")
-
-
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     model = tiny_model()
     names = {id(p): name for name, p in model.named_parameters()}

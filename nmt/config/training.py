@@ -284,6 +284,32 @@ class OptimizerConfig:
 
 
 @dataclass(kw_only=True)
+class NoiseConfig:
+    """Noise on the tokens of training pairs, new in every epoch (docs/synthesis.md)."""
+
+    drop: float = option(0.0, "share of source tokens that are left out", low=0, below=1)
+    mask: float = option(0.0, "share of source tokens that become <unk>", low=0, below=1)
+    swap: int = option(0, "most places that a source token moves; 0: none moves", low=0)
+    word_dropout: float = option(
+        0.0, "share of target tokens that the decoder reads as <unk>", low=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "noise.")
+
+
+@dataclass(kw_only=True)
+class StageConfig:
+    """Other weights of corpora, from an update on to the next stage."""
+
+    start: int = option(0, "number of updates after which the stage begins", low=1)
+    mix: dict[str, float] = option(dict, "weight of named corpora in it; others as before stages")
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "stages.")
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """Settings of `nmt-train`; the defaults are the paper's base run (sections 5.2 to 5.4)."""
 
@@ -296,6 +322,8 @@ class TrainConfig:
     mix_temperature: float | None = option(
         None, "evens out the shares of corpora; null: as preprocessed"
     )
+    stages: dict[str, StageConfig] = option(dict, "stages of data with other weights, by name")
+    stage_patience: bool = option(False, "let patience count in the last of stages, and end it")
     init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
     adapter: Adapter = option(Adapter.none, "lora: of linear layers train low-rank additions")
@@ -314,6 +342,7 @@ class TrainConfig:
         low=0,
         below=1,
     )
+    noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int = option(4096, "bound on a batch: rows * longest side, padding included", low=1)
     max_updates: int = option(100_000, "updates at which training ends", low=1)
@@ -348,6 +377,9 @@ class TrainConfig:
     dtype: DType = option(DType.auto, "of matrix multiplications: float32, bfloat16, float16, auto")
     tf32: bool = option(False, "use TF32 for float32 matrix multiplications on the GPU")
     compile: bool | None = option(None, "use torch.compile; null: on a GPU where it works")
+    static_shapes: bool = option(
+        False, "pad batches to few shapes, for one graph of model and loss, which a GPU replays"
+    )
     activation_checkpointing: bool = option(False, "keep only layer inputs: less memory, more time")
     dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
     num_threads: int = option(
@@ -357,8 +389,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name, weight in self.mix.items():
-            require(0 <= weight <= MOST, f"mix.{name}", weight, "must be a number from 0")
+        weights = {f"mix.{name}": weight for name, weight in self.mix.items()}
+        for name, stage in self.stages.items():
+            weights |= {f"stages.{name}.mix.{corpus}": w for corpus, w in stage.mix.items()}
+            others = [other for other in self.stages.values() if other.start == stage.start]
+            rule = "two stages begin there; give each its own"
+            require(len(others) == 1, f"stages.{name}.start", stage.start, rule)
+        for key, weight in weights.items():
+            require(0 <= weight <= MOST, key, weight, "must be a number from 0")
+        valid = not (self.stages and self.patience) or self.stage_patience
+        rule = "may end the run before its last stage; set stage_patience=true to count in that"
+        require(valid, "patience", self.patience, rule)
         temperature = self.mix_temperature
         valid = temperature is None or 1 <= temperature <= MOST
         require(valid, "mix_temperature", temperature, "must be at least 1")
@@ -381,6 +422,9 @@ class TrainConfig:
             require(name in is_adam, "optimizer.name", name, rule)
             require(not self.compile, "compile", self.compile, rule)
             require(self.r_drop == 0, "r_drop", self.r_drop, rule)
+            require(not self.static_shapes, "static_shapes", self.static_shapes, rule)
+        valid = self.r_drop == 0 or not self.static_shapes
+        require(valid, "r_drop", self.r_drop, "does not go with static_shapes=true")
         needs_bleu = self.best_metric is BestMetric.bleu and not self.valid_bleu
         require(not needs_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
         rule = f"must be at least average_last={self.average_last}, or they are gone"
