@@ -48,6 +48,11 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("repeats-of-source", "nmt/translate/synthesis.py", "max(most, count_repeats(source))", "most", "synthesis"),
     ("pair-ratio", "nmt/translate/synthesis.py", "sizes[1] > config.max_ratio", "sizes[1] >= config.max_ratio", "synthesis"),
     ("pair-sides", "nmt/translate/synthesis.py", "number, None, 2)", "1 - number, None, 2)", "synthesis"),
+    # --- nmt/preprocess/context.py, nmt/translate/context.py
+    ("context-gap", PREPROCESS + "context.py", "lines[j] + 1 != lines[j + 1]", "False", "context"),
+    ("context-tag", PREPROCESS + "context.py", "lines[j][self.tag_sizes[side] :]", "lines[j]", "context"),
+    ("context-parts", "nmt/translate/context.py", "len(parts) != num_lines or not", "not", "context"),
+    ("context-kept", "nmt/translate/lines.py", "            self._last.append(line)\n", "", "context"),
     # --- nmt/data/noise.py
     ("noise-swap", DATA + "noise.py", "(config.swap + 1)", "config.swap", "noise"),
     ("noise-epoch", DATA + "noise.py", "(self.seed, epoch, row)", "(self.seed, 0, row)", "noise"),
