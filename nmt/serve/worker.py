@@ -45,7 +45,7 @@ class Begin(NamedTuple):
     can_join: bool
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A function to call with a translator."""
 
     number: int
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Called(NamedTuple):
+class FunctionResult(NamedTuple):
     """What it returned or raised."""
 
     number: int
@@ -136,12 +136,12 @@ class _Worker:
         message = self._connection.recv()
         if isinstance(message, Begin):
             self._begin, self._num_parts = message, 0
-        elif isinstance(message, Call):
+        elif isinstance(message, FunctionCall):
             try:
                 result = message.function(self._translators[message.model], *message.args)
-                self._connection.send(Called(message.number, result, None))
+                self._connection.send(FunctionResult(message.number, result, None))
             except Exception as error:  # whatever it is, the server is to know
-                self._connection.send(Called(message.number, None, error))
+                self._connection.send(FunctionResult(message.number, None, error))
         else:
             self._arrived += message
             self._num_parts += len(message)
