@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo benchmark test test-all check check-style format wheel clean torture
+.PHONY: install demo benchmark test test-all check check-style format wheel clean torture gpu
 
 install: $(INSTALLED)
 
@@ -20,6 +20,10 @@ demo: $(INSTALLED)
 # Other toolkits are installed into ~/.cache/nmt-benchmark; BENCHMARK=--quick gives a first look
 benchmark: $(INSTALLED)
 	$(BIN)/python scripts/benchmark/run.py $(BENCHMARK)
+
+# On a machine with a GPU and no network: wheels=DIR text=DIR output=DIR; docs/benchmarks/gpu.md
+gpu:
+	$(PYTHON) scripts/gpu.py $(foreach name,wheels text output,$(if $($(name)),--$(name) $($(name))))
 
 # Damage files and kill commands for an hour
 torture: $(INSTALLED)

@@ -1,9 +1,8 @@
 """Checksums by which damage is noticed: of the files in a folder, in its `manifest.json`; of each
-line of a file that grows, at the end of the line, and its newest line beside it; of a config that
-people read, in its first line.
+line of a file that grows, at the end of the line, and its newest line beside it.
 
-They are XXH3, of files with 128 bits and of lines and configs with 64: it finds flipped bits and
-mixed-up files at the speed of memory, and is no protection against somebody who changes it too.
+They are XXH3, of files with 128 bits and of lines with 64: it finds flipped bits and mixed-up files
+at the speed of memory, and is no protection against somebody who changes it too.
 """
 
 from __future__ import annotations
@@ -26,14 +25,14 @@ FORMAT_VERSION = 1
 _settings = {"verify": True}
 _BLOCK = 1 << 18
 _MOST_BYTES = 1 << 30  # of `metrics.jsonl`
-# these match where a bit of the checksum is flipped too, and nothing that an older nmt wrote
+# matches where a bit of the checksum is flipped too, and nothing that an older nmt wrote
 _SEALED = re.compile(rb'(.*), "....": ".{16}"\}', re.DOTALL)
-_UNSEALED_CONFIG = re.compile(rb"[a-z_]+:")
 
 
-def write_manifest(folder: Path) -> None:
-    """Write `manifest.json` for all other files in `folder` and below it."""
-    paths = sorted(p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+def write_manifest(folder: Path, *names: str) -> None:
+    """Write `manifest.json` for these files, or all others, in `folder` and below it."""
+    found = [folder / name for name in names] or folder.rglob("*")
+    paths = sorted(p for p in found if p.is_file() and p != folder / MANIFEST)
     files = {path.relative_to(folder).as_posix(): _describe(path) for path in paths}
     (folder / MANIFEST).write_bytes(_render(files))
 
@@ -138,19 +137,14 @@ def _check_record(record: dict[str, Any]) -> dict[str, Any]:
     return record
 
 
-def seal_config(text: bytes) -> bytes:
-    """Return YAML with a comment of its checksum before it."""
-    return f"# XXH3 of the lines below: {xxhash.xxh3_64_hexdigest(text)}\n".encode() + text
-
-
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Read `config.yaml` of a run; raise `FileNotFoundError`, or `DamagedError`."""
     path = run_dir / "config.yaml"
-    text = path.read_bytes() if path.stat().st_size < _BLOCK else bytes(_BLOCK)
-    is_sealed = not _UNSEALED_CONFIG.match(text)
-    if is_sealed and _settings["verify"] and seal_config(text.partition(b"\n")[2]) != text:
-        raise DamagedError(f"{path} is damaged; if you changed it, remove its first line")
-    return parse_yaml(text, path)
+    if path.stat().st_size >= _BLOCK:
+        return parse_yaml(bytes(_BLOCK), path)  # which refuses it
+    if _settings["verify"] and _read(run_dir).get(path.name, _describe(path)) != _describe(path):
+        raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
+    return parse_yaml(path.read_bytes(), path)
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -21,6 +21,7 @@ from nmt.config import DType, OptimizerConfig
 from nmt.data.batch import MICRO_BATCH_TOKENS
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
+from nmt.model.fast.layers import FastLinear
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, Outcome
 from nmt.training.loss import softmax_of_two
@@ -187,6 +188,36 @@ def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path
             limit = 60 * rounding * (wanted.norm() + 1e-2 * num_tokens / 10**6)
             assert (found - wanted).norm() < limit, (dtype, name)
         assert learner.scaler.is_enabled() == (dtype is DType.float16)
+
+
+def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    learner, update = (
+        make_setup(data_dir, tmp_path, dtype=DType.bfloat16).learner,
+        make_update(CUTS["two"]),
+    )
+    layers = [m for m in learner.model.modules() if isinstance(m, FastLinear)]
+    if layers[0].rounded is None:
+        pytest.skip("torch has no linear layers of oneDNN here")
+
+    def kept() -> list[Tensor]:
+        return [copy for layer in layers for _, *both in layer.rounded.values() for copy in both]
+
+    change(learner, update)
+    before = kept()
+    accumulate(learner, update)
+    found, after = gradient(learner), kept()
+    assert len(before) == len(after) == 2 * (len(layers) + 2)  # attention across has two blocks
+    assert not any(one is other for one, other in zip(before, after, strict=True))
+    learner.optimizer.zero_grad()
+    accumulate(learner, update)
+    assert all(one is other for one, other in zip(after, kept(), strict=True))
+    learner.optimizer.zero_grad()
+    for layer in layers:
+        layer.rounded = {}
+    accumulate(learner, update)
+    assert all(torch.equal(found[name], x) for name, x in gradient(learner).items())
 
 
 def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> None:

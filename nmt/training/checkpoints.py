@@ -29,7 +29,7 @@ from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
-from nmt.manifest import seal_config, verify
+from nmt.manifest import MANIFEST, verify, write_manifest
 from nmt.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
@@ -60,11 +60,13 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
-    """Write `config.yaml`, unless it is there and the same."""
-    place, content = run_dir / "config.yaml", seal_config(config_yaml.encode())
+    """Write `config.yaml`, and a manifest of it, unless they are there and the same."""
+    place, content = run_dir / "config.yaml", config_yaml.encode()
     if not place.exists() or place.read_bytes() != content:
+        (run_dir / MANIFEST).unlink(missing_ok=True)
         with replace_file(place) as path:
             path.write_bytes(content)
+    write_manifest(run_dir, place.name)
 
 
 # --- the state of a run
@@ -95,19 +97,22 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
-def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]:
-    """Return what must not change between the parts of one run, as flat names and primitives."""
+def fingerprint(config: TrainConfig, meta: DataInfo, mixes: dict[int, Mix]) -> dict[str, Any]:
+    """Return what must not change between the parts of one run, as flat names and primitives;
+    `mixes` are by the number of updates after which they begin.
+    """
     flat: dict[str, Any] = {
         "data": meta.data_sha256[:16],
         "tokenizer": meta.tokenizer_sha256[:16],
     }
-    flat["mix"] = str(mix)
+    flat["mix"], *stages = [f"from {at} on {mix}" if at else str(mix) for at, mix in mixes.items()]
+    flat["stages"] = ", ".join(stages)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
     names += " adapter_rank r_drop subword_sampling"
     flat |= {name: getattr(config, name) for name in names.split()}
     flat["adapter"] = config.adapter.value
     flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
-    for group in ("model", "optimizer"):
+    for group in ("model", "optimizer", "noise"):
         for name, value in asdict(getattr(config, group)).items():
             flat[f"{group}.{name}"] = getattr(value, "value", value)
     return flat

@@ -42,9 +42,14 @@ class Compiler:
         """Graphs that this process has compiled; the backward pass of each is not counted."""
         return int(self._counters["stats"]["unique_graphs"])
 
-    def compile(self, plain: Callable[..., T], *, dynamic: bool | None = True) -> Callable[..., T]:
-        """Return `plain` compiled at its first call, again for other sizes as `dynamic` says."""
-        chosen: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True)
+    def compile(
+        self, plain: Callable[..., T], *, dynamic: bool | None = True, replays: bool = False
+    ) -> Callable[..., T]:
+        """Return `plain` compiled at its first call, again for other sizes as `dynamic` says; with
+        `replays` a GPU records its kernels once for each size, and replays them (CUDA graphs).
+        """
+        mode = "reduce-overhead" if replays else None
+        chosen: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True, mode=mode)
         if not self._may_fail:
             return chosen
 

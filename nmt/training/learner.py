@@ -19,11 +19,12 @@ from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
+from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
-from nmt.model.fast.layers import ROWS_STEP
+from nmt.model.fast.layers import ROWS_STEP, round_once
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import Transformer
 from nmt.training.adapters import choose_parameters, merged_state
@@ -65,9 +66,9 @@ class Learner:
 
     def __init__(
         self, config: TrainConfig, data: ParallelData, tokenizer: Tokenizers, world: World,
-        device: torch.device,
+        device: torch.device, noise: TokenNoise | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.world, self.device = config, world, device
+        self.config, self.world, self.device, self.noise = config, world, device, noise
         self.data, self.tokenizer, self.lengths = data, tokenizer, data.lengths
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
@@ -85,12 +86,16 @@ class Learner:
         choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)
         self.average = WeightAverage(self.model, config.ema_decay) if config.ema_decay else None
+        if self.dtype is torch.bfloat16 and config.sharding is Sharding.none:
+            round_once(self.model)  # what is gathered anew has the version of before
         self.sharded: Sharded | None = None  # while ranks are connected that have parts of a model
         may_compile = False if config.sharding is Sharding.full else config.compile
         compiler, smoothing = make_compiler(may_compile, device), config.label_smoothing
+        own: dict[str, Any] = {"r_drop": config.r_drop, "is_static": config.static_shapes}
         self.objective: nn.Module = Objective(
-            self.model, smoothing=smoothing, r_drop=config.r_drop, compiler=compiler
+            self.model, smoothing=smoothing, compiler=compiler, **own
         )
+        self.clear_gradient()
 
     @property
     def best_model(self) -> FastTransformer:
@@ -151,7 +156,7 @@ class Learner:
 
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
-        if self.config.subword_sampling:  # which the plan does not know
+        if self.config.subword_sampling or self.config.noise.drop:  # which the plan does not know
             drawn = [batch for some in batches for batch in some if update.batches]
             counts = torch.tensor([[0, 0], *[[b.num_tokens, b.num_src_tokens] for b in drawn]])
             num_tokens, num_src_tokens = map(int, sum_over_ranks(counts.sum(0)))  # on the host
@@ -164,12 +169,24 @@ class Learner:
             for group in self.optimizer.param_groups:
                 group["lr"] = learning_rate
             self.optimizer.step()
+            if self.sharded is None:  # fused kernels leave it out, which `round_once` reads
+                torch.autograd.graph.increment_version(list(self.model.parameters()))
             if self.average is not None:
                 self.average.update(self.model)
         if self.scaler.is_enabled():
             self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear_gradient()
         return outcome
+
+    def clear_gradient(self) -> None:
+        """Forget the gradient; with static shapes its tensors stay, since what a CUDA graph returns
+        is overwritten when it is replayed, and can only be added to something.
+        """
+        self.optimizer.zero_grad(set_to_none=not self.config.static_shapes)
+        if self.config.static_shapes:
+            for parameter in self.model.parameters():
+                if parameter.requires_grad and parameter.grad is None:
+                    parameter.grad = torch.zeros_like(parameter)
 
     def accumulate_gradient(self, update: Update, batches: list[list[Batch]]) -> Tensor:
         """Add up the gradient; return sums of loss and nll of this rank's batches, (batches, 2).
@@ -197,13 +214,15 @@ class Learner:
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of a micro-batch, in nats."""
         batch = batch.to(self.device)
+        if self.config.static_shapes and self.device.type == "cuda":
+            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         is_half = self.dtype is not torch.float32
         with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
             return self.objective(batch)  # type: ignore[no-any-return]
 
     def make_batches(self, update: Update, epoch: int = 0) -> list[list[Batch]]:
         """Return the micro-batches of each batch of this rank, or of one that counts nothing; the
-        text is cut as it is in `epoch`.
+        text is cut, and has the noise, as in `epoch`.
         """
         return [
             [self._make_batch(rows, epoch) for rows in self._micro_batches(batch)]
@@ -220,7 +239,21 @@ class Learner:
         sampled = self.config.subword_sampling > 0
         pairs = [self._sample(i, epoch) if sampled else self.data[i] for i in rows.tolist()]
         reads_eos = self.config.model.source_eos
-        batch = make_batch(pairs, self.tokenizer, round_to=ROWS_STEP, source_eos=reads_eos)
+        inputs = None
+        if self.noise is not None:
+            keyed = zip(pairs, rows.tolist(), strict=True)
+            noisy = [self.noise(src, tgt, epoch, row) for (src, tgt), row in keyed]
+            inputs = [tgt for _, tgt in noisy]
+            pairs = [(src, tgt) for (src, _), (_, tgt) in zip(noisy, pairs, strict=True)]
+        most = self.config.max_tokens if self.device.type == "cuda" else MICRO_BATCH_TOKENS
+        batch = make_batch(
+            pairs,
+            self.tokenizer,
+            inputs,
+            round_to=ROWS_STEP,
+            source_eos=reads_eos,
+            static_tokens=most if self.config.static_shapes else 0,
+        )
         return batch.pin() if self.device.type == "cuda" else batch
 
     def _sample(self, row: int, epoch: int) -> tuple[Ids, Ids]:
@@ -323,7 +356,7 @@ class Learner:
             ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
             remedy=f"set {' or '.join(remedies)}" if remedies else "use a smaller model",
         )
-        self.optimizer.zero_grad(set_to_none=True)
+        self.clear_gradient()
         return peak
 
     def state_bytes(self) -> int:

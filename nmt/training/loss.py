@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
+from nmt.model.fast.packing import Packing
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 
@@ -67,7 +68,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
                 if grad_bias is not None and needs_bias:
                     grad_bias += error.sum(0, dtype=grad_bias.dtype)
                 if needs_weight:
-                    if error.dtype is grad_weight.dtype and not is_onednn_faster():
+                    is_plain = torch.compiler.is_compiling() or not is_onednn_faster()
+                    if error.dtype is grad_weight.dtype and is_plain:
                         torch.addmm(grad_weight, error.T, rows, out=grad_weight)  # in place
                     else:
                         grad_weight += transposed_matmul(error, rows)
@@ -96,13 +98,17 @@ def softmax_in_place(
 def softmax_at_once(
     logits: Tensor, wanted: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Compute a `Softmax` in a form that compiles to few kernels, in float32 between."""
+    """Compute a `Softmax` in a form that compiles to few kernels, in float32 between; targets below
+    0 are padding.
+    """
     log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
     is_right = torch.arange(logits.size(1), device=logits.device) == wanted[:, None]  # (N, V)
+    is_real = wanted[:, None] >= 0  # (N, 1)
     nll = -torch.where(is_right, log_probs, 0.0).sum()
-    loss = (1 - smoothing) * nll - smoothing / logits.size(1) * log_probs.sum()
+    spread = torch.where(is_real, log_probs, 0.0).sum()
+    loss = (1 - smoothing) * nll - smoothing / logits.size(1) * spread
     error = log_probs.exp() - smoothing / logits.size(1) - torch.where(is_right, 1 - smoothing, 0.0)
-    return loss, nll, error.to(logits.dtype)
+    return loss, nll, torch.where(is_real, error, 0.0).to(logits.dtype)
 
 
 def softmax_of_two(r_drop: float) -> Softmax:
@@ -145,13 +151,20 @@ class Objective(nn.Module):
     def __init__(
         self, model: FastTransformer, *,
         smoothing: float, r_drop: float = 0.0, compiler: Compiler | None = None,
+        is_static: bool = False,
     ) -> None:  # fmt: skip
+        """With `is_static` batches have one of few shapes, and model and loss are one graph."""
         super().__init__()
         self.model, self.smoothing = model, smoothing
         self.num_passes = 2 if r_drop else 1
         self.forward_model: Callable[..., Tensor] = model.forward
         self.softmax: Softmax = softmax_of_two(r_drop) if r_drop else softmax_in_place
-        if compiler is not None:  # the model stays as it is for validation and decoding
+        self.is_static, self.compute = is_static, self.compute_all
+        if is_static:
+            self.softmax = softmax_at_once
+            if compiler is not None:
+                self.compute = compiler.compile(self.compute_all, replays=True)
+        elif compiler is not None:  # the model stays as it is for validation and decoding
             self.forward_model = compiler.compile(model.forward)
             # a graph for whole chunks, and one for any number of rows; V is known in both
             best = self.softmax if r_drop else softmax_at_once
@@ -159,6 +172,9 @@ class Objective(nn.Module):
 
     def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return (loss_sum, nll_sum) over the real target tokens, in nats."""
+        if self.is_static:
+            ids = batch.src, batch.tgt_in, batch.tgt_out
+            return self.compute(*ids, batch.sources, batch.targets)
         real = slice(batch.num_tokens)  # padding comes last
         passes = [
             self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)[real]
@@ -170,5 +186,19 @@ class Objective(nn.Module):
             batch.tgt_out[real].repeat_interleave(self.num_passes),
             smoothing=self.smoothing,
             bias=self.model.output_bias,
+            softmax=self.softmax,
+        )
+
+    def compute_all(
+        self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, sources: Packing, targets: Packing
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `forward` does, of a batch with padding, which is known by its target ids."""
+        model = self.model
+        return smoothed_cross_entropy(
+            model(src, sources, tgt_in, targets),  # (M, D)
+            model.output_matrix,
+            tgt_out,
+            smoothing=self.smoothing,
+            bias=model.output_bias,
             softmax=self.softmax,
         )

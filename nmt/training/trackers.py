@@ -120,17 +120,26 @@ class _Wandb:
         )
         self._run.define_metric("*", step_metric="update")
         self._sent = run.sent
+        self._step = self._number(run.sent)
 
     def newest(self) -> Place:
         return self._sent
 
+    @staticmethod
+    def _number(place: Place) -> int:
+        """Return a number for each record, since what comes twice or late is dropped there, with
+        room for pictures between.
+        """
+        return 2000 * place[0] + 1000 * place[1]
+
     def write(self, place: Place, figures: dict[str, float]) -> None:
-        # a number of its own for each record, since what comes twice is dropped there
-        self._run.log({"update": place[0], **figures}, step=2 * place[0] + place[1])
+        self._step = self._number(place)
+        self._run.log({"update": place[0], **figures}, step=self._step)
 
     def show(self, picture: TrackedPicture) -> None:
         image = importlib.import_module("wandb").Image(str(picture.path))
-        self._run.log({"update": picture.update, picture.name: image})
+        self._step += 1
+        self._run.log({"update": picture.update, picture.name: image}, step=self._step)
 
     def close(self) -> None:
         self._run.finish()

@@ -96,7 +96,8 @@ def bounded_environment(threads: int, *, is_ours: bool) -> dict[str, str]:
     quiet = {"TOKENIZERS_PARALLELISM": "false", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
     kept = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     if is_ours:
-        kept["PYTHONPATH"] = str(_DRIVERS.parent.parent.parent)
+        others = os.environ.get("PYTHONPATH", "")  # what scripts/gpu.py has unpacked
+        kept["PYTHONPATH"] = os.pathsep.join([str(_DRIVERS.parent.parent.parent), others])
     return kept | bounds | quiet
 
 

@@ -31,10 +31,17 @@ Reordered = dict[tuple[int, int], Tensor]
 """Copies of blocks of a weight matrix in the library's own order, by first row and size."""
 
 
+Rounded = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
+"""Copies in bfloat16 of blocks of a weight matrix, by first row and size: the version of the matrix
+that they were made of, and the block and its transpose in the library's own order.
+"""
+
+
 class FastLinear(nn.Linear):
     """x W^T + b, by `linear`; also by a block of the rows of W alone."""
 
     reordered: Reordered | None = None  # a dictionary where the weights no longer change
+    rounded: Rounded | None = None  # see `round_once`
 
     def forward(self, input: Tensor) -> Tensor:
         """Map (..., I) to (..., O)."""
@@ -46,6 +53,9 @@ class FastLinear(nn.Linear):
         bias: Tensor = self.bias
         if end - start < self.out_features:  # the gradient of a part is copied into one of 0
             weight, bias = weight[start:end], bias[start:end]
+        if self.rounded is not None and _takes_bfloat16(x):
+            both = _round(self.rounded, weight, start)
+            return _BFloat16Linear.apply(x, weight, bias, activation, both)  # type: ignore[no-untyped-call, no-any-return]
         weight = reorder(self.reordered, weight, x, start)
         return linear(x, weight, bias, activation=activation)
 
@@ -94,6 +104,58 @@ def reorder(reordered: Reordered | None, weight: Tensor, x: Tensor, start: int =
     if key not in reordered:
         reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight)
     return reordered[key]
+
+
+def round_once(model: nn.Module) -> None:
+    """Let linear layers, under autocast to bfloat16 on a CPU with instructions for it, keep rounded
+    weights, 4 bytes each, while the version of the weights is the same.
+    """
+    if not can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        return
+    for module in model.modules():
+        if isinstance(module, FastLinear):
+            module.rounded = {}
+
+
+def _round(rounded: Rounded, weight: Tensor, start: int) -> tuple[Tensor, Tensor]:
+    """Return `weight`, the rows from `start` on of a matrix, and its transpose, both rounded."""
+    place = start, len(weight)
+    if place not in rounded or rounded[place][0] != weight._version:
+        block = weight.detach().bfloat16()
+        both = (torch.ops.mkldnn._reorder_linear_weight(w) for w in (block, block.T.contiguous()))
+        rounded[place] = weight._version, *both
+    return rounded[place][1:]
+
+
+class _BFloat16Linear(torch.autograd.Function):
+    """`linear` and its gradients with rounded factors, as autocast has it, but kept weights."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str,
+        both: tuple[Tensor, Tensor],
+    ) -> Tensor:  # fmt: skip
+        x = x.bfloat16()
+        y = _onednn(x, both[0], None if bias is None else bias.bfloat16(), activation)
+        ctx.save_for_backward(x, *((y,) if activation == "relu" else ()))
+        ctx.transposed = both[1]
+        return y
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, *activated = ctx.saved_tensors
+        grad = grads[0]  # (..., O)
+        if activated:
+            grad = torch.ops.aten.threshold_backward(grad, *activated, 0)
+        needs_x, needs_weight, needs_bias, *_ = ctx.needs_input_grad
+        rows = grad.reshape(-1, grad.size(-1))  # (N, O)
+        return (
+            _onednn(grad, ctx.transposed) if needs_x else None,
+            (rows.T @ x.reshape(-1, x.size(-1))).float() if needs_weight else None,
+            rows.sum(0, dtype=torch.float32) if needs_bias else None,
+            None,
+            None,
+        )
 
 
 class _OneDnnLinear(torch.autograd.Function):
@@ -158,12 +220,27 @@ def _takes_onednn(x: Tensor) -> bool:
     )
 
 
+def _takes_bfloat16(x: Tensor) -> bool:
+    return (
+        not torch.compiler.is_compiling()
+        and x.device.type == "cpu"
+        and x.numel() > 0
+        and torch.is_autocast_enabled("cpu")
+        and torch.get_autocast_dtype("cpu") is torch.bfloat16
+        and torch.is_grad_enabled()
+    )
+
+
+def can_reorder() -> bool:
+    """Return whether torch has oneDNN's linear layers with weights in its own order."""
+    operators = ("_linear_pointwise", "_reorder_linear_weight")  # private, so look first
+    return all(hasattr(torch.ops.mkldnn, name) for name in operators)
+
+
 @functools.cache
 def is_onednn_faster() -> bool:
     """Return whether oneDNN uses wider instructions than MKL on this CPU."""
-    operators = ("_linear_pointwise", "_reorder_linear_weight")  # private, so look first
-    has_operators = all(hasattr(torch.ops.mkldnn, name) for name in operators)
-    if not has_operators or torch.backends.cpu.get_cpu_capability() != "AVX512":
+    if not can_reorder() or torch.backends.cpu.get_cpu_capability() != "AVX512":
         return False
     info = Path("/proc/cpuinfo")
     return info.is_file() and "GenuineIntel" not in info.read_text(encoding="utf-8")

@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -91,14 +92,14 @@ class PackedMask(NamedTuple):
         return self.keys.mask & causal_mask(longest, device) if self.is_causal else self.keys.mask
 
 
-def pack(lengths: Sequence[int]) -> Packing:
-    """Describe sentences of so many tokens.
+def pack(lengths: Sequence[int], longest: int | None = None) -> Packing:
+    """Describe sentences of so many tokens; padded tensors may have room for `longest`.
 
     Attention to an empty sentence gives some finite number, which means nothing.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # (B,)
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
-    num_tokens, longest = int(offsets[-1]), int(sizes.max())
+    num_tokens, longest = int(offsets[-1]), longest or int(sizes.max())
     positions = np.arange(num_tokens) - np.repeat(offsets[:-1], sizes)  # (N,)
     places = np.repeat(np.arange(len(sizes)) * longest, sizes) + positions  # (N,)
     tokens = np.minimum(offsets[:-1, None] + np.arange(longest), num_tokens - 1)  # (B, T)
@@ -133,16 +134,22 @@ def attend_packed(
         spans = targets.offsets, sources.offsets, targets.longest, sources.longest
         window = (-1, 0) if is_causal else (-1, -1)  # keys before and after; -1 is all
         return targets.flash(queries, keys, values, *spans, window_size=window)  # type: ignore[no-any-return]
+    dtype, kind = queries.dtype, queries.device.type
+    # a CPU's kernel goes backward in half precision at a ninth of the speed of float32
+    is_slow = is_half and kind == "cpu"
+    if is_slow:
+        queries, keys, values = queries.float(), keys.float(), values.float()
     queries, keys, values = targets.pad(queries), sources.pad(keys), sources.pad(values)
-    heads = F.scaled_dot_product_attention(
-        queries.transpose(1, 2),  # (B, H, T, D/H)
-        keys.transpose(1, 2),  # (B, H, S, D/H)
-        values.transpose(1, 2),
-        attn_mask=None if is_causal or sources.is_full else sources.mask,
-        dropout_p=dropout,
-        is_causal=is_causal,  # padding comes after all that a real query sees
-    )  # (B, H, T, D/H)
-    return targets.unpad(heads.transpose(1, 2))  # (N, H, D/H)
+    with torch.autocast(kind, enabled=False) if is_slow else nullcontext():
+        heads = F.scaled_dot_product_attention(
+            queries.transpose(1, 2),  # (B, H, T, D/H)
+            keys.transpose(1, 2),  # (B, H, S, D/H)
+            values.transpose(1, 2),
+            attn_mask=None if is_causal or sources.is_full else sources.mask,
+            dropout_p=dropout,
+            is_causal=is_causal,  # padding comes after all that a real query sees
+        )  # (B, H, T, D/H)
+    return targets.unpad(heads.transpose(1, 2)).to(dtype)  # (N, H, D/H)
 
 
 @functools.cache

@@ -1,0 +1,134 @@
+"""scripts/gpu.py, rehearsed on a processor: the parts as they are, at a tiny size."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SCRIPT = ROOT / "scripts" / "gpu.py"
+# each of these takes a process that imports everything again, or a compiler
+SLOW = ["tests", "base_compiled", "several_devices", "translation"]
+QUICK = ["machine", "data", "base_plain", "precision", "bleu"]
+
+
+def rehearse(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
+    """Rehearse on text that is drawn; return the exit status and what was written."""
+    draw = random.Random(0)
+    words = ["".join(draw.choices("aeioubdfgklmnprst", k=draw.randint(2, 9))) for _ in range(300)]
+    for split, count in (("train", 80), ("val", 8), ("test", 8)):
+        for lang in ("en", "de"):
+            rows = [" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(count)]
+            text = "".join(f"{row}\n" for row in rows)
+            (folder / f"{split}.{lang}").write_text(text, encoding="utf-8", newline="\n")
+    given = [f"--text={folder}", f"--output={folder / 'out'}", "--rehearse", *arguments]
+    command = [sys.executable, str(SCRIPT), *given]
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert "Traceback" not in result.stderr, result.stderr
+    return result.returncode, json.loads((folder / "out" / "gpu.json").read_text("utf-8"))
+
+
+def figures(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    parts = content["parts"]
+    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(names, "ok"), {
+        name: part.get("reason") for name, part in parts.items()
+    }
+    return {name: part["figures"] for name, part in parts.items()}
+
+
+def test_parts_run_on_a_processor_and_their_figures_are_written(tmp_path: Path) -> None:
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    with zipfile.ZipFile(wheels / "some_lack-1.0-py3-none-any.whl", "w") as file:
+        info = "some_lack-1.0.dist-info"
+        file.writestr("some_lack.py", "ANSWER = 42\n")
+        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: some-lack\nVersion: 1.0\n")
+        file.writestr(
+            f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
+        )
+        file.writestr(f"{info}/RECORD", "")
+    (wheels / "torch-9.9-py3-none-any.whl").touch()  # stays as it is
+    status, content = rehearse(tmp_path, f"--wheels={wheels}", "--parts", *QUICK)
+    found = figures(content, QUICK)
+    assert status == 0
+    assert content["installed"] == ["some_lack-1.0-py3-none-any.whl"]
+    assert (tmp_path / "out/packages/some_lack.py").exists()
+    assert found["base_plain"]["target_tokens_per_second"] > 0
+    assert 0 < found["base_plain"]["model_flops_utilisation"] < 1
+    assert len(found["precision"]["curves"]["bfloat16"]) == 4
+    assert found["precision"]["gap"] <= found["precision"]["limit"]
+    assert set(found["bleu"]) == {"training_seconds", "float32", "bfloat16"}
+    page = (tmp_path / "out/gpu.md").read_text("utf-8")
+    head = (ROOT / "docs/benchmarks/gpu.md").read_text("utf-8").split("## Results")[0]
+    assert page.startswith(head)
+    assert "| base_plain | ok" in page
+
+
+@pytest.mark.slow
+def test_the_other_parts_run_on_a_processor_too(tmp_path: Path) -> None:
+    status, content = rehearse(tmp_path, "--parts", "data", *SLOW)
+    found = figures(content, ["data", *SLOW])
+    assert status == 0
+    assert found["tests"]["passed"] >= 6
+    assert found["several_devices"]["largest_difference"] < 1e-3
+    assert {"nmt-float32", "nmt-bfloat16"} <= set(found["translation"]["tokens_per_second"])
+
+
+def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
+    spec = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
+    assert spec is not None
+    assert spec.loader is not None
+    script: Any = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(script)
+    job = script.Job(tmp_path, tmp_path)
+
+    def refused(job: Any) -> dict[str, Any]:
+        raise script.PartError("no such thing")
+
+    def broken(job: Any) -> dict[str, Any]:
+        raise ValueError("a bug")
+
+    def killed(job: Any) -> dict[str, Any]:
+        print("at work", flush=True)
+        os.kill(os.getpid(), 9)
+        return {}
+
+    def hanging(job: Any) -> dict[str, Any]:
+        print("still at work", flush=True)
+        if os.fork() == 0:  # what it started ends with it
+            (tmp_path / "pid").write_text(str(os.getpid()))
+        time.sleep(600)
+        return {}
+
+    def fine(job: Any) -> dict[str, Any]:
+        return {"answer": 42}
+
+    expected = {
+        refused: "no such thing",
+        broken: "ValueError: a bug",
+        killed: "at work",
+        hanging: "not done after 1 seconds; last line: still at work",
+    }
+    for part, reason in expected.items():
+        result = script.run_part(part, job, 1.0 if part is hanging else 30.0)
+        assert (result["status"], result["reason"]) == ("failed", reason), part
+    pid = int((tmp_path / "pid").read_text())
+    for _ in range(100):
+        state = Path(f"/proc/{pid}/stat")
+        if not state.exists() or ") Z" in state.read_text():
+            break
+        time.sleep(0.05)
+    else:
+        pytest.fail(f"process {pid} goes on")
+    assert script.run_part(fine, job, 30.0)["figures"] == {"answer": 42}
