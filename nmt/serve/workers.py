@@ -99,7 +99,7 @@ def load_in_workers(config: ServeConfig, count: int) -> list[Translator]:
 
 
 class WorkerPool:
-    """The workers of one set of models, a `RoundEngine`. They end when it is closed or forgotten."""
+    """The workers of one set of models, a `RoundEngine`. They end when it is closed or lost."""
 
     def __init__(self, config: ServeConfig, count: int) -> None:
         """Load the models of `config`. Raises what loading them raises."""
