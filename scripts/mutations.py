@@ -182,7 +182,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("beam-candidates", SEARCH + "search.py", "grid, 2 * size)", "grid, 2 * size - 1)", "search"),
     ("beam-ended-rank", SEARCH + "search.py", "is_end[:, size:]", "is_end[:, size + 1 :]", "search"),
     ("beam-going", SEARCH + "search.py", "cumsum(dim=1) <= size)", "cumsum(dim=1) < size)", "search"),
-    ("beam-bar-length", SEARCH + "search.py", "live.length + 1, task).unsqueeze", "live.length + 2, task).unsqueeze", "search"),
+    ("beam-bar-length", SEARCH + "search.py", "_bars(pools, sentences, live.length + 1,", "_bars(pools, sentences, live.length + 2,", "search"),
     # --- nmt/search/hypotheses.py
     ("coverage-share", SEARCH + "hypotheses.py", "self.attended + weights", "self.attended + 0.99 * weights", "search alignment"),
     ("coverage-eos", SEARCH + "hypotheses.py", "(self.src_lengths - 1)[live", "self.src_lengths[live", "search alignment"),
@@ -278,7 +278,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("packed-causal", FAST + "__init__.py", "PackedMask(targets, targets, is_causal=True)", "PackedMask(targets, targets)", "fast"),
     ("step-position", FAST + "__init__.py", "[mask.num_positions - 1]", "[mask.num_positions - 2]", "fast"),
     ("fast-block", FAST + "attention.py", "block(memory, d_model, sum(self.sizes))", "block(memory, 0, sum(self.sizes[1:]))", "fast"),
-    ("few-scale", FAST + "attention.py", "queries.size(-1) ** -0.5", "queries.size(1) ** -0.5", "fast"),
+    ("few-scale", FAST + "attention.py", "attn_mask=bias)\n    scaled = (queries * queries.size(-1)", "attn_mask=bias)\n    scaled = (queries * queries.size(1)", "fast"),
     ("dropout-off", FAST + "attention.py", "self.dropout.p if self.training else 0.0", "0.0", "fast"),
     ("packed-mask", FAST + "packing.py", "None if is_causal or sources.is_full else sources.mask", "None", "fast"),
     ("packed-places", FAST + "packing.py", "np.arange(len(sizes)) * longest, sizes) + positions", "np.arange(len(sizes)) * longest, sizes) + positions[::-1]", "fast"),
