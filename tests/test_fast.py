@@ -112,6 +112,32 @@ def test_steps_with_frozen_weights_are_the_plain_model_at_once(library: bool) ->
         assert bool(model.reordered) is library
 
 
+@torch.inference_mode()
+def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_rounding(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    if not layers.can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
+        pytest.skip("this torch or CPU has no products of bfloat16")
+    monkeypatch.setattr("nmt.model.fast.multiplies_bfloat16", lambda: True)
+    source, tgt = random_source(LENGTHS), random_target(B, 20)
+    for case, model in models():
+        exact = hidden_states(plain(model), *source, tgt)
+        assert freeze(model, torch.bfloat16) is torch.float32, case  # autocast has nothing to do
+        found = decode_by_steps(model, *source, tgt)
+        assert found.dtype is torch.float32, case
+        assert 1e-4 < (found - exact).norm() / exact.norm() < 0.02, case
+        packed = [
+            (module, dict(module.reordered))
+            for module in model.modules()
+            if isinstance(module, FastLinear)
+        ]
+        decode_by_steps(model, *source, tgt)
+        for module, copies in packed:
+            assert copies, case
+            assert all(module.reordered[key] is both for key, both in copies.items()), case
+            assert all(both[0].dtype is torch.bfloat16 for both in copies.values()), case
+
+
 @torch.no_grad()
 def test_an_accelerated_model_still_takes_boolean_masks_and_records_attention() -> None:
     model, (src, lengths), tgt = tiny_model(), random_source(LENGTHS), random_target(B, T)
