@@ -141,13 +141,16 @@ def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
 
 
 def build_model(
-    info: ModelInfo, weights: dict[str, Tensor], device: torch.device
+    info: ModelInfo, weights: dict[str, Tensor] | None, device: torch.device
 ) -> FastTransformer:
-    """Make the Transformer of `info` with `weights`, accelerated; names and shapes must match."""
+    """Make the Transformer of `info` with `weights`, accelerated; names and shapes must match.
+    Without weights they are undefined, and take no memory until somebody writes them.
+    """
     with _NoDraws():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     try:
-        model.load_state_dict(weights, strict=True, assign=True)
+        if weights is not None:
+            model.load_state_dict(weights, strict=True, assign=True)
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:200]
         raise ModelError(f"the weights do not fit the model's config: {reason}") from None

@@ -140,10 +140,11 @@ def _check_record(record: dict[str, Any]) -> dict[str, Any]:
 def read_config(run_dir: Path) -> dict[str, Any]:
     """Read `config.yaml` of a run; raise `FileNotFoundError`, or `DamagedError`."""
     path = run_dir / "config.yaml"
-    text = path.read_bytes() if path.stat().st_size < _BLOCK else bytes(_BLOCK)
+    if path.stat().st_size >= _BLOCK:
+        return parse_yaml(bytes(_BLOCK), path)  # which refuses it
     if _settings["verify"] and _read(run_dir).get(path.name, _describe(path)) != _describe(path):
         raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
-    return parse_yaml(text, path)
+    return parse_yaml(path.read_bytes(), path)
 
 
 def _read(folder: Path) -> dict[str, Any]:

@@ -63,7 +63,8 @@ def draw_large(model: Transformer) -> None:
             for linear in linears.values():
                 linear.reset_parameters()
             for name, linear in linears.items():
-                for block in linear.weight.chunk(3 if name == "in_projection" else 1):
+                rows = module.sizes if name == "in_projection" else [len(linear.weight)]
+                for block in linear.weight.split(rows):
                     nn.init.xavier_uniform_(block)
 
 
@@ -84,7 +85,7 @@ def tiny_model(
     draw_large(model)
     with torch.no_grad():
         for module in model.modules():
-            if isinstance(module, nn.LayerNorm):
+            if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
                 module.weight.uniform_(0.5, 1.5)
             if isinstance(module, (nn.LayerNorm, nn.Linear)):
                 module.bias.uniform_(-0.5, 0.5)

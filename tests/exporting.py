@@ -68,7 +68,7 @@ def save(folder: Path, model: Transformer, tokenizer: Tokenizers) -> Path:
 def random_model(folder: Path, tokenizer: Tokenizers, seed: int = 3, **changes: Any) -> Path:
     """Write a model folder with random weights, biases and norms."""
     sizes = {"vocab_size": tokenizer.tgt.vocab_size, "src_vocab_size": tokenizer.src_vocab_size}
-    return save(folder, tiny_model(seed, sharpness=2.0, **sizes, **changes), tokenizer)
+    return save(folder, tiny_model(seed, **{"sharpness": 2.0, **sizes, **changes}), tokenizer)
 
 
 def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:

@@ -35,7 +35,8 @@ def run_ctranslate2(task):
         results = translator.translate_batch(pieces, **options)
         rows = [(r.hypotheses[0], r.scores[0]) for r in results]
         found.append([{"pieces": p, "score": s, "text": target.decode(p)} for p, s in rows])
-    return {"found": found}
+    scored = translator.score_batch(pieces, pieces, max_input_length=0)
+    return {"found": found, "log_probs": [result.log_probs for result in scored]}
 
 
 def run_transformers(task):

@@ -134,9 +134,10 @@ def one_model(translator: Translator, source: str = "xx", target: str = "yy") ->
     return Models({(source, target): Direction(translator, "a folder")})
 
 
-def loaded(folder: Path) -> Models:
-    """Return the model of a folder, from xx to yy."""
-    return Models.load(ServeConfig(model_dir=[str(folder)], device="cpu"))
+def loaded(folder: Path, num_workers: int = 0) -> Models:
+    """Return the model of a folder, from xx to yy: here, or in so many processes."""
+    config = ServeConfig(model_dir=[str(folder)], device="cpu", num_workers=num_workers)
+    return Models.load(config)
 
 
 class Copying:

@@ -11,6 +11,7 @@ import pytest
 import torch
 from conftest import tiny_model
 from torch import nn
+from variants import VARIANTS
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import pack
@@ -133,3 +134,25 @@ def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
     ]
     with pytest.raises(RuntimeError, match="no such kernel"):
         Compiler().compile(model.forward)(*inputs)
+
+
+@pytest.mark.slow
+def test_every_choice_of_layers_is_one_graph_without_breaks(tokenizer: Tokenizer) -> None:
+    Compiler()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return raise_traced
+
+    for name, changes in VARIANTS.items():
+        torch.compiler.reset()
+        graphs.clear()
+        model = tiny_model(vocab_size=tokenizer.vocab_size, **changes).train()
+        forward = torch.compile(model.forward, dynamic=True, fullgraph=True, backend=note)
+        draw = random.Random(0)
+        for count, longest in ((5, 20), (1, 44), (28, 26), (6, 12)):
+            batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
+            with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
+                forward(batch.src, batch.sources, batch.tgt_in, batch.targets)
+        assert len(graphs) == 1, name

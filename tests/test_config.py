@@ -323,6 +323,7 @@ def numbers(schema: type[Any]) -> Iterator[tuple[type[Any], str]]:
 def test_every_number_has_bounds_and_a_line_for_what_is_beyond() -> None:
     base = {"EvaluateConfig": {"hypotheses": "a", "references": ["b"]}}
     base |= {"ScoreConfig": {"src": "a", "tgt": "b"}}
+    base |= {name: {"input": ["a"]} for name in ("DistillConfig", "BacktranslateConfig")}
     found = {setting for command in COMMANDS.values() for setting in numbers(command.schema)}
     for schema, name in found:
         for value in (1e300, -1e300, math.inf, -math.inf, math.nan, 2**63):

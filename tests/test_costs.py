@@ -15,6 +15,7 @@ import torch
 from conftest import VOCAB_SIZE, hidden_states, random_source, tiny_config, tiny_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
+from variants import VARIANTS
 
 from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler, Update, Updates
@@ -35,8 +36,9 @@ def test_operations_equal_those_that_torch_counts_without_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(LAYERS, "is_onednn_faster", lambda: False)  # unknown to the counter
-    for batch, source, target, d_ff in ((3, 5, 7, 40), (1, 9, 2, 24), (2, 4, 4, 48)):
-        shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, "d_ff": d_ff}
+    sizes = [(3, 5, 7, {"d_ff": 40}), (1, 9, 2, {"d_ff": 24}), (2, 4, 4, {"d_ff": 48})]
+    for batch, source, target, changes in sizes + [(3, 5, 7, case) for case in VARIANTS.values()]:
+        shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, **changes}
         model = tiny_model(**shape)
         src, src_lengths = random_source([source] * batch)
         tgt, _ = random_source([target] * batch, seed=1)
@@ -48,7 +50,7 @@ def test_operations_equal_those_that_torch_counts_without_padding(
             loss.backward()
         lengths = lengths_of(*[(source, target)] * batch)
         counted = training_flops(tiny_config(**shape), VOCAB_SIZE, lengths)
-        assert counted == counter.get_total_flops(), (batch, source, target, d_ff)
+        assert counted == counter.get_total_flops(), (batch, source, target, changes)
 
 
 def test_only_real_tokens_count_and_those_of_a_long_corpus_do_not_overflow() -> None:

@@ -71,7 +71,7 @@ def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Setup:
 
 def losses(setup: Setup) -> list[float]:
     """Make an update of several batches; return its loss, and that of the validation set."""
-    (update,) = setup.sampler.updates(0)
+    (update,) = setup.sampler_at(0).updates(0)
     assert len(update.batches) > 2
     learner, batches = setup.learner, setup.learner.make_batches(update)
     outcome = learner.update(update, batches, 0.01, is_stop_asked=False)
@@ -91,7 +91,7 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             places = ("distributed.sum_over_ranks", "validation.loss")
             assert device.waits == {f"{at}: from the device": 1 for at in places}, name
             device.waits.clear()
-            assert setup.try_largest(setup.sampler.updates(0).pool_of(0)) == 1  # byte
+            assert setup.try_largest(setup.sampler_at(0).updates(0).pool_of(0)) == 1  # byte
             assert not device.waits, name
         # with half precision only the output layer is rounded alike
         assert found == pytest.approx(expected, rel=1e-6 if name == "plain" else 2e-3), name

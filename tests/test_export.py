@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
+import re
 import sys
 from enum import Enum
 from pathlib import Path
@@ -13,6 +14,7 @@ import pytest
 from conftest import tiny_config
 from exporting import exported, random_model
 from toy import command, train
+from variants import MODERN, OWN
 
 from nmt.average import average
 from nmt.checkpoint import load_export_info, load_info
@@ -42,15 +44,28 @@ def test_what_check_exportable_returns_is_what_export_does(
     settings = {field.name for field in dataclasses.fields(ModelConfig)}
     for table in SUPPORTED.values():
         assert {s for s in settings - set(table) if "dropout" not in s} <= {"source_eos"}
-    for norm in Norm:
-        for layout in Positions:
-            place = tmp_path / f"{norm.value}-{layout.value}"
-            folder = random_model(place / "model", tokenizer, norm=norm, positions=layout)
-            reasons = check_exportable(dataclasses.replace(load_info(folder).model, dropout=0.3))
-            assert not any(reasons.values())
-            for name in ExportFormat:
+    layouts = [{"norm": norm, "positions": p} for norm in Norm for p in Positions if p.is_added]
+    for i, changes in enumerate([*layouts, *OWN.values()]):
+        place = tmp_path / str(i)
+        folder = random_model(place / "model", tokenizer, **changes)
+        reasons = check_exportable(dataclasses.replace(load_info(folder).model, dropout=0.3))
+        assert not reasons[ExportFormat.ctranslate2], changes
+        for name in ExportFormat:
+            if why := reasons[name]:
+                with pytest.raises(ConfigError, match=re.escape(" and ".join(why))):
+                    export(folder, place / name.value, ExportConfig(format=name))
+                assert not (place / name.value).exists()
+            else:
                 export(folder, place / name.value, ExportConfig(format=name))
                 assert load_export_info(place / name.value)[1].format is name
+    refused = check_exportable(tiny_config(**MODERN))[ExportFormat.huggingface]
+    assert refused == [
+        "model.num_kv_heads=2 (only null)",
+        "model.qk_norm=true (only false)",
+        "model.norm_layer=rms (only layer)",
+        "model.positions=rotary (only sinusoidal, sinusoidal_concat, sinusoidal_halves, learned)",
+        "model.activation=swiglu (only relu, gelu, silu)",
+    ]
 
 
 class _Gate(str, Enum):

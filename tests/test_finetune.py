@@ -90,7 +90,7 @@ def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> N
     frozen = [Part.encoder, Part.embeddings]
     how = {"model": model, "init_from": str(base / "run"), "freeze": frozen}
     learner = make_setup(base / "data", tmp_path / "none", **how).learner
-    update = next(iter(make_setup(base / "data", tmp_path / "none").sampler.updates(0)))
+    update = next(iter(make_setup(base / "data", tmp_path / "none").sampler_at(0).updates(0)))
     learner.accumulate_gradient(update, learner.make_batches(update))
     for name, parameter in learner.model.named_parameters():
         assert (parameter.grad is None) == name.startswith(("encoder_", "embedding.")), name

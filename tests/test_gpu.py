@@ -77,7 +77,7 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
         model=model, max_tokens=40, tokens_per_update=200, valid_bleu=False, **own, **settings
     )
     setup = Setup(config, World(), device)
-    learner, updates = setup.learner, setup.sampler.updates(0)
+    learner, updates = setup.learner, setup.sampler_at(0).updates(0)
     for _ in range(2):
         batches = learner.make_batches(updates[0])
         outcome = learner.update(updates[0], batches, 0.001, is_stop_asked=False)

@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 from folders import write_folder
-from toy import assert_same_weights, read_records, train
+from toy import assert_same_weights, make_setup, read_records, train
 
-from nmt.config import TrainConfig
+from nmt.config import StageConfig, TrainConfig
 from nmt.data import batching, mixing
 from nmt.data.binary import ParallelData
 from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
+from nmt.distributed import World
 from nmt.errors import ConfigError
 from nmt.training.learner import Learner
 
@@ -185,3 +186,81 @@ def test_a_mixed_run_that_stops_in_any_pool_goes_on_with_the_same_bits(
         assert train(data_dir, data_dir / "parts", *RUN, *mix, f"max_updates={end}") == 0
     assert_same_weights(data_dir / "whole", data_dir / "parts")
     assert read_records(data_dir / "parts", "epoch")[-1]["epoch"] >= 2
+
+
+# --- stages
+
+
+STAGES = ["stages.late.start=7", "stages.late.mix.b=1", "stages.late.mix.a=0"]
+STAGES += ["stages.first.start=3", "stages.first.mix.c=0", "model.dropout=0.1"]
+
+
+def test_a_stage_draws_its_own_mix_from_its_update_on(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    seen: list[set[str]] = []
+    original, data = Learner.update, ParallelData(data_dir, "train")
+
+    def watching(learner: Learner, update: Any, *arguments: Any, **options: Any) -> Any:
+        firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
+        seen.append({[*SIZES][first - 4] for first in firsts})
+        return original(learner, update, *arguments, **options)
+
+    monkeypatch.setattr(Learner, "update", watching)
+    assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=10", "mix.b=4") == 0
+    assert set.union(*seen[:3]) == {"a", "b", "c"}
+    assert set.union(*seen[3:7]) == {"a", "b"}
+    assert set.union(*seen[7:]) == {"b", "c"}
+    error = capfd.readouterr().err
+    assert "a stage begins: an epoch draws 30 of 30 pairs of a + 28 of 7 pairs of b + 0 of" in error
+    assert "a stage begins: an epoch draws 0 of 30 pairs of a + 7 of 7 pairs of b + 100" in error
+
+
+def test_a_stage_begins_a_new_epoch_wherever_the_run_is_cut(data_dir: Path) -> None:
+    every = ["checkpoint_every_updates=100", "validate_every_updates=100", "max_updates=10"]
+    assert train(data_dir, data_dir / "whole", *RUN, *STAGES, *every) == 0
+    for end in (3, 6, 7, 10):  # at a start and before one
+        assert train(data_dir, data_dir / "parts", *RUN, *STAGES, *every, f"max_updates={end}") == 0
+    assert_same_weights(data_dir / "whole", data_dir / "parts")
+
+
+def test_the_data_of_a_stage_does_not_depend_on_the_ranks(data_dir: Path) -> None:
+    stages = {"x": StageConfig(start=3, mix={"a": 0.5})}
+    whole, *parts = (
+        make_setup(data_dir, data_dir / "none", World(rank, size), stages=stages)
+        for rank, size in ((0, 1), (0, 2), (1, 2))
+    )
+    for update, epoch in ((0, 0), (2, 1), (3, 2), (9, 5)):
+        alone, *shared = (setup.sampler_at(update).updates(epoch) for setup in (whole, *parts))
+        assert len({len(updates) for updates in (alone, *shared)}) == 1
+        for one, *others in zip(alone, *shared, strict=True):
+            rows = [
+                sorted(r for u in some for b in u.batches for r in b) for some in ([one], others)
+            ]
+            assert rows[0] == rows[1]
+
+
+def test_stages_that_cannot_be_are_one_line(
+    data_dir: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=2") == 0
+    for options, text in (
+        ([], "stages was from 3 on "),
+        ([*STAGES, "stages.late.start=8"], "from 8 on 0 of 30 pairs of a + 7 of 7"),
+        ([*STAGES, "stages.late.start=3"], "stages.late.start=3: two stages begin there"),
+        ([*STAGES, "stages.late.start=0"], "start=0: must be at least 1"),
+        ([*STAGES, "stages.late.mix.a=-1"], "stages.late.mix.a=-1.0: must be a number from 0"),
+        ([*STAGES, "stages.late.mix.aa=1"], "mix.aa: no corpus of data_dir has this name"),
+        ([*STAGES, "patience=2"], "patience=2: may end the run before its last stage"),
+    ):
+        assert train(data_dir, data_dir / "run", *RUN, *options) == 2, options
+        assert text in capsys.readouterr().err.strip().splitlines()[-1], options
+
+
+def test_patience_counts_in_the_last_stage_alone(data_dir: Path) -> None:
+    often = ["validate_every_updates=1", "checkpoint_every_updates=1", "max_updates=30"]
+    often += ["optimizer.learning_rate_scale=1e-30"]  # no validation is better than the first
+    allowed = ["patience=2", "stage_patience=true"]
+    assert train(data_dir, data_dir / "run", *RUN, *STAGES, *often, *allowed) == 0
+    validated = [record["update"] for record in read_records(data_dir / "run", "valid_loss")]
+    assert validated == [*range(1, 10)]  # two after update 7

@@ -200,7 +200,7 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
 def test_fresh_weights_lie_within_the_bounds_of_torchs_layers() -> None:
     torch.manual_seed(0)
     theirs = nn.MultiheadAttention(48, 4).in_proj_weight
-    ours = transformer.MultiHeadAttention(48, 4, 0.0).in_projection.weight
+    ours = MultiHeadAttention(tiny_config(d_model=48), is_self=True).in_projection.weight
     bound = math.sqrt(6 / (48 + 3 * 48))
     for block in (*ours.chunk(3), *theirs.chunk(3)):
         assert 0.99 * bound < float(block.detach().abs().max()) <= bound

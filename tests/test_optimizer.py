@@ -13,8 +13,17 @@ from conftest import assert_near, tiny_model
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 
-from nmt.config import ModelConfig, Optimizer, OptimizerConfig, Schedule, TrainConfig
+from nmt.config import (
+    Activation,
+    ModelConfig,
+    Optimizer,
+    OptimizerConfig,
+    Positions,
+    Schedule,
+    TrainConfig,
+)
 from nmt.errors import ConfigError
+from nmt.model.fast import FastTransformer
 from nmt.training import optimizer as optim
 from nmt.training.optimizer import WeightAverage, learning_rate, peak_learning_rate
 
@@ -193,7 +202,12 @@ def test_steps_equal_the_papers_algorithm_by_hand() -> None:
 
 def test_muon_turns_each_matrix_of_a_layer_and_leaves_all_else_to_adamw() -> None:
     settings = OptimizerConfig(name=MUON, weight_decay=0.5, momentum=0.8)
-    model = tiny_model(output_bias=True, tied_output=False)
+    shared = {"num_kv_heads": 1, "activation": Activation.swiglu, "positions": Positions.relative}
+    for case in ({"output_bias": True, "tied_output": False}, shared):
+        check_muon(settings, tiny_model(**case))
+
+
+def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     draw = torch.Generator().manual_seed(0)
     gradients = {n: [torch.randn(p.shape, generator=draw) for _ in "123"] for n, p in start.items()}
@@ -210,9 +224,10 @@ def test_muon_turns_each_matrix_of_a_layer_and_leaves_all_else_to_adamw() -> Non
     for name, found in model.named_parameters():
         decay = settings.weight_decay if found.dim() == 2 else 0.0
         expected = adam_by_hand(start[name], gradients[name], settings, decay)
-        if found.dim() == 2 and "layers" in name:
-            count = 3 if "in_projection" in name else 1  # queries, keys and values
-            cut = [x.chunk(count) for x in (start[name], *gradients[name])]
+        if found.dim() == 2 and "layers" in name and name.endswith("weight"):
+            keys = (len(found) - 16) // 2  # as many rows as of values
+            sizes = [16, keys, keys] if "in_projection" in name else len(found)
+            cut = [x.split(sizes) for x in (start[name], *gradients[name])]
             blocks = zip(*cut, strict=True)
             expected = torch.cat([muon_by_hand(one, [*rest], settings) for one, *rest in blocks])
         assert_near(found.detach().double(), expected, name, atol=2e-5, rtol=1e-4)

@@ -12,7 +12,9 @@ from nmt.cli.commands import COMMANDS
 ROOT = Path(__file__).parent.parent
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + DOCS
-LINE = re.compile(r"^(?:    |\$ )?(?:.*\| )?(nmt-\w+|nmt \w+)((?: [^|<>#&;]*)?)", re.MULTILINE)
+LINE = re.compile(
+    r"^(?:    |\$ )?(?:.*\| )?(nmt-\w+|nmt \w+)((?: (?:'[^']*'|[^|<>#&;'])*)?)", re.MULTILINE
+)
 COLUMNS = 110
 GENERATED = re.compile(r"docs/benchmarks/(?!README)|docs/paper\.md")  # not wrapped by hand
 

@@ -224,13 +224,13 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
     assert "seed was 1, is 5" in last
     assert contents() == before
     # each of the others by itself
-    mix = make_mix(ParallelData(toy_data, "train").corpora, {})
+    mix = {0: make_mix(ParallelData(toy_data, "train").corpora, {})}
     meta = DataInfo(2, data_sha256="a" * 64, tokenizer_sha256="b" * 64)
     config = TrainConfig()
     saved = fingerprint(config, meta, mix)
     changes: dict[str, Any] = {"max_tokens": 150, "tokens_per_update": 300, "seed": 5}
     changes |= {"label_smoothing": 0.2, "ema_decay": 0.5, "init_from": "run"}
-    changes |= {"model.dropout": 0.2, "optimizer.warmup_steps": 7}
+    changes |= {"model.dropout": 0.2, "optimizer.warmup_steps": 7, "noise.mask": 0.1}
     for key, value in changes.items():
         group, _, name = key.rpartition(".")
         change = {group: replace(getattr(config, group), **{name: value})} if group else {}

@@ -189,7 +189,7 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
             first = pool.submit(server.translate, lines[0])
             assert entered.wait(10)
             others = [pool.submit(server.translate, line) for line in lines[1:]]
-            eventually(lambda: len(server.service.scheduler._running.places) == 3)
+            eventually(lambda: len(server.service.scheduler._running[0].places) == 3)
             gate.set()
             assert [future.result(10) for future in (first, *others)] == expected, what
         assert sizes == [2]

@@ -85,7 +85,7 @@ def test_updates_are_the_same_and_gradients_stay_where_they_are(
     losses, weights = [], []
     for is_static in (False, True):
         learner = make_setup(tmp_path, tmp_path, static_shapes=is_static, max_tokens=40).learner
-        sampler = make_setup(tmp_path, tmp_path, max_tokens=40, tokens_per_update=60).sampler
+        sampler = make_setup(tmp_path, tmp_path, max_tokens=40, tokens_per_update=60).sampler_at(0)
         before = [p.grad for p in learner.model.parameters()]
         for update in sampler.updates(0):
             batches = learner.make_batches(update)

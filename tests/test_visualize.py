@@ -18,6 +18,7 @@ from exporting import random_model
 from matplotlib import font_manager
 from sacrebleu.metrics.chrf import CHRF
 from toy import command, train
+from variants import VARIANTS
 
 from nmt import evaluate
 from nmt.checkpoint import list_checkpoints
@@ -112,14 +113,16 @@ def test_smoothing_is_that_of_the_loss() -> None:
 
 
 def test_the_boxes_of_an_architecture_hold_all_its_parameters() -> None:
-    for norm, output in ((Norm.post, {}), (Norm.pre, {"tied_output": False, "output_bias": True})):
-        config = tiny_config(norm=norm, num_encoder_layers=3, num_decoder_layers=1, **output)
+    own = {"norm": Norm.pre, "tied_output": False, "output_bias": True}
+    for case in ({}, own, *VARIANTS.values()):
+        depths = {"num_encoder_layers": 3, "num_decoder_layers": 1}
+        config = tiny_config(**{**case, **depths})
         total = 0
         for is_decoder, count in ((False, 3), (True, 1)):
             boxes = theory.column_boxes(config, 23, is_decoder=is_decoder)
             sizes = [sum(box.num_parameters for box in part) for part in boxes]
             total += sizes[0] + count * sizes[1] + sizes[2]
-        assert total == num_parameters(Transformer(config, 23)), norm
+        assert total == num_parameters(Transformer(config, 23)), case
     texts = [theory.shorten(n) for n in (7, 1024, 1_049_088, 63_082_496, 2_000_000_000)]
     assert texts == ["7", "1.02 k", "1.05 M", "63.1 M", "2 G"]
 

@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import torch
 from conftest import sentences, tiny_model, tokenizer_config
 from toy import command
 
@@ -20,10 +21,14 @@ from nmt.config import SearchConfig
 from nmt.data.vocabulary import train_tokenizer
 
 
-def write_model(folder: Path, *, seed: int = 2) -> Path:
-    """Write a model folder of random weights that gives each sentence a text of its own."""
+def write_model(folder: Path, *, seed: int = 2, eos_scale: float = 1.0) -> Path:
+    """Write a model folder of random weights that gives each sentence a text of its own; they end
+    before their limit with a larger embedding of EOS.
+    """
     tokenizer = train_tokenizer(sentences(200), tokenizer_config())
     model = tiny_model(seed, sharpness=2.0, vocab_size=tokenizer.vocab_size)
+    with torch.no_grad():
+        model.embedding.weight[tokenizer.eos_id] *= eos_scale
     search = SearchConfig(beam_size=2, max_length_a=0.5, max_length_b=4)
     info = ModelInfo(
         model.config, search, tokenizer.vocab_size, "en", "de", tokenizer.sha256, updates=1

@@ -112,6 +112,31 @@ _ALL = (
         run="nmt.cli.translate:translate",
     ),
     Command(
+        name="distill",
+        summary="Translate training sources with a teacher, for a student to learn from.",
+        reads="source text in files, and a run, checkpoint or model folder (several: an ensemble)",
+        writes="output: src.txt and tgt.txt, aligned, without empty, looping and unequal pairs; "
+        "summary.json; resumed after a kill",
+        examples=(
+            "nmt-distill model_dir=runs/teacher input=train.en output=data/distilled",
+            "nmt-distill model_dir=[runs/a,runs/b] input=mono-*.en.gz beam_size=4 devices=0",
+        ),
+        schema=config.DistillConfig,
+        run="nmt.cli.synthesis:distill",
+    ),
+    Command(
+        name="backtranslate",
+        summary="Translate text of the target language back, for more training pairs.",
+        reads="target text in files, and a run, checkpoint or model folder of the other direction",
+        writes="output: src.txt (translations) and tgt.txt (the text), as nmt-distill",
+        examples=(
+            "nmt-backtranslate model_dir=runs/de-en input=mono.de output=data/backtranslated",
+            "nmt-backtranslate model_dir=runs/de-en input=mono-*.de.gz sampling=true seed=1",
+        ),
+        schema=config.BacktranslateConfig,
+        run="nmt.cli.synthesis:backtranslate",
+    ),
+    Command(
         name="evaluate",
         summary="Score translations with BLEU, chrF, TER; test the difference to a baseline.",
         reads="hypotheses and references, detokenized; or a model, with a source and references or "
@@ -265,7 +290,7 @@ def script_line(command: str) -> str:
 
 def list_commands() -> str:
     """Describe all commands, one line each."""
-    lines = "\n".join(f"  {name:<12}{command.summary}" for name, command in COMMANDS.items())
+    lines = "\n".join(f"  {name:<15}{command.summary}" for name, command in COMMANDS.items())
     return f"""nmt: train and use Transformer translation models
 
 usage: nmt COMMAND [key=value ...]     (the same as nmt-COMMAND)

@@ -8,7 +8,7 @@ import logging
 import os
 import stat
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import fields, replace
 from functools import partial
 from itertools import islice
@@ -47,12 +47,7 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
     written beside its place, renamed into it when whole, and resumed after a kill.
     """
     path = _check_places(config)
-    set_num_threads(config.num_threads)
-    num_workers = num_processes(config.devices, config.device)
-    is_alone = config.scheduler is None and num_workers == 1
-    # others have the model on their devices; here it gives the defaults of its settings
-    translator = _load(config, config.device if is_alone else "cpu")
-    search, options = _settings(config, translator)
+    job = TranslationJob(config)
     is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     if is_typed:
         log.info("type a line and Enter for its translation, Ctrl-D to end; or give input=FILE")
@@ -62,24 +57,18 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
             stream = _open_stream(config.output, stack)
             lines, has_more = _open_input(config.input, stack)
             source = _hashed(config, lines)
-            windows = source.windows(config.window_lines, has_more=has_more if is_alone else None)
+            more = has_more if job.is_alone else None
+            windows = source.windows(config.window_lines, has_more=more)
         else:
             from nmt.translate.resume import PartFile, describe_job  # of no use to a stream
 
-            part = stack.enter_context(PartFile(path, describe_job(config, search)))
+            part = stack.enter_context(PartFile(path, describe_job(config, job.search)))
             source = part.resume(
                 lambda: _hashed(config, read_input(config.input)),
                 is_stream=is_stream(config.input),
             )
             windows = source.windows(config.window_lines)
-        if is_alone:
-            translated = translator.translate_windows(windows, search, options)
-        else:
-            del translator
-            folders = [str(resolve(folder)) for folder in config.model_dir]
-            make = partial(_start_translating, replace(config, model_dir=folders), num_workers)
-            workers = open_workers(config.scheduler, num_workers, make)
-            translated = stack.enter_context(workers).map(windows)
+        translated = job.run(windows, stack)
         progress = stack.enter_context(_progress(config, source.num_lines, is_typed=is_typed))
         for window, results in translated:
             data, window_counts = render(window, results, config.format, config.n_best)
@@ -96,6 +85,33 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
         if path is not None:
             counts = part.finish(source)
     _report(counts, config)
+
+
+class TranslationJob:
+    """The model of `config` at work: here, in a process for each device, or on a cluster."""
+
+    def __init__(self, config: TranslateConfig) -> None:
+        self.config = config
+        set_num_threads(config.num_threads)
+        self._num_workers = num_processes(config.devices, config.device)
+        self.is_alone = config.scheduler is None and self._num_workers == 1
+        # others have the model on their devices; here it gives the defaults of its settings
+        translator = _load(config, config.device if self.is_alone else "cpu")
+        self.search, self._options = _settings(config, translator)
+        self.tokenizer, self.directions = translator.tokenizer, translator.directions
+        self._translator = translator if self.is_alone else None
+
+    def run(
+        self, windows: Iterable[Window], stack: contextlib.ExitStack
+    ) -> Iterable[tuple[Window, list[LineResult]]]:
+        """Yield each window with the results of its lines; workers end with `stack`."""
+        if self._translator is not None:
+            return self._translator.translate_windows(windows, self.search, self._options)
+        folders = [str(resolve(folder)) for folder in self.config.model_dir]
+        config = replace(self.config, model_dir=folders)
+        make = partial(_start_translating, config, self._num_workers)
+        workers = open_workers(config.scheduler, self._num_workers, make)
+        return stack.enter_context(workers).map(windows)
 
 
 def _start_translating(

@@ -26,6 +26,13 @@ class ServeConfig:
     num_threads: int = option(
         0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
     )
+    num_workers: int | None = option(
+        None,
+        "processes that search with backend=native on a CPU of Linux and share num_threads; 0: "
+        "this one does; null: one a thread, at most 4",
+        low=0,
+        high=1024,
+    )
     verify: bool = option(True, VERIFY)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every IPv4 address")
     port: int = option(5000, "port to listen on; 0 takes a free one and logs it", low=0, high=65535)

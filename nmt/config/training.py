@@ -30,22 +30,48 @@ class Norm(str, Enum):
     pre = "pre"  # before each sub-layer, with one more at the end of each stack
 
 
-class Positions(str, Enum):
-    """How sines and cosines share the dimensions of the positional encoding."""
+class NormLayer(str, Enum):
+    """What normalizes."""
 
-    sinusoidal = "sinusoidal"  # interleaved, as the paper writes it
+    layer = "layer"  # mean 0 and variance 1, as in the paper
+    rms = "rms"  # mean square 1, no bias, Zhang and Sennrich (2019)
+
+
+class Positions(str, Enum):
+    """How the model knows where tokens stand: by vectors added to embeddings (the first four), or
+    in self-attention alone.
+    """
+
+    sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
     sinusoidal_halves = (
         "sinusoidal_halves"  # the same order of the paper's wavelengths, as in Marian
     )
+    learned = "learned"  # a vector for each of num_positions, for each side (table 3, row E)
+    relative = "relative"  # vectors of distances, for keys and values, Shaw et al. (2018)
+    rotary = "rotary"  # queries and keys turned by their position, Su et al. (2021)
+    alibi = (
+        "alibi"  # less attention with distance, to both sides in the encoder, Press et al. (2022)
+    )
+
+    @property
+    def is_sinusoidal(self) -> bool:
+        """Whether sines and cosines are added to embeddings."""
+        return self.value.startswith("sinusoidal")
+
+    @property
+    def is_added(self) -> bool:
+        """Whether vectors are added to embeddings."""
+        return self.is_sinusoidal or self is Positions.learned
 
 
 class Activation(str, Enum):
-    """The function between both linear layers of a feed-forward layer."""
+    """What is between the linear layers of a feed-forward layer."""
 
     relu = "relu"  # max(0, x), as in the paper
     gelu = "gelu"  # x times the normal distribution function of x, Hendrycks and Gimpel (2016)
     silu = "silu"  # x times the logistic function of x, also called swish
+    swiglu = "swiglu"  # silu of one linear layer times another, a third matrix; Shazeer (2020)
 
 
 @dataclass(kw_only=True)
@@ -57,6 +83,10 @@ class ModelConfig:
     d_model: int = option(512, "dimension of embeddings and of layers", low=1, high=65536)
     d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
     num_heads: int = option(8, "attention heads; must divide d_model", low=1)
+    num_kv_heads: int | None = option(
+        None, "heads of keys and values, shared by groups of heads; null: num_heads", low=1
+    )
+    qk_norm: bool = option(False, "RMS norm of queries and keys of each head, in self-attention")
     dropout: float = option(0.1, "dropout of embedding sums and sub-layer outputs", low=0, below=1)
     attention_dropout: float = option(0.0, "dropout of attention weights", low=0, below=1)
     activation_dropout: float = option(0.0, "dropout after the activation", low=0, below=1)
@@ -64,9 +94,21 @@ class ModelConfig:
         None, "of embedding sums; null: dropout", low=0, below=1
     )
     norm: Norm = option(Norm.post, "layer norm after the residual sum (post) or before (pre)")
-    positions: Positions = option(Positions.sinusoidal, "layout of the positional encoding")
-    position_offset: int = option(0, "number of the first position; M2M100 has 2", low=0)
-    activation: Activation = option(Activation.relu, "of feed-forward layers: relu, gelu or silu")
+    norm_layer: NormLayer = option(NormLayer.layer, "layer (mean and variance) or rms")
+    positions: Positions = option(
+        Positions.sinusoidal,
+        "sinusoidal, sinusoidal_concat, sinusoidal_halves, learned, relative, rotary or alibi",
+    )
+    position_offset: int = option(0, "sinusoidal: number of the first; M2M100 has 2", low=0)
+    num_positions: int = option(
+        1024, "learned: positions with vectors; those beyond share the last", low=1, high=65536
+    )
+    max_distance: int = option(
+        16, "relative: distances with vectors; those beyond share the last", low=1, high=10_000
+    )
+    activation: Activation = option(
+        Activation.relu, "of feed-forward layers: relu, gelu, silu or swiglu (gated)"
+    )
     scale_embedding: bool = option(True, "multiply embeddings by sqrt(d_model)")
     tied_output: bool = option(True, "use the target embedding as the output matrix")
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
@@ -78,6 +120,16 @@ class ModelConfig:
         require(self.d_model % self.num_heads == 0, "model.num_heads", self.num_heads, rule)
         rule = "must be even (sine and cosine)"
         require(self.d_model % 2 == 0, "model.d_model", self.d_model, rule)
+        kv_heads, rule = self.num_kv_heads, f"must divide model.num_heads={self.num_heads}"
+        valid = kv_heads is None or self.num_heads % kv_heads == 0
+        require(valid, "model.num_kv_heads", kv_heads, rule)
+        is_odd = self.d_model // self.num_heads % 2
+        rule = "needs an even number of dimensions of a head, model.d_model / model.num_heads"
+        valid = not (is_odd and self.positions is Positions.rotary)
+        require(valid, "model.positions", self.positions, rule)
+        valid = self.position_offset == 0 or self.positions.is_sinusoidal
+        rule = "needs sinusoidal positions"
+        require(valid, "model.position_offset", self.position_offset, rule)
 
 
 @dataclass(kw_only=True)
@@ -232,6 +284,32 @@ class OptimizerConfig:
 
 
 @dataclass(kw_only=True)
+class NoiseConfig:
+    """Noise on the tokens of training pairs, new in every epoch (docs/synthesis.md)."""
+
+    drop: float = option(0.0, "share of source tokens that are left out", low=0, below=1)
+    mask: float = option(0.0, "share of source tokens that become <unk>", low=0, below=1)
+    swap: int = option(0, "most places that a source token moves; 0: none moves", low=0)
+    word_dropout: float = option(
+        0.0, "share of target tokens that the decoder reads as <unk>", low=0, below=1
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "noise.")
+
+
+@dataclass(kw_only=True)
+class StageConfig:
+    """Other weights of corpora, from an update on to the next stage."""
+
+    start: int = option(0, "number of updates after which the stage begins", low=1)
+    mix: dict[str, float] = option(dict, "weight of named corpora in it; others as before stages")
+
+    def __post_init__(self) -> None:
+        check_ranges(self, "stages.")
+
+
+@dataclass(kw_only=True)
 class TrainConfig:
     """Settings of `nmt-train`; the defaults are the paper's base run (sections 5.2 to 5.4)."""
 
@@ -244,6 +322,8 @@ class TrainConfig:
     mix_temperature: float | None = option(
         None, "evens out the shares of corpora; null: as preprocessed"
     )
+    stages: dict[str, StageConfig] = option(dict, "stages of data with other weights, by name")
+    stage_patience: bool = option(False, "let patience count in the last of stages, and end it")
     init_from: str | None = option(None, "run, checkpoint or model folder to begin with")
     freeze: list[Part] = option([], "parts that are not trained: encoder, decoder, embeddings")
     adapter: Adapter = option(Adapter.none, "lora: of linear layers train low-rank additions")
@@ -262,6 +342,7 @@ class TrainConfig:
         low=0,
         below=1,
     )
+    noise: NoiseConfig = option(NoiseConfig, "noise on the tokens of training pairs")
     tokens_per_update: int = option(25000, "target tokens per update, over all ranks", low=1)
     max_tokens: int = option(4096, "bound on a batch: rows * longest side, padding included", low=1)
     max_updates: int = option(100_000, "updates at which training ends", low=1)
@@ -308,8 +389,17 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        for name, weight in self.mix.items():
-            require(0 <= weight <= MOST, f"mix.{name}", weight, "must be a number from 0")
+        weights = {f"mix.{name}": weight for name, weight in self.mix.items()}
+        for name, stage in self.stages.items():
+            weights |= {f"stages.{name}.mix.{corpus}": w for corpus, w in stage.mix.items()}
+            others = [other for other in self.stages.values() if other.start == stage.start]
+            rule = "two stages begin there; give each its own"
+            require(len(others) == 1, f"stages.{name}.start", stage.start, rule)
+        for key, weight in weights.items():
+            require(0 <= weight <= MOST, key, weight, "must be a number from 0")
+        valid = not (self.stages and self.patience) or self.stage_patience
+        rule = "may end the run before its last stage; set stage_patience=true to count in that"
+        require(valid, "patience", self.patience, rule)
         temperature = self.mix_temperature
         valid = temperature is None or 1 <= temperature <= MOST
         require(valid, "mix_temperature", temperature, "must be at least 1")

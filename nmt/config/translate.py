@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from nmt.config.options import (
     DEFAULT_RUN_DIR,
@@ -51,15 +52,12 @@ class ScoreMeasure(str, Enum):
 
 
 @dataclass(kw_only=True)
-class TranslateConfig:
-    """Settings of `nmt-translate`; what is null comes from the model folder."""
+class TranslationConfig:
+    """Settings of all commands that translate; what is null comes from the model folder."""
 
     model_dir: list[str] = option([DEFAULT_RUN_DIR], "run or model folder; several: an ensemble")
-    input: str = option("-", "text to translate, one sentence per line; - is stdin")
-    output: str = option("-", "file for translations, resumed after a kill; - is stdout")
-    prefixes: str | None = option(
-        None, "first words of each translation, line by line; may be empty"
-    )
+    input: Any = option(None, "text to translate")
+    output: str = option("-", "what is written")
     src_lang: str = option("", "source language, where the model has several")
     tgt_lang: str = option("", "target language, where the model has several")
     src_tag: str = option("", "symbol before every source, such as <2de>, instead of languages")
@@ -77,13 +75,8 @@ class TranslateConfig:
     top_k: int | None = option(None, "sampling: number of candidates, the likeliest tokens; 0: all")
     top_p: float | None = option(None, "sampling: total probability of the candidates; 1: all")
     seed: int | None = option(None, "sampling: the same seed gives the same samples")
-    alignment: bool | None = option(None, "format=json: source token of each target token")
     combine: Combine = option(
         Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
-    )
-    n_best: int = option(1, "hypotheses written per sentence", low=1)
-    format: OutputFormat = option(
-        OutputFormat.text, "text (several a line as in Moses), or json (one object per line)"
     )
     too_long: TooLong = option(TooLong.split, "longer lines: split, truncate or error")
     max_source_length: int = option(  # a character is at most 4 bytes, each a token at worst
@@ -109,13 +102,69 @@ class TranslateConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self)
-        is_plain = self.format is OutputFormat.text
-        require(not (is_plain and self.alignment), "alignment", "true", "needs format=json")
         is_shared = self.scheduler is not None and self.devices != 1
         require(not is_shared, "devices", self.devices, "does not go with scheduler")
         changed = self.combine is not Combine.probabilities and len(self.model_dir) == 1
         require(not changed, "combine", self.combine, "needs several models: model_dir=[a,b]")
+
+
+@dataclass(kw_only=True)
+class TranslateConfig(TranslationConfig):
+    """Settings of `nmt-translate`."""
+
+    input: str = option("-", "text to translate, one sentence per line; - is stdin")
+    output: str = option("-", "file for translations, resumed after a kill; - is stdout")
+    prefixes: str | None = option(
+        None, "first words of each translation, line by line; may be empty"
+    )
+    n_best: int = option(1, "hypotheses written per sentence", low=1)
+    alignment: bool | None = option(None, "format=json: source token of each target token")
+    format: OutputFormat = option(
+        OutputFormat.text, "text (several a line as in Moses), or json (one object per line)"
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        is_plain = self.format is OutputFormat.text
+        require(not (is_plain and self.alignment), "alignment", "true", "needs format=json")
         self.input, self.output = unnamed(self.input), unnamed(self.output)
+
+
+@dataclass(kw_only=True)
+class SynthesisConfig(TranslationConfig):
+    """Settings of the commands that make a corpus of text and its translations."""
+
+    input: list[str] | None = option(None, "text to translate: file, glob, list or - (stdin)")
+    output: str = option("data/synthetic", "folder to write: src.txt, tgt.txt, summary.json")
+    max_ratio: float = option(3.0, "largest ratio of both sides' numbers of tokens; 0 disables")
+    max_repeats: int = option(
+        4, "times in a row that the same tokens may stand in a translation; 0 disables", low=0
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if not self.input:
+            raise ConfigError("give input=FILE, the text to translate")
+        self.input = [unnamed(file) for file in self.input]
+        valid = self.max_ratio == 0 or self.max_ratio >= 1
+        require(valid, "max_ratio", self.max_ratio, "must be 0 or at least 1")
+
+
+@dataclass(kw_only=True)
+class DistillConfig(SynthesisConfig):
+    """Settings of `nmt-distill`."""
+
+    output: str = option("data/distilled", "folder to write: src.txt, tgt.txt, summary.json")
+
+
+@dataclass(kw_only=True)
+class BacktranslateConfig(SynthesisConfig):
+    """Settings of `nmt-backtranslate`."""
+
+    output: str = option("data/backtranslated", "folder to write: src.txt, tgt.txt, summary.json")
+    tag: str = option(
+        "<bt>", "symbol that is to stand before the sources in training; may be empty"
+    )
 
 
 @dataclass(kw_only=True)

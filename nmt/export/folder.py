@@ -23,7 +23,7 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import Activation, ExportConfig, ExportFormat, ModelConfig, Norm, Positions
+from nmt.config import ExportConfig, ExportFormat, ModelConfig, NormLayer, Positions
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
@@ -38,14 +38,21 @@ _WRITERS = {
     ExportFormat.argos: argos.write_argos,
 }
 _ANY = ["num_encoder_layers", "num_decoder_layers", "d_model", "d_ff", "num_heads"]
-_ANY += ["position_offset", "scale_embedding", "tied_output", "output_bias"]
-_CHOICES = {"norm": Norm, "positions": Positions, "activation": Activation}
+_ANY += ["position_offset", "scale_embedding", "tied_output", "output_bias", "norm"]
+_ANY += ["num_positions", "max_distance"]
 _ALL: dict[str, list[Any] | None] = dict.fromkeys(_ANY)
-_ALL |= {key: list(choice) for key, choice in _CHOICES.items()}
+_CHOICES = ["positions", "activation", "norm_layer", "num_kv_heads", "qk_norm", "source_eos"]
 SUPPORTED = {
-    ExportFormat.ctranslate2: {**_ALL, "source_eos": None},
-    ExportFormat.huggingface: _ALL,  # its tokenizers add EOS
-    ExportFormat.argos: {**_ALL, "source_eos": None},
+    ExportFormat.ctranslate2: {**_ALL, **dict.fromkeys(_CHOICES)},
+    ExportFormat.huggingface: {  # its encoder-decoders; and its tokenizers add EOS
+        **_ALL,
+        "positions": [layout for layout in Positions if layout.is_added],
+        "activation": list(huggingface.ACTIVATIONS),
+        "norm_layer": [NormLayer.layer],
+        "num_kv_heads": [None],
+        "qk_norm": [False],
+    },
+    ExportFormat.argos: {**_ALL, **dict.fromkeys(_CHOICES)},
 }
 """The values of each setting of the architecture that a format supports; None: any value."""
 
@@ -84,7 +91,10 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
     """
 
     def shown(value: object) -> str:
-        return str(value.value if isinstance(value, Enum) else value)
+        value = value.value if isinstance(value, Enum) else value
+        if value is None or isinstance(value, bool):
+            return {None: "null", True: "true", False: "false"}[value]
+        return str(value)
 
     reasons: dict[ExportFormat, list[str]] = {name: [] for name in SUPPORTED}
     for name, table in SUPPORTED.items():
@@ -117,7 +127,7 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     is_marian = config.format is ExportFormat.huggingface
     bodies = {ExportFormat.huggingface: _HUGGINGFACE, ExportFormat.argos: _ARGOS}
     body = bodies.get(config.format, _CTRANSLATE2)
-    if is_marian and info.model.positions is Positions.sinusoidal_concat:
+    if is_marian and info.model.positions in (Positions.sinusoidal_concat, Positions.learned):
         body += _TABLE
     is_separate = info.src_vocab_size is not None
     files = {"source": SOURCE, "target": TARGET} if is_separate else {"tokenizer": JOINT}
@@ -231,6 +241,7 @@ _TAGGED = """\
 """
 
 _TABLE = """\
-- The table of positions is part of the weights (Tensor2Tensor's frequencies, which MarianMT does
-  not compute). `save_pretrained` of transformers drops it: copy `model.safetensors` instead.
+- The table of positions is part of the weights, since MarianMT does not compute it (Tensor2Tensor's
+  frequencies, or learned). `save_pretrained` of transformers drops it: copy `model.safetensors`
+  instead.
 """

@@ -18,11 +18,12 @@ import torch
 from torch import Tensor
 
 from nmt.checkpoint import ModelInfo
-from nmt.config import Activation, ExportConfig, Norm, Positions
+from nmt.config import Activation, ExportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.files import write_json
 from nmt.model.transformer import sinusoidal_positions
+from nmt.model.variants import lengthen
 from nmt.search.hypotheses import ControlIds
 
 Weights = dict[str, Tensor]
@@ -101,8 +102,6 @@ def rename_weights(kind: str, info: ModelInfo, weights: Weights, max_positions: 
     order = torch.arange(config.d_model)  # of the dimensions, all sines before all cosines: (D,)
     if config.positions is Positions.sinusoidal:
         order = torch.cat([order[0::2], order[1::2]])
-    layout = config.positions, config.position_offset
-    table = sinusoidal_positions(max_positions, config.d_model, *layout)  # (P, D)
     embedding = weights["embedding.weight"][:, order]  # (V, D)
     found: Weights = {}
     if kind != M2M100:
@@ -122,12 +121,21 @@ def rename_weights(kind: str, info: ModelInfo, weights: Weights, max_positions: 
     depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     for stack, depth in depths.items():
         if kind != M2M100:
+            table = positions_table(config, stack, weights, max_positions)  # (P, D)
             found[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
         if config.norm is Norm.pre:
             found |= _reordered(weights, f"{stack}_norm", f"model.{stack}.layer_norm", order)
         for i in range(depth):
             found.update(_layer(weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order))
     return found
+
+
+def positions_table(config: ModelConfig, stack: str, weights: Weights, length: int) -> Tensor:
+    """Return what the encoder or the decoder adds to embeddings at so many positions, (P, D)."""
+    if config.positions is Positions.learned:
+        return lengthen(weights[f"{stack}_positions"], length)[:length]
+    layout = config.positions, config.position_offset
+    return sinusoidal_positions(length, config.d_model, *layout)
 
 
 def _layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:

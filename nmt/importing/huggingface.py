@@ -136,7 +136,7 @@ def _architecture(theirs: Settings, tensors: Tensors, *, is_tied: bool) -> Model
         layouts = [(Positions.sinusoidal_concat, theirs.number("pad_token_id") + 1)]
     elif any(table in tensors for table in tables):
         # nmt-export stores what these classes do not compute
-        layouts += itertools.product(list(Positions), range(4))
+        layouts += itertools.product((p for p in Positions if p.is_sinusoidal), range(4))
 
     def fits(layout: Positions, offset: int) -> bool:
         """Return whether stored tables of positions, if any, are those of a layout."""

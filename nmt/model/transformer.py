@@ -27,8 +27,9 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from nmt.config import Activation, ModelConfig, Norm, Positions
+from nmt.model import variants
+from nmt.model.variants import Relation, new_norm
 
-LAYER_NORM_EPS = 1e-5
 NUM_POSITIONS = 512  # rows of the first table of positions; it grows when a longer sentence comes
 
 Mask = Any
@@ -40,6 +41,7 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.relu: torch.relu,
     Activation.gelu: F.gelu,
     Activation.silu: F.silu,
+    Activation.swiglu: F.silu,  # of the gate
 }
 
 AttentionRecord = dict[nn.Module, Tensor | None]
@@ -94,8 +96,9 @@ def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: i
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: nn.Module | None = None
-) -> tuple[Tensor, Tensor]:
+    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: nn.Module | None = None,
+    relation: Relation | None = None, places: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Compute scaled dot-product attention (section 3.2.1, left half of figure 2).
 
     Args:
@@ -104,16 +107,23 @@ def attend(
         values: (B, H, S, D/H).
         mask: boolean, broadcasts to (B, H, T, S), True = may be attended to.
         dropout: applied to the weights.
+        relation: adds what follows from the distances of keys, with `places`.
+        places: the distances, (T, S) or (B, T, S).
 
     Returns the attended values (B, H, T, D/H) and the weights (B, H, T, S), at least float32.
     """
     # equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
     logits = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))  # (B, H, T, S)
+    if relation is not None and places is not None:
+        logits = logits + relation.logits(queries, places)
     logits = logits.masked_fill(~mask, float("-inf"))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     weights = torch.softmax(logits, dim=-1, dtype=dtype)  # (B, H, T, S)
-    dropped = weights if dropout is None else dropout(weights)
-    return dropped.to(values.dtype) @ values, weights  # (B, H, T, D/H), (B, H, T, S)
+    dropped = (weights if dropout is None else dropout(weights)).to(values.dtype)
+    heads = dropped @ values  # (B, H, T, D/H)
+    if relation is not None and places is not None:
+        heads = heads + relation.heads(dropped, places)
+    return heads, weights  # (B, H, T, D/H), (B, H, T, S)
 
 
 class MultiHeadAttention(nn.Module):
@@ -122,14 +132,22 @@ class MultiHeadAttention(nn.Module):
     W_i^V).
 
     The W_i^Q of all heads are one D x D matrix, and so are the W_i^K and the W_i^V. These three are
-    the blocks of `in_projection`. `dropout` is the share of attention weights that are dropped.
+    the blocks of `in_projection`; those of keys and values are smaller with fewer `num_kv_heads`.
+    Attention within a sentence (`is_self`) may know of distances. Dropout is of the weights.
     """
 
-    def __init__(self, d_model: int, num_heads: int, dropout: float) -> None:
+    def __init__(self, config: ModelConfig, *, is_self: bool) -> None:
         super().__init__()
-        self.num_heads = num_heads
-        self.dropout = nn.Dropout(dropout)
-        self.in_projection = nn.Linear(d_model, 3 * d_model)
+        d_model, self.num_heads = config.d_model, config.num_heads
+        self.head_size = d_model // self.num_heads
+        kv_size = (config.num_kv_heads or self.num_heads) * self.head_size
+        self.sizes = [d_model, kv_size, kv_size]  # of queries, keys and values of all heads
+        self.is_rotary = is_self and config.positions is Positions.rotary
+        self.relation = variants.new_relation(config) if is_self else None
+        self.query_norm = variants.new_head_norm(config) if is_self else None
+        self.key_norm = variants.new_head_norm(config) if is_self else None
+        self.dropout = nn.Dropout(config.attention_dropout)
+        self.in_projection = nn.Linear(d_model, sum(self.sizes))
         self.out_projection = nn.Linear(d_model, d_model)
         # over the 3D x D matrix: each block has 1 / sqrt(2) of its own bound, and learns faster
         nn.init.xavier_uniform_(self.in_projection.weight)
@@ -141,19 +159,33 @@ class MultiHeadAttention(nn.Module):
         self, x: Tensor, memory: Tensor, mask: Mask, record: AttentionRecord | None = None
     ) -> Tensor:
         """Let `x` (B, T, D) attend to `memory` (B, S, D), which is `x` in self-attention."""
-        weights, biases = self.in_projection.weight.chunk(3), self.in_projection.bias.chunk(3)
+        weights = torch.split(self.in_projection.weight, self.sizes)
+        biases = torch.split(self.in_projection.bias, self.sizes)
         queries, keys, values = (
             self._split_heads(F.linear(y, weight, bias))
             for y, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
-        )  # (B, H, T, D/H), 2 x (B, H, S, D/H)
-        heads, shares = attend(queries, keys, values, mask, self.dropout)  # (B, H, T, D/H)
+        )  # (B, H, T, D/H), 2 x (B, H or fewer, S, D/H)
+        places = variants.distances(x.size(1), memory.size(1), x.device)  # (T, S)
+        queries, keys = self.place(queries, keys, -places[:, 0])  # the same positions
+        keys, values = (variants.repeat_heads(y, self.num_heads, dim=1) for y in (keys, values))
+        heads, shares = attend(
+            queries, keys, values, mask, self.dropout, self.relation, places
+        )  # (B, H, T, D/H)
         if record is not None and self in record:
             record[self] = shares
         joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
         return self.out_projection(joined)  # type: ignore[no-any-return]
 
+    def place(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> list[Tensor]:
+        """Normalize queries and keys (..., D/H), and turn them by `positions` (...), if set."""
+        if self.query_norm is not None and self.key_norm is not None:
+            queries, keys = self.query_norm(queries), self.key_norm(keys)
+        if not self.is_rotary or positions is None:
+            return [queries, keys]
+        return [variants.rotate(queries, positions), variants.rotate(keys, positions)]
+
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], self.num_heads, -1).transpose(1, 2)  # (B, H, T, D/H)
+        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, H, T, D/H)
 
 
 # --- layers (section 3.1, figure 1)
@@ -162,6 +194,9 @@ class MultiHeadAttention(nn.Module):
 class FeedForward(nn.Module):
     """FFN(x) = max(0, x W1 + b1) W2 + b2 at every position (section 3.3, equation 2); `dropout` is
     applied after the max, for which another `activation` may stand.
+
+    With SwiGLU that is silu(x Wg + bg) * (x W1 + b1) (Shazeer, 2020, equation 6, with biases); Wg,
+    the `gate`, is a matrix of its own.
     """
 
     def __init__(
@@ -173,10 +208,14 @@ class FeedForward(nn.Module):
         # as torch draws them: with d_ff = 4 d_model the outer weights have 0.46 of Xavier's bound
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
+        is_gated = activation is Activation.swiglu
+        self.gate = nn.Linear(d_model, d_ff) if is_gated else None
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
-        hidden = ACTIVATIONS[self.activation](self.inner(x))  # (..., F)
+        hidden = ACTIVATIONS[self.activation](self.inner(x) if self.gate is None else self.gate(x))
+        if self.gate is not None:
+            hidden = hidden * self.inner(x)  # (..., F)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
@@ -192,11 +231,11 @@ class Layer(nn.Module):
         super().__init__()
         self.is_post_norm = config.norm is Norm.post
         self.dropout = nn.Dropout(config.dropout)
-        self.self_attention = new_attention(config)
-        self.self_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+        self.self_attention = MultiHeadAttention(config, is_self=True)
+        self.self_attention_norm = new_norm(config.norm_layer, config.d_model)
         sizes = (config.d_model, config.d_ff, config.activation_dropout)
         self.feed_forward = FeedForward(*sizes, config.activation)
-        self.feed_forward_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+        self.feed_forward_norm = new_norm(config.norm_layer, config.d_model)
 
     def before(self, norm: nn.Module, x: Tensor) -> Tensor:
         """Return what a sub-layer reads of `x`."""
@@ -225,8 +264,8 @@ class DecoderLayer(Layer):
 
     def __init__(self, config: ModelConfig) -> None:
         super().__init__(config)
-        self.cross_attention = new_attention(config)
-        self.cross_attention_norm = nn.LayerNorm(config.d_model, eps=LAYER_NORM_EPS)
+        self.cross_attention = MultiHeadAttention(config, is_self=False)
+        self.cross_attention_norm = new_norm(config.norm_layer, config.d_model)
 
     def forward(
         self,
@@ -245,11 +284,6 @@ class DecoderLayer(Layer):
         x = self.after(self.cross_attention_norm, x, y)
         y = self.feed_forward(self.before(self.feed_forward_norm, x))
         return self.after(self.feed_forward_norm, x, y)
-
-
-def new_attention(config: ModelConfig) -> MultiHeadAttention:
-    """Make one of the three attentions of figure 1."""
-    return MultiHeadAttention(config.d_model, config.num_heads, config.attention_dropout)
 
 
 # --- the model (figure 1)
@@ -297,8 +331,10 @@ class Transformer(nn.Module):
         self.decoder_layers = nn.ModuleList(
             DecoderLayer(config) for _ in range(config.num_decoder_layers)
         )
+        self.encoder_positions = variants.new_positions(config)  # (P, D) or None
+        self.decoder_positions = variants.new_positions(config)
         # in pre-norm nothing has normalized the sums of the last layer yet
-        norms = [nn.LayerNorm(d_model, eps=LAYER_NORM_EPS) for _ in range(2)]
+        norms = [new_norm(config.norm_layer, d_model) for _ in range(2)]
         is_pre_norm = config.norm is Norm.pre
         self.encoder_norm = norms[0] if is_pre_norm else nn.Identity()
         self.decoder_norm = norms[1] if is_pre_norm else nn.Identity()
@@ -329,7 +365,8 @@ class Transformer(nn.Module):
 
     def encode(self, src: Tensor, sources: Mask, record: AttentionRecord | None = None) -> Tensor:
         """Map source ids (B, S) to the encoder's output (B, S, D)."""
-        x = self.embed(src, self.src_embedding or self.embedding, sources)  # (B, S, D)
+        embedding = self.src_embedding or self.embedding
+        x = self.embed(src, embedding, sources, self.encoder_positions)  # (B, S, D)
         for layer in self.encoder_layers:
             x = self.runner(layer)(x, sources, record)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
@@ -343,7 +380,7 @@ class Transformer(nn.Module):
         record: AttentionRecord | None = None,
     ) -> Tensor:
         """Map target ids (B, T) to hidden states (B, T, D), given the encoder's output `memory`."""
-        x = self.embed(tgt, self.embedding, targets)  # (B, T, D)
+        x = self.embed(tgt, self.embedding, targets, self.decoder_positions)  # (B, T, D)
         for layer in self.decoder_layers:
             x = self.runner(layer)(x, targets, memory, sources, record)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
@@ -359,32 +396,37 @@ class Transformer(nn.Module):
         """
         return F.linear(hidden, self.output_matrix, self.output_bias)
 
-    def embed(self, ids: Tensor, embedding: nn.Embedding, mask: Mask) -> Tensor:
+    def embed(
+        self, ids: Tensor, embedding: nn.Embedding, mask: Mask, learned: Tensor | None = None
+    ) -> Tensor:
         """Map ids (B, T) to (B, T, D): embeddings times sqrt(d_model) (section 3.4) plus positions
-        (section 3.5), with dropout on the sum (section 5.4).
+        (section 3.5), the `learned` ones or sines, with dropout on the sum (section 5.4).
         """
-        scaled = embedding(ids) * self.embedding_scale
-        return self.dropout(scaled + self.positions_of(ids, mask))  # type: ignore[no-any-return]
+        x = embedding(ids) * self.embedding_scale
+        if self.config.positions.is_added:
+            x = x + self.positions_of(ids, mask, learned)
+        return self.dropout(x)  # type: ignore[no-any-return]
 
-    def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
+    def positions_of(self, ids: Tensor, mask: Mask, learned: Tensor | None = None) -> Tensor:
         """Return the encodings (T, D) of the positions of `ids` (B, T); only masks of
         `nmt.model.fast` say where tokens are.
         """
-        return self.position_table(ids.size(1))[: ids.size(1)]
+        return self.position_table(ids.size(1), learned)[: ids.size(1)]
 
-    def position_table(self, length: int) -> Tensor:
+    def position_table(self, length: int, learned: Tensor | None = None) -> Tensor:
         """Return the encodings (at least `length`, D)."""
+        if learned is not None:
+            return variants.lengthen(learned, length)
         positions = self.positions  # another thread may replace the table meanwhile
         if length > positions.size(0):
             positions = self.positions = self.new_positions(2 * length).to(positions)
         return positions
 
     def new_positions(self, length: int) -> Tensor:
-        """Compute the encodings (length, D) of the first positions."""
-        config = self.config
-        return sinusoidal_positions(
-            length, config.d_model, config.positions, config.position_offset
-        )
+        """Compute the sines (length, D) of the first positions; none for other positions."""
+        layout, offset = self.config.positions, self.config.position_offset
+        length = length if layout.is_sinusoidal else 0
+        return sinusoidal_positions(length, self.config.d_model, layout, offset)
 
     def runner(self, layer: nn.Module) -> Callable[..., Tensor]:
         """Return what runs `layer`: the layer, or its checkpoint."""

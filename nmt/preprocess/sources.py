@@ -132,7 +132,7 @@ def _file_names(part: SplitConfig, key: str) -> list[tuple[str, ...]]:
     """Return the names of the files of each source, patterns resolved."""
     if part.src is not None and part.tgt is not None:
         return pair_up(part.src, part.tgt, key)
-    return [(file,) for name in part.tsv or part.jsonl or [] for file in _match(name).values()]
+    return [(file,) for name in part.tsv or part.jsonl or [] for file in match_files(name).values()]
 
 
 def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str, ...]]:
@@ -143,10 +143,12 @@ def pair_up(src: Sequence[str], tgt: Sequence[str], key: str) -> list[tuple[str,
     setting.
     """
     if len(src) != len(tgt):
-        ones, others = ([f for name in side for f in _match(name).values()] for side in (src, tgt))
+        ones, others = (
+            [f for name in side for f in match_files(name).values()] for side in (src, tgt)
+        )
         return _pair_in_order(ones, others, key)
     pairs: list[tuple[str, ...]] = []
-    for left, right in zip(map(_match, src), map(_match, tgt), strict=True):
+    for left, right in zip(map(match_files, src), map(match_files, tgt), strict=True):
         if left.keys() == right.keys():
             pairs += [(name, right[parts]) for parts, name in left.items()]
         elif not left.keys() & right.keys():
@@ -168,7 +170,7 @@ def _pair_in_order(src: list[str], tgt: list[str], key: str) -> list[tuple[str, 
     return list(zip(src, tgt, strict=True))
 
 
-def _match(name: str) -> dict[tuple[str, ...], str]:
+def match_files(name: str) -> dict[tuple[str, ...], str]:
     """Return the files of a name or pattern, sorted, by what the wildcards stand for."""
     path = os.path.expanduser(name)
     if name == STDIN or not re.search(r"[*?]", name) or os.path.exists(path):

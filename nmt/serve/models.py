@@ -13,6 +13,7 @@ from typing import Any
 from nmt.config import ServeConfig
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError
+from nmt.serve.workers import count_workers, load_in_workers
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
@@ -56,6 +57,7 @@ class Models:
         self.directions = directions
         self.sources = sorted({source for source, _ in directions})
         self.codes = sorted({code for pair in directions for code in pair})
+        self._known = {code.lower().replace("_", "-"): code for code in self.codes}
 
     @classmethod
     def load(cls, config: ServeConfig) -> Models:
@@ -72,14 +74,9 @@ class Models:
     @classmethod
     def _load(cls, config: ServeConfig) -> Models:
         directions: dict[tuple[str, str], Direction] = {}
-        for folder in config.model_dir:
-            translator = Translator.load(
-                folder,
-                device=config.device,
-                dtype=config.dtype,
-                backend=config.backend,
-                num_threads=config.num_threads,
-            )
+        count = count_workers(config)
+        translators = load_in_workers(config, count) if count else _load_here(config)
+        for folder, translator in zip(config.model_dir, translators, strict=True):
             for pair, tags in _pairs(translator, folder).items():
                 if pair in directions:
                     raise ConfigError(
@@ -96,13 +93,10 @@ class Models:
         Letter case does not count; pb is pt-BR, zh zh-Hans, zt zh-Hant, and a region that no model
         has is left out.
         """
-        known = {code.lower().replace("_", "-"): code for code in self.codes}
         name = wish.lower().replace("_", "-")
         group = next((group for group in _ALIASES if name in group), ())
-        for choice in (name, *group, name.split("-")[0]):
-            if choice in known:
-                return known[choice]
-        return None
+        choices = (name, *group, name.split("-")[0])
+        return next((self._known[choice] for choice in choices if choice in self._known), None)
 
     def targets(self, source: str) -> list[str]:
         """Return the languages that a language is translated to; itself is one, unchanged."""
@@ -139,6 +133,13 @@ class Models:
             if code in fitting or (code == target and confidence >= _SURE):
                 return code, confidence
         return (fitting or self.sources)[0], 0.0
+
+
+def _load_here(config: ServeConfig) -> list[Translator]:
+    """Load the models into this process."""
+    options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
+    options |= {"backend": config.backend, "num_threads": config.num_threads}
+    return [Translator.load(folder, **options) for folder in config.model_dir]
 
 
 def language_name(code: str) -> str:

@@ -100,6 +100,8 @@ def without_forced_start(result: LineResult, segments: Sequence[Segment]) -> Lin
 
 def is_emoji_only(text: str) -> bool:
     """Say whether a text holds symbols and white space alone, which no model needs to translate."""
+    if text[:1].isalnum():  # nearly all texts
+        return False
     joined = "".join(text.split())
     kinds = {unicodedata.category(character) for character in joined}
     return bool(kinds & {"So", "Sk"}) and kinds <= {"So", "Sk", "Mn", "Cf", "Cs", "Co"}

@@ -1,15 +1,14 @@
 """Batches sentences across requests, fair between clients, bounded.
 
 The engine starts at once when it is free. What arrives while it is busy joins its search where the
-backend allows that, and is the next round otherwise; an engine that computes several batches at a
-time has as many rounds. All state belongs to the event loop, but for `_Round.arrived`, which the
-engine's thread empties.
+backend allows that, and is the next round otherwise; an engine that computes several rounds at a
+time has as many. All state belongs to the event loop, but for `Round.arrived`, which an engine's
+thread empties.
 """
 
 from __future__ import annotations
 
 import asyncio
-import functools
 import logging
 import math
 import sys
@@ -18,16 +17,15 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
-from nmt.config import SearchConfig
-from nmt.data.languages import Tags
 from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import without_forced_start
-from nmt.translate.backend import BatchSearch, Failure, NativeBackend, Outcome, Segment
+from nmt.serve.rounds import Engine, Found, LocalEngine, Options, Round
+from nmt.serve.workers import WorkerDiedError, WorkersBackend
+from nmt.translate.backend import Failure, Outcome, Segment
 from nmt.translate.lines import (
     EncodedWindow,
-    LineOptions,
     LineResult,
     Window,
     encode_window,
@@ -44,8 +42,6 @@ _GATHER_SECONDS = 0.01  # its clients send next
 _LEAST_PARTS = 32  # of a round, however slow the engine is: fewer waste its time
 _INLINE_CHARACTERS = 4000  # longer requests are encoded outside the event loop
 _MEASURED_SECONDS = 0.3  # for which the speed is measured
-_JOIN_SHARE = 4  # sentences join when they are a quarter of those that are searched,
-_JOIN_STEPS = 4  # or after so many steps: the encoder has a cost for each time
 _MAX_PARTS = 2048  # that join a search before another one begins
 _MAX_CALLS = 8  # of `call` at a time
 _NUM_LOOKED_AT = 16  # tasks of a client that are looked at for one with the settings of the round
@@ -61,30 +57,6 @@ class QueueFullError(Exception):
 
 class TooManySentencesError(Exception):
     """More sentences than a client may ever have in the queue."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What sentences have in common that are searched in one batch."""
-
-    translator: Translator
-    search: SearchConfig
-    lines: LineOptions
-    tags: Tags = field(default=Tags(), compare=False)  # of the direction: neighbors may have others
-
-    @property
-    def can_join(self) -> bool:
-        """Whether sentences with these options may join a search that goes on."""
-        backend, tokenizer = self.translator.backend, self.translator.tokenizer
-        forced = self.tags.tgt or tokenizer.tgt.prefix
-        return isinstance(backend, NativeBackend) and not forced and backend.can_join(self.search)
-
-    def batches(self) -> BatchSearch:
-        """Return what searches with these options."""
-        search, n_best, backend = self.search, self.lines.n_best, self.translator.backend
-        if search.sampling:  # draws do not depend on their number; more would go to waste
-            search = replace(search, beam_size=n_best)
-        return BatchSearch(backend, search, n_best, backend.max_tokens, self.lines.with_scores)
 
 
 @dataclass(eq=False)
@@ -107,28 +79,26 @@ class _Task:
         return 0 if self.done.done() else len(self.parts) - self.next_part
 
 
-@dataclass(eq=False)
-class _Round:
-    """Parts that go through the engine together, each with its task and its place there."""
+class _Round(Round):
+    """Parts that go through an engine together, each with its task and its place there."""
 
-    options: Options
-    batches: BatchSearch
-    places: dict[int, tuple[_Task, int]] = field(default_factory=dict)
-    """Of the parts that have no outcome, by their number."""
-    num_parts: int = 0  # all that were added
-    arrived: deque[Segment] = field(default_factory=deque)  # the last of them, not yet searched
-    num_tokens: int = 0  # of these
-    num_done: int = 0  # tokens that were not measured yet
-    measured_at: float = field(default_factory=time.monotonic)
+    def __init__(self, options: Options) -> None:
+        super().__init__(options)
+        self.places: dict[int, tuple[_Task, int]] = {}  # of the parts without outcome, by number
+        self.num_tokens = 0  # of these
+        self.num_done = 0  # tokens that were not measured yet
+        self.measured_at = time.monotonic()
 
-    def add(self, task: _Task) -> None:
+    def add_next(self, task: _Task) -> None:
         """Add the first part of a task that waits."""
-        part = task.parts[task.next_part]
-        self.places[self.num_parts] = task, task.next_part
-        self.num_parts += 1
-        self.arrived.append(part)
-        self.num_tokens += len(part.ids) + 1
+        self.add_part(task, task.next_part)
         task.next_part += 1
+
+    def add_part(self, task: _Task, place: int) -> None:
+        """Add a part of a task."""
+        part = task.parts[place]
+        self.places[self.add(part)] = task, place
+        self.num_tokens += len(part.ids) + 1
 
 
 class Scheduler:
@@ -146,8 +116,9 @@ class Scheduler:
         self._open: set[_Task] = set()  # whose call of `translate` has not returned
         self._num_calls = 0
         self._wake = asyncio.Event()
-        self._running: _Round | None = None  # one that sentences may join
-        self._engine = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
+        self._running: list[_Round] = []  # that sentences may join
+        self._num_busy = 0  # rounds that run
+        self._local = LocalEngine(num_rounds)
         self._helper = ThreadPoolExecutor(1, thread_name_prefix="encode")
         self._tokens_per_second = 2000.0  # source tokens; a moving average of what was measured
 
@@ -187,15 +158,15 @@ class Scheduler:
 
         Whatever fails outside the engine fails the requests that wait, and the server goes on.
         """
-        await asyncio.gather(*(self._serve_rounds() for _ in range(self._num_rounds)))
+        await asyncio.gather(*map(self._serve_rounds, range(self._num_rounds)))
 
-    async def _serve_rounds(self) -> None:
+    async def _serve_rounds(self, slot: int) -> None:
         last = (0, 0.0)  # requests and seconds of the last round
         while True:
             await self._wake.wait()
             await asyncio.sleep(0)  # whoever has sent a request by now takes part
             try:
-                last = await self._serve_round(last)
+                last = await self._serve_round(slot, last)
             except Exception as error:
                 log.exception("a round failed outside the engine; its requests fail")
                 for task in self._open:
@@ -206,39 +177,69 @@ class Scheduler:
                 self._clients.clear()
                 self.num_waiting = 0
 
-    async def _serve_round(self, last: tuple[int, float]) -> tuple[int, float]:
+    async def _serve_round(self, slot: int, last: tuple[int, float]) -> tuple[int, float]:
         """Translate what waits; return the number of requests and the seconds it took."""
         await self._gather(last)
         work = self._take()
         if work is None:
             self._wake.clear()
             return last
-        start, can_join = time.monotonic(), work.options.can_join
+        start = time.monotonic()
         num_requests = len({task for task, _ in work.places.values()})
-        loop = asyncio.get_running_loop()
+        self._num_busy += 1
+        if work.can_join:
+            self._running.append(work)
         try:
-            while work.arrived:
-                if can_join:
-                    self._running = work
-                    first = work.num_parts - len(work.arrived)
-                    search = functools.partial(self._search_arriving, work, first, loop)
-                    await loop.run_in_executor(self._engine, search)
-                else:
-                    self._metrics.batch_sentences.observe(len(work.places))
-                    parts = list(work.arrived)
-                    work.arrived.clear()
-                    translate = work.batches.translate
-                    outcomes = await loop.run_in_executor(self._engine, translate, parts)
-                    self._deliver(work, list(enumerate(outcomes)))
-        except Exception as error:  # every part failed: these requests do, the server goes on
+            await self._search(slot, work)
+        except WorkerDiedError:
+            self._leave(work)
+            log.warning("a worker died with %d sentences; they are repeated", len(work.places))
+            await self._repeat(slot, work)
+        finally:
+            self._leave(work)
+            self._num_busy -= 1
+        if work.can_join:
+            return 0, 0.0  # whoever comes next need not wait for others
+        return num_requests, time.monotonic() - start
+
+    def _leave(self, work: _Round) -> None:
+        """Let nobody join a round any more."""
+        if work in self._running:
+            self._running.remove(work)
+
+    async def _search(self, slot: int, work: _Round) -> None:
+        """Search the parts of a round; when the engine fails they do, and the server goes on."""
+        engine, observe = (
+            self._engine(work.options.translator),
+            self._metrics.batch_sentences.observe,
+        )
+        try:
+            await engine.search(slot, work, lambda found: self._deliver(work, found), observe)
+        except WorkerDiedError:
+            raise
+        except Exception as error:
             log.exception("the engine failed with %d sentences", len(work.places))
             failure = Failure(f"{type(error).__name__}: {error}"[:300])
             self._deliver(work, [(number, failure) for number in work.places])
-        finally:
-            self._running = None
-        if can_join:
-            return 0, 0.0  # whoever comes next need not wait for others
-        return num_requests, time.monotonic() - start
+
+    async def _repeat(self, slot: int, work: _Round) -> None:
+        """Search what a worker had not delivered when it died, each part by itself, so that one
+        that is the reason harms no other.
+        """
+        for task, place in list(work.places.values()):
+            if task.done.done():
+                continue
+            alone = _Round(work.options)
+            alone.add_part(task, place)
+            try:
+                await self._search(slot, alone)
+            except WorkerDiedError:
+                failure = Failure("the process that translated it died twice")
+                self._deliver(alone, [(0, failure)])
+
+    def _engine(self, translator: Translator) -> Engine:
+        backend = translator.backend
+        return backend.pool if isinstance(backend, WorkersBackend) else self._local
 
     async def _gather(self, last: tuple[int, float]) -> None:
         """Wait a moment for as many requests as the last round had: who was answered just now
@@ -251,41 +252,19 @@ class Scheduler:
                 return
             await asyncio.sleep(0.0005)
 
-    def _search_arriving(self, work: _Round, first: int, loop: asyncio.AbstractEventLoop) -> None:
-        """Search the parts of a round from number `first`, and what joins it meanwhile, in the
-        engine's thread.
-        """
-        num_asked = 0  # with parts that wait
-
-        def take(num_live: int) -> list[Segment]:
-            nonlocal num_asked
-            num_asked = num_asked + 1 if work.arrived else 0
-            if len(work.arrived) * _JOIN_SHARE < num_live and num_asked <= _JOIN_STEPS:
-                return []
-            num_asked, parts = 0, [work.arrived.popleft() for _ in range(len(work.arrived))]
-            if parts:
-                self._metrics.batch_sentences.observe(num_live + len(parts))
-            return parts
-
-        def deliver(found: list[tuple[int, Outcome]]) -> None:
-            numbered = [(first + number, outcome) for number, outcome in found]
-            loop.call_soon_threadsafe(self._deliver, work, numbered)
-
-        work.batches.translate_arriving(take(0), take, deliver)
-
-    async def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns in the engine's thread, after the round that is there."""
+    async def call(self, translator: Translator, function: Callable[..., T], *args: Any) -> T:
+        """Return what `function(translator, *args)` returns where the model is."""
         if self._num_calls >= _MAX_CALLS:
             raise QueueFullError(1)
         self._num_calls += 1
         try:
-            return await asyncio.get_running_loop().run_in_executor(self._engine, function)
+            return await self._engine(translator).call(function, translator, *args)
         finally:
             self._num_calls -= 1
 
     def close(self) -> None:
         """Let the threads end."""
-        self._engine.shutdown(wait=False, cancel_futures=True)
+        self._local.close()
         self._helper.shutdown(wait=False, cancel_futures=True)
 
     def _check_place(self, client: str, num_parts: int) -> None:
@@ -317,7 +296,7 @@ class Scheduler:
         first = next(self._tasks(), None)
         if first is None:
             return None
-        work = _Round(first.options, first.options.batches())
+        work = _Round(first.options)
         if work.batches.config.sampling:  # draws of equal sentences depend on which is first
             while first.num_waiting:
                 self._add(work, first)
@@ -327,12 +306,19 @@ class Scheduler:
         return work
 
     def _let_join(self) -> None:
-        """Add what waits to the round that runs, unless the next client wants something else."""
-        work, first = self._running, next(self._tasks(), None)
-        if work is None or first is None or work.num_parts >= _MAX_PARTS or self._num_calls:
+        """Add what waits to rounds that run, the smallest first, unless the next client wants
+        something else, or a round that starts takes it.
+        """
+        if self._num_busy < self._num_rounds or self._num_calls:
             return
-        if first.options == work.options and first.options.can_join:
-            self._fill(work)
+        for work in sorted(self._running, key=lambda some: len(some.places)):
+            first = next(self._tasks(), None)
+            if first is None:
+                return
+            fits = first.options == work.options and first.options.can_join
+            if fits and work.num_parts < _MAX_PARTS:
+                self._fill(work)
+                work.on_arrival()
 
     def _fill(self, work: _Round) -> None:
         """Add to a round what waits, of each client in turn, until it has enough: its share, where
@@ -354,7 +340,7 @@ class Scheduler:
     def _add(self, work: _Round, task: _Task) -> None:
         if task.next_part == 0:
             self._metrics.queue_seconds.observe(time.monotonic() - task.queued_at)
-        work.add(task)
+        work.add_next(task)
         self.num_waiting -= 1
 
     def _tasks(self) -> Iterator[_Task]:
@@ -386,7 +372,7 @@ class Scheduler:
             if not found:
                 return
 
-    def _deliver(self, work: _Round, found: Sequence[tuple[int, Outcome]]) -> None:
+    def _deliver(self, work: _Round, found: Found) -> None:
         """Give outcomes to their tasks, and let others that wait join the round."""
         for number, outcome in found:
             task, i = work.places.pop(number)

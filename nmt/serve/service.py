@@ -18,7 +18,9 @@ from nmt.serve.markup import parse_html
 from nmt.serve.models import Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import Piece, is_emoji_only, plain_text
-from nmt.serve.scheduler import Options, QueueFullError, Scheduler, TooManySentencesError
+from nmt.serve.rounds import Options
+from nmt.serve.scheduler import QueueFullError, Scheduler, TooManySentencesError
+from nmt.serve.workers import WorkerPool, WorkersBackend
 from nmt.translate.lines import LineOptions, LineResult
 
 log = logging.getLogger(__name__)
@@ -96,6 +98,11 @@ class Service:
         self._options: dict[tuple[Direction, int, bool, bool], Options] = {}  # of plain wishes
         self.metrics.gauge(
             "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
+        )
+        self.metrics.gauge(
+            "nmt_worker_deaths",
+            "Worker processes of these models that died.",
+            lambda: sum(pool.num_deaths for pool in pools_of(self.models)),
         )
         self.metrics.gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
 
@@ -199,7 +206,11 @@ class Service:
             ):
                 results[i] = some
 
-        await asyncio.gather(*(translate_group(*item) for item in groups.items()))
+        work = [translate_group(*item) for item in groups.items()]
+        if len(work) == 1:
+            await work[0]  # gathering has a task for each
+        else:
+            await asyncio.gather(*work)
         return [
             Answer(piece, some, direction, text, code, confidence)
             for piece, some, text, (code, confidence, direction) in zip(
@@ -250,10 +261,10 @@ class Service:
             raise HttpError(503, text, retry_seconds=10) from None
         return [[next(found) for _ in piece.sentences] for piece in pieces]
 
-    async def call(self, function: Callable[[], T]) -> T:
-        """Return what `function` returns in the engine's thread."""
+    async def call(self, direction: Direction, function: Callable[..., T], *args: Any) -> T:
+        """Return what `function(translator, *args)` returns where the model is."""
         try:
-            return await self.scheduler.call(function)
+            return await self.scheduler.call(direction.translator, function, *args)
         except QueueFullError as error:
             raise self._refusal(error) from None
 
@@ -279,7 +290,7 @@ class Service:
             max_source_length=self.config.max_source_length,
         )
         options = Options(translator, search, lines, direction.tags)
-        if not wish.search:
+        if not wish.search and direction in self.models.directions.values():  # not of a reload ago
             self._options[known] = options
         return options
 
@@ -322,6 +333,8 @@ class Service:
         """Let go of threads and files."""
         self.scheduler.close()
         self.downloads.close()
+        for pool in pools_of(self.models):
+            pool.close()
 
 
 def check_results(results: Sequence[LineResult]) -> None:
@@ -351,6 +364,12 @@ async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 def client_of(request: Request) -> str:
     """Return what a request's address counts as."""
     return network_of(request.client.host if request.client else "unknown")
+
+
+def pools_of(models: Models) -> set[WorkerPool]:
+    """Return the worker processes of these models, if any."""
+    backends = [direction.translator.backend for direction in models.directions.values()]
+    return {backend.pool for backend in backends if isinstance(backend, WorkersBackend)}
 
 
 def _windows(pieces: Sequence[Piece]) -> list[list[Piece]]:

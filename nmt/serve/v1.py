@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import time
 from collections.abc import AsyncIterator
@@ -249,8 +248,8 @@ async def attention(request: Request) -> Response:
         None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
     )
     [src], [tgt] = map(tag_lines, ([sentence], [translation]), direction.tags[:2])
-    work = functools.partial(_attention, direction.translator, (src, tgt), *choice)
-    return JSONResponse(await unless_gone(request, service.call(work)))
+    work = service.call(direction, _attention, (src, tgt), *choice)
+    return JSONResponse(await unless_gone(request, work))
 
 
 def _attention(

@@ -97,19 +97,22 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
     torch.manual_seed(int(np.random.SeedSequence(key).generate_state(1, np.uint64)[0]))
 
 
-def fingerprint(config: TrainConfig, meta: DataInfo, mix: Mix) -> dict[str, Any]:
-    """Return what must not change between the parts of one run, as flat names and primitives."""
+def fingerprint(config: TrainConfig, meta: DataInfo, mixes: dict[int, Mix]) -> dict[str, Any]:
+    """Return what must not change between the parts of one run, as flat names and primitives;
+    `mixes` are by the number of updates after which they begin.
+    """
     flat: dict[str, Any] = {
         "data": meta.data_sha256[:16],
         "tokenizer": meta.tokenizer_sha256[:16],
     }
-    flat["mix"] = str(mix)
+    flat["mix"], *stages = [f"from {at} on {mix}" if at else str(mix) for at, mix in mixes.items()]
+    flat["stages"] = ", ".join(stages)
     names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
     names += " adapter_rank r_drop subword_sampling"
     flat |= {name: getattr(config, name) for name in names.split()}
     flat["adapter"] = config.adapter.value
     flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
-    for group in ("model", "optimizer"):
+    for group in ("model", "optimizer", "noise"):
         for name, value in asdict(getattr(config, group)).items():
             flat[f"{group}.{name}"] = getattr(value, "value", value)
     return flat

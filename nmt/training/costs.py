@@ -18,7 +18,7 @@ from itertools import cycle, islice
 import torch
 from torch.utils.benchmark import Timer
 
-from nmt.config import ModelConfig
+from nmt.config import Activation, ModelConfig, Positions
 from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
@@ -56,15 +56,30 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
 
 def source_shapes(config: ModelConfig) -> Counter[Shape]:
     """Return the weight matrices that a source token is multiplied by, with their numbers."""
-    d, e, layers = config.d_model, config.d_ff, config.num_encoder_layers
-    across = [(d, 2 * d)] * config.num_decoder_layers  # its keys and values
-    return Counter([(d, 3 * d), (d, d), (d, e), (e, d)] * layers + across)
+    across = [(config.d_model, 2 * kv_size(config))] * config.num_decoder_layers
+    return Counter(_layer_shapes(config) * config.num_encoder_layers + across)
 
 
 def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     """Return the weight matrices that a target token is multiplied by, with their numbers."""
-    d, e, layers = config.d_model, config.d_ff, config.num_decoder_layers
-    return Counter([(d, 3 * d), *[(d, d)] * 3, (d, e), (e, d)] * layers + [(d, vocab_size)])
+    d = config.d_model
+    layer = [*_layer_shapes(config), (d, d), (d, d)]  # with queries and output of the third part
+    return Counter(layer * config.num_decoder_layers + [(d, vocab_size)])
+
+
+def kv_size(config: ModelConfig) -> int:
+    """Return the dimensions of the keys, and of the values, of all heads."""
+    return config.d_model // config.num_heads * (config.num_kv_heads or config.num_heads)
+
+
+def _layer_shapes(config: ModelConfig) -> list[Shape]:
+    """Return the matrices of self-attention and feed-forward."""
+    d, e = config.d_model, config.d_ff
+    wide = [(d, e)] * (2 if config.activation is Activation.swiglu else 1)
+    # of all heads, though these share the tables of keys and of values
+    distances = 2 * config.max_distance + 1
+    tables = [(d, distances), (distances, d)] if config.positions is Positions.relative else []
+    return [(d, d + 2 * kv_size(config)), (d, d), *wide, (e, d), *tables]
 
 
 def matmul_rate(

@@ -19,6 +19,7 @@ from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
+from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
@@ -65,9 +66,9 @@ class Learner:
 
     def __init__(
         self, config: TrainConfig, data: ParallelData, tokenizer: Tokenizers, world: World,
-        device: torch.device,
+        device: torch.device, noise: TokenNoise | None = None,
     ) -> None:  # fmt: skip
-        self.config, self.world, self.device = config, world, device
+        self.config, self.world, self.device, self.noise = config, world, device, noise
         self.data, self.tokenizer, self.lengths = data, tokenizer, data.lengths
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
@@ -155,7 +156,7 @@ class Learner:
 
         The loss is summed over all batches and ranks and divided once by their target tokens.
         """
-        if self.config.subword_sampling:  # which the plan does not know
+        if self.config.subword_sampling or self.config.noise.drop:  # which the plan does not know
             drawn = [batch for some in batches for batch in some if update.batches]
             counts = torch.tensor([[0, 0], *[[b.num_tokens, b.num_src_tokens] for b in drawn]])
             num_tokens, num_src_tokens = map(int, sum_over_ranks(counts.sum(0)))  # on the host
@@ -221,7 +222,7 @@ class Learner:
 
     def make_batches(self, update: Update, epoch: int = 0) -> list[list[Batch]]:
         """Return the micro-batches of each batch of this rank, or of one that counts nothing; the
-        text is cut as it is in `epoch`.
+        text is cut, and has the noise, as in `epoch`.
         """
         return [
             [self._make_batch(rows, epoch) for rows in self._micro_batches(batch)]
@@ -238,10 +239,17 @@ class Learner:
         sampled = self.config.subword_sampling > 0
         pairs = [self._sample(i, epoch) if sampled else self.data[i] for i in rows.tolist()]
         reads_eos = self.config.model.source_eos
+        inputs = None
+        if self.noise is not None:
+            keyed = zip(pairs, rows.tolist(), strict=True)
+            noisy = [self.noise(src, tgt, epoch, row) for (src, tgt), row in keyed]
+            inputs = [tgt for _, tgt in noisy]
+            pairs = [(src, tgt) for (src, _), (_, tgt) in zip(noisy, pairs, strict=True)]
         most = self.config.max_tokens if self.device.type == "cuda" else MICRO_BATCH_TOKENS
         batch = make_batch(
             pairs,
             self.tokenizer,
+            inputs,
             round_to=ROWS_STEP,
             source_eos=reads_eos,
             static_tokens=most if self.config.static_shapes else 0,

@@ -81,10 +81,11 @@ class Shape(NamedTuple):
 
 
 def make_batch(
-    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, *,
+    pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, inputs: Sequence[Ids] | None = None, *,
     round_to: int = 1, source_eos: bool = True, static_tokens: int = 0,
 ) -> Batch:  # fmt: skip
-    """Concatenate pairs of ids that have no BOS and EOS yet.
+    """Concatenate pairs of ids that have no BOS and EOS yet; the decoder reads `inputs`, which are
+    as long as the targets, in their place.
 
     With `round_to` above 1 each side gets 1 to `round_to` padding tokens, which make N and M
     multiples of it; with `static_tokens`, usually the bound on a batch, it gets those of the
@@ -115,7 +116,7 @@ def make_batch(
     return Batch(
         src=_concatenate([ids for row in sources for ids in (row, src_end)], src_pads),
         sources=pack([*src_lengths, *(src for src, _ in added)], shape and shape.longest),
-        tgt_in=_concatenate([ids for row in targets for ids in (bos, row)], tgt_pads),
+        tgt_in=_concatenate([ids for row in inputs or targets for ids in (bos, row)], tgt_pads),
         tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], out_pads),
         targets=pack([*tgt_lengths, *(tgt for _, tgt in added)], shape and shape.longest),
         num_src_tokens=num_src_tokens,

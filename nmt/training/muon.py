@@ -63,8 +63,10 @@ class Muon(torch.optim.AdamW):
         mean = state["momentum_buffer"].lerp_(weight.grad, 1 - self.momentum)
         ahead = weight.grad.lerp(mean, self.momentum)  # type: ignore[union-attr]
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        num_blocks = group["num_blocks"]
-        for block, step in zip(weight.chunk(num_blocks), ahead.chunk(num_blocks), strict=True):
+        num_rows, d_model = weight.shape
+        rest = (num_rows - d_model) // 2  # of keys, of values: fewer than of queries if shared
+        sizes = [d_model, rest, rest] if group["num_blocks"] == 3 else num_rows
+        for block, step in zip(*(torch.split(x, sizes) for x in (weight, ahead)), strict=True):
             size = 0.2 * math.sqrt(max(block.shape))
             block.add_(orthogonalize(step).to(block.dtype), alpha=-group["lr"] * size)
 

@@ -8,12 +8,13 @@ from typing import Any
 
 import torch
 
-from nmt.config import TrainConfig, resolve
+from nmt.config import NoiseConfig, TrainConfig, resolve
 from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import ParallelData, read_meta
 from nmt.data.languages import target_tags
 from nmt.data.mixing import make_mix
+from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
 from nmt.errors import ConfigError
@@ -43,18 +44,25 @@ class Setup:
             self._check_sampling(data)
         self.validation = Validation(data_dir, self.tokenizer, config, world)
         temperature = config.mix_temperature or self.meta.temperature
-        self.sampler = TokenBatchSampler(
-            data.lengths,
-            config.max_tokens,
-            tokens_per_update=config.tokens_per_update,
-            seed=config.seed,
-            mix=make_mix(data.corpora, config.mix, temperature),
-            rank=world.rank,
-            world_size=world.size,
-        )
-        self.fingerprint = checkpoints.fingerprint(config, self.meta, self.sampler.mix)
+        stages = sorted((stage.start, stage.mix) for stage in config.stages.values())
+        self.samplers = {  # by the number of updates after which a stage begins
+            start: TokenBatchSampler(
+                data.lengths,
+                config.max_tokens,
+                tokens_per_update=config.tokens_per_update,
+                seed=config.seed,
+                mix=make_mix(data.corpora, config.mix | mix, temperature),
+                rank=world.rank,
+                world_size=world.size,
+            )
+            for start, mix in [(0, {}), *stages]
+        }
+        mixes = {start: sampler.mix for start, sampler in self.samplers.items()}
+        self.fingerprint = checkpoints.fingerprint(config, self.meta, mixes)
         torch.manual_seed(config.seed)
-        self.learner = Learner(config, data, self.tokenizer, world, device)
+        given = (config.noise, config.seed, self.tokenizer, self.meta.directions.values())
+        noise = None if config.noise == NoiseConfig() else TokenNoise(*given)
+        self.learner = Learner(config, data, self.tokenizer, world, device, noise)
 
     def _check_sampling(self, data: ParallelData) -> None:
         """Raise a `ConfigError` unless text can be cut anew, and the same again."""
@@ -90,19 +98,28 @@ class Setup:
             log.info(text + "rounding differ from a run that kept their number", before, now)
         return state
 
+    def sampler_at(self, update: int) -> TokenBatchSampler:
+        """Return what plans the data of the stage that is due after so many updates."""
+        return self.samplers[max(start for start in self.samplers if start <= update)]
+
     def try_largest(self, planned: list[Update]) -> int:
-        """Run the largest batches; return the peak memory in bytes, or raise a `ConfigError`."""
+        """Run the largest batches of all stages; return the peak memory in bytes, or raise a
+        `ConfigError`.
+        """
         # of batches that ranks share, this rank has parts, which other epochs cut elsewhere
-        sampler = self.sampler
-        costs = [batch_cost(sampler.lengths[rows]) for u in planned for rows in u.batches]
-        most = max(sampler.longest, int(1.1 * max(costs, default=0)))
-        return self.learner.try_largest(sampler.rows_to_try(), min(sampler.max_tokens, most))
+        lengths, peaks = self.learner.lengths, []
+        costs = [batch_cost(lengths[rows]) for u in planned for rows in u.batches]
+        for sampler in self.samplers.values():
+            most = min(sampler.max_tokens, max(sampler.longest, int(1.1 * max(costs, default=0))))
+            peaks.append(self.learner.try_largest(sampler.rows_to_try(), most))
+        return max(peaks)
 
     def describe(self, state: TrainerState) -> None:
         """Log the plan of an epoch, over the updates that are planned already, and the model; check
         that the largest batches fit.
         """
-        updates, lengths = self.sampler.updates(state.epoch), self.sampler.lengths
+        sampler = self.sampler_at(state.update)
+        updates, lengths = sampler.updates(state.epoch), sampler.lengths
         planned = updates.pool_of(state.update_in_epoch)
         batches = [rows for update in planned for rows in update.batches]
         an_update = sum(update.num_tokens for update in planned) / len(planned)
@@ -119,7 +136,7 @@ class Setup:
             f"{num_parameters(self.learner.model)} parameters, vocabulary {sizes}, "
             f"{self.learner.device}, {str(self.learner.dtype).removeprefix('torch.')}; learning "
             f"rate {peak_learning_rate(self.config):.3e} at its peak, update {warmup_steps}",
-            f"an epoch draws {self.sampler.mix}",
+            f"an epoch draws {sampler.mix}",
         ):
             log.info(line)
         log.info("the largest batches fit: %.2f GB at the peak", self.try_largest(planned) / 1e9)

@@ -67,7 +67,7 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
     Nothing is read from the run folder, or written to it.
     """
     setup = Setup(config, world, device)
-    learner, updates = setup.learner, setup.sampler.updates(0)
+    learner, updates = setup.learner, setup.sampler_at(0).updates(0)
 
     def step(update: Update) -> float:
         rate = learning_rate(1, config)
@@ -86,7 +86,7 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
             shares = f", 1/{world.size} of them by sharding=full"
         return costs.report(
             updates,
-            setup.sampler.lengths,
+            learner.lengths,
             pace,
             num_updates=config.max_updates,
             memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak; weights, "
@@ -148,20 +148,24 @@ class TrainingRun:
             self.validate()
 
     def train_epoch(self) -> None:
-        """Make the remaining updates of an epoch, until the run is over."""
-        epoch = self.state.epoch
-        updates = self.setup.sampler.updates(epoch)
+        """Make the remaining updates of an epoch, until another stage begins or the run is over."""
+        epoch, sampler = self.state.epoch, self.setup.sampler_at(self.state.update)
+        updates = sampler.updates(epoch)
         rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
         work = ((update, self.learner.make_batches(update, epoch)) for update in rest)
         for update, batches in prefetch(work):
             outcome = self.update(update, batches)
+            self.state.update += outcome.is_finite
             self.state.update_in_epoch += 1
-            if self.state.update_in_epoch == len(updates):
+            next_sampler = self.setup.sampler_at(self.state.update)
+            if next_sampler is not sampler or self.state.update_in_epoch == len(updates):
                 self.state.epoch, self.state.update_in_epoch = self.state.epoch + 1, 0
             if outcome.is_finite:
-                self.state.update += 1
                 self.after_update(outcome)
             if self.is_stopped or self.is_complete():
+                return
+            if next_sampler is not sampler:
+                self.log.note(f"a stage begins: an epoch draws {next_sampler.mix}")
                 return
 
     def update(self, update: Update, batches: list[list[Batch]]) -> Outcome:
@@ -193,7 +197,7 @@ class TrainingRun:
 
     def _report(self, event: str, loss: float, update: Update, outcome: Outcome) -> str:
         """Log an event with the pairs of its batches, of all ranks; return their description."""
-        lengths, number = self.setup.sampler.lengths, self.state.update + 1
+        lengths, number = self.learner.lengths, self.state.update + 1
         sums = zip(update.batches, outcome.batch_losses.tolist(), strict=False)
         here = [(rows, loss_sum / int(lengths[rows, 1].sum())) for rows, loss_sum in sums]
         reason = describe_batches([batch for part in gather(here) for batch in part])
@@ -238,7 +242,8 @@ class TrainingRun:
         metric = self.config.best_metric
         badness = record[f"valid_{metric.value}"] * (-1 if metric is BestMetric.bleu else 1)
         is_best = not self.state.best or badness < self.state.best[0][0]
-        self.state.bad_validations = 0 if is_best else self.state.bad_validations + 1
+        counts = self.state.update > max(self.setup.samplers)  # in the last stage
+        self.state.bad_validations = self.state.bad_validations + 1 if counts and not is_best else 0
         ranked = sorted([*self.state.best, [badness, self.state.update]])
         self.state.best = ranked[: max(self.config.keep_best, 1)]
         if self.saver is not None:

@@ -87,10 +87,12 @@ class PartFile:
     As a context it holds the file alone, and keeps what is done when an error ends it.
     """
 
-    def __init__(self, output: Path, job: dict[str, Any]) -> None:
-        self.output, self.job = output, job
-        self.path = output.with_name(f"{output.name}.partial")
-        self.state = PartState()
+    def __init__(
+        self, output: Path, job: dict[str, Any], counts: type[LineCounts] = LineCounts
+    ) -> None:
+        self.output, self.job, self._counts = output, job, counts
+        self.path = _part_path(output)
+        self.state = PartState(counts=counts())
         self._saved_seconds = time.monotonic()
 
     def __enter__(self) -> PartFile:
@@ -108,7 +110,7 @@ class PartFile:
                 f"{self.path} is being written by another process; wait for it, or set another "
                 "output"
             )
-        self.state, difference = _read_state(self.path, self.job)
+        self.state, difference = _read_state(self.path, self.job, self._counts)
         if difference:
             log.warning("%s is of another job (%s); starting over", self.path, difference)
         return self
@@ -121,8 +123,7 @@ class PartFile:
                     count = self.state.lines
                     log.info("%d lines are kept; the same command goes on from there", count)
                 else:
-                    for file in (_state_path(self.path), _state_path(self.path, ".tmp"), self.path):
-                        file.unlink(missing_ok=True)
+                    remove_part(self.output)
         with contextlib.suppress(OSError):  # of lines that no saved state counts
             self._stream.close()
 
@@ -139,7 +140,7 @@ class PartFile:
                     "translates; give the same text again, or remove that file to start over"
                 )
             log.warning("%s is of another input; starting over", self.path)
-            source, self.state = read(), PartState()
+            source, self.state = read(), PartState(counts=self._counts())
         elif done.lines:
             log.info("going on after line %d", done.lines)
         with _named(self.path):
@@ -158,14 +159,19 @@ class PartFile:
         if time.monotonic() - self._saved_seconds >= _SAVE_SECONDS:
             self._save()
 
-    def finish(self, source: HashedInput) -> LineCounts:
+    def finish(
+        self, source: HashedInput, publish: Callable[[PartState], None] | None = None
+    ) -> LineCounts:
         """Record that the input ends here, and make the output appear in one step; return the
-        counts.
+        counts. `publish` writes something else from the part file in the place of `output`; after a
+        kill it is called again.
         """
         self.state.lines, self.state.sha256 = source.num_lines, source.sha256
         self._save()
         output = self.output
-        if is_packed(output):
+        if publish is not None:
+            publish(self.state)
+        elif is_packed(output):
             with (
                 replace_file(output) as temporary,
                 temporary.open("wb") as file,
@@ -173,12 +179,10 @@ class PartFile:
                 self.path.open("rb") as text,
             ):
                 shutil.copyfileobj(text, stream)
-            self.path.unlink()
         else:
             os.replace(self.path, output)
         sync(output.parent)
-        for suffix in ("", ".tmp"):
-            _state_path(self.path, suffix).unlink(missing_ok=True)
+        remove_part(output)
         return self.state.counts
 
     def _save(self) -> None:
@@ -192,23 +196,34 @@ class PartFile:
         self._saved_seconds = time.monotonic()
 
 
-def _read_state(path: Path, job: dict[str, Any]) -> tuple[PartState, str]:
+def _read_state(path: Path, job: dict[str, Any], counts: type[LineCounts]) -> tuple[PartState, str]:
     """Return the state of a part file that belongs to `job`; else a fresh one, and what differs."""
     try:
         content = json.loads(_state_path(path).read_text(encoding="utf-8"))
         if content.pop("format_version") != _FORMAT_VERSION:
-            return PartState(), "the version of nmt"
+            return PartState(counts=counts()), "the version of nmt"
         other = content.pop("job")
-        state = PartState(**content | {"counts": LineCounts(**content["counts"])})
+        state = PartState(**content | {"counts": counts(**content["counts"])})
         is_whole = path.stat().st_size >= state.bytes
     except FileNotFoundError:
-        return PartState(), ""
+        return PartState(counts=counts()), ""
     except (ValueError, KeyError, TypeError, AttributeError):
-        return PartState(), "its state, which is damaged"
+        return PartState(counts=counts()), "its state, which is damaged"
     differences = [key for key in {**other, **job} if other.get(key) != job.get(key)]
     if differences or not is_whole:
-        return PartState(), ", ".join(differences) or "its size"
+        return PartState(counts=counts()), ", ".join(differences) or "its size"
     return state, ""
+
+
+def remove_part(output: Path) -> None:
+    """Remove what a job left beside `output`, if anything."""
+    path = _part_path(output)
+    for file in (path, _state_path(path), _state_path(path, ".tmp")):
+        file.unlink(missing_ok=True)
+
+
+def _part_path(output: Path) -> Path:
+    return output.with_name(f"{output.name}.partial")
 
 
 def _state_path(path: Path, suffix: str = "") -> Path:

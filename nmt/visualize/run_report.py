@@ -89,7 +89,8 @@ def in_words(trained: dict[str, Any]) -> list[str]:
     sentences = [
         f"A Transformer of {model['num_encoder_layers']} encoder and "
         f"{model['num_decoder_layers']} decoder layers, d_model {model['d_model']}, d_ff "
-        f"{model['d_ff']}, {model['num_heads']} heads; layer norm {where}; "
+        f"{model['d_ff']}, {model['num_heads']} heads; "
+        f"{model.get('norm_layer', 'layer')} norm {where}; "
         f"{model['positions']} positions; dropout {model['dropout']:g}.",
         f"{optimizer['name']} with beta {optimizer['beta1']:g} and {optimizer['beta2']:g}; "
         f"learning rate {optimizer['schedule']}: up to {peak:.2e} during "

@@ -7,7 +7,7 @@ rate, label smoothing, and the boxes of an architecture.
 from __future__ import annotations
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -19,6 +19,7 @@ from matplotlib.patches import FancyBboxPatch
 from nmt.config import (
     ModelConfig,
     Norm,
+    NormLayer,
     OptimizerConfig,
     Positions,
     Schedule,
@@ -27,6 +28,8 @@ from nmt.config import (
 )
 from nmt.errors import ConfigError
 from nmt.model.transformer import (
+    DecoderLayer,
+    EncoderLayer,
     Transformer,
     causal_mask,
     num_parameters,
@@ -179,18 +182,26 @@ class Box(NamedTuple):
 def stack_boxes(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     """Return the boxes of one layer, from the bottom."""
     d_model, d_ff, heads = config.d_model, config.d_ff, config.num_heads
-    attention, shape = 4 * d_model * (d_model + 1), f"{heads} heads of {d_model // heads}"
-    subs = [Box("Masked self-attention" if is_decoder else "Self-attention", shape, attention)]
+    shape, kv_heads = f"{heads} heads of {d_model // heads}", config.num_kv_heads or heads
+    if kv_heads < heads:
+        shape += f", {kv_heads} of keys"
+    with torch.device("meta"):
+        layer: Any = (DecoderLayer if is_decoder else EncoderLayer)(config)
+    name = "Masked self-attention" if is_decoder else "Self-attention"
+    subs = [Box(name, shape, num_parameters(layer.self_attention))]
     if is_decoder:
-        subs.append(Box("Attention to the source", f"{shape}; T queries, S keys", attention))
+        number = num_parameters(layer.cross_attention)
+        subs.append(Box("Attention to the source", f"{shape}; T queries, S keys", number))
     hidden = f"{d_model} → {d_ff} → {d_model}, {config.activation.value}"
-    subs.append(Box("Feed-forward", hidden, 2 * d_model * d_ff + d_model + d_ff))
-    boxes, norm, width = [], 2 * d_model, f"(B, {'T' if is_decoder else 'S'}, {d_model})"
+    subs.append(Box("Feed-forward", hidden, num_parameters(layer.feed_forward)))
+    name = "RMS norm" if config.norm_layer is NormLayer.rms else "Layer norm"
+    boxes, width = [], f"(B, {'T' if is_decoder else 'S'}, {d_model})"
+    norm = num_parameters(layer.feed_forward_norm)
     for sub in subs:
         if config.norm is Norm.pre:
-            boxes += [Box("Layer norm", width, norm), sub, Box("Add", width)]
+            boxes += [Box(name, width, norm), sub, Box("Add", width)]
         else:
-            boxes += [sub, Box("Add, layer norm", width, norm)]
+            boxes += [sub, Box(f"Add, {name.replace('L', 'l')}", width, norm)]
     return boxes
 
 
@@ -210,13 +221,18 @@ def column_boxes(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> l
     if not is_decoder:
         embedding = embedding._replace(num_parameters=vocab_size * d_model)
     positions = Box("+ positions", f"{config.positions.value}, (B, {width}, {d_model})")
-    above = [Box("Layer norm", "", 2 * d_model)] if config.norm is Norm.pre else []
+    if config.positions is Positions.learned:
+        positions = positions._replace(num_parameters=config.num_positions * d_model)
+    elif not config.positions.is_added:
+        positions = Box("Positions", f"{config.positions.value}, in self-attention")
+    stack = stack_boxes(config, is_decoder=is_decoder)
+    above = [stack[0]._replace(text="")] if config.norm is Norm.pre else []
     if is_decoder:
         text = "the embedding, transposed" if config.tied_output else "a matrix of its own"
         number = vocab_size * (d_model * (not config.tied_output) + config.output_bias)
         above.append(Box("Linear, softmax", f"(B, T, {vocab_size:,}); {text}", number))
     below = [Box(f"{side} ids", f"(B, {width})"), embedding, positions]
-    return [below, stack_boxes(config, is_decoder=is_decoder), above]
+    return [below, stack, above]
 
 
 def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:

@@ -1,17 +1,19 @@
 """Measures `nmt-serve`: throughput and latency beside `nmt-translate`, and beside LibreTranslate
 with the same weights on the same cores.
 
-    python scripts/benchmark/serve.py --model RUN --input LINES [--libretranslate PYTHON]
+    python scripts/benchmark/serve.py --model RUN --input LINES [--install] [--threads 2 1]
 
 Servers take turns (A B A B), so that other work on the machine meets all of them. Each turn sends
 the lines, one a request, from 1, 8 and 32 clients. LibreTranslate runs from an environment of its
 own: `--install` makes one under ~/.cache/nmt-benchmark. Every load is bounded by the lines given.
+The last table has what the server is to reach; on a busy machine only ratios of CPU time count.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import collections
 import contextlib
 import json
 import os
@@ -22,7 +24,6 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.error
 import urllib.request
 import zipfile
 from collections.abc import Iterator
@@ -79,7 +80,7 @@ def main() -> None:
     parser.add_argument("--input", required=True, type=Path, help="lines to translate")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--lines", type=int, default=320, help="of the input, for each turn")
-    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--threads", type=int, nargs="+", default=[2])
     parser.add_argument("--libretranslate", help="Python of an environment that has it")
     parser.add_argument("--install", action="store_true", help="make that environment")
     options = parser.parse_args()
@@ -87,17 +88,21 @@ def main() -> None:
     python = options.libretranslate
     if options.install:
         python = str(install_libretranslate())
-    with tempfile.TemporaryDirectory() as folder:
-        print(measure(options, [line for line in lines if line], python, Path(folder)))
+    for threads in options.threads:
+        with tempfile.TemporaryDirectory() as folder:
+            print(f"\n{threads} compute threads\n")
+            filled = [line for line in lines if line]
+            print(measure(options, filled, threads, python, Path(folder)), flush=True)
 
 
-def measure(options: argparse.Namespace, lines: list[str], python: str | None, folder: Path) -> str:
+def measure(
+    options: argparse.Namespace, lines: list[str], threads: int, python: str | None, folder: Path
+) -> str:
     """Start all servers, let them take turns, and return the tables."""
     info = load_info(find_model(Path(options.model)))
     exported = folder / "int8"
     config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
     export(find_model(Path(options.model)), exported, config)
-    threads = options.threads
     torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         servers = {
@@ -203,7 +208,37 @@ def report(
     for (name, num_clients), turns in served.items():
         latency = f"{turns.percentile(0.5):.1f} | {turns.percentile(0.95):.1f}"
         rows.append(f"| {name} | {num_clients} | {_speed(turns)} | {latency} |")
-    return "\n".join(rows)
+    return "\n".join([*rows, "", *goals(served, direct, alone)])
+
+
+def goals(
+    served: dict[tuple[str, int], Turns], direct: dict[str, Turns], alone: dict[str, Turns]
+) -> list[str]:
+    """Return the rows of a table with what each of our servers is to reach."""
+    rows = [
+        "| | 32 clients over nmt-translate (>= 0.8) | the same by CPU time | ms over "
+        "Translator.translate (<= 3) | p95, 8 clients over 1 (<= 3) | over LibreTranslate: lines/s "
+        "(>= 4), p95 |",
+        "|---" * 6 + "|",
+    ]
+    for name in dict.fromkeys(name for name, _ in served):
+        reference = name.replace("nmt-serve", "nmt-translate")
+        if reference not in direct:
+            continue
+        one, eight, many = (served[name, count] for count in CLIENTS)
+        share = _median(many.lines_per_second) / _median(direct[reference].lines_per_second)
+        cpu = _median(direct[reference].cpu_milliseconds) / _median(many.cpu_milliseconds)
+        added = one.percentile(0.5) - alone[reference].percentile(0.5)
+        wait = eight.percentile(0.95) / one.percentile(0.95)
+        row = f"| {name} | {share:.2f} | {cpu:.2f} | {added:+.1f} | {wait:.1f} |"
+        if (other := served.get(("LibreTranslate, int8", CLIENTS[-1]))) is not None:
+            gain = _median(many.lines_per_second) / _median(other.lines_per_second)
+            row += f" {gain:.1f}, {many.percentile(0.95) / other.percentile(0.95):.2f}"
+        rows.append(f"{row} |")
+    return rows
+
+
+_median = statistics.median
 
 
 def _speed(turns: Turns) -> str:
@@ -212,9 +247,18 @@ def _speed(turns: Turns) -> str:
 
 
 def cpu_seconds(pid: int) -> float:
-    """Return the CPU time that a process has taken."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    """Return the CPU time that a process and those that it started have taken."""
+    own, children = {}, collections.defaultdict(list)
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it has ended meanwhile
+            fields = path.read_text().rsplit(")", 1)[1].split()
+            number = int(path.parent.name)
+            own[number] = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+            children[int(fields[1])].append(number)
+    found = [pid]
+    for number in found:  # which grows
+        found += children[number]
+    return sum(own.get(number, 0.0) for number in found)
 
 
 @contextlib.contextmanager
@@ -276,7 +320,7 @@ def process(
         try:
             until = time.monotonic() + 180
             while True:
-                with contextlib.suppress(urllib.error.URLError, ConnectionError):
+                with contextlib.suppress(OSError):
                     urllib.request.urlopen(url, timeout=5).close()
                     break
                 if running.poll() is not None or time.monotonic() > until:

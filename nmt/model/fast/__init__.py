@@ -25,7 +25,6 @@ from nmt.model.fast.layers import (
     reorder,
 )
 from nmt.model.fast.packing import PackedMask, Packing, pack
-from nmt.model.fast.transfer import send
 from nmt.model.transformer import (
     AttentionRecord,
     FeedForward,
@@ -97,21 +96,20 @@ class FastTransformer(Transformer):
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
         return linear(hidden, reorder(self.reordered, self.output_matrix, hidden), self.output_bias)
 
-    def positions_of(self, ids: Tensor, mask: Mask) -> Tensor:
+    def positions_of(self, ids: Tensor, mask: Mask, learned: Tensor | None = None) -> Tensor:
         """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding
         sentences that began together.
         """
         if isinstance(mask, PackedMask):
             packing = mask.queries
-            return self.position_table(packing.longest).index_select(0, packing.positions)
+            table = self.position_table(packing.longest, learned)
+            return table.index_select(0, packing.positions)
         if isinstance(mask, DecoderCache):
-            table = self.position_table(mask.num_positions)
+            table = self.position_table(mask.num_positions, learned)
             if mask.starts is None:
                 return table[mask.num_positions - 1]
-            ages = mask.num_positions - 1 - mask.starts[mask.sentences]  # (R,)
-            ages = F.pad(ages, (0, len(ids) - len(ages)))
-            return table.index_select(0, send(ages, table.device))
-        return super().positions_of(ids, mask)
+            return table.index_select(0, mask.ages())
+        return super().positions_of(ids, mask, learned)
 
 
 FAST: dict[type[nn.Module], type[nn.Module]] = {

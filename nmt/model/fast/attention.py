@@ -12,12 +12,13 @@ from typing import cast
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from nmt.model.fast.cache import DecoderCache
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import PackedMask, attend_packed
 from nmt.model.transformer import AttentionRecord, Mask, MultiHeadAttention, attend
+from nmt.model.variants import distances, repeat_heads
 
 
 class FastAttention(MultiHeadAttention):
@@ -35,49 +36,74 @@ class FastAttention(MultiHeadAttention):
         or to the source, whose keys and values are computed once.
         """
         if isinstance(mask, PackedMask):
-            queries, keys, values = self._project(x, memory)  # (N, H, D/H), 2 x (M, H, D/H)
-            dropout = self.dropout.p if self.training else 0.0
-            joined = attend_packed(queries, keys, values, mask, dropout).flatten(1)  # (N, D)
+            queries, *both = self._project(x, memory, mask.queries.positions.unsqueeze(-1))
+            keys, values = (repeat_heads(part, self.num_heads, dim=1) for part in both)
+            dropout = self.dropout.p if self.training else 0.0  # (N, H, D/H), 2 x (M, H, D/H)
+            if self.relation is None:
+                joined = attend_packed(queries, keys, values, mask, dropout).flatten(1)  # (N, D)
+            else:
+                heads = self._attend_padded(queries, keys, values, mask, self.dropout)[0]
+                joined = mask.queries.unpad(heads.transpose(1, 2)).flatten(1)
             if record is not None and self in record:  # the fast kernels never form the weights
-                queries = mask.queries.pad(queries).transpose(1, 2)  # (B, H, T, D/H)
-                keys = mask.keys.pad(keys).transpose(1, 2)  # (B, H, S, D/H)
-                record[self] = attend(queries, keys, keys, mask.visible())[1]
+                record[self] = self._attend_padded(queries, keys, keys, mask)[1]
         elif isinstance(mask, DecoderCache):
             queries, keys, values = self._project_step(x, memory, mask)  # (B, H, W or C, D/H)
             bias = mask.bias if memory is x else mask.source_bias
-            heads = attend_from_few(queries, keys, values, bias)  # (B, H, W, D/H)
+            is_recorded = record is not None and self in record
+            if self.relation is None:
+                heads = attend_from_few(queries, keys, values, bias)  # (B, H, W, D/H)
+            if self.relation is not None or is_recorded:
+                keys, values = (repeat_heads(y, self.num_heads, dim=1) for y in (keys, values))
+                relation = () if self.relation is None else (self.relation, mask.distances())
+                plain, weights = attend(queries, keys, values, bias == 0, None, *relation)
+                heads = heads if self.relation is None else plain
             joined = mask.grid.collect(heads.transpose(1, 2).flatten(2))  # (R, D)
-            if record is not None and self in record:
-                weights = attend(queries, keys, values, bias == 0)[1]  # (B, H, W, C)
+            if record is not None and is_recorded:
                 rows = mask.grid.collect(weights.transpose(1, 2))  # (R or more, H, C)
                 record[self] = rows[: len(mask.sentences), :, None]
         else:
             return super().forward(x, memory, mask, record)
         return self.out_projection(joined)  # type: ignore[no-any-return]
 
-    def _project(self, x: Tensor, memory: Tensor | None) -> list[Tensor]:
+    def _attend_padded(
+        self, queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask,
+        dropout: nn.Module | None = None,
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """Attend as the plain page does, from queries (N, H, D/H) to keys and values (M, H, D/H);
+        return heads (B, H, T, D/H) and weights (B, H, T, S).
+        """
+        queries = mask.queries.pad(queries).transpose(1, 2)  # (B, H, T, D/H)
+        keys, values = (mask.keys.pad(side).transpose(1, 2) for side in (keys, values))
+        places = distances(mask.queries.longest, mask.keys.longest, queries.device)  # (T, S)
+        return attend(queries, keys, values, mask.visible(), dropout, self.relation, places)
+
+    def _project(
+        self, x: Tensor, memory: Tensor | None, positions: Tensor | None = None
+    ) -> list[Tensor]:
         """Compute queries of `x` (N, D), and keys and values of `memory` (M, D) if there is one,
-        each (..., H, D/H).
+        each (..., H or fewer, D/H). Rotary ones turn by `positions` (N, 1).
         """
         in_projection = cast(FastLinear, self.in_projection)
         if memory is x:
-            parts = in_projection(x).chunk(3, dim=-1)  # 3 x (N, D)
-            return [part.unflatten(-1, (self.num_heads, -1)) for part in parts]
+            parts = in_projection(x).split(self.sizes, dim=-1)  # (N, D), 2 x (N, D or less)
+            queries, keys, values = (part.unflatten(-1, (-1, self.head_size)) for part in parts)
+            return [*self.place(queries, keys, positions), values]
         queries = in_projection.block(x, 0, x.size(-1)).view(len(x), self.num_heads, -1)
         return [queries] if memory is None else [queries, *self.read(memory)]
 
     def read(self, memory: Tensor) -> list[Tensor]:
-        """Compute keys and values of `memory` (M, D), each (M, H, D/H)."""
+        """Compute keys and values of `memory` (M, D), each (M, H or fewer, D/H)."""
         in_projection, d_model = cast(FastLinear, self.in_projection), memory.size(-1)
-        both = in_projection.block(memory, d_model, 3 * d_model)  # (M, 2 D)
-        return [part.view(len(memory), self.num_heads, -1) for part in both.chunk(2, dim=-1)]
+        both = in_projection.block(memory, d_model, sum(self.sizes))  # (M, 2 D or less)
+        return [part.view(len(memory), -1, self.head_size) for part in both.chunk(2, dim=-1)]
 
     def _project_step(self, x: Tensor, memory: Tensor, cache: DecoderCache) -> list[Tensor]:
         """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values
-        (B, H, C, D/H) that are to be attended to.
+        (B, H or fewer, C, D/H) that are to be attended to.
         """
         if memory is x:
-            parts = self._project(x, x)  # 3 x (R, H, D/H)
+            positions = cache.ages().unsqueeze(-1) if self.is_rotary else None
+            parts = self._project(x, x, positions)  # 3 x (R, H, D/H)
             queries, keys, values = (cache.grid.spread(part).transpose(1, 2) for part in parts)
             return [queries, *cache.append(self, keys, values)]
         rows, *new = self._project(x, None if self in cache.sources else memory)
@@ -87,11 +113,16 @@ class FastAttention(MultiHeadAttention):
 
 
 def attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-    """Attend from the few queries (B, H, W, D/H) of a step to keys and values (B, H, C, D/H);
-    `bias` (B, 1, 1 or W, C) is added to the logits.
+    """Attend from the few queries (B, H, W, D/H) of a step to keys and values (B, H or fewer, C,
+    D/H); `bias` (B, 1, 1 or W, C) is added to the logits.
 
     On a CPU these three operations take less time than torch's fused kernel.
     """
+    if queries.size(1) > keys.size(1):  # heads that share keys are more queries of one head
+        joined = queries.reshape(*keys.shape[:2], -1, queries.size(3))  # (B, K, H/K * W, D/H)
+        if bias.size(2) > 1:
+            bias = bias.repeat(1, 1, queries.size(1) // keys.size(1), 1)
+        return attend_from_few(joined, keys, values, bias).view_as(queries)
     if queries.device.type != "cpu":
         bias = bias.to(queries.dtype)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)

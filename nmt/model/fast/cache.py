@@ -85,6 +85,7 @@ class DecoderCache:
         self.grid = Grid(self.sentences, num_sentences, self.device)
         self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool)  # (R, C), on the host
         self.bias = self.source_bias  # (B, 1, W, C), added to logits of self-attention
+        self._distances: Tensor | None = None  # of this step, once they are asked for
         self._num_kept = 0  # columns after those without use were dropped last
 
     def add_source(self, module: nn.Module, keys: Tensor, values: Tensor) -> None:
@@ -99,9 +100,31 @@ class DecoderCache:
         own = self.grid.beams.unsqueeze(1) == torch.arange(self.grid.shape[1])  # (R, W)
         self.visible = torch.cat([self.visible, own], dim=1)  # (R, C)
         self.num_positions += 1
+        self._distances = None
         width = max(self.visible.size(1), MIN_WIDTH)
         visible = self.grid.spread(self.visible).unsqueeze(1)  # (B, 1, W, C)
         self.bias = _bias(send(visible, self.device), width)
+
+    def ages(self) -> Tensor:
+        """Return the position of each newest token in its sentence, (R or more,), or () where all
+        have the same.
+        """
+        newest = self.num_positions - 1
+        if self.starts is None:
+            return torch.full((), newest, device=self.device)
+        ages = newest - self.starts[self.sentences]  # (R,)
+        return send(F.pad(ages, (0, self.grid.num_collected - len(ages))), self.device)
+
+    def distances(self) -> Tensor:
+        """Return how far before its newest token a hypothesis has the token of a column that it may
+        attend to, from 0 down, (B, W, C): its columns stand in the order of its tokens.
+        """
+        if self._distances is None:
+            places = self.visible.cumsum(dim=1)  # (R, C)
+            found = self.grid.spread(places - places[:, -1:])
+            found = F.pad(found, (0, self.bias.size(3) - found.size(2)))
+            self._distances = send(found, self.device)
+        return self._distances
 
     def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeyValues:
         """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all, as

@@ -1,0 +1,161 @@
+"""Noise on token ids: what it does to a pair, and that seed, epoch and row alone decide it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from conftest import sentences, tokenizer_config
+from toy import assert_same_weights, make_setup, read_records, train, write_data
+
+from nmt.config import NoiseConfig, TrainConfig
+from nmt.data.batching import Update
+from nmt.data.languages import LanguagePair
+from nmt.data.noise import TokenNoise
+from nmt.data.tokenizer import Tokenizer
+from nmt.data.vocabulary import train_tokenizer
+from nmt.errors import ConfigError
+
+SRC, TGT = list(range(100, 130)), list(range(200, 220))
+ROWS = range(400)
+
+
+def draw(tokenizer: Tokenizer, pair: tuple[list[int], list[int]], **noise: Any) -> list[Any]:
+    """Return the noisy pair for each of ROWS."""
+    make = TokenNoise(NoiseConfig(**noise), 1, tokenizer, [])
+    return [tuple(side.tolist() for side in make(*pair, 0, row)) for row in ROWS]
+
+
+def test_shares_of_tokens_are_dropped_masked_and_hidden(tokenizer: Tokenizer) -> None:
+    unknown = tokenizer.unk_id
+    for share in (0.1, 0.5):
+        rows = draw(tokenizer, (SRC, TGT), drop=share)
+        assert all(src == sorted(set(src)) and set(src) <= set(SRC) for src, _ in rows)
+        assert np.mean([len(src) / 30 for src, _ in rows]) == pytest.approx(1 - share, abs=0.02)
+        assert all(tgt == TGT for _, tgt in rows)
+        for key, side, clean in (("mask", 0, SRC), ("word_dropout", 1, TGT)):
+            rows = draw(tokenizer, (SRC, TGT), **{key: share})
+            assert all(row[1 - side] == (SRC, TGT)[1 - side] for row in rows), key
+            found = np.array([row[side] for row in rows])
+            assert set(found[found != clean]) == {unknown}, key
+            assert np.mean(found == unknown, axis=0) == pytest.approx(share, abs=0.1), key
+            assert np.mean(found == unknown) == pytest.approx(share, abs=0.02), key
+
+
+def test_something_remains_of_every_source(tokenizer: Tokenizer) -> None:
+    rows = draw(tokenizer, ([7, 8], [9]), drop=0.99)
+    assert {len(src) for src, _ in rows} == {1, 2} or {len(src) for src, _ in rows} == {1}
+    assert {src[0] for src, _ in rows} == {7, 8}
+
+
+def test_tokens_move_by_as_many_places_as_swap_says_and_no_more(tokenizer: Tokenizer) -> None:
+    for most in (1, 3):
+        rows = draw(tokenizer, (SRC, TGT), swap=most)
+        moves = np.array([[src.index(token) - i for i, token in enumerate(SRC)] for src, _ in rows])
+        assert all(sorted(src) == SRC for src, _ in rows)
+        assert (moves.min(), moves.max()) == (-most, most)
+
+
+def test_noises_do_not_change_each_others_draws(tokenizer: Tokenizer) -> None:
+    both = draw(tokenizer, (SRC, TGT), drop=0.2, mask=0.3, swap=2, word_dropout=0.1)
+    dropped, hidden = (draw(tokenizer, (SRC, TGT), **n) for n in ({"drop": 0.2}, {"mask": 0.3}))
+    for (src, _), (some, _), (masked, _) in zip(both, dropped, hidden, strict=True):
+        kept = {token for token in some if masked[SRC.index(token)] != tokenizer.unk_id}
+        assert set(src) - {tokenizer.unk_id} == kept
+
+
+def test_tags_before_a_text_stay() -> None:
+    config = tokenizer_config(symbols=["<bt>", "<2de>"])
+    tokenizer = train_tokenizer(sentences(200), config)
+    noise = NoiseConfig(drop=0.9, mask=0.9, swap=5, word_dropout=0.9)
+    make = TokenNoise(noise, 1, tokenizer, [LanguagePair("en", "de", "<bt>", "<2de>")])
+    src, tgt = tokenizer.encode("<bt> the small house"), tokenizer.encode("<2de> das Haus")
+    num_src, num_tgt = len(tokenizer.encode("<bt>")), len(tokenizer.encode("<2de>"))
+    for row in ROWS:
+        noisy, inputs = make(src, tgt, 0, row)
+        assert noisy[:num_src].tolist() == src[:num_src]
+        assert len(noisy) > num_src
+        assert inputs[:num_tgt].tolist() == tgt[:num_tgt]
+    assert {make(src, tgt, 0, row)[1][num_tgt] for row in ROWS} == {tokenizer.unk_id, tgt[num_tgt]}
+
+
+# --- in a run
+
+NOISE = {"drop": 0.2, "mask": 0.1, "swap": 2, "word_dropout": 0.2}
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Path:
+    """A data folder of random pairs."""
+    folder = tmp_path_factory.mktemp("noise")
+    lengths = np.random.default_rng(0).integers(3, 12, (40, 2)).tolist()
+    write_data(folder, tokenizer, lengths)
+    return folder
+
+
+def test_a_batch_reads_noise_by_seed_epoch_and_row_and_learns_the_clean_target(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    def read(cut: list[Any], epoch: int, seed: int = 1) -> list[list[list[int]]]:
+        learner = make_setup(data_dir, tmp_path, noise=NoiseConfig(**NOISE), seed=seed).learner
+        update = Update([np.array(rows) for rows in cut], 1, 1)
+        pairs = []
+        for batch in (one for some in learner.make_batches(update, epoch) for one in some):
+            ends = batch.lengths.cumsum(axis=0)[:-1]
+            src = np.split(batch.src[: batch.num_src_tokens].numpy(), ends[:, 0])
+            tgt_in = np.split(batch.tgt_in[: batch.num_tokens].numpy(), ends[:, 1])
+            tgt_out = np.split(batch.tgt_out[: batch.num_tokens].numpy(), ends[:, 1])
+            rows = zip(src, tgt_in, tgt_out, strict=True)
+            pairs += [[side.tolist() for side in row] for row in rows]
+        return pairs
+
+    whole = read([range(40)], 3)
+    assert read([range(13), range(13, 40)], 3) == whole
+    assert all(read([range(40)], *other) != whole for other in ((4,), (3, 2)))
+    setup = make_setup(data_dir, tmp_path)
+    tokenizer, data = setup.tokenizer.src, setup.learner.data
+    make = TokenNoise(NoiseConfig(**NOISE), 1, tokenizer, [])
+    for row, (src, tgt_in, tgt_out) in enumerate(whole):
+        noisy, inputs = make(*data[row], 3, row)
+        assert src == [*noisy, tokenizer.eos_id]
+        assert tgt_in == [tokenizer.bos_id, *inputs]
+        assert tgt_out == [*data[row][1], tokenizer.eos_id]
+
+
+def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_path: Path) -> None:
+    learner = make_setup(data_dir, tmp_path, noise=NoiseConfig(drop=0.3)).learner
+    planned = learner.lengths[:40].sum(0)
+    update = Update([np.arange(25), np.arange(25, 40)], *map(int, planned[::-1]))
+    batches = learner.make_batches(update, 2)
+    outcome = learner.update(update, batches, 0.0, is_stop_asked=False)
+    real = sum(one.num_src_tokens for some in batches for one in some)
+    assert (outcome.num_src_tokens, outcome.num_tokens) == (real, planned[1])
+    assert real < 0.85 * planned[0]
+
+
+def test_runs_with_noise_resume_exactly_and_validate_without_it(
+    data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    same = [*(f"noise.{key}={value}" for key, value in NOISE.items()), "valid_bleu=false"]
+    assert train(data_dir, tmp_path / "whole", *same, "max_updates=8") == 0
+    for end in (4, 8):
+        assert train(data_dir, tmp_path / "parts", *same, f"max_updates={end}") == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+    assert train(data_dir, tmp_path / "whole", *same[1:], "max_updates=9") == 2
+    assert "noise.drop was 0.2, is 0.0" in capsys.readouterr().err
+    noisy, clean = (
+        make_setup(data_dir, tmp_path, noise=noise)
+        for noise in (NoiseConfig(**NOISE), NoiseConfig())
+    )
+    clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
+    losses = [setup.validation.loss(setup.learner.model) for setup in (noisy, clean)]
+    assert losses[0] == losses[1]
+    assert read_records(tmp_path / "whole", "valid_loss")
+
+
+def test_noise_out_of_range_is_refused() -> None:
+    for key, value in (("drop", 1.0), ("mask", -0.1), ("swap", -1), ("word_dropout", 1.5)):
+        with pytest.raises(ConfigError, match=rf"^noise\.{key}="):
+            TrainConfig(noise=NoiseConfig(**{key: value}))

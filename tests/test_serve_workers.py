@@ -1,0 +1,130 @@
+"""Worker processes of the server: the same answers, and none lost when one of them is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sentences
+from serving import copying, loaded, running, tiny_folder
+
+from nmt.config import Engine, ServeConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ModelError
+from nmt.serve.models import Models
+from nmt.serve.rounds import LocalEngine, Round
+from nmt.serve.workers import WorkerDiedError, count_workers
+from nmt.translate.translator import Translator
+
+GOOD = {"source": "xx", "target": "yy"}
+
+
+def processes(parent: int) -> list[int]:
+    """Return the processes that `parent` started and that still run."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            state, ppid = path.read_text().rsplit(")", 1)[1].split()[:2]
+        except OSError:  # it has ended meanwhile
+            continue
+        if int(ppid) == parent and state != "Z":
+            found.append(int(path.parent.name))
+    return found
+
+
+def eventually(claim: Callable[[], bool], seconds: float = 20) -> None:
+    until = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < until
+        time.sleep(0.01)
+
+
+def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_killed(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    lines = sentences(60)
+    translator = Translator.load(folder, device="cpu")
+    expected = {size: translator.translate(lines, beam_size=size) for size in (1, 4)}
+    before = set(processes(os.getpid()))
+    with running(loaded(folder, num_workers=2)) as server, ThreadPoolExecutor(16) as clients:
+        (loader,) = set(processes(os.getpid())) - before
+
+        answered: list[tuple[int, int]] = []
+
+        def ask(job: tuple[int, int]) -> tuple[tuple[int, int], str]:
+            search = {"beam_size": job[0]}
+            body = {"text": lines[job[1]], "search": search, "split_sentences": False}
+            answered.append(job)
+            [found] = server.post("/v1/translate", **body, **GOOD).json["translations"]
+            return job, found["text"]
+
+        def check(jobs: list[tuple[int, int]]) -> None:
+            for (size, number), text in clients.map(ask, jobs):
+                assert text == expected[size][number], (size, number)
+
+        jobs = [(size, number) for number in range(len(lines)) for size in (4, 1)]
+        check(jobs[:32])
+        answered.clear()
+        assert len(processes(loader)) == 2
+        asking = ThreadPoolExecutor(1).submit(check, jobs * 2)
+        for number in range(1, 4):
+            eventually(lambda: len(answered) > 40 * number)  # noqa: B023  # not one part twice
+            os.kill(processes(loader)[0], signal.SIGKILL)
+        asking.result()
+        assert server.metric("nmt_worker_deaths") >= 1
+        for process in [loader, *processes(loader)]:  # who forks is gone too
+            os.kill(process, signal.SIGKILL)
+        check(jobs[:4])
+        pair = {"text": lines[0], "translation": expected[4][0]}
+        shown = server.post("/v1/attention", **pair, **GOOD, layer=0, head=0).json
+        [wanted] = translator.attention([lines[0]], [expected[4][0]])
+        assert shown["columns"] == wanted.src
+        assert shown["weights"][0] == pytest.approx(wanted.cross[0, 0, 0].tolist(), abs=1e-4)
+        assert server.get("/v1/models").json["directions"][0]["attention"]["heads"] > 0
+        wrong = {"text": lines[0], "translation": "a", "kind": "none"}
+        assert server.post("/v1/attention", **wrong, **GOOD).status == 400
+        left = set(processes(os.getpid())) - before
+        assert left
+    eventually(lambda: not set(processes(os.getpid())) & left)
+
+
+def test_a_sentence_that_kills_its_worker_fails_alone(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Dying(LocalEngine):
+        async def search(self, slot: int, work: Round, *rest: Any) -> None:
+            if any(poison in part.ids for part in work.arrived):
+                raise WorkerDiedError
+            await super().search(slot, work, *rest)
+
+    models, _ = copying(tokenizer)
+    poison = tokenizer.encode("über")[0]
+    with running(models) as server:
+        monkeypatch.setattr(server.service.scheduler, "_local", Dying(1))
+        text = ["a tree", "a über house", "the house"]
+        found = server.post("/v1/translate", text=text, **GOOD).json["translations"]
+        assert [item["text"] for item in found] == ["a tree", None, "the house"]
+        assert "died twice" in found[1]["sentences"][0]["error"]
+        assert server.translate("the tree") == "the tree"
+        assert server.service.scheduler.num_waiting == 0
+
+
+def test_weights_that_a_worker_cannot_load_are_one_error(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    folder = tiny_folder(tmp_path / "model", tokenizer)
+    config = ServeConfig(model_dir=[str(folder)], device="cpu", num_workers=1)
+    weights = folder / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:-40])
+    with pytest.raises(ModelError, match="model.safetensors"):
+        Models.load(config)
+    assert count_workers(config) == 1
+    assert count_workers(replace(config, backend=Engine.ctranslate2)) == 0

@@ -1,0 +1,343 @@
+"""Corpora of text and its translations: which pairs are kept, kills, and what becomes of them."""
+
+from __future__ import annotations
+
+import gzip
+import itertools
+import json
+import logging
+import os
+import random
+import shutil
+import time
+from collections.abc import Callable
+from functools import partial
+from logging.handlers import BufferingHandler
+from pathlib import Path
+from resource import RUSAGE_SELF, getrusage
+from typing import Any
+
+import pytest
+from conftest import sentences
+from toy import command, train
+from translating import fork, kill, status, translate, write_lines, write_model
+
+from nmt.cli import synthesis
+from nmt.config import BacktranslateConfig, DistillConfig, TooLong
+from nmt.data.binary import ParallelData
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.errors import DataError, NmtError
+from nmt.translate import resume
+from nmt.translate.lines import LineResult, Translation, Window
+from nmt.translate.synthesis import count_repeats, is_looping, keep_pairs
+
+LINES = [line if i % 17 else "" for i, line in enumerate(sentences(120, seed=5))]
+DRAWS = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0, "window_lines": 15}
+OPTIONS = {**DRAWS, "max_ratio": 2.0, "max_repeats": 1, "device": "cpu", "num_threads": 1}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model, a text in two files, and the corpora made of them in one go."""
+    folder = tmp_path_factory.mktemp("synthesis")
+    write_model(folder / "model", seed=3, eos_scale=4.0)
+    write_lines(folder / "in", LINES)
+    write_lines(folder / "in-1", LINES[:50])
+    (folder / "in-2.gz").write_bytes(
+        gzip.compress("".join(f"{line}\n" for line in LINES[50:]).encode())
+    )
+    for name, run in (("distill", distill), ("backtranslate", backtranslate)):
+        run(folder, folder / name)
+    return folder
+
+
+def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
+    """Return the settings that translate both files."""
+    places = {"model_dir": [str(folder / "model")], "input": [str(folder / "in-*")]}
+    return {**places, **OPTIONS, "output": str(output), **changes}
+
+
+def distill(folder: Path, output: Path, **changes: Any) -> int:
+    synthesis.distill(DistillConfig(**settings(folder, output, **changes)), "")
+    return 0
+
+
+def backtranslate(folder: Path, output: Path, **changes: Any) -> int:
+    synthesis.backtranslate(BacktranslateConfig(**settings(folder, output, **changes)), "")
+    return 0
+
+
+def corpus(folder: Path) -> dict[str, bytes]:
+    """Return all files by name."""
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def read_lines(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+# --- which pairs are kept
+
+
+def naive_repeats(tokens: list[Any]) -> int:
+    """Count by trying every place and period."""
+    most = min(len(tokens), 1)
+    for start, period in itertools.product(range(len(tokens)), range(1, len(tokens) + 1)):
+        unit, times = tokens[start : start + period], 1
+        while tokens[start + times * period :][:period] == unit:
+            times += 1
+        most = max(most, times) if len(unit) == period else most
+    return most
+
+
+def test_repeats_are_those_that_every_place_and_period_has() -> None:
+    draw = random.Random(1)
+    cases: list[list[Any]] = [[], ["a"], list("xababab"), list("aabaabaab"), list("abcabcab")]
+    cases += [draw.choices("ab", k=draw.randint(1, 14)) for _ in range(300)]
+    for tokens in cases:
+        assert count_repeats(tokens) == naive_repeats(tokens), tokens
+        for most in (1, 2, 3):
+            assert is_looping([], tokens, most) == (naive_repeats(tokens) > most), tokens
+            assert not is_looping(tokens, tokens, most)
+
+
+def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
+    tokenizer: Tokenizer,
+) -> None:
+    line = "the small house"
+    num_tokens = len(tokenizer.encode(line))
+
+    def found(text: str, num: int, *, finished: bool = True, **more: Any) -> LineResult:
+        tokens = ["x"] * num if text == "loop" else [f"{i}" for i in range(num)]
+        return LineResult([Translation(text, 0.0, 0.0, tokens, finished)], **more)
+
+    cases = {
+        "blank": [("", found("", 0)), (" ", found("a", 1))],
+        "failed": [(line, LineResult([], "RuntimeError"))],
+        "truncated": [(line, found("a", 3, num_left_out=1, num_parts=1))],
+        "empty": [(line, found(" ", 1)), (line, found("", 0))],
+        "met_limit": [(line, found("a", 3, finished=False))],
+        "looping": [(line, found("loop", 5))],
+        "ratio": [(line, found("a", 2 * num_tokens + 2)), (line * 9, found("b", 3))],
+        "pairs": [(line, found("loop", 4)), (line, found("c", 2 * num_tokens + 1))],
+    }
+    lines = [line for case in cases.values() for line, _ in case]
+    results = [result for case in cases.values() for _, result in case]
+    config = DistillConfig(input=["x"], max_ratio=2, max_repeats=4)
+    window, heard = Window(7, lines, None), BufferingHandler(100)
+    logging.getLogger("nmt.translate.synthesis").addHandler(heard)
+    for is_reversed, kept in ((False, b"%s\nloop\n%s\nc\n"), (True, b"loop\n%s\nc\n%s\n")):
+        data, counts = keep_pairs(window, results, config, tokenizer, is_reversed=is_reversed)
+        assert data == kept % (line.encode(), line.encode())
+        assert counts.lines == len(lines)
+        assert {k: v for k, v in vars(counts).items() if v and k not in ("lines", "too_long")} == {
+            reason: len(case) for reason, case in cases.items()
+        }
+    warning = "line 10 cannot be translated and is left out: RuntimeError"
+    assert [record.getMessage() for record in heard.buffer] == 2 * [warning]
+    config = DistillConfig(input=["x"], max_ratio=0, max_repeats=0)
+    _, counts = keep_pairs(window, results, config, tokenizer, is_reversed=False)
+    assert (counts.looping, counts.ratio, counts.pairs) == (0, 0, 5)
+
+
+def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    places = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}"]
+    places += [f"{key}={value}" for key, value in DRAWS.items()]
+    assert translate(*places, f"output={tmp_path / 'out'}") == 0
+    answers = dict(zip(LINES, read_lines(tmp_path / "out"), strict=True))
+    arguments = settings(folder, tmp_path / "place")
+    arguments["model_dir"], (arguments["input"],) = arguments["model_dir"][0], arguments["input"]
+    for name, sides in (("distill", ("src", "tgt")), ("backtranslate", ("tgt", "src"))):
+        lines, others = (read_lines(folder / name / f"{side}.txt") for side in sides)
+        summary = json.loads((folder / name / "summary.json").read_text(encoding="utf-8"))
+        counts = summary["counts"]
+        assert others == [answers[line] for line in lines], name
+        assert [line for line in LINES if line in set(lines)] == lines
+        assert 0 < len(lines) == counts["pairs"] < counts["lines"] == len(LINES)
+        assert counts["blank"] == LINES.count("")
+        dropped = ("blank", "failed", "truncated", "empty", "met_limit", "looping", "ratio")
+        assert all(counts[reason] for reason in ("empty", "met_limit", "looping", "ratio"))
+        assert sum(counts[name] for name in (*dropped, "pairs")) == len(LINES)
+        arguments["output"] = tmp_path / name
+        assert command(name, *(f"{key}={value}" for key, value in arguments.items())) == 0
+        out, err = capfd.readouterr()
+        assert f"{counts['pairs']:>12,} pairs written\n" in out
+        assert f"{len(LINES):>12,} lines read\n" in out
+        assert corpus(tmp_path / name) == corpus(folder / name)
+    assert "data.corpora.bt.src_tag=<bt>" in err
+
+
+def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
+    folder: Path, tmp_path: Path, toy_data: Path
+) -> None:
+    place = folder / "backtranslate"
+    settings = [f"data_dir={tmp_path / 'data'}", "tokenizer.vocab_size=330"]
+    for split, side in itertools.product(("train", "valid"), ("src", "tgt")):
+        name = "valid" if split == "valid" else "corpora.parallel"
+        settings.append(f"data.{name}.{side}={toy_data.parent / f'{split}.{side}.txt'}")
+    settings += [f"data.corpora.bt.{side}={place / f'{side}.txt'}" for side in ("src", "tgt")]
+    settings += ["data.corpora.bt.src_tag=<bt>", "data.corpora.bt.weight=0.5", "max_length=1000"]
+    assert command("preprocess", *settings) == 0
+    tokenizer = load_tokenizers(tmp_path / "data").src
+    data = ParallelData(tmp_path / "data", "train")
+    (tag,) = (i for i, piece in enumerate(tokenizer.all_pieces()) if piece == "<bt>")
+    is_tagged = [tag in data[row][0] for row in range(len(data))]
+    num_pairs = len(read_lines(place / "src.txt"))
+    assert is_tagged == [True] * num_pairs + [False] * (len(data) - num_pairs)
+    run = [
+        "max_updates=2",
+        "max_tokens=1000",
+        "valid_bleu=false",
+        "stages.end.start=1",
+        "stages.end.mix.bt=0",
+    ]
+    assert train(tmp_path / "data", tmp_path / "run", *run) == 0
+    search = [f"model_dir={tmp_path / 'run'}", f"input={folder / 'in-1'}", "beam_size=1"]
+    search += ["max_length_a=0", "max_length_b=5"]
+    for options, name in (([], "plain"), (["src_tag=<bt>"], "tagged")):
+        assert translate(*search, f"output={tmp_path / name}", *options) == 0
+    assert (tmp_path / "plain").read_bytes() != (tmp_path / "tagged").read_bytes()
+
+
+def test_too_long_lines_are_translated_in_parts_or_left_out(folder: Path, tmp_path: Path) -> None:
+    place = write_lines(tmp_path / "in", ["the house sees a tree " * 20, *LINES[1:9]])
+    options = {"input": [str(place)], "max_ratio": 0.0, "max_repeats": 0, "max_source_length": 60}
+    for way, num_truncated in ((TooLong.split, 0), (TooLong.truncate, 1)):
+        out = tmp_path / way.value
+        distill(folder, out, **options, too_long=way)
+        counts = json.loads((out / "summary.json").read_text(encoding="utf-8"))["counts"]
+        found = [counts[name] for name in ("truncated", "too_long", "lines")]
+        assert found == [num_truncated, 1, 9]
+        assert len(read_lines(out / "src.txt")) == counts["pairs"]
+
+
+# --- kills and other ends
+
+
+def kill_often(task: Callable[[], int], log: Path, rounds: int) -> None:
+    """Start `task` and kill it, at random moments, then let it end."""
+    draw = random.Random(1)
+    for _ in range(rounds):
+        pid = fork(task, log)
+        time.sleep(draw.uniform(0.02, 0.4))
+        kill(pid)
+    assert status(fork(task, log)) == 0, log.read_text(encoding="utf-8")
+
+
+def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(resume, "_SAVE_SECONDS", 0.0)
+    out, log = tmp_path / "out", tmp_path / "log"
+    state = out / "pairs.partial.json"
+    pid = fork(partial(backtranslate, folder, out), log)
+    deadline = time.monotonic() + 60
+    while not state.exists() and time.monotonic() < deadline:
+        time.sleep(0.001)
+    kill(pid)
+    assert 0 < json.loads(state.read_text(encoding="utf-8"))["lines"] < len(LINES)
+    assert not (out / "src.txt").exists()
+    kill_often(partial(backtranslate, folder, out), log, 3)
+    assert corpus(out) == corpus(folder / "backtranslate")
+
+
+def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
+    folder: Path, tmp_path: Path
+) -> None:
+    whole, log, calls = corpus(folder / "distill"), tmp_path / "log", itertools.count()
+
+    def dying(call: int, out: Path) -> int:
+        def counted(change: Callable[..., Any]) -> Callable[..., Any]:
+            def replacement(*arguments: Any, **options: Any) -> Any:
+                if next(calls) == call:
+                    os._exit(9)
+                return change(*arguments, **options)
+
+            return replacement
+
+        os.replace, Path.unlink = counted(os.replace), counted(Path.unlink)  # type: ignore[assignment, method-assign]
+        return distill(folder, out)
+
+    def early(*_: Any) -> None:
+        os._exit(9)
+
+    def translated() -> int:
+        synthesis.publish = early
+        return distill(folder, tmp_path / "translated")
+
+    assert status(fork(translated, log)) == 9
+    assert {*corpus(tmp_path / "translated")} == {"pairs.partial", "pairs.partial.json"}
+    for call in itertools.count():
+        out = tmp_path / str(call)
+        shutil.copytree(tmp_path / "translated", out)
+        code = status(fork(partial(dying, call, out), log))
+        assert code == 9 or (code, corpus(out)) == (0, whole)
+        assert status(fork(partial(distill, folder, out), log)) == 0
+        assert corpus(out) == whole, call
+        if code == 0:
+            break
+    assert call >= 10
+
+
+def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    shutil.copytree(folder / "distill", out)
+    before = (out / "src.txt").stat().st_mtime_ns
+    changes: list[tuple[dict[str, Any], bool]] = [
+        ({"max_tokens": 300, "num_threads": 2}, True),
+        ({"max_ratio": 3.0}, False),
+        ({"input": [str(folder / "in-1")]}, False),
+        ({}, False),
+    ]
+    for options, is_same in changes:
+        capfd.readouterr()
+        distill(folder, out, **options)
+        assert (before == (out / "src.txt").stat().st_mtime_ns) == is_same, options
+        before = (out / "src.txt").stat().st_mtime_ns
+    assert corpus(out) == corpus(folder / "distill")
+    (out / "tgt.txt").write_bytes(b"")  # somebody's mistake
+    distill(folder, out)
+    assert corpus(out) == corpus(folder / "distill")
+
+
+def test_what_cannot_be_is_one_line(
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_lines(tmp_path / "blank", ["", " "])
+    cases: list[tuple[dict[str, Any], str]] = [
+        ({"input": [str(tmp_path / "nothing-*")]}, "matches no file"),
+        ({"input": [str(tmp_path / "nothing")]}, "does not exist"),
+        ({"input": [str(tmp_path / "blank")]}, "no pair is left"),
+        ({"max_ratio": 0.5}, "max_ratio=0.5: must be 0 or at least 1"),
+        ({"input": None}, "give input=FILE"),
+    ]
+    for options, text in cases:
+        with pytest.raises(NmtError, match=text):
+            distill(folder, tmp_path / "out", **options)
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(folder / "distill", tmp_path / "data/distilled")
+    with pytest.raises(DataError, match="give output=FOLDER, or remove data/distilled first"):
+        distill(folder, Path("data/distilled"), max_ratio=3.0)
+
+
+def test_memory_does_not_grow_with_the_number_of_lines(folder: Path, tmp_path: Path) -> None:
+    lines = [line[:40] for line in sentences(500, seed=3)]
+    few, many = write_lines(tmp_path / "few", lines), tmp_path / "many"
+    many.write_bytes(few.read_bytes() * 8 + b"\n" * 60_000)
+    options = {"max_length_a": 0.0, "max_length_b": 2, "window_lines": 500}
+    peaks = tmp_path / "peaks"
+
+    def measure() -> int:
+        for text in (few, many):
+            distill(folder, tmp_path / f"of-{text.stem}", input=[str(text)], **options)
+            with peaks.open("a") as stream:
+                print(getrusage(RUSAGE_SELF).ru_maxrss / 1024, file=stream)
+        return 0
+
+    assert status(fork(measure, tmp_path / "log")) == 0
+    before, after = map(float, peaks.read_text(encoding="utf-8").split())
+    assert after < before + 15  # MiB

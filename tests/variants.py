@@ -1,0 +1,39 @@
+"""The settings of the layers, each alone and together, for tests that loop over them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from nmt.config import Activation, Norm, NormLayer, Positions
+
+MODERN: dict[str, Any] = {
+    "norm": Norm.pre,
+    "norm_layer": NormLayer.rms,
+    "positions": Positions.rotary,
+    "activation": Activation.swiglu,
+    "qk_norm": True,
+    "num_kv_heads": 2,
+}
+VARIANTS: dict[str, dict[str, Any]] = {
+    "learned": {"positions": Positions.learned, "num_positions": 4},  # shorter than sentences
+    "learned, pre": {"positions": Positions.learned, "num_positions": 9, "norm": Norm.pre},
+    "relative": {"positions": Positions.relative, "max_distance": 2},
+    "rotary": {"positions": Positions.rotary},
+    "alibi": {"positions": Positions.alibi},
+    "rms, post": {"norm_layer": NormLayer.rms},
+    "rms, pre": {"norm_layer": NormLayer.rms, "norm": Norm.pre},
+    "gelu": {"activation": Activation.gelu},
+    "silu": {"activation": Activation.silu},
+    "swiglu": {"activation": Activation.swiglu},
+    "grouped heads": {"num_kv_heads": 2},
+    "one head of keys": {"num_kv_heads": 1},
+    "normalized queries": {"qk_norm": True},
+    "modern": MODERN,
+    "modern, relative": MODERN | {"positions": Positions.relative, "max_distance": 3},
+    "modern, alibi": MODERN | {"positions": Positions.alibi, "num_kv_heads": 1},
+    "deep encoder": {"num_encoder_layers": 4, "num_decoder_layers": 1},
+}
+"""By name; models with 4 heads."""
+KNOWN = ("gelu", "silu", "deep encoder")
+OWN = {name: changes for name, changes in VARIANTS.items() if name not in KNOWN}
+"""Those whose export has code of its own."""
