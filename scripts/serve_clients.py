@@ -160,7 +160,7 @@ def wait_for(server: subprocess.Popen[bytes]) -> None:
         try:
             urllib.request.urlopen(f"{URL}/health", timeout=5).close()
             return
-        except urllib.error.URLError:
+        except OSError:  # a time limit is no URLError
             if server.poll() is not None:
                 sys.exit("the server ended")
             time.sleep(0.2)

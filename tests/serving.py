@@ -19,7 +19,7 @@ from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
-from nmt.serve.app import Server, make_app
+from nmt.serve.app import Server, http_protocol, make_app
 from nmt.serve.models import Direction, Models
 from nmt.serve.service import Service
 from nmt.translate.backend import SearchRequest
@@ -100,11 +100,9 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
     """Serve `models` on a free port for the time of the block."""
     config = ServeConfig(model_dir=["unused"], port=0, **{"access_log": False, **settings})
     service = Service(config, models)
-    server = Server(
-        uvicorn.Config(
-            make_app(service), port=0, log_config=None, timeout_graceful_shutdown=5, lifespan="on"
-        )
-    )
+    options = {"log_config": None, "timeout_graceful_shutdown": 5, "lifespan": "on"}
+    served = uvicorn.Config(make_app(service), port=0, http=http_protocol(), **options)  # type: ignore[arg-type]
+    server = Server(served)
     thread = threading.Thread(target=server.run, daemon=True)
     thread.start()
     while not server.started:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from omegaconf import OmegaConf
 
@@ -20,6 +21,7 @@ from nmt.cli.commands import COMMANDS, choices, command_help
 from nmt.config import (
     BestMetric,
     CorpusConfig,
+    ExportFormat,
     ModelConfig,
     Optimizer,
     OptimizerConfig,
@@ -31,6 +33,8 @@ from nmt.config import (
     TrainConfig,
 )
 from nmt.errors import ConfigError
+from nmt.export.folder import check_exportable
+from nmt.model.transformer import Transformer, num_parameters
 
 REQUIRED = {"evaluate": ["hypotheses=h", "references=r"], "score": ["src=s", "tgt=t"]}
 FOLDER = Path(str(importlib.resources.files("nmt.configs")))
@@ -119,6 +123,14 @@ def test_recipes_are_the_papers() -> None:
     config = composed("preprocess", "experiment=wmt14_en_fr_big")
     assert (config.data.train.dataset, config.data.train.dataset_config) == ("wmt/wmt14", "fr-en")
     assert config.tokenizer.vocab_size == 32_000
+
+
+def test_presets_of_other_layers_have_the_size_of_base_and_can_be_exported() -> None:
+    for name, expected in (("modern", 62_979_456), ("deep_shallow", 60_978_688)):
+        config = composed("train", f"model={name}").model
+        with torch.device("meta"):
+            assert num_parameters(Transformer(config, 37_000)) == expected  # as README.md says
+        assert not check_exportable(config)[ExportFormat.ctranslate2], name
 
 
 def test_the_resolved_yaml_holds_every_setting() -> None:

@@ -305,6 +305,8 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         chunked = HEAD.replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\n\r\n")
         assert b" 413 " in raw(server, chunked, *[b"800\r\n" + b" " * 2048 + b"\r\n"] * 3)
         raw(server, HEAD + b"400\r\n\r\n{", hang_up=True)  # cut off
+        endless = raw(server, b"GET / HTTP/1.1\r\nX: ", *[b"a" * 30_000] * 3, pause_seconds=0.05)
+        assert b" 400 " in endless.splitlines()[0]
         assert server.translate("the tree") == "the tree"
         eventually(lambda: server.service.bodies.held_bytes == 0)
 

@@ -19,7 +19,7 @@ from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.serve.models import Models
-from nmt.serve.rounds import LocalEngine, Round
+from nmt.serve.rounds import JoinRule, LocalEngine, Round
 from nmt.serve.workers import WorkerDiedError, count_workers
 from nmt.translate.translator import Translator
 
@@ -115,6 +115,12 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
         assert "died twice" in found[1]["sentences"][0]["error"]
         assert server.translate("the tree") == "the tree"
         assert server.service.scheduler.num_waiting == 0
+
+
+def test_sentences_join_when_they_are_a_quarter_or_after_four_steps() -> None:
+    rule = JoinRule()
+    assert [rule(1, 8) for _ in range(7)] == [False] * 4 + [True] + [False] * 2
+    assert [rule(n, 8) for n in (2, 1, 0, 1)] == [True, False, False, False]
 
 
 def test_weights_that_a_worker_cannot_load_are_one_error(

@@ -23,7 +23,7 @@ from toy import command, train
 from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt.cli import synthesis
-from nmt.config import BacktranslateConfig, DistillConfig, TooLong
+from nmt.config import BacktranslateConfig, DistillConfig, Engine, TooLong
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DataError, NmtError
@@ -314,6 +314,7 @@ def test_what_cannot_be_is_one_line(
         ({"input": [str(tmp_path / "blank")]}, "no pair is left"),
         ({"max_ratio": 0.5}, "max_ratio=0.5: must be 0 or at least 1"),
         ({"input": None}, "give input=FILE"),
+        ({"backend": Engine.ctranslate2}, "sampling=true with backend=ctranslate2: draws others"),
     ]
     for options, text in cases:
         with pytest.raises(NmtError, match=text):

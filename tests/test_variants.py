@@ -193,7 +193,7 @@ def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() 
         cache = model.start(src[:3], lengths[:3])
         read = [[] for _ in range(3)]  # the tokens of each row
         numbers = [0, 1, 2]  # and its sentence
-        for step in range(40):
+        for step in range(28):
             tokens = torch.randint(4, 20, (len(read),), generator=draw)
             found = model.step(tokens, cache)
             for row, token in zip(read, tokens.tolist(), strict=True):
@@ -202,7 +202,7 @@ def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() 
             wide = torch.tensor([row + [0] * (int(ends.max()) + 1 - len(row)) for row in read])
             whole = hidden_states(twin, src[numbers], lengths[numbers], wide)
             assert_near(found, whole[torch.arange(len(read)), ends], (name, step), atol=1e-4)
-            if step == 24:  # the last sentences end
+            if step == 14:  # the last sentences end
                 kept = [i for i, number in enumerate(numbers) if number < 2]
             else:  # some row of each sentence, up to three of them
                 kept = []
@@ -215,8 +215,8 @@ def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() 
             places = {number: i for i, number in enumerate(dict.fromkeys(numbers[i] for i in kept))}
             read, numbers = [list(read[i]) for i in kept], [numbers[i] for i in kept]
             assert len(places) == len(set(numbers))
-            if step in (7, 30):
-                more = [3] if step == 7 else [4]
+            if step in (5, 18):
+                more = [3] if step == 5 else [4]
                 model.join(cache, src[more], lengths[more])
                 read, numbers = [*read, []], [*numbers, *more]
 
@@ -255,6 +255,8 @@ def test_recorded_attention_is_that_of_the_plain_page_packed_and_in_steps() -> N
 def test_under_autocast_a_variant_is_the_plain_page_but_for_rounding() -> None:
     source, tgt = random_source(LENGTHS), random_target(B, T)
     for name, model in models():
+        if "modern" not in name:
+            continue
         exact = hidden_states(plain(model), *source, tgt)
         with torch.autocast("cpu", dtype=torch.bfloat16):
             runs = [hidden_states(plain(model), *source, tgt), hidden_states(model, *source, tgt)]

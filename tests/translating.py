@@ -18,17 +18,23 @@ from toy import command
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import SearchConfig
+from nmt.data.languages import SEPARATOR
 from nmt.data.vocabulary import train_tokenizer
 
 
-def write_model(folder: Path, *, seed: int = 2, eos_scale: float = 1.0) -> Path:
+def write_model(
+    folder: Path, *, seed: int = 2, eos_scale: float = 1.0, sep_scale: float = 0.0
+) -> Path:
     """Write a model folder of random weights that gives each sentence a text of its own; they end
-    before their limit with a larger embedding of EOS.
+    before their limit, or have separators of lines, with a larger embedding of these.
     """
-    tokenizer = train_tokenizer(sentences(200), tokenizer_config())
+    symbols = [SEPARATOR] if sep_scale else []
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), symbols)
     model = tiny_model(seed, sharpness=2.0, vocab_size=tokenizer.vocab_size)
     with torch.no_grad():
         model.embedding.weight[tokenizer.eos_id] *= eos_scale
+        for symbol in symbols:
+            model.embedding.weight[tokenizer.all_pieces().index(symbol)] *= sep_scale
     search = SearchConfig(beam_size=2, max_length_a=0.5, max_length_b=4)
     info = ModelInfo(
         model.config, search, tokenizer.vocab_size, "en", "de", tokenizer.sha256, updates=1

@@ -19,7 +19,7 @@ import torch
 
 from nmt.cluster import open_workers
 from nmt.config import OutputFormat, ScoreConfig, SearchConfig, TooLong, TranslateConfig, resolve
-from nmt.data.languages import DIRECTION, encode_sources
+from nmt.data.languages import DIRECTION, SEPARATOR, encode_sources
 from nmt.data.text import (
     WaitingLines,
     count_lines,
@@ -208,7 +208,13 @@ def _settings(config: TranslateConfig, translator: Translator) -> tuple[SearchCo
     if config.seed is not None and not search.sampling:
         raise ConfigError(f"seed={config.seed}: only works with sampling=true")
     translator.backend.check(search)
-    names = ["n_best", "max_tokens", "too_long", "max_source_length"]
+    if config.context and any(
+        SEPARATOR not in side.all_pieces()
+        for side in (translator.tokenizer.src, translator.tokenizer.tgt)
+    ):
+        rule = f"the model has no {SEPARATOR}; it needs data of nmt-preprocess with data.context"
+        raise ConfigError(f"context={config.context}: {rule}")
+    names = ["n_best", "max_tokens", "too_long", "max_source_length", "context"]
     options = {name: getattr(config, name) for name in names}
     tags = translator.choose_tags(**{name: getattr(config, name) for name in DIRECTION})
     with_scores = config.format is OutputFormat.json or config.n_best > 1
@@ -287,7 +293,8 @@ def _open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], 
 
 
 def _hashed(config: TranslateConfig, lines: Iterator[str]) -> HashedInput:
-    return HashedInput(lines, None if config.prefixes is None else read_input(config.prefixes))
+    prefixes = None if config.prefixes is None else read_input(config.prefixes)
+    return HashedInput(lines, prefixes, config.context)
 
 
 def _progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Progress:

@@ -184,6 +184,9 @@ class DataConfig:
     tgt_lang: str = option("tgt", "target language code; also picks BLEU's tokenizer")
     train: SplitConfig = option(SplitConfig, "training pairs")
     corpora: dict[str, CorpusConfig] = option(dict, "several named training corpora, by name")
+    context: int = option(
+        0, "lines before each pair, on both sides, at most; <sep> between", low=0, high=100
+    )
     temperature: float = option(1.0, "evens out the corpora: weight * size^(1/temperature)", low=1)
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")

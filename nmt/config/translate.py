@@ -117,6 +117,12 @@ class TranslateConfig(TranslationConfig):
     prefixes: str | None = option(
         None, "first words of each translation, line by line; may be empty"
     )
+    context: int = option(
+        0,
+        "lines before each that it is translated with, by a model of data.context",
+        low=0,
+        high=100,
+    )
     n_best: int = option(1, "hypotheses written per sentence", low=1)
     alignment: bool | None = option(None, "format=json: source token of each target token")
     format: OutputFormat = option(
@@ -127,6 +133,8 @@ class TranslateConfig(TranslationConfig):
         super().__post_init__()
         is_plain = self.format is OutputFormat.text
         require(not (is_plain and self.alignment), "alignment", "true", "needs format=json")
+        is_alone = self.context == 0 or (is_plain and self.n_best == 1 and self.prefixes is None)
+        require(is_alone, "context", self.context, "only with format=text, n_best=1, no prefixes")
         self.input, self.output = unnamed(self.input), unnamed(self.output)
 
 
@@ -146,6 +154,9 @@ class SynthesisConfig(TranslationConfig):
         if not self.input:
             raise ConfigError("give input=FILE, the text to translate")
         self.input = [unnamed(file) for file in self.input]
+        draws_again = not (self.sampling and self.backend is Engine.ctranslate2)
+        rule = "draws others when it goes on after a kill; use backend=native"
+        require(draws_again, "sampling=true with backend", self.backend, rule)
         valid = self.max_ratio == 0 or self.max_ratio >= 1
         require(valid, "max_ratio", self.max_ratio, "must be 0 or at least 1")
 

@@ -17,6 +17,8 @@ from nmt.errors import ConfigError, DataError
 _MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a model's config
 _UNNAMED = ("src", "tgt")  # of text whose languages nobody named
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
+SEPARATOR = "<sep>"
+"""The symbol between a line and those before it, in models of documents."""
 DIRECTION = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 """The options that ask for a direction, of `choose_tags` and of all that use it."""
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import sentencepiece
 
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve
-from nmt.data.languages import corpus_direction
+from nmt.data.languages import SEPARATOR, corpus_direction
 from nmt.data.tokenizer import (
     SeparateTokenizers,
     Tokenizer,
@@ -87,10 +87,13 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
 
 
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
-    """Return the symbols of source and target: those of the settings, and the corpora's tags."""
+    """Return the symbols of source and target: those of the settings, the corpora's tags, and the
+    separator of lines where pairs have a context.
+    """
     directions = [corpus_direction(config.data, name) for name in config.data.corpora]
     tags = [d.src_tag for d in directions], [d.tgt_tag for d in directions]
-    src, tgt = ([*config.tokenizer.symbols, *filter(None, side)] for side in tags)
+    symbols = [*config.tokenizer.symbols, *[SEPARATOR] * (config.data.context > 0)]
+    src, tgt = ([*symbols, *filter(None, side)] for side in tags)
     return src, tgt
 
 

@@ -28,6 +28,7 @@ from nmt.files import replace_file
 from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import Cleaned, Mask, clean
+from nmt.preprocess.context import Contexts
 from nmt.preprocess.duplicates import Hashes, HashWriter, hash_sides, read_seen
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import read_held_out, read_taken, text_of
@@ -65,6 +66,7 @@ class ChunkEncoder:
     ) -> None:
         tokenizers = load_tokenizers(models)
         self._config, self._taken, self._has_hashes = config, taken, has_hashes
+        self._tokenizers = tokenizers.src, tokenizers.tgt
         self._src, self._tgt = LineEncoder(tokenizers.src), LineEncoder(tokenizers.tgt)
         self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
 
@@ -87,9 +89,15 @@ class ChunkEncoder:
         return self._result(cleaned, self._src.encode(src), self._tgt.encode(tgt))
 
     def _result(self, cleaned: Cleaned, src: Ids, tgt: Ids) -> EncodedChunk:
+        texts = _tagged(cleaned) if self._config.keep_text else None
+        if self._config.data.context:
+            lengths = np.stack([src.lengths, tgt.lengths], axis=1)
+            contexts = Contexts(cleaned, lengths, self._tokenizers, self._config)
+            src, tgt = Ids(*contexts.join_ids(*src, 0)), Ids(*contexts.join_ids(*tgt, 1))
+            if texts is not None:
+                texts = contexts.join_texts(cleaned.src, 0), contexts.join_texts(cleaned.tgt, 1)
         statistics = self._measurer.measure(cleaned, (src, tgt))
         hashes = hash_sides(cleaned.src, cleaned.tgt) if self._has_hashes else None
-        texts = _tagged(cleaned) if self._config.keep_text else None
         return EncodedChunk(src, tgt, texts, statistics, hashes)
 
 

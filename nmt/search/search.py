@@ -36,6 +36,8 @@ from nmt.search.hypotheses import (
 )
 from nmt.search.stepper import Stepper
 
+_ROUNDING = 1e-3  # relative, far above that of a sum of float32
+
 
 @torch.inference_mode()
 def search(
@@ -146,6 +148,7 @@ class BeamSearch:
         sentences = live.sentences[best.rows[:, 0]]  # (B,)
         is_last = (self._last_columns[sentences] == live.length + 1).unsqueeze(1)  # (B, 1)
         over = ends | goes_on & is_last  # what is alive at the limit is a result, if unfinished
+        over &= best.sums >= _entries(pools, sentences, live.length + 1, task).unsqueeze(1)
         if over.any():
             _collect(task.close(_take(live, best, over)), pools)
         bars = _bars(pools, sentences, live.length + 1, task).unsqueeze(1)  # (B, 1)
@@ -198,6 +201,20 @@ class _Pool:
     def bar(self) -> float:
         """The score above which a hypothesis gets in."""
         return self.kept[-1].score if len(self.kept) == self.size else NEVER
+
+
+def _entries(
+    pools: Mapping[int, _Pool], sentences: Tensor, length: int, task: SearchTask
+) -> Tensor:
+    """Return a log-probability below which no hypothesis that ends in column `length` is kept, for
+    each of `sentences` (B,); a little less than the exact one, since sums are rounded.
+    """
+    numbers = sentences.tolist()
+    full = [len(pools[i].kept) == pools[i].size and pools[i].kept[-1].finished for i in numbers]
+    bars = [pools[i].bar if is_full else NEVER for i, is_full in zip(numbers, full, strict=True)]
+    ends = torch.tensor([length - task.first_column(i) for i in numbers], dtype=torch.float64)
+    least = least_log_prob(torch.tensor(bars, dtype=torch.float64), ends, ends, task.config)
+    return least - _ROUNDING * (1 + least.abs())
 
 
 def _bars(pools: Mapping[int, _Pool], sentences: Tensor, length: int, task: SearchTask) -> Tensor:

@@ -24,6 +24,7 @@ from nmt.model.fast.transfer import send
 from nmt.model.transformer import AttentionRecord, alignment_layer
 
 MAX_LOGITS = 1 << 24  # computed at a time when scoring, 64 MiB in float32
+STEP_ROWS = 128  # of logits that a CPU computes at a time in a step
 
 
 class Scored(NamedTuple):
@@ -94,8 +95,16 @@ class ModelStepper:
         """See `Stepper.step`."""
         with self._autocast():
             hidden = self.model.step(tokens, state.cache, state.record)  # (rows, D)
-            logits = self.model.logits(hidden)  # (rows, V)
-        return torch.log_softmax(logits.float(), dim=-1)
+            if self.device.type != "cpu" or torch.is_grad_enabled():
+                return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
+            # a few rows at a time, so that the processor's cache holds their logits
+            log_probs = hidden.new_empty(len(hidden), len(self.model.output_matrix)).float()
+            parts = zip(
+                torch.split(hidden, STEP_ROWS), torch.split(log_probs, STEP_ROWS), strict=True
+            )
+            for part, out in parts:
+                torch.log_softmax(self.model.logits(part).float(), dim=-1, out=out)
+        return log_probs  # (rows, V)
 
     def reorder(self, state: ModelState, rows: Tensor) -> ModelState:
         """See `Stepper.reorder`; the state is changed in place."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import importlib.util
 import json
 import logging
 import re
@@ -258,6 +259,17 @@ async def _expire(service: Service) -> None:
         service.downloads.expire()
 
 
+def http_protocol() -> Any:
+    """Return what reads HTTP: llhttp, with a quarter less processor time a request, or h11 where
+    httptools is missing.
+    """
+    if importlib.util.find_spec("httptools") is None:
+        return "h11"
+    from nmt.serve.protocol import BoundedProtocol
+
+    return BoundedProtocol
+
+
 class Server(uvicorn.Server):
     """A server whose signals are handled by `serve`."""
 
@@ -277,6 +289,8 @@ def serve(config: ServeConfig) -> None:
     service = Service(config, Models.load(config))
     settings = uvicorn.Config(
         make_app(service),
+        http=http_protocol(),
+        ws="none",
         log_config=None,
         access_log=False,
         server_header=False,

@@ -90,7 +90,7 @@ class JoinRule:
         return True
 
 
-class Engine(Protocol):
+class RoundEngine(Protocol):
     """Computes rounds, several at a time."""
 
     num_rounds: int  # at a time
@@ -127,7 +127,7 @@ class LocalEngine:
         deliver: Callable[[Found], None],
         observe: Callable[[int], None],
     ) -> None:
-        """See `Engine.search`."""
+        """See `RoundEngine.search`."""
         loop = asyncio.get_running_loop()
         while work.arrived:
             if work.can_join:
@@ -142,7 +142,7 @@ class LocalEngine:
                 deliver(list(enumerate(outcomes, start=first)))
 
     async def call(self, function: Callable[..., T], translator: Translator, *args: Any) -> T:
-        """See `Engine.call`; after the rounds that are there."""
+        """See `RoundEngine.call`; after the rounds that are there."""
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, function, translator, *args)
 

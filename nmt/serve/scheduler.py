@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import without_forced_start
-from nmt.serve.rounds import Engine, Found, LocalEngine, Options, Round
+from nmt.serve.rounds import Found, LocalEngine, Options, Round, RoundEngine
 from nmt.serve.workers import WorkerDiedError, WorkersBackend
 from nmt.translate.backend import Failure, Outcome, Segment
 from nmt.translate.lines import (
@@ -237,7 +237,7 @@ class Scheduler:
                 failure = Failure("the process that translated it died twice")
                 self._deliver(alone, [(0, failure)])
 
-    def _engine(self, translator: Translator) -> Engine:
+    def _engine(self, translator: Translator) -> RoundEngine:
         backend = translator.backend
         return backend.pool if isinstance(backend, WorkersBackend) else self._local
 

@@ -45,7 +45,7 @@ class Begin(NamedTuple):
     can_join: bool
 
 
-class Call(NamedTuple):
+class FunctionCall(NamedTuple):
     """A function to call with a translator."""
 
     number: int
@@ -54,7 +54,7 @@ class Call(NamedTuple):
     args: tuple[Any, ...]
 
 
-class Called(NamedTuple):
+class FunctionResult(NamedTuple):
     """What it returned or raised."""
 
     number: int
@@ -84,31 +84,34 @@ def fork_workers(fd: int) -> None:
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, signal.SIG_IGN)
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # workers that end leave no zombies
-    control = socket.socket(fileno=fd)
-    connection = Connection(os.dup(fd))
+    try:
+        with socket.socket(fileno=fd) as control:
+            _fork_workers(control)
+    except (EOFError, ConnectionError):  # the server has closed its end, or is gone
+        os._exit(0)
+
+
+def _fork_workers(control: socket.socket) -> None:
+    connection = Connection(os.dup(control.fileno()))
     start: Start = connection.recv()
     torch.set_num_threads(1)  # a pool of OpenMP threads would not survive the fork
     set_verify(start.config.verify)
+    error, translators = None, []
     try:
-        translators = [
-            Translator.load(folder, device="cpu", dtype=start.config.dtype)
-            for folder in start.config.model_dir
-        ]
-    except (NmtError, OSError) as error:
-        connection.send(error)
-        return
-    connection.send(None)
+        for folder in start.config.model_dir:
+            translator = Translator.load(folder, device="cpu", dtype=start.config.dtype)
+            translators.append(translator)
+    except (NmtError, OSError) as found:
+        error = found
+    connection.send(error)
     connection.close()
     gc.collect()
     gc.freeze()  # collecting garbage does not write to the pages that the workers share
-    while fds := socket.recv_fds(control, 1, 1)[1]:
+    while error is None and (fds := socket.recv_fds(control, 1, 1)[1]):
         if os.fork() == 0:
             control.close()
             torch.set_num_threads(start.num_threads)
-            try:
-                _Worker(Connection(fds[0]), translators).run()
-            except (EOFError, OSError):  # the server has closed its end, or is gone
-                os._exit(0)
+            _Worker(Connection(fds[0]), translators).run()
         os.close(fds[0])
 
 
@@ -123,7 +126,8 @@ class _Worker:
         self._num_parts = 0  # of the round, all that came
 
     def run(self) -> None:
-        """Work until the server closes its end, which is an `EOFError` or `OSError`."""
+        """Work until the server closes its end, which is an `EOFError` or a
+        `ConnectionError`."""
         while True:
             self._read()
             while self._begin is not None and self._arrived:
@@ -136,12 +140,12 @@ class _Worker:
         message = self._connection.recv()
         if isinstance(message, Begin):
             self._begin, self._num_parts = message, 0
-        elif isinstance(message, Call):
+        elif isinstance(message, FunctionCall):
             try:
                 result = message.function(self._translators[message.model], *message.args)
-                self._connection.send(Called(message.number, result, None))
+                self._connection.send(FunctionResult(message.number, result, None))
             except Exception as error:  # whatever it is, the server is to know
-                self._connection.send(Called(message.number, None, error))
+                self._connection.send(FunctionResult(message.number, None, error))
         else:
             self._arrived += message
             self._num_parts += len(message)
@@ -175,7 +179,7 @@ class _Worker:
                 batches.translate_arriving(self._take(), take, deliver)
             else:
                 deliver(list(enumerate(batches.translate(self._take()))))
-        except (EOFError, OSError):  # of the connection
+        except (EOFError, ConnectionError):  # the server is gone
             raise
         except Exception as error:  # every part fails, the worker goes on
             log.exception("the engine failed with %d sentences", len(left))

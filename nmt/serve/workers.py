@@ -41,7 +41,7 @@ from nmt.distributed import find_device
 from nmt.errors import ModelError
 from nmt.search.stepper import ModelStepper
 from nmt.serve.rounds import Found, Round
-from nmt.serve.worker import Begin, Call, Called, Delivery, Idle, Start
+from nmt.serve.worker import Begin, Delivery, FunctionCall, FunctionResult, Idle, Start
 from nmt.translate.backend import NativeBackend, directions_of
 from nmt.translate.translator import Translator
 
@@ -99,7 +99,7 @@ def load_in_workers(config: ServeConfig, count: int) -> list[Translator]:
 
 
 class WorkerPool:
-    """The workers of one set of models: an `Engine`. They end when it is closed, or forgotten."""
+    """The workers of one set of models, a `RoundEngine`. They end when it is closed or lost."""
 
     def __init__(self, config: ServeConfig, count: int) -> None:
         """Load the models of `config`. Raises what loading them raises."""
@@ -138,7 +138,7 @@ class WorkerPool:
         deliver: Callable[[Found], None],
         observe: Callable[[int], None],
     ) -> None:
-        """See `Engine.search`. Raises `WorkerDiedError`."""
+        """See `RoundEngine.search`. Raises `WorkerDiedError`."""
         backend, batches = work.options.translator.backend, work.batches
         assert isinstance(backend, WorkersBackend)
         worker = await self._worker(slot)
@@ -162,7 +162,7 @@ class WorkerPool:
             work.on_arrival = lambda: None
 
     async def call(self, function: Callable[..., T], translator: Translator, *args: Any) -> T:
-        """See `Engine.call`. Raises `WorkerDiedError`."""
+        """See `RoundEngine.call`. Raises `WorkerDiedError`."""
         assert isinstance(translator.backend, WorkersBackend)
         idle = [i for i, worker in enumerate(self._workers) if worker is None or not worker.is_busy]
         worker = await self._worker(next(iter(idle), 0))
@@ -239,7 +239,7 @@ class _Worker:
         """Return what a function returns there."""
         number = next(self._numbers)
         future = self._calls[number] = asyncio.get_running_loop().create_future()
-        self.send(Call(number, function, model, args))
+        self.send(FunctionCall(number, function, model, args))
         try:
             return await future
         finally:
@@ -251,7 +251,7 @@ class _Worker:
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 message = pickle.loads(await reader.readexactly(size))
-                if not isinstance(message, Called):
+                if not isinstance(message, FunctionResult):
                     self._messages.put_nowait(message)
                 elif (future := self._calls.get(message.number)) and not future.done():
                     if message.error is not None:

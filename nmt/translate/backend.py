@@ -204,8 +204,7 @@ def load_models(
     steppers: list[Stepper] = []
     for given, folder, info in zip(folders, found, infos, strict=True):
         model = build_model(info, load_weights(folder), place)
-        freeze(model)
-        steppers.append(ModelStepper(model, number_format))
+        steppers.append(ModelStepper(model, freeze(model, number_format)))
         others = other_models(resolve(given), folder)
         log.info("model %s, %d updates, on %s%s", folder, info.updates, place, others)
     stepper = steppers[0] if len(steppers) == 1 else EnsembleStepper(steppers, combine)

@@ -15,6 +15,7 @@ import json
 import logging
 import queue
 import threading
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -50,6 +51,7 @@ class Window:
     prefixes: list[str] | None  # forced starts of their translations
     sha256: str = ""  # of the input up to the end of the window, where somebody asks for it
     read_bytes: int = 0  # of the input up to there
+    before: tuple[str, ...] = ()  # lines before the first one, where they are kept
 
     @property
     def next_line(self) -> int:
@@ -96,9 +98,14 @@ def cut_windows(
 
 
 class HashedInput:
-    """Lines and their prefixes, with the number, bytes and SHA-256 of those read so far."""
+    """Lines and their prefixes, with the number, bytes and SHA-256 of those read so far; a window
+    has the last `context` lines before it.
+    """
 
-    def __init__(self, lines: Iterable[str], prefixes: Iterable[str] | None = None) -> None:
+    def __init__(
+        self, lines: Iterable[str], prefixes: Iterable[str] | None = None, context: int = 0
+    ) -> None:
+        self._last = deque[str](maxlen=context)
         self.num_lines = 0
         self.num_bytes = 0
         self._hashes = [hashlib.sha256(), hashlib.sha256()]  # of lines, of prefixes
@@ -112,7 +119,8 @@ class HashedInput:
 
     def skip(self, num_lines: int) -> None:
         """Read so many lines and their prefixes, or all there are."""
-        for _ in islice(self._lines, num_lines):
+        for line in islice(self._lines, num_lines):
+            self._last.append(line)
             if self._prefixes is not None:
                 next(self._prefixes, None)
 
@@ -130,7 +138,9 @@ class HashedInput:
             small_first=has_more is not None,
             has_more=has_more or (lambda: True),
         ):
-            yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes)
+            before = tuple(self._last)
+            yield replace(window, sha256=self.sha256, read_bytes=self.num_bytes, before=before)
+            self._last.extend(window.lines)
 
     def _read(self, lines: Iterable[str], digest: Any) -> Iterator[str]:
         for line in lines:
@@ -172,6 +182,7 @@ class LineOptions:
     too_long: TooLong = TooLong.split  # what happens to a line above max_source_length
     max_source_length: int = MAX_SOURCE_LENGTH  # tokens, EOS and tag included
     tags: Tags = Tags()  # noqa: RUF009  # immutable
+    context: int = 0  # lines before each, at most, that it is translated with
 
     def __post_init__(self) -> None:
         for key, least in (("max_tokens", 1), ("max_source_length", _LEAST_SOURCE_LENGTH)):

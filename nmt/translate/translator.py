@@ -29,6 +29,7 @@ from nmt.translate.backend import (
     SearchRequest,
     load_models,
 )
+from nmt.translate.context import add_context, join_lines, take_last
 from nmt.translate.lines import (
     EMPTY,
     MAX_SOURCE_LENGTH,
@@ -175,6 +176,9 @@ class Translator:
         The next window is read and turned into ids while one is translated. Raises `ConfigError`
         for what the engine cannot do, and what the engine raises when it fails with everything.
         """
+        if options.context:
+            yield from self._translate_in_context(windows, config, options)
+            return
         n_best, tokenizer = options.n_best, self.tokenizer
         if config.sampling:  # draws do not depend on their number; more would go to waste
             config = replace(config, beam_size=n_best)
@@ -187,6 +191,26 @@ class Translator:
                 encoded.window,
                 to_results(encoded, outcomes, tokenizer, n_best=n_best, alignment=config.alignment),
             )
+
+    def _translate_in_context(
+        self, windows: Iterable[Window], config: SearchConfig, options: LineOptions
+    ) -> Iterator[tuple[Window, list[LineResult]]]:
+        """Do what `translate_windows` does, each line with those before it."""
+        alone, most = replace(options, context=0), options.max_source_length - 1
+        for window in windows:
+            groups = add_context(window, options.context)
+            rows = encode_sources(self.tokenizer.src, join_lines(groups), options.tags)
+            groups = [g if len(r) <= most else g[-1:] for g, r in zip(groups, rows, strict=True)]
+            joined = replace(window, lines=join_lines(groups))
+            ((_, found),) = self.translate_windows([joined], config, alone)
+            pairs = zip(found, groups, strict=True)
+            results = [take_last(result, len(group)) for result, group in pairs]
+            again = [i for i, result in enumerate(results) if result is None]
+            rest = replace(window, lines=[window.lines[i] for i in again])
+            ((_, others),) = self.translate_windows([rest], config, alone)
+            for i, other in zip(again, others, strict=True):
+                results[i] = take_last(other, 1)
+            yield window, [result for result in results if result is not None]  # all
 
     def score(
         self,

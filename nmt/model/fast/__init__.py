@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from typing import cast
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
@@ -22,6 +23,7 @@ from nmt.model.fast.layers import (
     FastLinear,
     Reordered,
     linear,
+    multiplies_bfloat16,
     reorder,
 )
 from nmt.model.fast.packing import PackedMask, Packing, pack
@@ -94,7 +96,8 @@ class FastTransformer(Transformer):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
-        return linear(hidden, reorder(self.reordered, self.output_matrix, hidden), self.output_bias)
+        weight, bias = self.output_matrix, self.output_bias
+        return linear(hidden, *reorder(self.reordered, weight, bias, hidden))
 
     def positions_of(self, ids: Tensor, mask: Mask, learned: Tensor | None = None) -> Tensor:
         """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding
@@ -132,10 +135,19 @@ def accelerate(model: Transformer) -> FastTransformer:
     return cast(FastTransformer, model)
 
 
-def freeze(model: nn.Module) -> None:
+def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     """Let linear layers use copies of the weights in the library's own order, made when they are
     first needed; the weights must not change any more.
+
+    With `dtype` bfloat16, on a CPU that multiplies it, copies and products of the layers are
+    bfloat16, and all else float32; logits too, of which many would be equal. Returns the format
+    that autocast is to give the products: `dtype`, or float32, since the layers see to it.
     """
+    (device,) = {parameter.device.type for parameter in model.parameters()}
+    is_narrow = dtype is torch.bfloat16 and device == "cpu" and multiplies_bfloat16()
     for module in model.modules():
-        if isinstance(module, FastLinear | FastTransformer):
-            module.reordered = {}
+        if isinstance(module, FastTransformer):
+            module.reordered = Reordered()
+        elif isinstance(module, FastLinear):
+            module.reordered = Reordered(dtype if is_narrow else torch.float32)
+    return torch.float32 if is_narrow else dtype

@@ -13,6 +13,8 @@ places to read them from are on the device.
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -23,8 +25,21 @@ from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
+_ROOM = 64  # columns that are added at once, since all are copied then
 KeyValues = tuple[Tensor, Tensor]
 _MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
+_SWAPPED_COLUMNS = 24  # with more columns a CPU multiplies keys by queries faster than the reverse
+
+
+class Reads(NamedTuple):
+    """Where the rows of a step find what they attend to, T places each, so that nothing is computed
+    for other beams' columns; rows after the first R repeat one of them.
+    """
+
+    logits: Tensor  # (R or more, H, T), in the flat products of queries and keys
+    values: Tensor  # (R * H or more, T), in the flat rows (B * H * room, D/H) of values
+    bias: Tensor | None  # (R or more, 1, T), added to the logits
+    is_swapped: bool  # products are (B, H, C, W), else (B, H, W, C)
 
 
 class Grid:
@@ -47,7 +62,8 @@ class Grid:
         self.rows = send(self.host_rows, device)  # (B, W)
         self.num_collected = rounded(num_rows)  # with rows that mean nothing at the end
         cells = sentences * self.shape[1] + self.beams  # (R,)
-        self._cells = send(F.pad(cells, (0, self.num_collected - num_rows)), device)
+        self.host_cells = F.pad(cells, (0, self.num_collected - num_rows))
+        self._cells = send(self.host_cells, device)
         self.is_full = num_rows == self.num_collected == num_sentences * self.shape[1]
 
     def spread(self, x: Tensor) -> Tensor:
@@ -84,7 +100,9 @@ class DecoderCache:
         self.sentences = torch.arange(num_sentences)  # (R,), ascending, on the host
         self.grid = Grid(self.sentences, num_sentences, self.device)
         self.visible = torch.zeros(num_sentences, 0, dtype=torch.bool)  # (R, C), on the host
-        self.bias = self.source_bias  # (B, 1, W, C), added to logits of self-attention
+        self._bias: Tensor | None = None  # of this step, once it is asked for; so are reads
+        self._reads: dict[tuple[int, int], Reads] = {}
+        self._source_reads: dict[tuple[int, int], Reads] = {}
         self._distances: Tensor | None = None  # of this step, once they are asked for
         self._num_kept = 0  # columns after those without use were dropped last
 
@@ -100,10 +118,68 @@ class DecoderCache:
         own = self.grid.beams.unsqueeze(1) == torch.arange(self.grid.shape[1])  # (R, W)
         self.visible = torch.cat([self.visible, own], dim=1)  # (R, C)
         self.num_positions += 1
-        self._distances = None
-        width = max(self.visible.size(1), MIN_WIDTH)
-        visible = self.grid.spread(self.visible).unsqueeze(1)  # (B, 1, W, C)
-        self.bias = _bias(send(visible, self.device), width)
+        self._bias = self._distances = None
+        self._reads.clear()
+
+    @property
+    def width(self) -> int:
+        """Columns that self-attention looks at, C."""
+        return max(self.visible.size(1), MIN_WIDTH)
+
+    @property
+    def bias(self) -> Tensor:
+        """What is added to the logits of self-attention, (B, 1, W, C)."""
+        if self._bias is None:
+            visible = self.grid.spread(self.visible).unsqueeze(1)  # (B, 1, W, C)
+            self._bias = _bias(send(visible, self.device), self.width)
+        return self._bias
+
+    def reads(self, num_heads: int, room: int) -> Reads:
+        """Return where the rows find their own tokens, among values with `room` for columns."""
+        key = num_heads, room
+        if key not in self._reads:
+            rows, columns = self.visible.nonzero().unbind(1)
+            lengths = self.visible.sum(dim=1)  # (R,)
+            longest = int(lengths.max())
+            num_padded = self.grid.num_collected - len(lengths)
+            if self.starts is None:
+                own = columns.view(len(lengths), longest)
+            else:  # sentences that joined later have fewer
+                ends = lengths.cumsum(0)
+                places = torch.arange(len(columns)) - (ends - lengths)[rows]
+                own = columns.new_zeros(len(lengths), longest)
+                own[rows, places] = columns
+            own = F.pad(own, (0, max(0, MIN_WIDTH - longest), 0, num_padded))  # (R or more, T)
+            bias = None
+            if self.starts is not None or longest < MIN_WIDTH:
+                seen = torch.arange(own.size(1)) < F.pad(lengths, (0, num_padded), value=1)[:, None]
+                bias = _bias(seen.unsqueeze(1), own.size(1))  # (R or more, 1, T)
+            self._reads[key] = self._find(own, bias, num_heads, self.width, room)
+        return self._reads[key]
+
+    def source_reads(self, num_heads: int, width: int) -> Reads:
+        """Return where the rows find the tokens of their source, among `width`."""
+        key = num_heads, width
+        if key not in self._source_reads:
+            sentences = self.grid.host_cells // self.grid.shape[1]  # (R or more,)
+            bias = self.source_bias.squeeze(1).index_select(0, sentences)  # (R or more, 1, S)
+            columns = torch.arange(width).expand(len(sentences), width)
+            self._source_reads[key] = self._find(columns, bias, num_heads, width, width)
+        return self._source_reads[key]
+
+    def _find(
+        self, columns: Tensor, bias: Tensor | None, num_heads: int, width: int, room: int
+    ) -> Reads:
+        """Return `Reads` of `columns` (R or more, T) of `width`, and of values with `room`."""
+        num_beams = self.grid.shape[1]
+        is_swapped = num_beams > 1 and width > _SWAPPED_COLUMNS
+        cells = self.grid.host_cells.view(-1, 1, 1)  # (R or more, 1, 1)
+        sentences, beams = cells // num_beams, cells % num_beams
+        blocks = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)  # (R or more, H, 1)
+        columns = columns.unsqueeze(1)  # (R or more, 1, T)
+        inner = columns * num_beams + beams if is_swapped else columns + beams * width
+        values = (blocks * room + columns).flatten(0, 1)
+        return Reads(blocks * (width * num_beams) + inner, values, bias, is_swapped)
 
     def ages(self) -> Tensor:
         """Return the position of each newest token in its sentence, (R or more,), or () where all
@@ -122,32 +198,34 @@ class DecoderCache:
         if self._distances is None:
             places = self.visible.cumsum(dim=1)  # (R, C)
             found = self.grid.spread(places - places[:, -1:])
-            found = F.pad(found, (0, self.bias.size(3) - found.size(2)))
+            found = F.pad(found, (0, self.width - found.size(2)))
             self._distances = send(found, self.device)
         return self._distances
 
     def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeyValues:
-        """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all, as
-        many as `bias` has.
+        """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all keys,
+        as many as `width`, and all values, with room for more.
         """
-        stop, end = self.visible.size(1), self.bias.size(3)
+        stop, end = self.visible.size(1), self.width
         start = stop - keys.size(2)
         both = self.targets.get(module, keys.new_empty(2, *keys.shape[:2], 0, keys.size(3)))
         room = both.size(3)
         if end > room:  # zeros, for columns are attended to, with weight 0, before they are written
-            more = max(end + MIN_WIDTH, 3 * room // 2) - room
+            more = max(end + _ROOM, 3 * room // 2) - room
             both = self.targets[module] = F.pad(both, (0, 0, 0, more))
         both[0, :, :, start:stop], both[1, :, :, start:stop] = keys, values
-        return both[0, :, :, :end], both[1, :, :, :end]
+        return both[0, :, :, :end], both[1]
 
     def reorder(self, rows: Tensor) -> None:
         """Go on with the rows given (R',), sorted by sentence, on the host; one may stand there
         repeatedly.
         """
         num_sentences = self.grid.shape[0]
-        self.sentences = self.sentences.index_select(0, rows)
+        sentences = self.sentences.index_select(0, rows)
         self.visible = self.visible.index_select(0, rows)
-        self.grid = Grid(self.sentences, num_sentences, self.device)
+        if not torch.equal(sentences, self.sentences):
+            self.sentences = sentences
+            self._place(num_sentences)
         num_columns = self.visible.size(1)
         is_loose = num_columns > max(1.5 * self._num_kept + MIN_WIDTH, self.num_positions)
         if is_loose or int((self.grid.counts > 0).sum()) <= 0.75 * num_sentences:
@@ -175,7 +253,7 @@ class DecoderCache:
         self.starts = F.pad(starts, (0, num_more), value=self.num_positions)
         self.sentences = torch.cat([self.sentences, other.sentences + num_sentences])
         self.visible = F.pad(self.visible, (0, 0, 0, num_more))
-        self.grid = Grid(self.sentences, num_sentences + num_more, self.device)
+        self._place(num_sentences + num_more)
 
     def _compact(self) -> None:
         """Drop sentences without hypotheses, and columns that nothing alive descends from."""
@@ -194,7 +272,8 @@ class DecoderCache:
         self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
-        with_room = send(F.pad(columns, (0, MIN_WIDTH)), self.device)  # (B', C' + room), for later
+        room = self._num_kept // 2 + MIN_WIDTH + self.grid.shape[1]  # until the next time
+        with_room = send(F.pad(columns, (0, room)), self.device)  # (B', C' + room)
         for module, both in self.targets.items():
             _, num_sentences, num_heads, room, dim = both.shape
             blocks = alive[:, None, None] * num_heads + torch.arange(num_heads, device=alive.device)
@@ -202,7 +281,11 @@ class DecoderCache:
             places = torch.stack([places, places + num_sentences * num_heads * room])
             rows = both.view(-1, dim).index_select(0, places.flatten())  # faster than indexing
             self.targets[module] = rows.view(*places.shape, dim)
-        self.grid = Grid(self.sentences, len(alive), self.device)
+        self._place(len(alive))
+
+    def _place(self, num_sentences: int) -> None:
+        self.grid = Grid(self.sentences, num_sentences, self.device)
+        self._source_reads.clear()
 
 
 def _bias(mask: Tensor, width: int) -> Tensor:

@@ -27,8 +27,15 @@ _ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # up to so many rows, to mul
 _LEVELS = 1 << 16  # of a dropout probability: 16 bits an element
 _DRAWS = 4  # elements for which one 64-bit number suffices
 
-Reordered = dict[tuple[int, int], Tensor]
-"""Copies of blocks of a weight matrix in the library's own order, by first row and size."""
+
+class Reordered(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
+    """Copies of blocks of a weight matrix in the library's own order, and of their bias, by first
+    row and size; `dtype` is their number format.
+    """
+
+    def __init__(self, dtype: torch.dtype = torch.float32) -> None:
+        super().__init__()
+        self.dtype = dtype
 
 
 Rounded = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
@@ -56,8 +63,7 @@ class FastLinear(nn.Linear):
         if self.rounded is not None and _takes_bfloat16(x):
             both = _round(self.rounded, weight, start)
             return _BFloat16Linear.apply(x, weight, bias, activation, both)  # type: ignore[no-untyped-call, no-any-return]
-        weight = reorder(self.reordered, weight, x, start)
-        return linear(x, weight, bias, activation=activation)
+        return linear(x, *reorder(self.reordered, weight, bias, x, start), activation=activation)
 
 
 class FastFeedForward(FeedForward):
@@ -68,16 +74,20 @@ class FastFeedForward(FeedForward):
         if self.activation is not Activation.relu:
             return super().forward(x)
         inner: Any = self.inner
-        hidden = inner.block(x, 0, inner.out_features, activation="relu")  # (..., F)
-        return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
+        narrow = x.bfloat16() if is_narrowed(inner.reordered, x) else x  # and so is what is hidden
+        hidden = inner.block(narrow, 0, inner.out_features, activation="relu")  # (..., F)
+        return self.outer(self.dropout(hidden)).to(x.dtype)  # type: ignore[no-any-return]
 
 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, activation: str = "none"
 ) -> Tensor:
     """Compute x W^T + b, (..., O), of `x` (..., I), `weight` (O, I) and `bias` (O,), and with
-    `activation` relu the larger of that and 0.
+    `activation` relu the larger of that and 0; with weights that `reorder` made bfloat16 by
+    products of bfloat16, in the format of `x` again.
     """
+    if weight.is_mkldnn and weight.dtype is torch.bfloat16:
+        return _onednn(x.bfloat16(), weight, bias, activation).to(x.dtype)
     if not _takes_onednn(x):
         y = F.linear(x, weight, bias)
         return torch.relu(y) if activation == "relu" else y
@@ -94,16 +104,37 @@ def transposed_matmul(a: Tensor, b: Tensor) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise(*rows, None, "none", [], "")  # type: ignore[no-any-return]
 
 
-def reorder(reordered: Reordered | None, weight: Tensor, x: Tensor, start: int = 0) -> Tensor:
+def reorder(
+    reordered: Reordered | None, weight: Tensor, bias: Tensor | None, x: Tensor, start: int = 0
+) -> tuple[Tensor, Tensor | None]:
     """Return `weight`, the rows from `start` on of a matrix, in the order that is the fastest to
-    multiply `x` with, if there is a dictionary to keep it in.
+    multiply `x` with, and `bias`, both in the format of `reordered`, which keeps them.
     """
-    if reordered is None or torch.is_grad_enabled() or not _takes_onednn(x):
-        return weight
+    if reordered is None or torch.is_grad_enabled():
+        return weight, bias
+    is_narrow = is_narrowed(reordered, x)
+    if not is_narrow and not _takes_onednn(x):
+        return weight, bias
     key = start, len(weight)
     if key not in reordered:
-        reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight)
+        if is_narrow:
+            weight, bias = weight.bfloat16(), None if bias is None else bias.bfloat16()
+        reordered[key] = torch.ops.mkldnn._reorder_linear_weight(weight), bias
     return reordered[key]
+
+
+def is_narrowed(reordered: Reordered | None, x: Tensor) -> bool:
+    """Return whether `x` is to be multiplied in bfloat16."""
+    return reordered is not None and reordered.dtype is torch.bfloat16 and x.numel() > 0
+
+
+@functools.cache
+def multiplies_bfloat16() -> bool:
+    """Return whether this CPU has instructions for products of bfloat16, and torch the operators
+    that use them.
+    """
+    checks = ("_is_avx512_bf16_supported", "_is_amx_tile_supported")  # private, so look first
+    return can_reorder() and any(getattr(torch.cpu, name, bool)() for name in checks)
 
 
 def round_once(model: nn.Module) -> None:
@@ -188,6 +219,8 @@ class _OneDnnLinear(torch.autograd.Function):
 def _onednn(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str = "none"
 ) -> Tensor:
+    if x.dim() == 2 and rounded(x.size(0)) == x.size(0):  # as in most steps of a search
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
     rows = _pad_rows(x.reshape(-1, x.size(-1)))  # (N, I)
     y: Tensor = torch.ops.mkldnn._linear_pointwise(rows, weight, bias, activation, [], "")
     return y[: x.shape[:-1].numel()].view(*x.shape[:-1], -1)  # (..., O)
@@ -205,7 +238,7 @@ def rounded(num_rows: int) -> int:
 
 def _pad_rows(rows: Tensor) -> Tensor:
     """Return `rows` (N, D) with rows of 0 after them, up to a number that is common."""
-    missing = rounded(len(rows)) - len(rows)
+    missing = rounded(rows.size(0)) - rows.size(0)
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 

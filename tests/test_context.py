@@ -1,0 +1,162 @@
+"""Documents: pairs with the lines before them, and lines translated with those before them."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import sentences
+from toy import command
+from translating import translate, write_lines, write_model
+
+from nmt.data.binary import ParallelData
+from nmt.data.tokenizer import load_tokenizers
+from nmt.preprocess import chunks
+from nmt.translate.context import add_context
+from nmt.translate.lines import Window
+from nmt.translate.translator import Translator
+
+# --- pairs
+
+
+def write_documents(folder: Path, num_lines: int) -> list[list[str]]:
+    """Write documents of some lines with empty ones between them; return both sides."""
+    draw, words = random.Random(3), ["the", "a", "small", "green", "house", "tree", "sees", "river"]
+    sides = []
+    for side in ("src", "tgt"):
+        lines = [" ".join(draw.choices(words, k=draw.randint(1, 9))) for _ in range(num_lines)]
+        lines[7] = lines[8] = lines[num_lines // 2] = ""
+        lines[20] = "" if side == "tgt" else lines[20]
+        lines[30] = " ".join(["house"] * 60)  # too long
+        write_lines(folder / side, lines)
+        sides.append(lines)
+    return sides
+
+
+def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -> list[list[str]]:
+    """Return the texts of both sides with their contexts, line by line of chunks of `size`."""
+    found: list[list[str]] = [[], []]
+    is_kept = [all(side[i] for side in sides) and i != 30 for i in range(len(sides[0]))]
+    for i in range(len(is_kept)):
+        start = i
+        while (
+            start > max(i - (i + 1) % (context + 1), i // size * size)
+            and is_kept[start - 1]
+            and all(len(" <sep> ".join(s[start - 1 : i + 1]).split()) <= fits for s in sides)
+        ):
+            start -= 1
+        for texts, side in zip(found, sides, strict=True):
+            texts += [" <sep> ".join(side[start : i + 1])] if is_kept[i] else []
+    return found
+
+
+def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(chunks, "PAIRS_A_CHUNK", 40)
+    sides = write_documents(tmp_path, 100)
+    names = [f"{split}{side}" for split in ("", "valid.") for side in ("src", "tgt")]
+    places = [f"data.corpora.x.{name}={tmp_path / name[-3:]}" for name in names]
+    options = ["data.corpora.x.src_tag=<doc>", "tokenizer.vocab_size=330", "keep_text=true"]
+    for context, longest in ((1, 50), (3, 50), (3, 24)):
+        data_dir = tmp_path / f"{context}-{longest}"
+        limits = [f"data.context={context}", f"max_length={longest}", "num_threads=1"]
+        assert command("preprocess", *places, *options, *limits, f"data_dir={data_dir}") == 0
+        data, tokenizer = ParallelData(data_dir, "train"), load_tokenizers(data_dir).src
+        texts = [data.texts(row) for row in range(len(data))]
+        for row, (src, tgt) in enumerate(texts):
+            assert [ids.tolist() for ids in data[row]] == [*map(tokenizer.encode, (src, tgt))]
+        assert all(src.startswith("<doc> ") and src.count("<doc>") == 1 for src, _ in texts)
+        counts = {src.count("<sep>") for src, _ in texts}
+        assert counts == set(range(context + 1))
+        assert data.lengths[: len(data)].max() <= longest
+        bare = [[src.removeprefix("<doc> ") for src, _ in texts], [tgt for _, tgt in texts]]
+        if longest == 50:
+            assert bare == expected_texts(sides, context, 40, 1000)
+        valid = ParallelData(data_dir, "valid")
+        assert any("<sep>" in tokenizer.decode(valid[row][0].tolist()) for row in range(len(valid)))
+
+
+# --- translations
+
+
+def test_a_line_has_the_lines_before_it_up_to_an_empty_one() -> None:
+    window = Window(3, ["a", "", "b", "c", " ", "d"], None, before=("x", "", "y"))
+    groups = add_context(window, 2)
+    assert groups == [["y", "a"], [""], ["b"], ["b", "c"], [" "], ["d"]]
+    assert add_context(Window(0, list("abcd"), None), 2) == [
+        ["a"],
+        ["a", "b"],
+        ["a", "b", "c"],
+        ["b", "c", "d"],
+    ]
+
+
+DRAWS: dict[str, Any] = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0}
+# each once: samples of one that comes again differ
+LINES = [line if i % 9 else "" for i, line in enumerate(dict.fromkeys(sentences(120, seed=5)))]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with a model that writes separators, and a text."""
+    folder = tmp_path_factory.mktemp("context")
+    write_model(folder / "model", seed=5, eos_scale=4.0, sep_scale=3.0)
+    write_lines(folder / "in", LINES)
+    return folder
+
+
+def run(folder: Path, output: Path, *options: str) -> int:
+    """Translate with one line before each."""
+    places = [f"model_dir={folder / 'model'}", f"input={folder / 'in'}", f"output={output}"]
+    search = ["context=1", "window_lines=10", *(f"{k}={v}" for k, v in DRAWS.items())]
+    return translate(*places, *search, *options)
+
+
+def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone(
+    folder: Path, tmp_path: Path
+) -> None:
+    translator = Translator.load(folder / "model", device="cpu")
+    pairs = [(one, two) for one, two in zip(["", *LINES], LINES, strict=False)]
+    joined = [f"{one} <sep> {two}" if one and two else two for one, two in pairs]
+    for options in ([], ["max_source_length=30"]):
+        limit = {"max_source_length": 30} if options else {}
+        is_long = [len(translator.tokenizer.encode(line)) >= 30 for line in joined]
+        alone = translator.translate(LINES, **DRAWS, **limit)
+        found = translator.n_best(joined, beam_size=1, **DRAWS, **limit)
+        expected, ways = [], []
+        rows = zip(pairs, is_long, alone, found, strict=True)
+        for (one, two), long, own, (best,) in rows:
+            parts = best.text.split("<sep>")
+            takes = one and two and not (long and options) and len(parts) == 2 and best.finished
+            takes = takes and parts[1].strip()
+            ways.append(bool(takes))
+            own = " ".join(part.strip() for part in own.split("<sep>") if part.strip())
+            expected.append(parts[1].strip() if takes else own)
+        assert run(folder, tmp_path / "out", *options) == 0
+        assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected
+        assert 2 <= sum(ways) < len(LINES) - 10
+
+
+def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path) -> None:
+    assert run(folder, tmp_path / "whole") == 0
+    text = tmp_path / "in"
+    for end in (["the " * 300], LINES[35:]):
+        write_lines(text, [*LINES[:35], *end])
+        code = run(folder, tmp_path / "out", f"input={text}", "too_long=error")
+        assert code == (2 if end != LINES[35:] else 0)
+    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+
+
+def test_a_context_that_cannot_be_is_one_line(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write_model(tmp_path / "model")
+    write_lines(tmp_path / "in", LINES)
+    assert run(tmp_path, tmp_path / "out") == 2
+    assert "context=1: the model has no <sep>; it needs data" in capfd.readouterr().err
+    for option in ("format=json", "n_best=2", f"prefixes={tmp_path / 'in'}"):
+        assert run(folder, tmp_path / "out", option) == 2
+        assert "context=1: only with format=text, n_best=1" in capfd.readouterr().err
