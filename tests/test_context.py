@@ -115,6 +115,10 @@ def run(folder: Path, output: Path, *options: str) -> int:
     return translate(*places, *search, *options)
 
 
+def without_separators(text: str) -> str:
+    return " ".join(part.strip() for part in text.split("<sep>") if part.strip())
+
+
 def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -133,21 +137,29 @@ def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone
             takes = one and two and not (long and options) and len(parts) == 2 and best.finished
             takes = takes and parts[1].strip()
             ways.append(bool(takes))
-            own = " ".join(part.strip() for part in own.split("<sep>") if part.strip())
-            expected.append(parts[1].strip() if takes else own)
+            expected.append(parts[1].strip() if takes else without_separators(own))
         assert run(folder, tmp_path / "out", *options) == 0
         assert (tmp_path / "out").read_text(encoding="utf-8").split("\n")[:-1] == expected
         assert 2 <= sum(ways) < len(LINES) - 10
 
 
 def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path) -> None:
-    assert run(folder, tmp_path / "whole") == 0
-    text = tmp_path / "in"
-    for end in (["the " * 300], LINES[35:]):
-        write_lines(text, [*LINES[:35], *end])
-        code = run(folder, tmp_path / "out", f"input={text}", "too_long=error")
-        assert code == (2 if end != LINES[35:] else 0)
-    assert (tmp_path / "out").read_bytes() == (tmp_path / "whole").read_bytes()
+    outputs = []
+    for number in range(2):
+        assert run(folder, tmp_path / "out", f"context={number}") == 0
+        lines = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
+        outputs.append([*map(without_separators, lines)])
+    place = next(i for i, lines in enumerate(zip(*outputs, strict=True)) if len({*lines}) == 2)
+    text, job = tmp_path / "in", [f"input={tmp_path / 'in'}", "window_lines=1", "too_long=error"]
+    write_lines(text, LINES[place - 2 : place + 1])
+    assert run(folder, tmp_path / "whole", *job) == 0
+    write_lines(text, [*LINES[place - 2 : place], "the " * 300])
+    assert run(folder, tmp_path / "out", *job) == 2
+    write_lines(text, LINES[place - 2 : place + 1])
+    assert run(folder, tmp_path / "out", *job) == 0
+    found = (tmp_path / "out").read_text(encoding="utf-8").split("\n")
+    assert found == (tmp_path / "whole").read_text(encoding="utf-8").split("\n")
+    assert found[2] == outputs[1][place]
 
 
 def test_a_context_that_cannot_be_is_one_line(

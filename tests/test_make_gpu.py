@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu.py"
 # each of these takes a process that imports everything again, or a compiler
-SLOW = ["tests", "base_compiled", "several_devices", "translation"]
+SLOW = ["tests", "base_compiled", "base_static", "several_devices", "translation"]
 QUICK = ["machine", "data", "base_plain", "precision", "bleu"]
 
 

@@ -42,7 +42,7 @@ def test_batches_of_a_corpus_have_few_shapes_which_they_fit() -> None:
                 assert found.max() <= shape.longest <= max(8, 1.5 * found.max())
                 assert (found.sum(axis=0) <= shape.num_tokens).all()
                 missing = shape.num_tokens - found.sum(axis=0)
-                assert (len(rows) - -missing // -shape.longest <= shape.num_sentences).all()
+                assert (len(rows) - (-missing // shape.longest) <= shape.num_sentences).all()
                 if size == 1:
                     real, padded = real + found.sum(), padded + 2 * shape.num_tokens
     assert len(shapes[1]) <= 20
@@ -65,9 +65,12 @@ def test_losses_and_gradients_are_those_of_batches_without_padding(tokenizer: To
     draw = random.Random(0)
     for count, longest in ((5, 20), (1, 60), (40, 3), (12, 12), (1, 1), (64, 1)):
         pairs = draw_pairs(draw, count, longest)
+        if count == 40:
+            pairs += draw_pairs(draw, 1, 60)  # a long one among short ones
         batch = make_batch(pairs, tokenizer, static_tokens=128)
-        assert batch.sources.num_sentences == batch.targets.num_sentences
-        assert len(batch.src) == len(batch.tgt_in)
+        shape = Shape.around(batch.lengths, 128)
+        for ids, sentences in ((batch.src, batch.sources), (batch.tgt_in, batch.targets)):
+            assert (len(ids), sentences.longest, sentences.num_sentences) == shape
         expected, exact = gradients(plain, make_batch(pairs, tokenizer))
         sums, found = gradients(static, batch)
         assert sums == pytest.approx(expected, rel=1e-5), (count, longest)

@@ -49,7 +49,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _DEFAULT_WORKERS = 4  # at most; each beyond takes memory, and leaves fewer threads to the others
-_PROGRAM = "import sys; from nmt.serve.worker import fork_workers; fork_workers(int(sys.argv[1]))"
+_PROGRAM = """import sys
+sys.path[:] = sys.argv[2:]  # the server's: without the working directory, where anything may lie
+from nmt.serve.worker import fork_workers
+fork_workers(int(sys.argv[1]))"""
 
 
 class WorkerDiedError(Exception):
@@ -114,7 +117,7 @@ class WorkerPool:
         """Start the process that forks the workers."""
         ours, theirs = socket.socketpair()
         with theirs:
-            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno())]
+            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *sys.path]
             process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
         threading.Thread(target=process.wait, daemon=True).start()  # it leaves no zombie
         connection = Connection(os.dup(ours.fileno()))
