@@ -100,13 +100,14 @@ def tokenizer_for(language: str) -> str:
     return next((name for codes, name in _TOKENIZERS.items() if primary in codes.split()), "13a")
 
 
-def bleu_metric(tokenize: str) -> BLEU:
+def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
     """Build BLEU; raise a ConfigError for a tokenizer that sacreBLEU lacks or cannot run here."""
     if tokenize not in BLEU.TOKENIZERS:
         hint = nearest(tokenize, BLEU.TOKENIZERS)
         raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {hint}")
     try:
-        return BLEU(tokenize=tokenize, force=True)  # force: `_check` raises instead
+        # `_check` raises what `force` silences
+        return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
         reason = " ".join(str(error).split())
         if tokenize in ("ja-mecab", "ko-mecab"):
@@ -138,18 +139,20 @@ def evaluate(
     references: Sequence[Lines],
     *,
     tokenize: str = "13a",
+    lowercase: bool = False,
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
 ) -> list[Score]:
     """Score detokenized hypotheses against one or more sets of references, a line each.
 
-    `tokenize` only affects BLEU. `force` accepts text that looks tokenized, which otherwise, like
-    unequal counts and empty input, raises a DataError.
+    `tokenize` affects BLEU only; TER never looks at case. `force` accepts text that looks tokenized,
+    which otherwise, like unequal counts and empty input, raises a DataError.
     """
     _check({"hypotheses": hypotheses}, references, force=force)
     if Metric.bleu in metrics:
         warn_of_script(references[0], tokenize)
-    return [_score(_build(metric, tokenize), hypotheses, references) for metric in metrics]
+    built = [_build(metric, tokenize, lowercase) for metric in metrics]
+    return [_score(metric, hypotheses, references) for metric in built]
 
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
@@ -165,6 +168,7 @@ def compare(
     baseline: Lines,
     test: Significance = Significance(),  # noqa: B008  # frozen
     tokenize: str = "13a",
+    lowercase: bool = False,
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
 ) -> list[Comparison]:
@@ -177,7 +181,7 @@ def compare(
     difference. From k = 11 on (at 1000 samples) sacreBLEU's value is larger.
     """
     _check({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
-    built = {metric.value: _build(metric, tokenize) for metric in metrics}
+    built = {metric.value: _build(metric, tokenize, lowercase) for metric in metrics}
     systems = [("baseline", baseline), ("system", hypotheses)]
     kind, extra = "ar", NUM_INTERVAL_SAMPLES
     if test.method is Method.bootstrap:  # which computes intervals from its own resamples
@@ -262,10 +266,12 @@ def _check(systems: dict[str, Lines], references: Sequence[Lines], *, force: boo
             )
 
 
-def _build(metric: Metric, tokenize: str) -> SacreMetric:
+def _build(metric: Metric, tokenize: str, lowercase: bool) -> SacreMetric:
     if metric is Metric.bleu:
-        return bleu_metric(tokenize)
-    return TER() if metric is Metric.ter else CHRF(word_order=2 * (metric is Metric.chrfpp))
+        return bleu_metric(tokenize, lowercase=lowercase)
+    if metric is Metric.ter:
+        return TER()
+    return CHRF(word_order=2 * (metric is Metric.chrfpp), lowercase=lowercase)
 
 
 def _score(metric: SacreMetric, hypotheses: Lines, references: Sequence[Lines]) -> Score:

@@ -113,6 +113,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("candidates-few", PREPROCESS + "held_out.py", "if total < 1 or len(found) >= size or end == _NUM_KEYS:", "if True:", "held_out"),
     ("anagrams", PREPROCESS + "characters.py", "normal_form(lines[row]) in self._forms", "True", "held_out"),
     ("too-short-to-tell", PREPROCESS + "filters.py", ">= MIN_LETTER_BYTES", ">= 0", "filters"),
+    ("lowercase-chrf", "nmt/evaluate.py", "* (metric is Metric.chrfpp), lowercase=lowercase", "* (metric is Metric.chrfpp)", "evaluate"),
     ("script-share", "nmt/evaluate.py", "if share > _MUCH:", "if share > 0:", "evaluate"),
     ("other-splits", "nmt/cli/compose.py", 'splits = _SPLITS if "train" in typed else tuple(typed)', "splits = tuple(typed)", "config"),
     ("packed-size", "nmt/cli/translate.py", "elif not is_packed(config.input) and not is_stream", "elif not is_stream", "streams"),

@@ -70,6 +70,13 @@ def test_scores_and_signatures_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     assert [s.value for s in scores] == [e.score for e in expected]
     assert [s.signature for s in scores] == [str(m.get_signature()) for m in metrics]
     assert bleu(GOOD, references, tokenize="intl") == scores[0].value
+    shouted = [line.upper() for line in GOOD]
+    lower = evaluate(shouted, references, tokenize="intl", lowercase=True, metrics=list(Metric))
+    metrics = [BLEU(lowercase=True, tokenize="intl"), CHRF(lowercase=True)]
+    expected = [metric.corpus_score(shouted, references) for metric in metrics]
+    assert [s.value for s in lower[:2]] == [e.score for e in expected]
+    assert [s.signature for s in lower[:2]] == [str(m.get_signature()) for m in metrics]
+    assert lower[0].value > evaluate(shouted, references, metrics=[Metric.bleu])[0].value
     for name, lines in (("ref", REFERENCE), ("hyp", GOOD)):
         (tmp_path / name).write_text("\n".join(lines) + "\n", encoding="utf-8")
     command = [sys.executable, "-m", "sacrebleu", "ref", "-i", "hyp", "-m", "bleu", "chrf", "ter"]

@@ -32,7 +32,7 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     comparisons: list[Comparison] = []
     for test in _translated(config) if config.model_dir else [_given(config)]:
         how: dict[str, Any] = {"tokenize": test.tokenize, "metrics": config.metrics}
-        how["force"] = config.force
+        how |= {"lowercase": config.lowercase, "force": config.force}
         found = metrics.evaluate(test.hypotheses, test.references, **how)
         scores += [replace(s, name=f"{test.corpus} {s.name}".strip()) for s in found]
         if config.baseline is not None:

@@ -327,6 +327,7 @@ class EvaluateConfig:
     src_lang: str = option("", "source language, of a model with several")
     tgt_lang: str = option("", "target language, of hypotheses or of a model with several")
     tokenize: str | None = option(None, "BLEU's tokenizer by name instead")
+    lowercase: bool = option(False, "compare without case, as TER always does")
     method: Method = option(
         Method.approximate_randomization, "or bootstrap, whose p-value compares with 0.025"
     )
