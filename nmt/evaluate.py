@@ -145,8 +145,8 @@ def evaluate(
 ) -> list[Score]:
     """Score detokenized hypotheses against one or more sets of references, a line each.
 
-    `tokenize` affects BLEU only; TER never looks at case. `force` accepts text that looks tokenized,
-    which otherwise, like unequal counts and empty input, raises a DataError.
+    `tokenize` affects BLEU only, and TER never looks at case. `force` accepts text that looks
+    tokenized, which otherwise, like unequal counts and empty input, raises a DataError.
     """
     _check({"hypotheses": hypotheses}, references, force=force)
     if Metric.bleu in metrics:

@@ -65,7 +65,7 @@ def main() -> None:
     print(f"mean of {len(losses)}: {fmean(losses):.4f}")
 
 
-def prepare(text: Path, data_dir: Path) -> None:
+def prepare(text: Path, data_dir: Path, *settings: str) -> None:
     """Preprocess the text, once."""
     if data_dir.exists():
         return
@@ -84,6 +84,7 @@ def prepare(text: Path, data_dir: Path) -> None:
             "preprocess",
             "experiment=multi30k",
             *files,
+            *settings,
             f"data_dir={data_dir}",
         ]
     )

@@ -1,0 +1,172 @@
+"""What layers and methods are worth on Multi30k en-de: the same text, pieces and updates for each.
+
+    python scripts/ablation.py --text multi30k --output build/ablation --table docs/ablation.md
+    python scripts/ablation.py ... --only baseline r-drop --seeds 1
+
+A variant is `experiment=multi30k` with some settings changed. Its last checkpoint translates
+test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 % interval
+(Student's t), and how far the BLEU is from that of the baseline, called noise where it is not
+beyond the 95 % interval of the difference (t with pooled variance).
+
+Every run is a run folder: what is done is not done again, and what was interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import os
+import resource
+import sys
+from dataclasses import asdict, dataclass
+from datetime import date
+from pathlib import Path
+from statistics import fmean, stdev
+
+import torch
+from compare_learning import one_thread, prepare, run
+
+import nmt
+from nmt.checkpoint import checkpoint_update, list_checkpoints, load_weights
+from nmt.config import Metric
+from nmt.data.text import read_lines
+from nmt.evaluate import evaluate
+from nmt.manifest import read_records
+
+VARIANTS = {
+    "baseline": "",
+    "post-norm": "model.norm=post",
+    "sinusoidal_concat": "model.positions=sinusoidal_concat",
+    "learned positions": "model.positions=learned",
+    "relative positions": "model.positions=relative",
+    "rotary positions": "model.positions=rotary",
+    "ALiBi": "model.positions=alibi",
+    "RMS norm": "model.norm_layer=rms",
+    "SwiGLU, as many parameters": "model.activation=swiglu model.d_ff=512",
+    "QK-norm": "model.qk_norm=true",
+    "one head of keys": "model.num_kv_heads=1",
+    "5+1 layers": "model.num_encoder_layers=5 model.num_decoder_layers=1",
+    "R-Drop": "r_drop=5",
+    "BPE-dropout": "subword_sampling=0.1",
+    "Muon": "optimizer.name=muon",
+    "word dropout": "noise.word_dropout=0.1",
+    "EMA": "ema_decay=0.999",
+}
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306]  # of 1, 2, ... degrees of freedom
+FIGURES = {"valid_loss": 3, "bleu": 2, "bleu_lowercase": 2, "chrf": 2, "tokens_per_cpu_second": 0}
+
+
+@dataclass
+class Result:
+    """Figures of a run: nats a token, points, target tokens."""
+
+    valid_loss: float
+    bleu: float
+    bleu_lowercase: float
+    chrf: float
+    tokens_per_cpu_second: float  # of training
+    parameters: int
+
+
+def main() -> None:
+    """Run what is asked for, and write the table of all that is done."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--text", type=Path, required=True, help="folder with train.en[.gz], ...")
+    parser.add_argument("--output", type=Path, required=True)
+    parser.add_argument("--table", type=Path, help="Markdown file")
+    parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    parser.add_argument("--updates", type=int, default=3600)
+    options = parser.parse_args()
+    data_dir = options.output / "data"
+    prepare(options.text, data_dir, "keep_text=true")
+    for seed in options.seeds:  # a first row of each comes before the second
+        for name in options.only:
+            folder = options.output / f"{name.replace(' ', '-')}-{seed}"
+            if not (folder / "result.json").exists():
+                result = measure(folder, data_dir, name, seed, options.updates)
+                (folder / "result.json").write_text(json.dumps(asdict(result)) + "\n")
+    text = table(options.output, options.updates)
+    print(text)
+    if options.table:
+        options.table.write_text(text, encoding="utf-8")
+
+
+def measure(folder: Path, data_dir: Path, name: str, seed: int, updates: int) -> Result:
+    """Train a variant, translate the test set and score it."""
+    nmt_train = [sys.executable, "-m", "nmt", "train", "experiment=multi30k"]
+    nmt_train += VARIANTS[name].split()
+    nmt_train += [f"data_dir={data_dir}", f"run_dir={folder}", f"seed={seed}", "device=cpu"]
+    nmt_train += [f"max_updates={updates}", f"validate_every_updates={updates}", "tracker=[]"]
+    nmt_train += ["valid_bleu=false", "keep_last=1", "average_last=1", "num_threads=1"]
+    done, start = list_checkpoints(folder), cpu_seconds()
+    run(nmt_train)
+    seconds = cpu_seconds() - start
+    before = checkpoint_update(done[-1]) if done else 0
+    records = read_records(folder / "metrics.jsonl")
+    tokens = 2000 * (records[-1]["update"] - before)
+    output, model = folder / "test.de", list_checkpoints(folder)[-1]
+    run([sys.executable, "-m", "nmt", "translate", f"model_dir={model}", "beam_size=5",
+         f"input={data_dir / 'test.src'}", f"output={output}", "num_threads=1"])  # fmt: skip
+    lines, references = list(read_lines(output)), [list(read_lines(data_dir / "test.tgt"))]
+    metrics = [Metric.bleu, Metric.chrf]
+    bleu, chrf = (score.value for score in evaluate(lines, references, metrics=metrics))
+    lower = evaluate(lines, references, metrics=metrics[:1], lowercase=True)[0].value
+    losses = [record["valid_loss"] for record in records if "valid_loss" in record]
+    size = sum(t.numel() for t in load_weights(model).values())
+    return Result(losses[-1], bleu, lower, chrf, tokens / seconds, size)
+
+
+def cpu_seconds() -> float:
+    """Return the processor time of the commands so far."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def table(output: Path, updates: int) -> str:
+    """Return the table of all results in a folder, as Markdown."""
+    found = {}
+    for name in VARIANTS:
+        paths = sorted(output.glob(f"{name.replace(' ', '-')}-[0-9]*/result.json"))
+        if paths:
+            found[name] = [Result(**json.loads(path.read_text())) for path in paths]
+    base = [result.bleu for result in found.get("baseline", [])]
+    heads = ["variant", "seeds", "parameters", "validation loss", "BLEU", "lower-cased", "chrF2",
+             "tokens a CPU-second", "BLEU over baseline"]  # fmt: skip
+    rows = []
+    for name, results in found.items():
+        row = [name, str(len(results)), f"{results[0].parameters:,}"]
+        for key, digits in FIGURES.items():
+            row.append(mean_and_half([getattr(result, key) for result in results], digits))
+        bleu = [result.bleu for result in results]
+        rows.append([*row, "" if name == "baseline" or not base else difference(bleu, base)])
+    text = (__doc__ or "").split("\n\n")
+    about = f"{date.today()}, nmt {nmt.__version__}, torch {torch.__version__}, {updates} updates."
+    lines = ["# Layers and methods on Multi30k en-de", "", text[1], "", text[2], "", about, ""]
+    lines += [f"| {' | '.join(row)} |" for row in (heads, ["---"] * len(heads), *rows)]
+    return "\n".join([*lines, ""])
+
+
+def mean_and_half(values: list[float], digits: int) -> str:
+    """Return the mean, and half of its 95 % interval where there is more than one value."""
+    text = f"{fmean(values):.{digits}f}"
+    if len(values) > 1:
+        half = T_95[len(values) - 2] * stdev(values) / math.sqrt(len(values))
+        text += f" ± {half:.{digits}f}"
+    return text
+
+
+def difference(values: list[float], base: list[float]) -> str:
+    """Return the difference of the means, and whether it is noise."""
+    found, freedom = fmean(values) - fmean(base), len(values) + len(base) - 2
+    if min(len(values), len(base)) < 2:
+        return f"{found:+.2f} (one seed)"
+    squares = sum((len(x) - 1) * stdev(x) ** 2 for x in (values, base))
+    error = math.sqrt(squares / freedom * (1 / len(values) + 1 / len(base)))
+    return f"{found:+.2f}{'' if abs(found) > T_95[freedom - 1] * error else ' (noise)'}"
+
+
+if __name__ == "__main__":
+    os.environ.update(one_thread())
+    main()
