@@ -170,6 +170,10 @@ def test_folders_that_are_no_models_or_damaged(
     assert_refused(["is damaged"], "average", f"checkpoints=[{model}]", output)
     shutil.copytree(root / "run", tmp_path / "run", symlinks=True)
     (tmp_path / "run/config.yaml").write_text("seed: [", encoding="utf-8")
+    assert_refused(
+        ["config.yaml is damaged; if you changed it"], "average", f"run_dir={tmp_path / 'run'}"
+    )
+    (tmp_path / "run" / MANIFEST).unlink()
     assert_refused(["config.yaml is no config"], "average", f"run_dir={tmp_path / 'run'}")
 
 

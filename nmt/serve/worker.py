@@ -69,6 +69,10 @@ class Delivery(NamedTuple):
     sizes: list[int]
 
 
+HELLO = b"w"
+"""What a worker sends first. What a process was asked for when it died is no worker."""
+
+
 class Idle(NamedTuple):
     """The worker has nothing left of a round, of which it has got `num_parts`."""
 
@@ -111,6 +115,7 @@ def _fork_workers(control: socket.socket) -> None:
         if os.fork() == 0:
             control.close()
             torch.set_num_threads(start.num_threads)
+            os.write(fds[0], HELLO)
             _Worker(Connection(fds[0]), translators).run()
         os.close(fds[0])
 

@@ -41,7 +41,7 @@ from nmt.distributed import find_device
 from nmt.errors import ModelError
 from nmt.search.stepper import ModelStepper
 from nmt.serve.rounds import Found, Round
-from nmt.serve.worker import Begin, Delivery, FunctionCall, FunctionResult, Idle, Start
+from nmt.serve.worker import HELLO, Begin, Delivery, FunctionCall, FunctionResult, Idle, Start
 from nmt.translate.backend import NativeBackend, directions_of
 from nmt.translate.translator import Translator
 
@@ -51,7 +51,7 @@ T = TypeVar("T")
 _DEFAULT_WORKERS = 4  # at most; each beyond takes memory, and leaves fewer threads to the others
 _PROGRAM = """import sys
 sys.path[:] = sys.argv[2:]  # the server's: without the working directory, where anything may lie
-from nmt.serve.worker import fork_workers
+from nmt.serve.worker import HELLO, fork_workers
 fork_workers(int(sys.argv[1]))"""
 
 
@@ -186,9 +186,12 @@ class WorkerPool:
         """Return the socket of a new worker."""
         for is_last in (False, True):
             ours, theirs = socket.socketpair()
-            with theirs, contextlib.suppress(OSError):
-                socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-                return ours
+            ours.setblocking(False)
+            with contextlib.suppress(OSError):
+                with theirs:
+                    socket.send_fds(self._control, [b"f"], [theirs.fileno()])
+                if await asyncio.get_running_loop().sock_recv(ours, len(HELLO)):
+                    return ours
             ours.close()
             if not is_last:  # the process that forks has died itself
                 self._control.close()
