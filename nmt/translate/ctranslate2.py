@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from itertools import repeat
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -24,6 +24,7 @@ from nmt.config import DType, ExportFormat, SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
+from nmt.metadata import read_json, to_dataclass
 from nmt.search.hypotheses import ControlIds, Hypothesis, score
 from nmt.search.search import check_prefixes, length_limits
 from nmt.translate.backend import LoadedModel, SearchRequest, directions_of
@@ -275,6 +276,7 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
             "backend=ctranslate2 needs one of format=ctranslate2"
         )
     tokenizer = load_tokenizer(folder, info)
+    _check_config(folder / "config.json")
     engine = _load_engine(folder, device, dtype, num_threads or torch.get_num_threads())
     max_tokens = 65536  # a guess for GPUs, which were not measured
     if engine.device == "cpu":  # of widths 192 to 512: int8 wants batches that stay in its caches
@@ -282,6 +284,24 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
         max_tokens = min(6144, max(1536, 4 * info.model.d_model)) if is_int8 else 6144
     backend = CTranslate2Backend(engine, tokenizer, export.max_positions, max_tokens)
     return LoadedModel(backend, tokenizer, info.search, directions_of(info, tokenizer))
+
+
+@dataclass(frozen=True)
+class _EngineConfig:
+    """What CTranslate2 takes from its `config.json` whatever it is."""
+
+    add_source_bos: bool
+    add_source_eos: bool
+    decoder_start_token: str
+    layer_norm_epsilon: float | None = None
+
+
+def _check_config(path: Path) -> None:
+    known = {field.name for field in fields(_EngineConfig)}
+    given = {key: value for key, value in read_json(path).items() if key in known}
+    epsilon = to_dataclass(_EngineConfig, given, path).layer_norm_epsilon
+    if epsilon is not None and not 0 < epsilon < 1:
+        raise ModelError(f"{path}: layer_norm_epsilon is {epsilon}, must be between 0 and 1")
 
 
 def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> Any:
