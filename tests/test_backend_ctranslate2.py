@@ -20,8 +20,10 @@ from toy import command
 from nmt import Translator
 from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import ConfigError, DataError, DeviceError, ModelError
+from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
+from nmt.files import write_json
 from nmt.manifest import write_manifest
+from nmt.metadata import read_json
 from nmt.search.hypotheses import Hypothesis, score
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import Backend, NativeBackend, SearchRequest, load_models
@@ -350,6 +352,15 @@ def test_other_folders_and_devices_are_refused_in_one_line(
     output = exported(folder, ExportFormat.ctranslate2)
     with pytest.raises(DeviceError, match="^device=cuda:9: this machine has"):
         load_ctranslate2(output, **settings | {"device": "cuda:9"})
+    config = read_json(output / "config.json")
+    for key, value in (("layer_norm_epsilon", -1), ("layer_norm_epsilon", True),
+                       ("layer_norm_epsilon", 10**9), ("decoder_start_token", None),
+                       ("add_source_eos", 0)):  # fmt: skip
+        write_json(output / "config.json", config | {key: value})
+        write_manifest(output)
+        with pytest.raises(NmtError, match=rf"config\.json.*{key} is {value}"):
+            load_ctranslate2(output, **settings)
+    write_json(output / "config.json", config)
     (output / "model.bin").write_bytes((output / "model.bin").read_bytes()[:5000])
     write_manifest(output)
     with pytest.raises(ModelError, match="cannot be loaded by CTranslate2"):
