@@ -73,7 +73,8 @@ def read_trackio(run_dir: Path) -> list[Point]:
     with sqlite3.connect(run_dir / "trackio" / "nmt.db") as connection:
         rows = list(connection.execute("select run_name, step, metrics from metrics"))
     assert len({name for name, _, _ in rows}) == 1
-    return sorted((step, k, v) for _, step, text in rows for k, v in json.loads(text).items())
+    found = ((step, *item) for _, step, text in rows for item in json.loads(text).items())
+    return sorted(point for point in found if not point[1].startswith("attention"))
 
 
 def read_wandb(run_dir: Path) -> list[Point]:
