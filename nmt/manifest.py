@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 import logging
 import re
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,12 +30,15 @@ _MOST_BYTES = 1 << 30  # of `metrics.jsonl`
 _SEALED = re.compile(rb'(.*), "....": ".{16}"\}', re.DOTALL)
 
 
-def write_manifest(folder: Path, *names: str) -> None:
-    """Write `manifest.json` for these files, or all others, in `folder` and below it."""
-    found = [folder / name for name in names] or folder.rglob("*")
-    paths = sorted(p for p in found if p.is_file() and p != folder / MANIFEST)
-    files = {path.relative_to(folder).as_posix(): _describe(path) for path in paths}
-    (folder / MANIFEST).write_bytes(_render(files))
+def write_manifest(folder: Path) -> None:
+    """Write `manifest.json` for all other files in `folder` and below it."""
+    paths = (p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
+    (folder / MANIFEST).write_bytes(render_manifest(folder, paths))
+
+
+def render_manifest(folder: Path, paths: Iterable[Path]) -> bytes:
+    """Return the content of `manifest.json` for files in `folder` and below it."""
+    return _render({p.relative_to(folder).as_posix(): _describe(p) for p in sorted(paths)})
 
 
 def set_verify(wanted: bool) -> None:
@@ -142,7 +146,8 @@ def read_config(run_dir: Path) -> dict[str, Any]:
     path = run_dir / "config.yaml"
     if path.stat().st_size >= _BLOCK:
         return parse_yaml(bytes(_BLOCK), path)  # which refuses it
-    if _settings["verify"] and _read(run_dir).get(path.name, _describe(path)) != _describe(path):
+    expected = _read(run_dir).get(path.name) if _settings["verify"] else None
+    if expected not in (None, _describe(path)):
         raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
     return parse_yaml(path.read_bytes(), path)
 

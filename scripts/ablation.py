@@ -1,7 +1,7 @@
 """What layers and methods are worth on Multi30k en-de: the same text, pieces and updates for each.
 
     python scripts/ablation.py --text multi30k --output build/ablation --table docs/ablation.md
-    python scripts/ablation.py ... --only baseline r-drop --seeds 1
+    python scripts/ablation.py ... --only baseline R-Drop --seeds 1
 
 A variant is `experiment=multi30k` with some settings changed. Its last checkpoint translates
 test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 % interval
@@ -148,11 +148,16 @@ def table(output: Path, updates: int) -> str:
     return "\n".join([*lines, ""])
 
 
+def t_95(freedom: int) -> float:
+    """Return the bound of 95 % of Student's t; beyond the table its last, which is wider."""
+    return T_95[min(freedom, len(T_95)) - 1]
+
+
 def mean_and_half(values: list[float], digits: int) -> str:
     """Return the mean, and half of its 95 % interval where there is more than one value."""
     text = f"{fmean(values):.{digits}f}"
     if len(values) > 1:
-        half = T_95[len(values) - 2] * stdev(values) / math.sqrt(len(values))
+        half = t_95(len(values) - 1) * stdev(values) / math.sqrt(len(values))
         text += f" ± {half:.{digits}f}"
     return text
 
@@ -164,7 +169,7 @@ def difference(values: list[float], base: list[float]) -> str:
         return f"{found:+.2f} (one seed)"
     squares = sum((len(x) - 1) * stdev(x) ** 2 for x in (values, base))
     error = math.sqrt(squares / freedom * (1 / len(values) + 1 / len(base)))
-    return f"{found:+.2f}{'' if abs(found) > T_95[freedom - 1] * error else ' (noise)'}"
+    return f"{found:+.2f}{'' if abs(found) > t_95(freedom) * error else ' (noise)'}"
 
 
 if __name__ == "__main__":

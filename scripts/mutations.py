@@ -76,7 +76,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("listed-missing", "nmt/manifest.py", "if not names and not path.is_file():", "if False:", "damage"),
     ("line-checksum", "nmt/manifest.py", "seal(content) != line", "not line", "damage"),
     ("line-being-written", "nmt/manifest.py", "not in line:", "in line:", "damage"),
-    ("config-checksum", "nmt/manifest.py", "_read(run_dir).get(path.name, _describe(path)) !=", "_describe(path) !=", "damage"),
+    ("config-checksum", "nmt/manifest.py", "if expected not in (None, _describe(path)):", "if expected not in (None, expected):", "damage"),
     ("metrics-end", "nmt/manifest.py", "is_whole |= line == newest", "is_whole = True", "damage"),
     ("yaml-depth", "nmt/metadata.py", "or depth > _DEEPEST_YAML", "", "damage"),
     ("exchange-gap", "nmt/files.py", "_exchange(temporary, folder)", "shutil.rmtree(folder); os.rename(temporary, folder); temporary.mkdir()", "damage"),

@@ -37,6 +37,7 @@ from nmt.manifest import (
     mark_end,
     read_config,
     read_records,
+    render_manifest,
     seal,
     set_verify,
     verify,
@@ -104,7 +105,7 @@ def test_every_flipped_bit_of_metrics_and_config_is_noticed(tmp_path: Path) -> N
     assert_noticed(metrics, lambda: read_records(metrics))
     settings_of_run = {"run_dir": "r", "model": {"dropout": 0.1}, "names": ["ä"], "tracker": None}
     config.write_bytes(yaml.safe_dump(settings_of_run, sort_keys=False).encode())
-    write_manifest(tmp_path, config.name)
+    (tmp_path / MANIFEST).write_bytes(render_manifest(tmp_path, [config]))
     assert read_config(tmp_path) == settings_of_run
     assert_noticed(config, lambda: read_config(tmp_path))
 
@@ -125,7 +126,7 @@ def test_metrics_and_configs_without_checksums_or_that_are_being_written_are_rea
     try:
         metrics.write_bytes(whole.replace(b"2.0", b"2.5"))
         assert read_records(metrics) == [{"update": 4, "nll": 2.5}]
-        write_manifest(tmp_path, config.name)
+        (tmp_path / MANIFEST).write_bytes(render_manifest(tmp_path, [config]))
         config.write_text("seed: 2\n")
         assert read_config(tmp_path) == {"seed": 2}
     finally:

@@ -29,7 +29,7 @@ from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
-from nmt.manifest import MANIFEST, verify, write_manifest
+from nmt.manifest import MANIFEST, render_manifest, verify
 from nmt.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
@@ -60,13 +60,18 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
 
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
-    """Write `config.yaml`, and a manifest of it, unless they are there and the same."""
-    place, content = run_dir / "config.yaml", config_yaml.encode()
+    """Write `config.yaml`, and a manifest of it, unless they are there and the same. In between it
+    has none, and is read as it is.
+    """
+    place, manifest, content = run_dir / "config.yaml", run_dir / MANIFEST, config_yaml.encode()
     if not place.exists() or place.read_bytes() != content:
-        (run_dir / MANIFEST).unlink(missing_ok=True)
+        manifest.unlink(missing_ok=True)
         with replace_file(place) as path:
             path.write_bytes(content)
-    write_manifest(run_dir, place.name)
+    rendered = render_manifest(run_dir, [place])
+    if not manifest.exists() or manifest.read_bytes() != rendered:
+        with replace_file(manifest) as path:
+            path.write_bytes(rendered)
 
 
 # --- the state of a run

@@ -252,6 +252,7 @@ class Feed:
         was validated.
         """
         self.is_done = False  # all is sent
+        self._has_failed = False  # to draw
         self._name, self._run_dir, self._num_sentences = name, run_dir, num_sentences
         self._marker = run_dir / "trackers" / f"{name.value}.json"
         self._wake, self._is_closing = threading.Event(), threading.Event()
@@ -280,7 +281,7 @@ class Feed:
     def _run(self) -> None:
         try:
             self._send_lines()
-            self.is_done = True
+            self.is_done = not self._has_failed
         except Exception as error:  # of any kind: a tracker does not end a run
             self._warn(error or type(error).__name__)
 
@@ -318,7 +319,12 @@ class Feed:
         self._mark(marked)
 
     def _show(self, tracker: Tracker, marked: dict[str, Any]) -> None:
-        pictures = draw_checkpoints(self._run_dir, self._num_sentences)
+        try:
+            pictures = draw_checkpoints(self._run_dir, self._num_sentences)
+        except NmtError as error:  # the figures go on
+            self._warn(error)
+            self._num_sentences, self._has_failed = 0, True
+            return
         for picture in [p for p in pictures if p.update > marked["shown"]]:
             tracker.show(picture)
         marked["shown"] = max([marked["shown"], *(picture.update for picture in pictures)])
