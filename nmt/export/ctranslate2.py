@@ -38,31 +38,8 @@ def write_ctranslate2(
 
     Raises an `NmtError` that names the extra when CTranslate2 is not installed.
     """
-    try:
-        from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec
-    except ImportError:
-        raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
     model, weights = info.model, {name: t.float().numpy() for name, t in tensors.items()}
-    parts = {
-        "pre_norm": model.norm is Norm.pre,
-        "activation": common_spec.Activation[_ACTIVATIONS[model.activation]],
-        "ffn_glu": model.activation is Activation.swiglu,
-        "rms_norm": model.norm_layer is NormLayer.rms,
-        "num_heads_kv": model.num_kv_heads,
-        "qk_norm": model.qk_norm,
-        "relative_position": model.positions is Positions.relative,
-        "relative_attention_bias": model.positions is Positions.alibi,
-        "rotary_dim": 0 if model.positions is Positions.rotary else None,  # 0: all of a head
-    }
-    alignment = {
-        "alignment_layer": alignment_layer(model.num_decoder_layers),
-        "alignment_heads": model.num_heads,
-    }
-    sizes = model.num_encoder_layers, model.num_heads
-    encoder = transformer_spec.TransformerEncoderSpec(*sizes, **parts)
-    sizes = model.num_decoder_layers, model.num_heads
-    decoder = transformer_spec.TransformerDecoderSpec(*sizes, **parts, **alignment)
-    spec = TransformerSpec(encoder, decoder)
+    spec = _new_spec(model)
     for stack, name in ((spec.encoder, "encoder"), (spec.decoder, "decoder")):
         _set_positions(stack, name, model, tensors, config.max_positions)
         stack.scale_embeddings = model.scale_embedding
@@ -88,6 +65,34 @@ def write_ctranslate2(
     spec.validate()
     spec.optimize(quantization=config.quantization.value)
     spec.save(str(folder))
+
+
+def _new_spec(model: ModelConfig) -> Any:
+    """Return CTranslate2's description of a model, without weights."""
+    try:
+        from ctranslate2.specs import TransformerSpec, common_spec, transformer_spec
+    except ImportError:
+        raise NmtError("format=ctranslate2 needs CTranslate2; pip install nmt[export]") from None
+    parts = {
+        "pre_norm": model.norm is Norm.pre,
+        "activation": common_spec.Activation[_ACTIVATIONS[model.activation]],
+        "ffn_glu": model.activation is Activation.swiglu,
+        "rms_norm": model.norm_layer is NormLayer.rms,
+        "num_heads_kv": model.num_kv_heads,
+        "qk_norm": model.qk_norm,
+        "relative_position": model.positions is Positions.relative,
+        "relative_attention_bias": model.positions is Positions.alibi,
+        "rotary_dim": 0 if model.positions is Positions.rotary else None,  # 0: all of a head
+    }
+    alignment = {
+        "alignment_layer": alignment_layer(model.num_decoder_layers),
+        "alignment_heads": model.num_heads,
+    }
+    sizes = model.num_encoder_layers, model.num_heads
+    encoder = transformer_spec.TransformerEncoderSpec(*sizes, **parts)
+    sizes = model.num_decoder_layers, model.num_heads
+    decoder = transformer_spec.TransformerDecoderSpec(*sizes, **parts, **alignment)
+    return TransformerSpec(encoder, decoder)
 
 
 def _set_positions(
