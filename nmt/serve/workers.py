@@ -51,7 +51,7 @@ T = TypeVar("T")
 _DEFAULT_WORKERS = 4  # at most; each beyond takes memory, and leaves fewer threads to the others
 _PROGRAM = """import sys
 sys.path[:] = sys.argv[2:]  # the server's: without the working directory, where anything may lie
-from nmt.serve.worker import HELLO, fork_workers
+from nmt.serve.worker import fork_workers
 fork_workers(int(sys.argv[1]))"""
 
 
