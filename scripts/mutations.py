@@ -52,6 +52,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("context-gap", PREPROCESS + "context.py", "lines[j] + 1 != lines[j + 1]", "False", "context"),
     ("context-tag", PREPROCESS + "context.py", "lines[j][self.tag_sizes[side] :]", "lines[j]", "context"),
     ("context-parts", "nmt/translate/context.py", "len(parts) != num_lines or not", "not", "context"),
+    ("prefetch-left", "nmt/translate/lines.py", "        thread.join(leave_seconds)\n", "", "translator"),
     ("context-kept", "nmt/translate/lines.py", "            self._last.append(line)\n", "", "context"),
     # --- nmt/data/noise.py
     ("noise-swap", DATA + "noise.py", "(config.swap + 1)", "config.swap", "noise"),

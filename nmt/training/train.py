@@ -153,7 +153,7 @@ class TrainingRun:
         updates = sampler.updates(epoch)
         rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
         work = ((update, self.learner.make_batches(update, epoch)) for update in rest)
-        for update, batches in prefetch(work):
+        for update, batches in prefetch(work, leave_seconds=60):
             outcome = self.update(update, batches)
             self.state.update += outcome.is_finite
             self.state.update_in_epoch += 1
