@@ -32,8 +32,10 @@ def rehearse(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
             text = "".join(f"{row}\n" for row in rows)
             (folder / f"{split}.{lang}").write_text(text, encoding="utf-8", newline="\n")
     given = [f"--text={folder}", f"--output={folder / 'out'}", "--rehearse", *arguments]
-    command = [sys.executable, str(SCRIPT), *given]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # without `site`, and so without nmt, as on a machine where it is not installed
+    command = [sys.executable, "-S", str(SCRIPT), *given]
+    packages = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, json.loads((folder / "out" / "gpu.json").read_text("utf-8"))
