@@ -95,6 +95,9 @@ def install(wheels: Path | None, packages: Path) -> list[str]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         subprocess.run([*command, "--target", str(packages), *map(str, missing)], check=True)
     sys.path[:0] = [str(ROOT), str(packages)]
+    libraries = map(str, packages.glob("nvidia/*/lib"))  # dlopen looks there in new processes
+    searched = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(searched)
     before = os.environ.get("PYTHONPATH")
     paths = [str(ROOT), str(packages), *([before] if before else [])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
