@@ -6,7 +6,8 @@
 A variant is `experiment=multi30k_quick` with some settings changed. Its last checkpoint translates
 test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 % interval
 (Student's t), and how far the BLEU is from that of the baseline, called noise where it is not
-beyond the 95 % interval of the difference (t with pooled variance).
+beyond the 95 % interval of the difference (t with pooled variance). Variants with x2 or x4 in their
+names have so many times the updates, and are compared with the baseline that has as many.
 
 Every run is a run folder: what is done is not done again, and what was interrupted goes on.
 """
@@ -52,6 +53,15 @@ VARIANTS = {
     "Muon": "optimizer.name=muon",
     "word dropout": "noise.word_dropout=0.1",
     "EMA": "ema_decay=0.999",
+} | {
+    f"{name} {longer}": settings  # methods that need more updates to gain from
+    for longer in ("x2", "x4")
+    for name, settings in (
+        ("baseline", ""),
+        ("R-Drop", "r_drop=5"),
+        ("BPE-dropout", "subword_sampling=0.1"),
+        ("dropout 0.3", "model.dropout=0.3"),
+    )
 }
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306]  # of 1, 2, ... degrees of freedom
 FIGURES = {"valid_loss": 3, "bleu": 2, "bleu_lowercase": 2, "chrf": 2, "tokens_per_cpu_second": 0}
@@ -75,7 +85,8 @@ def main() -> None:
     parser.add_argument("--text", type=Path, required=True, help="folder with train.en[.gz], ...")
     parser.add_argument("--output", type=Path, required=True)
     parser.add_argument("--table", type=Path, help="Markdown file")
-    parser.add_argument("--only", nargs="+", default=list(VARIANTS), choices=list(VARIANTS))
+    quick = [name for name in VARIANTS if times(name) == 1]
+    parser.add_argument("--only", nargs="+", default=quick, choices=list(VARIANTS))
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     parser.add_argument("--updates", type=int, default=3600)
     options = parser.parse_args()
@@ -85,7 +96,7 @@ def main() -> None:
         for name in options.only:
             folder = options.output / f"{name.replace(' ', '-')}-{seed}"
             if not (folder / "result.json").exists():
-                result = measure(folder, data_dir, name, seed, options.updates)
+                result = measure(folder, data_dir, name, seed, options.updates * times(name))
                 (folder / "result.json").write_text(json.dumps(asdict(result)) + "\n")
     text = table(options.output, options.updates)
     print(text)
@@ -118,6 +129,11 @@ def measure(folder: Path, data_dir: Path, name: str, seed: int, updates: int) ->
     return Result(losses[-1], bleu, lower, chrf, tokens / seconds, size)
 
 
+def times(name: str) -> int:
+    """Return how many times the updates of the baseline a variant has."""
+    return int(name[-1]) if name.endswith((" x2", " x4")) else 1
+
+
 def cpu_seconds() -> float:
     """Return the processor time of the commands so far."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -131,7 +147,6 @@ def table(output: Path, updates: int) -> str:
         paths = sorted(output.glob(f"{name.replace(' ', '-')}-[0-9]*/result.json"))
         if paths:
             found[name] = [Result(**json.loads(path.read_text())) for path in paths]
-    base = [result.bleu for result in found.get("baseline", [])]
     heads = ["variant", "seeds", "parameters", "validation loss", "BLEU", "lower-cased", "chrF2",
              "tokens a CPU-second", "BLEU over baseline"]  # fmt: skip
     rows = []
@@ -139,8 +154,9 @@ def table(output: Path, updates: int) -> str:
         row = [name, str(len(results)), f"{results[0].parameters:,}"]
         for key, digits in FIGURES.items():
             row.append(mean_and_half([getattr(result, key) for result in results], digits))
-        bleu = [result.bleu for result in results]
-        rows.append([*row, "" if name == "baseline" or not base else difference(bleu, base)])
+        peer = "baseline" if times(name) == 1 else f"baseline x{times(name)}"
+        bleu, base = ([one.bleu for one in found.get(key, [])] for key in (name, peer))
+        rows.append([*row, "" if name == peer or not base else difference(bleu, base)])
     text = (__doc__ or "").split("\n\n")
     about = f"{date.today()}, nmt {nmt.__version__}, torch {torch.__version__}, {updates} updates."
     lines = ["# Layers and methods on Multi30k en-de", "", text[1], "", text[2], "", about, ""]

@@ -22,6 +22,7 @@ from pathlib import Path
 from statistics import fmean
 
 from nmt.data.binary import ParallelData
+from nmt.data.text import read_lines
 from nmt.data.tokenizer import Tokenizer
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
@@ -104,12 +105,15 @@ def write_pieces(data_dir: Path, folder: Path) -> Path:
     """Write pairs as pieces, and the whole vocabulary, as fairseq reads them."""
     folder.mkdir(parents=True, exist_ok=True)
     tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
-    for split in ("train", "valid"):
-        data = ParallelData(data_dir, split)
-        for i, side in enumerate(("src", "tgt")):
-            lines = [" ".join(tokenizer.pieces(data[row][i].tolist())) for row in range(len(data))]
-            path = folder / f"{split}.src-tgt.{side}"
-            path.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    for i, side in enumerate(("src", "tgt")):
+        ids: dict[str, list[list[int]]] = {}
+        for split in ("train", "valid"):
+            data = ParallelData(data_dir, split)
+            ids[split] = [data[row][i].tolist() for row in range(len(data))]
+        ids["test"] = [tokenizer.encode(line) for line in read_lines(data_dir / f"test.{side}")]
+        for split, rows in ids.items():
+            text = "".join(f"{' '.join(tokenizer.pieces(row))}\n" for row in rows)
+            (folder / f"{split}.src-tgt.{side}").write_text(text, encoding="utf-8")
     names = [x for i, x in enumerate(tokenizer.all_pieces()) if i not in tokenizer.control_ids]
     for side in ("src", "tgt"):
         text = "".join(f"{name} 1\n" for name in names)

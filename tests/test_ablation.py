@@ -43,6 +43,23 @@ def test_a_row_has_means_intervals_and_a_verdict(ablation: Any, tmp_path: Path) 
     assert all(row[1] == "4,000,000" for row in cells.values())
 
 
+def test_a_variant_with_more_updates_is_compared_with_a_baseline_that_has_as_many(
+    ablation: Any, tmp_path: Path
+) -> None:
+    for name, score in (("baseline", 36.0), ("R-Drop x2", 38.0), ("baseline x2", 37.0)):
+        write_results(ablation, tmp_path, name, [score])
+    write_results(ablation, tmp_path, "R-Drop x4", [40.0])  # a baseline x4 is not done
+    rows = [line.split(" | ") for line in ablation.table(tmp_path, 10).splitlines() if "|" in line]
+    last = {row[0].removeprefix("| "): row[-1] for row in rows[2:]}
+    assert last == {
+        "baseline": " |",
+        "baseline x2": " |",
+        "R-Drop x2": "+1.00 (one seed) |",
+        "R-Drop x4": " |",
+    }
+    assert [ablation.times(name) for name in ("baseline", "R-Drop x2", "R-Drop x4")] == [1, 2, 4]
+
+
 def test_every_variant_is_a_setting_of_training(ablation: Any) -> None:
     from nmt.cli.commands import COMMANDS
 
