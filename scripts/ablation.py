@@ -3,7 +3,7 @@
     python scripts/ablation.py --text multi30k --output build/ablation --table docs/ablation.md
     python scripts/ablation.py ... --only baseline R-Drop --seeds 1
 
-A variant is `experiment=multi30k` with some settings changed. Its last checkpoint translates
+A variant is `experiment=multi30k_quick` with some settings changed. Its last checkpoint translates
 test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 % interval
 (Student's t), and how far the BLEU is from that of the baseline, called noise where it is not
 beyond the 95 % interval of the difference (t with pooled variance).
@@ -95,7 +95,7 @@ def main() -> None:
 
 def measure(folder: Path, data_dir: Path, name: str, seed: int, updates: int) -> Result:
     """Train a variant, translate the test set and score it."""
-    nmt_train = [sys.executable, "-m", "nmt", "train", "experiment=multi30k"]
+    nmt_train = [sys.executable, "-m", "nmt", "train", "experiment=multi30k_quick"]
     nmt_train += VARIANTS[name].split()
     nmt_train += [f"data_dir={data_dir}", f"run_dir={folder}", f"seed={seed}", "device=cpu"]
     nmt_train += [f"max_updates={updates}", f"validate_every_updates={updates}", "tracker=[]"]

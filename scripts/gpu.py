@@ -108,6 +108,10 @@ def import_all() -> None:
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for devices without CUDA
     import torch._dynamo  # noqa: F401  # with the first step of an optimizer
 
+    import nmt
+
+    nmt.__path__.append(str(ROOT))  # where it is not installed, `nmt.configs` is configs/
+
     import nmt.cli.compose
     import nmt.evaluate
     import nmt.export.folder

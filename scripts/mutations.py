@@ -52,6 +52,10 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("context-gap", PREPROCESS + "context.py", "lines[j] + 1 != lines[j + 1]", "False", "context"),
     ("context-tag", PREPROCESS + "context.py", "lines[j][self.tag_sizes[side] :]", "lines[j]", "context"),
     ("context-parts", "nmt/translate/context.py", "len(parts) != num_lines or not", "not", "context"),
+    ("state-average", "nmt/training/checks.py", "one * (2 if config.ema_decay else 1)", "one", "preflight"),
+    ("state-divided", "nmt/training/checks.py", "state // num_ranks)", "state)", "preflight"),
+    ("state-gradients", "nmt/training/checks.py", "(3 if has_moments else 1)", "3", "preflight"),
+    ("prefetch-left", "nmt/translate/lines.py", "        thread.join(leave_seconds)\n", "", "translator"),
     ("context-kept", "nmt/translate/lines.py", "            self._last.append(line)\n", "", "context"),
     # --- nmt/data/noise.py
     ("noise-swap", DATA + "noise.py", "(config.swap + 1)", "config.swap", "noise"),

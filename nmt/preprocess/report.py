@@ -347,7 +347,7 @@ def page_templates(*folders: Path) -> Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    environment.globals.update(percent=_percent, ticks=_ticks)
+    environment.globals.update(percent=percent, ticks=ticks)
     return environment
 
 
@@ -360,12 +360,12 @@ def _shown(value: object) -> object:
     return value
 
 
-def _percent(part: float, whole: float = 1.0, digits: int = 2) -> str:
+def percent(part: float, whole: float = 1.0, digits: int = 2) -> str:
     """Format a share; nothing of nothing is 0 %."""
     return f"{part / whole if whole else 0:.{digits}%}"
 
 
-def _ticks(end: int, most: int) -> range:
+def ticks(end: int, most: int) -> range:
     """Return about `most` round numbers from 0 to `end`, as the marks of an axis."""
     steps = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
     return range(0, end + 1, next(step for step in steps if step * most >= end))

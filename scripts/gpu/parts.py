@@ -151,7 +151,7 @@ def data(job: Job) -> dict[str, Any]:
     seconds = {}
     for name, files in (("real", find_text(job.text)), ("drawn", draw_text(job))):
         start = time.perf_counter()
-        own = ["experiment=multi30k"] if name == "real" else []
+        own = ["experiment=multi30k_quick"] if name == "real" else []
         if name == "drawn" or job.is_rehearsal:
             own += [f"tokenizer.vocab_size={job.vocab_size}"]
         nmt("preprocess", *own, *files, "data.tgt_lang=de", f"data_dir={job.output / name}")
@@ -270,7 +270,7 @@ def precision(job: Job) -> dict[str, Any]:
         records = train(
             job,
             f"curve-{name}",
-            "experiment=multi30k",
+            "experiment=multi30k_quick",
             f"data_dir={job.output / 'real'}",
             f"dtype={dtype}",
             f"seed={seed}",
@@ -295,7 +295,7 @@ def several_devices(job: Job) -> dict[str, Any]:
     count = 2 if job.is_rehearsal else job.num_devices
     if count < 2:
         raise PartError(LEFT_OUT + "there is one device")
-    settings = ["experiment=multi30k", f"data_dir={job.output / 'real'}", "dtype=float32"]
+    settings = ["experiment=multi30k_quick", f"data_dir={job.output / 'real'}", "dtype=float32"]
     settings += ["compile=false", "model.dropout=0", "tokens_per_update=8000", "max_tokens=2000"]
     settings += ["max_updates=8", "log_every_updates=1", "num_threads=1"]
     one, all_ = (train(job, f"devices-{n}", *settings, f"devices={n}") for n in (1, count))
@@ -363,7 +363,7 @@ def bleu(job: Job) -> dict[str, Any]:
     from nmt.evaluate import bleu as score
 
     start, run_dir = time.perf_counter(), job.output / "runs" / "recipe"
-    experiment, data_dir = "experiment=multi30k", job.output / "real"
+    experiment, data_dir = "experiment=multi30k_quick", job.output / "real"
     shutil.rmtree(run_dir, ignore_errors=True)
     settings = [experiment, f"data_dir={data_dir}", f"run_dir={run_dir}", "compile=false"]
     settings += [f"device={job.device}", "tracker=[]", f"max_updates={job.bleu_updates}"]
