@@ -105,6 +105,11 @@ def find_directions(
     return [LanguagePair(s, t, tags.get(t, "")) for t in targets for s in sources if s != t]
 
 
+def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
+    """Return those that are meant where no language is asked for: without tags, or else all."""
+    return [direction for direction in directions if not any(direction.tags)] or list(directions)
+
+
 def _codes(languages: str) -> list[str]:
     return [code for code in re.split(r"[+,\s]+", languages) if code]
 
@@ -129,11 +134,9 @@ def choose_tags(
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
     asked = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-    if not any(asked.values()) and any(direction.tags == Tags() for direction in directions):
-        return Tags()
     found = [
         direction
-        for direction in directions
+        for direction in (directions if any(asked.values()) else default_directions(directions))
         if all(getattr(direction, k) in (v, *_UNNAMED) for k, v in asked.items() if v)
     ]
     given = " ".join(f"{key}={value}" for key, value in asked.items() if value)
