@@ -107,6 +107,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("long-sentences", DATA + "vocabulary.py", '> _MAX_SENTENCE_BYTES\n', '>= _MAX_SENTENCE_BYTES\n', "tokenizer"),
     # --- languages and tags, held-out sets from the training text, streams
     ("tag-of-empty-line", DATA + "languages.py", "[] if row == bare else row", "row", "languages"),
+    ("language-of-import", DATA + "tokenizer.py", "return [self.languages[language], *self._encode(rest)]", "return [*self.prefix, *self._encode(rest)]", "import_huggingface"),
+    ("languages-of-import", DATA + "languages.py", "return [LanguagePair(src_lang, tgt_lang), *others]", "return others", "import_huggingface"),
     ("tag-by-language", DATA + "languages.py", 'f"<2{corpus.tgt_lang}>"', 'f"<2{corpus.src_lang}>"', "languages"),
     ("lines-own-tags", DATA + "languages.py", "not line.startswith(tags.choices)", "False", "languages"),
     ("tag-decoded", DATA + "tokenizer.py", "text = text.removeprefix(tag)", "text = text", "languages"),
