@@ -95,6 +95,9 @@ def install(wheels: Path | None, packages: Path) -> list[str]:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         subprocess.run([*command, "--target", str(packages), *map(str, missing)], check=True)
     sys.path[:0] = [str(ROOT), str(packages)]
+    libraries = map(str, packages.glob("nvidia/*/lib"))  # dlopen looks there in new processes
+    searched = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
+    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(searched)
     before = os.environ.get("PYTHONPATH")
     paths = [str(ROOT), str(packages), *([before] if before else [])]
     os.environ["PYTHONPATH"] = os.pathsep.join(paths)
@@ -107,6 +110,10 @@ def import_all() -> None:
     """
     os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for devices without CUDA
     import torch._dynamo  # noqa: F401  # with the first step of an optimizer
+
+    import nmt
+
+    nmt.__path__.append(str(ROOT))  # where it is not installed, `nmt.configs` is configs/
 
     import nmt.cli.compose
     import nmt.evaluate

@@ -182,6 +182,7 @@ def _part(x: Tensor, key: Any) -> Tensor:
 def a_device(*, has_autograd: bool = True) -> Iterator[Device]:
     """Let the device be there during the block; without autograd, with CUDA's rules of autocast."""
     answers = {"is_bf16_supported": True, "max_memory_allocated": 1}
+    answers |= {"mem_get_info": (1 << 40, 1 << 40)}
     answers |= {"reset_peak_memory_stats": None, "get_device_capability": (7, 5)}
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)

@@ -18,6 +18,7 @@ sys.path.insert(0, str(FOLDER))
 
 import report  # noqa: E402
 from players import Player, PlayerError, take_turns  # noqa: E402
+from roster import take_limits  # noqa: E402
 from settings import parse_model  # noqa: E402
 
 
@@ -54,6 +55,15 @@ def test_report_names_engines_without_figures_and_sizes_are_read_from_text(tmp_p
     (section,) = json.loads(paths[1].read_text("utf-8"))["sections"]
     assert section["median"] == {"ours": 400.0, "slow": 100.0, "fast": 200.0}
     assert section["failed"] == {"gone": "not installed"}
+
+
+def test_engines_with_other_products_are_compared_with_limits_of_their_own() -> None:
+    rates = {"limit": [5.0, 1.0, 3.0], "limit of b": [8.0, 6.0, 7.0], "a": [], "b": []}
+    turns = {name: [{"flops": rate} for rate in some] for name, some in rates.items()}
+    limits, taken = take_limits(turns, "flops")
+    assert limits == {"a": 3.0, "b": 7.0}
+    assert (set(turns), set(taken)) == ({"a", "b"}, {"limit", "limit of b"})
+    assert take_limits({"a": []}, "flops") == ({}, {})
 
 
 @pytest.fixture
@@ -115,7 +125,7 @@ def test_training_counts_real_tokens_and_translation_of_fixed_length_that_many(
         name = path.stem.replace("valid", "val")
         (tmp_path / f"corpus/{name}.gz").write_bytes(gzip.compress(path.read_bytes()))
     section = measure(tmp_path, "train")
-    assert len(section["turns"]["nmt"]) == len(section["limit"]) == 2
+    assert len(section["turns"]["nmt"]) == len(section["limits"]["limit"]) == 2
     for turn in section["turns"]["nmt"]:
         assert 0 < turn["src_tokens"] + turn["tgt_tokens"] <= turn["positions"] <= 2 * 200
     assert 0 < float(section["columns"]["share of the limit"]["nmt"].rstrip("%")) < 100

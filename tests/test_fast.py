@@ -540,6 +540,8 @@ def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     model = tiny_model(norm=list(Norm)[seed % 2])
     oracle, (src, lengths), widest = plain(model), random_source([5, 20, 1, 9]), 1 + seed
+    if seed >= 3:  # with another order of operations
+        freeze(model)
     cache = model.start(src, lengths)
     sentences = torch.arange(4)
     history = torch.zeros(len(sentences), 0, dtype=torch.long)

@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from conftest import hidden_states, sentences
 from exporting import exported, random_model
 from importing import imported, randomize, shuffled, train_spm
 from safetensors.torch import load_file
+from serving import loaded, running
 from transformers import (
     M2M100Config,
     M2M100ForConditionalGeneration,
@@ -32,6 +34,7 @@ from nmt.config import (
 )
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
 from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
@@ -297,3 +300,42 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     [scored] = translator.score([LINES[0]], [LINES[1]])
     assert scored.tokens[0] == "fra_Latn"
     assert translator.translate(["", LINES[0]])[0] == ""
+
+
+def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Path) -> None:
+    folder = write_m2m100(tmp_path / "m2m", 3, M2M100["m2m"])
+    theirs = M2M100ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    model_dir = imported(folder, src_lang="en", tgt_lang="fr")
+    translator = Translator.load(model_dir, device="cpu")
+    search: dict[str, Any] = {"beam_size": 1, "max_length_a": 0, "max_length_b": 12}
+    assert len(translator.directions) == 1 + 100 * 99
+    texts = {}
+    for src_lang, tgt_lang in (("en", "fr"), ("de", "fr"), ("en", "zu"), ("zu", "de")):
+        where = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        tokenizer = M2M100Tokenizer.from_pretrained(folder, **where)
+        [best] = translator.n_best(LINES[:1], **search, **where)[0]
+        batch = tokenizer(LINES[:1], return_tensors="pt")
+        first = {"forced_bos_token_id": tokenizer.get_lang_id(tgt_lang), "max_length": 13}
+        [ids] = theirs.generate(**batch, num_beams=1, **first).tolist()
+        wanted = [token for token in ids[1:] if token != tokenizer.eos_token_id]
+        assert tokenizer.convert_tokens_to_ids(best.tokens) == wanted, where
+        assert best.tokens[0] == f"__{tgt_lang}__"
+        assert "__" not in best.text
+        texts[src_lang, tgt_lang] = best.text
+        [scored] = translator.score(LINES[:1], LINES[1:2], **where)
+        assert scored.tokens[0] == f"__{tgt_lang}__"
+        assert translator.translate(["", LINES[0]], **search, **where) == ["", best.text]
+    assert translator.translate(LINES[:1], **search) == [texts["en", "fr"]]
+    with pytest.raises(ConfigError, match="tgt_lang=tlh: the model translates en to fr"):
+        translator.translate(LINES[:1], tgt_lang="tlh")
+    with pytest.raises(ConfigError, match="give src_lang="):
+        translator.translate(LINES[:1], tgt_lang="de")
+    with running(loaded(model_dir)) as server:
+        for (source, target), text in texts.items():
+            body = {"text": LINES[0], "source": source, "target": target, "search": search}
+            [found] = server.post("/v1/translate", **body, split_sentences=False).json[
+                "translations"
+            ]
+            assert found["text"] == text, (source, target)
+        languages = server.get("/languages").json
+        assert [len(language["targets"]) for language in languages] == [100] * 100

@@ -18,7 +18,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu.py"
 # each of these takes a process that imports everything again, or a compiler
-SLOW = ["tests", "base_compiled", "base_static", "several_devices", "translation"]
+SLOW = [["tests"], ["base_compiled"], ["base_static"], ["several_devices", "translation"]]
 QUICK = ["machine", "data", "base_plain", "precision", "bleu"]
 
 
@@ -32,8 +32,11 @@ def rehearse(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
             text = "".join(f"{row}\n" for row in rows)
             (folder / f"{split}.{lang}").write_text(text, encoding="utf-8", newline="\n")
     given = [f"--text={folder}", f"--output={folder / 'out'}", "--rehearse", *arguments]
-    command = [sys.executable, str(SCRIPT), *given]
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    # without `site`, and so without nmt, as on a machine where it is not installed
+    command = [sys.executable, "-S", str(SCRIPT), *given]
+    packages = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
+    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
+    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # which starts no further processes
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, json.loads((folder / "out" / "gpu.json").read_text("utf-8"))
@@ -76,13 +79,16 @@ def test_parts_run_on_a_processor_and_their_figures_are_written(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_the_other_parts_run_on_a_processor_too(tmp_path: Path) -> None:
-    status, content = rehearse(tmp_path, "--parts", "data", *SLOW)
-    found = figures(content, ["data", *SLOW])
+@pytest.mark.parametrize("names", SLOW, ids="-".join)
+def test_the_other_parts_run_on_a_processor_too(tmp_path: Path, names: list[str]) -> None:
+    status, content = rehearse(tmp_path, "--parts", "data", *names)
+    found = figures(content, ["data", *names])
     assert status == 0
-    assert found["tests"]["passed"] >= 6
-    assert found["several_devices"]["largest_difference"] < 1e-3
-    assert {"nmt-float32", "nmt-bfloat16"} <= set(found["translation"]["tokens_per_second"])
+    if "tests" in found:
+        assert found["tests"]["passed"] >= 6
+    if "translation" in found:
+        assert found["several_devices"]["largest_difference"] < 1e-3
+        assert {"nmt-float32", "nmt-bfloat16"} <= set(found["translation"]["tokens_per_second"])
 
 
 def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 
@@ -15,6 +16,7 @@ from toy import assert_same_weights, command, read_records, read_weights, train,
 
 from nmt import Translator
 from nmt.data.binary import read_meta
+from nmt.training import checks
 
 
 @pytest.fixture(scope="module")
@@ -167,7 +169,17 @@ def test_a_dry_run_reports_and_writes_nothing(
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["plan", "memory", "speed", "time"]
     assert lines[0].split()[1:3] == ["200", "pairs;"]
+    pattern = (
+        r"memory  [\d.]+ GB of the process, of [\d.]+ GB, on each device, at the peak; .*needed"
+    )
+    assert re.fullmatch(pattern, lines[1]), lines[1]
     assert not (tmp_path / "run").exists()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(checks, "device_memory_bytes", lambda device: 100_000)
+        assert train(root / "data", tmp_path / "run", *arguments) == 2
+    error = capsys.readouterr().err.splitlines()[-1]
+    assert "moments take" in error
+    assert "set sharding=full on" in error
 
 
 def test_a_run_that_is_over_says_so_and_stays_as_it_is(

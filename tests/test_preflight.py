@@ -15,11 +15,18 @@ import torch
 from conftest import hidden_states, tiny_model
 from ranks import child
 
+from nmt.config import Adapter, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training.checks import is_out_of_memory, largest_batches, preflight
+from nmt.training import checks
+from nmt.training.checks import (
+    check_model_fits,
+    is_out_of_memory,
+    largest_batches,
+    preflight,
+)
 from nmt.training.costs import peak_memory_bytes
 from nmt.training.loss import smoothed_cross_entropy
 
@@ -135,3 +142,33 @@ def test_shortage_of_memory_differs_from_other_errors() -> None:
             preflight(run, draw_lengths(9, 9), 50, device=CPU, ballast_bytes=0, remedy=REMEDY)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not is_out_of_memory(ValueError("out of memory"))
+
+
+def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_needs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    model = tiny_model()
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    full, paths = {"sharding": Sharding.full}, {"data_dir": "", "run_dir": ""}
+    cases: list[tuple[dict[str, Any], int, float]] = [  # settings, ranks, times the weights
+        ({}, 1, 4),  # weights, gradients and two moments
+        ({}, 2, 4),  # DDP has all on each
+        ({"ema_decay": 0.9}, 1, 5),
+        ({"optimizer": OptimizerConfig(name=Optimizer.adafactor)}, 1, 2),
+        ({"adapter": Adapter.lora, "init_from": "run"}, 1, 1),
+        (full, 2, 2),
+        (full, 8, 1),  # whole weights, before they are divided
+    ]
+    for settings, num_ranks, times in cases:
+        config = TrainConfig(**paths, **settings)
+        for there, is_enough in ((int(times * weights), True), (int(times * weights) - 1, False)):
+            monkeypatch.setattr(checks, "device_memory_bytes", lambda _, there=there: there)
+            if is_enough:
+                check_model_fits(model, config, CPU, num_ranks)
+                continue
+            with pytest.raises(ConfigError, match="use a smaller model") as info:
+                check_model_fits(model, config, CPU, num_ranks)
+            assert ("sharding=full" in str(info.value)) == (times > 1), settings
+    monkeypatch.setattr(checks, "device_memory_bytes", lambda _: weights)
+    with pytest.raises(ConfigError, match="set sharding=full on 5 devices"):  # 4 / 0.9
+        check_model_fits(model, TrainConfig(**paths), CPU, 1)

@@ -22,6 +22,7 @@ from searching import (
 from torch import Tensor
 
 from nmt.config import Norm, Normalization, SearchConfig
+from nmt.model.fast import freeze
 from nmt.search.hypotheses import Hypothesis, SearchTask
 from nmt.search.search import BeamSearch, length_limits
 from nmt.search.stepper import EnsembleStepper, ModelStepper
@@ -137,6 +138,8 @@ def test_sentences_that_join_a_search_find_what_they_find_alone() -> None:
         lengths = [draw.choice([1, 2, 4, 7, 10, 24]) for _ in range(25)]
         src, src_lengths = source = random_source(lengths, seed=n_best)
         expected = find(stepper, source, settings, n_best=n_best)
+        for member in members:
+            freeze(member.model)  # the first results are those of modules
         places = range(3)
         limits = length_limits(src_lengths[:3], settings, [()] * 3)
         task = SearchTask(src[:3], src_lengths[:3], settings, IDS, (), limits, n_best)

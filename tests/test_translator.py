@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import itertools
+import queue
 import random
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -30,7 +32,7 @@ from nmt.translate.backend import (
     SearchRequest,
     Segment,
 )
-from nmt.translate.lines import LineOptions, LineResult, cut_windows
+from nmt.translate.lines import LineOptions, LineResult, cut_windows, prefetch
 from nmt.translate.translator import TranslationError, Translator
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
@@ -378,3 +380,17 @@ def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer)
     finally:
         sys.setswitchinterval(interval)
     assert found == [translator.translate(lines, **options) for lines in texts]
+
+
+def test_a_thread_that_is_making_an_item_ends_with_the_reader_that_leaves() -> None:
+    """When Python ends while it is in torch, the process aborts."""
+    before, waiting = threading.active_count(), queue.Queue[int]()
+    reader = prefetch(time.sleep(0.1 * number) or number for number in range(9))
+    assert next(reader) == 0
+    reader.close()
+    assert threading.active_count() == before
+    waiting.put(0)
+    reader = prefetch(iter(waiting.get, None), leave_seconds=0.1)
+    assert next(reader) == 0
+    reader.close()  # though the next item never comes
+    waiting.put(1)

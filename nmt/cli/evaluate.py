@@ -59,6 +59,7 @@ def _given(config: EvaluateConfig) -> _Test:
 
 def _translated(config: EvaluateConfig) -> list[_Test]:
     """Return the tests with the translations of the model."""
+    from nmt.data.languages import default_directions
     from nmt.distributed import set_num_threads
     from nmt.translate.translator import Translator
 
@@ -76,7 +77,7 @@ def _translated(config: EvaluateConfig) -> list[_Test]:
             tests.append(_Test([text.targets], tokenize, [], text.sources, asked, text.corpus))
     else:
         asked = {"src_lang": config.src_lang, "tgt_lang": config.tgt_lang}
-        languages = {direction.tgt_lang for direction in translator.directions}
+        languages = {direction.tgt_lang for direction in default_directions(translator.directions)}
         only = languages.pop() if len(languages) == 1 else ""
         tokenize = _tokenizer(config, config.tgt_lang or only)
         references = [list(read_input(path)) for path in config.references]

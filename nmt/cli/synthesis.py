@@ -17,7 +17,7 @@ from nmt.config import (
     TranslationConfig,
     resolve,
 )
-from nmt.data.languages import LanguagePair
+from nmt.data.languages import LanguagePair, default_directions
 from nmt.data.text import check_file, is_packed, is_stream, read_input
 from nmt.errors import DataError
 from nmt.preprocess.sources import match_files
@@ -84,7 +84,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     print(counts.table(config))
     if not counts.pairs:
         raise DataError(f"no pair is left in {config.output}; the lines above say why")
-    found = {(d.src_lang, d.tgt_lang) for d in work.directions}
+    found = {(d.src_lang, d.tgt_lang) for d in default_directions(work.directions)}
     src_lang, tgt_lang = found.pop() if len(found) == 1 else ("", "")
     names = (config.src_lang or src_lang, config.tgt_lang or tgt_lang)
     return LanguagePair(*(names[::-1] if is_reversed else names))

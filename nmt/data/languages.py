@@ -5,6 +5,7 @@ language looks like is known here alone.
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -16,6 +17,7 @@ from nmt.errors import ConfigError, DataError
 
 _MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a model's config
 _UNNAMED = ("src", "tgt")  # of text whose languages nobody named
+_SHOWN = 30  # directions that an error names
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
 """The symbol between a line and those before it, in models of documents."""
@@ -85,16 +87,27 @@ def find_directions(
     source vocabulary say.
 
     A model to several languages has tags in its source vocabulary; one from several names them all,
-    such as en+de, or mul for those that it translates to.
+    such as en+de, or mul for those that it translates to. M2M100 and NLLB translate each of their
+    languages to each other; the direction that was imported comes first and needs no tags.
     """
     if recorded:
         return list(recorded)
+    if src.languages:
+        codes = [(piece.strip("_"), piece) for piece in src.languages]
+        pairs = itertools.permutations(codes, 2)
+        others = [LanguagePair(s, t, src_tag, tgt_tag) for (s, src_tag), (t, tgt_tag) in pairs]
+        return [LanguagePair(src_lang, tgt_lang), *others]
     tags = {found[1]: found[0] for found in map(_TAG.fullmatch, src.all_pieces()) if found}
     targets = list(tags) or _codes(tgt_lang)
     sources = _codes(src_lang)
     if any(code.lower() in _MANY for code in sources):
         sources = targets
     return [LanguagePair(s, t, tags.get(t, "")) for t in targets for s in sources if s != t]
+
+
+def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
+    """Return those that are meant where no language is asked for: without tags, or else all."""
+    return [direction for direction in directions if not any(direction.tags)] or list(directions)
 
 
 def _codes(languages: str) -> list[str]:
@@ -123,11 +136,12 @@ def choose_tags(
     asked = {"src_lang": src_lang, "tgt_lang": tgt_lang}
     found = [
         direction
-        for direction in directions
+        for direction in (directions if any(asked.values()) else default_directions(directions))
         if all(getattr(direction, k) in (v, *_UNNAMED) for k, v in asked.items() if v)
     ]
     given = " ".join(f"{key}={value}" for key, value in asked.items() if value)
-    known = ", ".join(dict.fromkeys(f"{d.src_lang} to {d.tgt_lang}" for d in directions))
+    names = list(dict.fromkeys(f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_SHOWN]))
+    known = ", ".join([*names, *["and more"] * (len(directions) > _SHOWN)])
     if given and directions and not found:
         raise ConfigError(f"{given}: the model translates {known}")
     tags = {direction.tags for direction in found}

@@ -28,6 +28,10 @@ VOCABULARY = "tokenizer.vocab.json"
 SRC_VOCABULARY, TGT_VOCABULARY = "tokenizer.src.vocab.json", "tokenizer.tgt.vocab.json"
 
 
+LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
+"""The pieces of languages in M2M100 and NLLB: `__en__`, `eng_Latn`."""
+
+
 class Tokenizer:
     """A loaded SentencePiece model; by itself it is that of both languages. A target that begins
     with one of `tags` is decoded without it.
@@ -48,6 +52,7 @@ class Tokenizer:
         self.src = self.tgt = self
         self.src_vocab_size: int | None = None  # of a vocabulary that the source has for itself
         self.prefix: list[int] = []  # ids that every text begins with, such as its language's
+        self.languages: dict[str, int] = {}  # of a vocabulary with `prefix`: pieces in its place
         self._pieces: list[str] = []  # asking SentencePiece each time takes ten times as long
 
     @classmethod
@@ -169,7 +174,7 @@ class MappedTokenizer(Tokenizer):
     """A SentencePiece model whose pieces have the ids of a `Vocabulary`.
 
     Pieces that it lacks are unknown. A tag such as `>>fra<<` before a text is one piece, if it has
-    that.
+    that; one of its `languages` and a space take the place of `prefix`.
     """
 
     few_texts = sys.maxsize  # threads would have nothing to do
@@ -184,6 +189,10 @@ class MappedTokenizer(Tokenizer):
         self.pad_id, self.unk_id = vocabulary.pad_id, vocabulary.unk_id
         self.bos_id, self.eos_id = vocabulary.bos_id, vocabulary.eos_id
         control = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
+        if vocabulary.src_prefix and vocabulary.tgt_prefix:
+            names_of = enumerate(self._pieces)
+            self.languages = {name: i for i, name in names_of if LANGUAGE.fullmatch(name)}
+        control.update(self.languages.values())
         # no text becomes one of these, and none is shown
         self._ids = {name: i for i, name in enumerate(self._pieces) if i not in control}
         self._hidden = control - {self.unk_id}
@@ -201,7 +210,17 @@ class MappedTokenizer(Tokenizer):
         return [self._ids[name] for name in self._bytes if name in self._ids]
 
     def encode(self, text: str) -> list[int]:
-        """Turn one sentence into ids, `prefix` first, without BOS and EOS; or into none."""
+        """Turn one sentence into ids, `prefix` first, without BOS and EOS; or into none. A language
+        alone is its id.
+        """
+        language, _, rest = text.partition(" ")
+        if language in self.languages:
+            return [self.languages[language], *self._encode(rest)]
+        ids = self._encode(text)
+        return [*self.prefix, *ids] if ids else []
+
+    def _encode(self, text: str) -> list[int]:
+        """Turn a text into ids without `prefix`."""
         tag = text[: text.find("<<") + 2] if text.startswith(">>") else ""
         ids = [self._ids[tag]] if tag in self._ids else []
         text = text[len(tag) :] if ids else text
@@ -211,7 +230,7 @@ class MappedTokenizer(Tokenizer):
             ids += [self._ids.get(piece, self.unk_id) for piece in pieces]
         else:
             ids += [self._map[i] for i in found]
-        return [*self.prefix, *ids] if ids else []
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into one line of text, see `Tokenizer.decode`."""

@@ -12,6 +12,7 @@ from typing import Any
 
 from nmt.config import ImportConfig, resolve
 from nmt.data.tokenizer import (
+    LANGUAGE,
     MappedTokenizer,
     SeparateTokenizers,
     Tokenizer,
@@ -132,7 +133,7 @@ def find_language(pieces: Mapping[str, int], key: str, lang: str | None) -> int:
     for name in (f"{lang}", f"__{lang}__"):
         if name in pieces:
             return pieces[name]
-    names = [p.strip("_") for p in pieces if re.fullmatch(r"__\w+__|[a-z]{3}_[A-Z][a-z]{3}", p)]
+    names = [piece.strip("_") for piece in pieces if LANGUAGE.fullmatch(piece)]
     shown = "null" if lang is None else lang
     raise ConfigError(f"{key}={shown}: {nearest(shown, names)}")
 

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 
 _ALIASES = (("pb", "pt-br"), ("zh", "zh-hans", "zh-cn"), ("zt", "zh-hant", "zh-tw"))
 _DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
+_SHOWN = 50  # directions that the log names
 _SURE = 50.0  # confidence from which a text counts as being in the target language already
 _NAMES = """af Afrikaans|am Amharic|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|
 bs Bosnian|ca Catalan|cs Czech|cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|
@@ -57,6 +58,11 @@ class Models:
         self.directions = directions
         self.sources = sorted({source for source, _ in directions})
         self.codes = sorted({code for pair in directions for code in pair})
+        self._targets = {code: {code} for code in self.codes}  # itself is one, unchanged
+        self._sources: dict[str, list[str]] = {code: [] for code in self.codes}
+        for source, target in directions:
+            self._targets[source].add(target)
+            self._sources[target].append(source)
         self._known = {code.lower().replace("_", "-"): code for code in self.codes}
 
     @classmethod
@@ -84,7 +90,9 @@ class Models:
                         f"{pair[0]} to {pair[1]}; leave one out"
                     )
                 directions[pair] = Direction(translator, folder, tags)
-        log.info("directions: %s", " ".join(f"{src}-{tgt}" for src, tgt in directions))
+        names = [f"{src}-{tgt}" for src, tgt in directions]
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        log.info("directions: %s%s", " ".join(names[:_SHOWN]), more)
         return cls(directions)
 
     def code(self, wish: str) -> str | None:
@@ -100,7 +108,7 @@ class Models:
 
     def targets(self, source: str) -> list[str]:
         """Return the languages that a language is translated to; itself is one, unchanged."""
-        return sorted({source} | {tgt for src, tgt in self.directions if src == source})
+        return sorted(self._targets[source])
 
     def languages(self) -> list[dict[str, Any]]:
         """Return what /languages answers."""
@@ -128,7 +136,7 @@ class Models:
         """
         if len(self.sources) == 1 and not has_detection():
             return self.sources[0], 0.0
-        fitting = [source for source, other in self.directions if other == target]
+        fitting = self._sources[target]
         for code, confidence in self.detect(text):
             if code in fitting or (code == target and confidence >= _SURE):
                 return code, confidence

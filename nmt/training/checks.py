@@ -16,11 +16,13 @@ from types import FrameType
 
 import numpy as np
 import torch
+from torch import nn
 
+from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket
 from nmt.errors import ConfigError
-from nmt.training.costs import peak_memory_bytes
+from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 
 # --- memory
 
@@ -30,6 +32,31 @@ _MESSAGES = re.compile(  # CPU, Windows, Apple's GPU, cuBLAS, oneDNN and the C++
     "can't allocate memory|not enough memory|out of memory|CUBLAS_STATUS_ALLOC_FAILED|"
     "could not create a memory|could not create a primitive|bad_alloc"
 )
+
+
+def check_model_fits(
+    model: nn.Module, config: TrainConfig, device: torch.device, num_ranks: int
+) -> None:
+    """Raise a `ConfigError` when weights, average, gradients and moments alone exceed the memory of
+    `device`, with the number of devices that `sharding=full` needs. Adafactor's moments, those of
+    Muon and whatever only a part of the weights has are left out.
+    """
+    one = sum(parameter.nbytes for parameter in model.parameters())
+    whole = one * (2 if config.ema_decay else 1)  # at least once on each device
+    is_partial = config.adapter is not Adapter.none or bool(config.freeze)
+    has_moments = config.optimizer.name in (Optimizer.adam, Optimizer.adamw)
+    state = whole if is_partial else whole + one * (3 if has_moments else 1)
+    there = device_memory_bytes(device)
+    is_sharded = config.sharding is Sharding.full
+    needed = max(whole, state // num_ranks) if is_sharded else state
+    if not 0 < there < needed:
+        return
+    least = math.ceil(state / (_MARGIN * there))
+    remedy = f"set sharding=full on {least} devices or more, or "
+    raise ConfigError(
+        f"weights, gradients and moments take {needed / 1e9:.2f} GB on each device, and {device} "
+        f"has {there / 1e9:.2f} GB; {remedy if whole <= there else ''}use a smaller model"
+    )
 
 
 def preflight(

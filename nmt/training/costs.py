@@ -7,6 +7,7 @@ Counted are the matrix multiplications that the model needs for real tokens alon
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
@@ -122,6 +123,16 @@ def peak_memory_bytes(device: torch.device) -> int:
         return 0
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
+
+
+def device_memory_bytes(device: torch.device) -> int:
+    """Return the memory that a GPU has, or this machine for a CPU; 0 where that is unknown."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[1]
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (AttributeError, OSError, ValueError):  # Windows, and systems without these names
+        return 0
 
 
 def synchronize(device: torch.device) -> None:

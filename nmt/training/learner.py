@@ -28,7 +28,7 @@ from nmt.model.fast.layers import ROWS_STEP, round_once
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import Transformer
 from nmt.training.adapters import choose_parameters, merged_state
-from nmt.training.checks import preflight
+from nmt.training.checks import check_model_fits, preflight
 from nmt.training.compiled import make_compiler
 from nmt.training.costs import matmul_rate, training_flops
 from nmt.training.loss import Objective
@@ -82,6 +82,7 @@ class Learner:
             src_vocab_size=tokenizer.src_vocab_size,
             activation_checkpointing=config.activation_checkpointing,
         )
+        check_model_fits(model, config, device, world.size)
         self.model = accelerate(model.to(device))
         choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)

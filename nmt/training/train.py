@@ -80,17 +80,20 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
         pace = costs.measure_pace(step, updates)
         peak_bytes = max(peak_bytes, costs.peak_memory_bytes(device))
         of_what = "the process" if device.type == "cpu" else "tensors"
-        state_bytes = learner.state_bytes()
-        shares = f"; sharding=full leaves 1/{world.size} of that" if world.size > 1 else ""
+        state_bytes, there = learner.state_bytes(), costs.device_memory_bytes(device)
+        of_what += f", of {there / 1e9:.2f} GB," if there else ""
+        shares = "; sharding=full is not needed"
         if learner.sharded is not None:
             shares = f", 1/{world.size} of them by sharding=full"
+        elif world.size > 1:
+            shares += f", and leaves 1/{world.size} of that"
         return costs.report(
             updates,
             learner.lengths,
             pace,
             num_updates=config.max_updates,
-            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak; weights, "
-            f"gradients and moments are {state_bytes / 1e9:.2f} GB{shares}",
+            memory=f"{peak_bytes / 1e9:.2f} GB of {of_what} on each device, at the peak; "
+            f"weights, gradients and moments are {state_bytes / 1e9:.2f} GB{shares}",
             flops_per_second=learner.measure_rate(),
             now=datetime.now(),
         )
@@ -153,7 +156,7 @@ class TrainingRun:
         updates = sampler.updates(epoch)
         rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
         work = ((update, self.learner.make_batches(update, epoch)) for update in rest)
-        for update, batches in prefetch(work):
+        for update, batches in prefetch(work, leave_seconds=60):
             outcome = self.update(update, batches)
             self.state.update += outcome.is_finite
             self.state.update_in_epoch += 1

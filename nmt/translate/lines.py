@@ -230,10 +230,12 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     return EncodedWindow(window, segments, num_left_out)
 
 
-def prefetch(items: Iterable[T]) -> Iterator[T]:
+def prefetch(items: Iterable[T], *, leave_seconds: float = 0.5) -> Iterator[T]:
     """Yield `items`, each made in a thread while the one before is worked on.
 
-    What making one raises is raised here. At most one waits, and one is being made.
+    What making one raises is raised here. At most one waits, and one is being made. Left early, it
+    waits at most `leave_seconds` for that one: Python aborts when it ends while a thread is in
+    torch.
     """
     waiting: queue.Queue[tuple[T | None, BaseException | None] | None] = queue.Queue(maxsize=1)
     is_over = threading.Event()
@@ -249,7 +251,8 @@ def prefetch(items: Iterable[T]) -> Iterator[T]:
             waiting.put((None, error))
 
     # a daemon: it may wait for a line that never comes when the reader of our output is gone
-    threading.Thread(target=fill, daemon=True).start()
+    thread = threading.Thread(target=fill, daemon=True)
+    thread.start()
     try:
         while (found := waiting.get()) is not None:
             item, error = found
@@ -260,6 +263,7 @@ def prefetch(items: Iterable[T]) -> Iterator[T]:
         is_over.set()
         while not waiting.empty():  # a thread that waits to hand on its item goes on, and ends
             waiting.get_nowait()
+        thread.join(leave_seconds)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from corpus import PreparedCorpus
 from engines import TRAIN
 from players import take_turns
 from report import Record, Section, median_of, number
-from roster import LIMIT, gather
+from roster import gather, take_limits
 from settings import Settings, describe
 
 from nmt.config import ModelConfig
@@ -23,20 +23,19 @@ def compare(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Set
     limit_job = {"rows": settings.batch_tokens, "is_training": True, "times": settings.limit_times}
     players, reasons = gather(TRAIN, job, settings, folder, limit=limit_job)
     facts, turns, failed = take_turns(players, settings.repeats, settings.say)
-    limit_turns = turns.pop(LIMIT)
+    limits, limit_turns = take_limits(turns, settings.limit_key)
     clock = settings.clock
     rates = {n: [real(t) / t[f"{clock}_seconds"] for t in some] for n, some in turns.items()}
     flops = flops_a_token(model, corpus)
-    limit = median_of({LIMIT: limit_turns}, lambda t: t[settings.limit_key]).get(LIMIT)
     section = Section(
         title=f"Training, {name}",
-        setting=_setting(name, model, corpus, settings, limit, flops),
+        setting=_setting(name, model, corpus, settings, limits, flops),
         unit=f"real source+target tokens a {'CPU ' if clock == 'cpu' else ''}second",
         rates=rates,
-        columns=_columns(turns, clock, flops, limit),
+        columns=_columns(turns, clock, flops, limits),
         bars={"best peer": [name for name in rates if TRAIN[name].bar]},
         reasons=reasons | failed,
-        raw={"versions": facts, "turns": turns, "limit": limit_turns, "job": job},
+        raw={"versions": facts, "turns": turns, "limits": limit_turns, "job": job},
     )
     section.raw["commands"] = {p.name: p.command for p in players}
     return section
@@ -76,7 +75,7 @@ def flops_a_token(model: ModelConfig, corpus: PreparedCorpus) -> float:
 
 
 def _columns(
-    turns: dict[str, list[Record]], clock: str, flops: float, limit: float | None
+    turns: dict[str, list[Record]], clock: str, flops: float, limits: dict[str, float]
 ) -> dict[str, dict[str, str]]:
     def column(figure: Callable[[Record], float], form: Callable[[float], str]) -> Any:
         return {name: form(value) for name, value in median_of(turns, figure).items()}
@@ -89,10 +88,9 @@ def _columns(
         "padding": column(lambda t: 1 - real(t) / t["positions"], "{:.0%}".format),
         "peak memory": column(lambda t: t["peak_bytes"] / 1e9, "{:.2f} GB".format),
     }
-    if limit is not None:
-        share = column(lambda t: flops * real(t) / t[key] / limit, "{:.0%}".format)
-        columns["share of the limit"] = share
-    return columns
+    rates = median_of(turns, lambda t: flops * real(t) / t[key])
+    shares = {name: f"{rates[name] / limits[name]:.0%}" for name in rates if name in limits}
+    return columns | ({"share of the limit": shares} if shares else {})
 
 
 def _setting(
@@ -100,10 +98,11 @@ def _setting(
     model: ModelConfig,
     corpus: PreparedCorpus,
     settings: Settings,
-    limit: float | None,
+    limits: dict[str, float],
     flops: float,
 ) -> str:
-    rate = "not measured" if limit is None else f"{limit / 1e9:,.1f} GFLOP a second"
+    shown = {f"{rate / 1e9:,.1f} GFLOP a second": engine for engine, rate in limits.items()}
+    rate = "; ".join(f"{rate} ({engine})" for rate, engine in shown.items()) or "not measured"
     return (
         f"{name}: {model.num_encoder_layers}+{model.num_decoder_layers} layers, d_model "
         f"{model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads; {corpus.source.name}, "

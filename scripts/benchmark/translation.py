@@ -7,7 +7,7 @@ from engines import TRANSLATE
 from models import Exports
 from players import take_turns
 from report import Record, Section, median_of, number
-from roster import LIMIT, gather
+from roster import gather, take_limits
 from settings import Settings, describe
 
 from nmt.config import ModelConfig, SearchConfig
@@ -40,10 +40,9 @@ def compare(
         if name not in able:
             reasons[name] = exports.reasons[TRANSLATE[name].options["folder"]]
     facts, turns, failed = take_turns(players, settings.repeats, settings.say)
-    limit_turns = turns.pop(LIMIT)
+    limits, limit_turns = take_limits(turns, settings.limit_key)
     key = f"{settings.clock}_seconds"
     rates = {n: [t["tgt_tokens"] / t[key] for t in some] for n, some in turns.items()}
-    limit = median_of({LIMIT: limit_turns}, lambda t: t[settings.limit_key]).get(LIMIT)
     length = "exactly " + str(fixed_length) if fixed_length else "as many as the model wants"
     search = f"beam {beam_size}" if beam_size > 1 else "greedy"
     section = Section(
@@ -58,14 +57,14 @@ def compare(
             for bar in dict.fromkeys(engine.bar for engine in TRANSLATE.values() if engine.bar)
         },
         reasons=reasons | failed,
-        raw={"versions": facts, "turns": turns, "limit": limit_turns},
+        raw={"versions": facts, "turns": turns, "limits": limit_turns},
     )
-    if limit is not None:
+    if limits:
         medians = median_of(turns, lambda t: t["tgt_tokens"] / t[key])
-        shares = {
-            name: rate * flops_a_token(model, corpus, turns[name], job["lines"], beam_size) / limit
-            for name, rate in medians.items()
+        flops = {
+            n: flops_a_token(model, corpus, turns[n], job["lines"], beam_size) for n in medians
         }
+        shares = {n: rate * flops[n] / limits[n] for n, rate in medians.items() if n in limits}
         section.columns["share of the limit"] = {n: f"{share:.0%}" for n, share in shares.items()}
     section.raw["commands"] = {p.name: p.command for p in players}
     return section

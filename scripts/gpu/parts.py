@@ -298,9 +298,12 @@ def several_devices(job: Job) -> dict[str, Any]:
     settings = ["experiment=multi30k_quick", f"data_dir={job.output / 'real'}", "dtype=float32"]
     settings += ["compile=false", "model.dropout=0", "tokens_per_update=8000", "max_tokens=2000"]
     settings += ["max_updates=8", "log_every_updates=1", "num_threads=1"]
-    one, all_ = (train(job, f"devices-{n}", *settings, f"devices={n}") for n in (1, count))
-    losses = [[record["loss"] for record in some] for some in (one, all_)]
-    worst = max(abs(a - b) / a for a, b in zip(*losses, strict=True))
+    one, all_, parts = (
+        train(job, f"devices-{n}-{sharding}", *settings, f"devices={n}", f"sharding={sharding}")
+        for n, sharding in ((1, "none"), (count, "none"), (count, "full"))
+    )
+    losses = [[record["loss"] for record in some] for some in (one, all_, parts)]
+    worst = max(abs(x - a) / a for a, *others in zip(*losses, strict=True) for x in others)
     if not worst < 1e-3:
         raise PartError(f"losses on {count} devices differ by {worst:.1e} from those on one")
     return {"devices": count, "largest_difference": worst} | speed(all_)
@@ -390,7 +393,7 @@ PARTS: dict[Callable[[Job], dict[str, Any]], int] = {  # with their limits in se
     big_plain: 45,
     base_plain: 40,
     precision: 60,
-    several_devices: 45,
+    several_devices: 60,
     big_compiled: 90,
     base_compiled: 75,
     translation: 100,

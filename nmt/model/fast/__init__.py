@@ -27,8 +27,10 @@ from nmt.model.fast.layers import (
     reorder,
 )
 from nmt.model.fast.packing import PackedMask, Packing, pack
+from nmt.model.fast.step import FrozenLayer, freeze_layer, step_through
 from nmt.model.transformer import (
     AttentionRecord,
+    DecoderLayer,
     FeedForward,
     Mask,
     MultiHeadAttention,
@@ -40,6 +42,7 @@ class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
     reordered: Reordered | None = None  # of the output matrix, as in `FastLinear`
+    layers: list[FrozenLayer] | None = None  # of the decoder, once a step asked for them
 
     @property
     def num_unread(self) -> int:
@@ -85,7 +88,23 @@ class FastTransformer(Transformer):
         num_rows = len(tokens)
         tokens = F.pad(tokens, (0, cache.grid.num_collected - num_rows))  # (R, and some for speed)
         cache.add_position()
+        layers = self.frozen_layers() if record is None and cache.sources else []
+        if layers:
+            x = self.embed(tokens, self.embedding, cache, self.decoder_positions)
+            return self.decoder_norm(step_through(layers, x, cache))[:num_rows]  # type: ignore[no-any-return]
         return self.decode(tokens, cache, cache.memory, cache, record)[:num_rows]
+
+    def frozen_layers(self) -> list[FrozenLayer]:
+        """Return the layers of the decoder as `step_through` takes them, or none if it cannot."""
+        weight = self.embedding.weight
+        is_frozen = self.reordered is not None and not torch.is_grad_enabled()
+        is_plain = weight.device.type == "cpu" and weight.dtype is torch.float32
+        if not is_frozen or not is_plain or torch.is_autocast_enabled("cpu"):
+            return []
+        if self.layers is None:
+            found = [freeze_layer(cast(DecoderLayer, layer)) for layer in self.decoder_layers]
+            self.layers = [layer for layer in found if layer is not None]
+        return self.layers if len(self.layers) == len(self.decoder_layers) else []
 
     def join(self, cache: DecoderCache, src: Tensor, src_lengths: Tensor) -> None:
         """Add sentences to a cache that has decoded a position at least; see `start`."""
@@ -147,7 +166,7 @@ def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     is_narrow = dtype is torch.bfloat16 and device == "cpu" and multiplies_bfloat16()
     for module in model.modules():
         if isinstance(module, FastTransformer):
-            module.reordered = Reordered()
+            module.reordered, module.layers = Reordered(), None
         elif isinstance(module, FastLinear):
             module.reordered = Reordered(dtype if is_narrow else torch.float32)
     return torch.float32 if is_narrow else dtype

@@ -114,7 +114,7 @@ class FastAttention(MultiHeadAttention):
             positions = cache.ages().unsqueeze(-1) if self.is_rotary else None
             parts = self._project(x, x, positions)  # 3 x (R, H, D/H)
             queries, keys, values = (cache.grid.spread(part).transpose(1, 2) for part in parts)
-            return [queries, *cache.append(self, keys, values)]
+            return [queries, *cache.append(self, torch.stack([keys, values]))]
         rows, *new = self._project(x, None if self in cache.sources else memory)
         if new:
             cache.add_source(self, *new)
@@ -135,9 +135,11 @@ def attend_by_places(queries: Tensor, keys: Tensor, values: Tensor, reads: Reads
     logits = products.index_select(0, reads.logits.view(-1)).view(reads.logits.shape)
     if reads.bias is not None:
         logits += reads.bias  # (R or more, H, T)
-    weights = torch.softmax(logits, dim=-1).view(reads.values.shape)
+    weights = torch.softmax(logits, dim=-1)
     table = values.flatten(0, 2)  # (B*H*C or more, D/H)
-    heads = F.embedding_bag(reads.values, table, mode="sum", per_sample_weights=weights)
+    heads = torch.embedding_bag(  # the function of `F` checks more
+        table, reads.values.view(-1), reads.bags, per_sample_weights=weights.view(-1)
+    )[0]
     return heads.view(len(reads.logits), -1)
 
 

@@ -25,7 +25,7 @@ from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
-_ROOM = 64  # columns that are added at once, since all are copied then
+_ROOM = 16  # steps for which columns are added at once, since all are copied then
 KeyValues = tuple[Tensor, Tensor]
 _MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
 _SWAPPED_COLUMNS = 24  # with more columns a CPU multiplies keys by queries faster than the reverse
@@ -37,7 +37,8 @@ class Reads(NamedTuple):
     """
 
     logits: Tensor  # (R or more, H, T), in the flat products of queries and keys
-    values: Tensor  # (R * H or more, T), in the flat rows (B * H * room, D/H) of values
+    values: Tensor  # (R or more, H, T), in the flat rows (B * H * room, D/H) of values
+    bags: Tensor  # (R * H or more,), where those of each query begin
     bias: Tensor | None  # (R or more, 1, T), added to the logits
     is_swapped: bool  # products are (B, H, C, W), else (B, H, W, C)
 
@@ -178,8 +179,9 @@ class DecoderCache:
         blocks = sentences * num_heads + torch.arange(num_heads).unsqueeze(1)  # (R or more, H, 1)
         columns = columns.unsqueeze(1)  # (R or more, 1, T)
         inner = columns * num_beams + beams if is_swapped else columns + beams * width
-        values = (blocks * room + columns).flatten(0, 1)
-        return Reads(blocks * (width * num_beams) + inner, values, bias, is_swapped)
+        values = blocks * room + columns
+        bags = torch.arange(0, values.numel(), values.size(2))
+        return Reads(blocks * (width * num_beams) + inner, values, bags, bias, is_swapped)
 
     def ages(self) -> Tensor:
         """Return the position of each newest token in its sentence, (R or more,), or () where all
@@ -202,18 +204,18 @@ class DecoderCache:
             self._distances = send(found, self.device)
         return self._distances
 
-    def append(self, module: nn.Module, keys: Tensor, values: Tensor) -> KeyValues:
-        """Put keys and values (B, H, W, D/H) of `module` into the newest columns; return all keys,
-        as many as `width`, and all values, with room for more.
+    def append(self, module: nn.Module, new: Tensor) -> KeyValues:
+        """Put keys and values (2, B, H, W, D/H) of `module` into the newest columns; return all
+        keys, as many as `width`, and all values, with room for more.
         """
         stop, end = self.visible.size(1), self.width
-        start = stop - keys.size(2)
-        both = self.targets.get(module, keys.new_empty(2, *keys.shape[:2], 0, keys.size(3)))
+        start = stop - new.size(3)
+        both = self.targets.get(module, new.new_empty(*new.shape[:3], 0, new.size(4)))
         room = both.size(3)
         if end > room:  # zeros, for columns are attended to, with weight 0, before they are written
-            more = max(end + _ROOM, 3 * room // 2) - room
+            more = max(end + _ROOM * new.size(3), 3 * room // 2) - room
             both = self.targets[module] = F.pad(both, (0, 0, 0, more))
-        both[0, :, :, start:stop], both[1, :, :, start:stop] = keys, values
+        both[:, :, :, start:stop] = new
         return both[0, :, :, :end], both[1]
 
     def reorder(self, rows: Tensor) -> None:

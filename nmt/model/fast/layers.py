@@ -38,6 +38,9 @@ class Reordered(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
         self.dtype = dtype
 
 
+Weights = tuple[Tensor, Tensor | None]
+"""A matrix (O, I), maybe in the library's own order and in another format, and a bias (O,)."""
+
 Rounded = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
 """Copies in bfloat16 of blocks of a weight matrix, by first row and size: the version of the matrix
 that they were made of, and the block and its transpose in the library's own order.
@@ -64,6 +67,27 @@ class FastLinear(nn.Linear):
             both = _round(self.rounded, weight, start)
             return _BFloat16Linear.apply(x, weight, bias, activation, both)  # type: ignore[no-untyped-call, no-any-return]
         return linear(x, *reorder(self.reordered, weight, bias, x, start), activation=activation)
+
+    def frozen(self, end: int | None = None) -> Weights:
+        """Return the first `end` rows of the matrix, by default all, and their bias, as they are
+        multiplied with when the weights no longer change.
+        """
+        weight, bias = self.weight[:end], self.bias[:end]
+        return reorder(self.reordered, weight, bias, weight[:1])
+
+
+def frozen_linear(x: Tensor, weights: Weights, activation: str = "none") -> Tensor:
+    """Do what `linear` does, of rows (N, I) whose number is that of `rounded`, without looking at
+    what there is; with bfloat16 weights return float32, or with an activation bfloat16.
+    """
+    weight, bias = weights
+    if not weight.is_mkldnn:
+        y = F.linear(x, weight, bias)
+        return torch.relu(y) if activation == "relu" else y
+    if weight.dtype is torch.float32:
+        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+    y = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), weight, bias, activation, [], "")
+    return y if activation == "relu" else y.float()  # type: ignore[no-any-return]
 
 
 class FastFeedForward(FeedForward):

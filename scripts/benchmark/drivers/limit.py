@@ -13,7 +13,7 @@ import time
 from collections import Counter
 
 import torch
-from ours import model_config
+from ours import model_config, take_kernels
 from turns import Turns
 
 from nmt.model.fast.layers import linear, transposed_matmul
@@ -25,6 +25,7 @@ def main() -> None:
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
+    job["dtype"] = take_kernels(job)
     config = model_config(job["model"])
     counts = target_shapes(config, job["vocab_size"])
     if job["is_training"]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from ours import model_config
+from ours import model_config, take_kernels
 from turns import Steps, Turns
 
 from nmt import __version__
@@ -24,7 +24,7 @@ def main() -> None:
     job = turns.job
     torch.set_num_threads(job["threads"])
     device = torch.device(job["device"])
-    options = dict(job["options"])
+    dtype, options = take_kernels(job), job["options"]
     if options.pop("pads_attention", False):  # as where torch has no attention over any lengths
         packing.find_flash = lambda device: None
     config = TrainConfig(
@@ -34,7 +34,7 @@ def main() -> None:
         tokens_per_update=job["update_tokens"] or job["batch_tokens"],
         label_smoothing=job["label_smoothing"],
         device=job["device"],
-        dtype=DType(job["dtype"]),
+        dtype=DType(dtype),
         **options,
     )
     folder = resolve(config.data_dir)

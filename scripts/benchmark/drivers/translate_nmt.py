@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 
 import torch
+from ours import take_kernels
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
@@ -16,11 +17,12 @@ def main() -> None:
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
+    dtype = take_kernels(job)
     is_native = job["options"]["folder"] == "native"
     translator = Translator.load(
         job["folders"][job["options"]["folder"]],
         device=job["device"],
-        dtype=job["dtype"] if is_native else "float32",
+        dtype=dtype if is_native else "float32",
         backend="native" if is_native else "ctranslate2",
         num_threads=job["threads"],
     )
