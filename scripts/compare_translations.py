@@ -154,6 +154,7 @@ def train_fairseq(command: list[str], data_dir: Path, folder: Path, seconds: flo
     run([python, "-c", AVERAGE, str(average), *paths])
     generate = [python, "-m", "fairseq_cli.generate", command[3], *DATA.split()]
     generate += ["--gen-subset=test", f"--path={average}", "--beam=5", "--max-tokens=4000"]
+    generate += ["--max-len-a=1", "--max-len-b=50"]  # as here
     done = subprocess.run(generate, check=True, capture_output=True, text=True, env=environment)
     found = [line.split("\t") for line in done.stdout.split("\n") if line.startswith("H-")]
     tokenizer = Tokenizer.load(data_dir / "tokenizer.model")
