@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from starlette.requests import Request
 
-from nmt.config import ServeConfig
+from nmt.config import Engine, ServeConfig
 from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
 from nmt.serve.documents import Downloads
@@ -89,6 +89,8 @@ class Service:
         self.metrics = Metrics()
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_rounds = max(backend.num_workers for backend in backends)
+        if config.backend is Engine.ctranslate2:
+            num_rounds += 1  # one waits in the engine, whose threads then never do
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60)
