@@ -176,9 +176,12 @@ class MappedShard:
             raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
         self._starts: list[int] = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
         self._texts = [batch.columns[2:4] for batch in batches]
-        sides = ((batch.column(0), batch.column(1)) for batch in batches)
-        self._batches = [
-            (*map(_view, (src.values, src.offsets, tgt.values, tgt.offsets)),) for src, tgt in sides
+        self._batches = [  # as arrays; pyarrow's own method would import pandas, some 30 MB
+            [
+                np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
+                for array in (src.values, src.offsets, tgt.values, tgt.offsets)
+            ]
+            for src, tgt in (batch.columns[:2] for batch in batches)
         ]
 
     def __len__(self) -> int:
@@ -207,11 +210,6 @@ def _to_arrow(values: Ids) -> pa.Array:
     """Wrap an array; `pa.array` would import pandas to ask whether it is one of its own."""
     kind = pa.from_numpy_dtype(values.dtype)
     return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
-
-
-def _view(array: pa.Array) -> Ids:
-    """View the values of an array; its own method to do so imports pandas, some 30 MB."""
-    return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
 
 
 def _unusable(path: Path, what: str = "is damaged") -> DataError:

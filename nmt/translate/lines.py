@@ -160,13 +160,15 @@ def check_lines(name: str, lines: Iterable[str]) -> Iterator[str]:
         raise ConfigError(f"{name} is one text; give a list of lines, such as [text]")
     if not isinstance(lines, Iterable):
         raise TypeError(f"{name}={lines!r}: give a list of texts, or any iterable of them")
-    return (_check_line(f"{name}[{i}]", line) for i, line in enumerate(lines))
 
+    def checked() -> Iterator[str]:
+        for i, line in enumerate(lines):
+            if not isinstance(line, str):
+                wanted = f"a text (str), not {type(line).__name__}"
+                raise TypeError(f"{name}[{i}]={line!r}: must be {wanted}")
+            yield line
 
-def _check_line(name: str, line: str) -> str:
-    if not isinstance(line, str):
-        raise TypeError(f"{name}={line!r}: must be a text (str), not {type(line).__name__}")
-    return line
+    return checked()
 
 
 @dataclass(frozen=True, kw_only=True)
