@@ -103,7 +103,6 @@ def measure(
     exported = folder / "int8"
     config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
     export(find_model(Path(options.model)), exported, config)
-    torch.set_num_threads(threads)
     with contextlib.ExitStack() as stack:
         servers = {
             "nmt-serve, float32": stack.enter_context(our_server(options.model, [], threads)),
@@ -126,6 +125,7 @@ def measure(
                 num_threads=threads,
             ),
         }
+        torch.set_num_threads(threads)  # now: CTranslate2 has set its own number, 1, for all
         pair = (info.src_lang, info.tgt_lang)
         return take_turns(servers, translators, lines, pair, options.turns)
 
