@@ -132,15 +132,15 @@ def attend_by_places(queries: Tensor, keys: Tensor, values: Tensor, reads: Reads
     keys = keys.flatten(0, 1)  # (B*H, C, D/H)
     sides = (keys, scaled) if reads.is_swapped else (scaled, keys)
     products = torch.bmm(sides[0], sides[1].transpose(1, 2)).view(-1)  # (B*H*W*C,)
-    logits = products.index_select(0, reads.logits.view(-1)).view(reads.logits.shape)
+    logits = products.index_select(0, reads.logits).view(reads.shape)
     if reads.bias is not None:
         logits += reads.bias  # (R or more, H, T)
     weights = torch.softmax(logits, dim=-1)
     table = values.flatten(0, 2)  # (B*H*C or more, D/H)
     heads = torch.embedding_bag(  # the function of `F` checks more
-        table, reads.values.view(-1), reads.bags, per_sample_weights=weights.view(-1)
+        table, reads.values, reads.bags, per_sample_weights=weights.view(-1)
     )[0]
-    return heads.view(len(reads.logits), -1)
+    return heads.view(reads.shape[0], -1)
 
 
 def attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:

@@ -36,8 +36,9 @@ class Reads(NamedTuple):
     for other beams' columns; rows after the first R repeat one of them.
     """
 
-    logits: Tensor  # (R or more, H, T), in the flat products of queries and keys
-    values: Tensor  # (R or more, H, T), in the flat rows (B * H * room, D/H) of values
+    logits: Tensor  # (R or more * H * T,), in the flat products of queries and keys
+    values: Tensor  # (R or more * H * T,), in the flat rows (B * H * room, D/H) of values
+    shape: torch.Size  # (R or more, H, T)
     bags: Tensor  # (R * H or more,), where those of each query begin
     bias: Tensor | None  # (R or more, 1, T), added to the logits
     is_swapped: bool  # products are (B, H, C, W), else (B, H, W, C)
@@ -181,7 +182,8 @@ class DecoderCache:
         inner = columns * num_beams + beams if is_swapped else columns + beams * width
         values = blocks * room + columns
         bags = torch.arange(0, values.numel(), values.size(2))
-        return Reads(blocks * (width * num_beams) + inner, values, bags, bias, is_swapped)
+        logits = (blocks * (width * num_beams) + inner).view(-1)
+        return Reads(logits, values.view(-1), values.shape, bags, bias, is_swapped)
 
     def ages(self) -> Tensor:
         """Return the position of each newest token in its sentence, (R or more,), or () where all
