@@ -125,8 +125,8 @@ def attend_by_places(queries: Tensor, keys: Tensor, values: Tensor, reads: Reads
     """Attend from the queries (B, H, W, D/H) of a step to keys (B, H, C, D/H) and values (B, H, C
     or more, D/H), from each to the places that `reads` says; return rows (R or more, D).
 
-    The sums of values are those of `embedding_bag`, which is several times as fast on a CPU as a
-    product of small matrices, and does not multiply by the weights 0 of other beams.
+    The sums of values are those of torch's `embedding_bag` (that of `F` checks more), which is
+    several times as fast on a CPU as a product of small matrices, without the weights 0 of others.
     """
     scaled = (queries * queries.size(-1) ** -0.5).flatten(0, 1)  # (B*H, W, D/H)
     keys = keys.flatten(0, 1)  # (B*H, C, D/H)
@@ -135,11 +135,9 @@ def attend_by_places(queries: Tensor, keys: Tensor, values: Tensor, reads: Reads
     logits = products.index_select(0, reads.logits).view(reads.shape)
     if reads.bias is not None:
         logits += reads.bias  # (R or more, H, T)
-    weights = torch.softmax(logits, dim=-1)
+    weights = torch.softmax(logits, dim=-1).view(-1)
     table = values.flatten(0, 2)  # (B*H*C or more, D/H)
-    heads = torch.embedding_bag(  # the function of `F` checks more
-        table, reads.values, reads.bags, per_sample_weights=weights.view(-1)
-    )[0]
+    heads = torch.embedding_bag(table, reads.values, reads.bags, per_sample_weights=weights)[0]
     return heads.view(reads.shape[0], -1)
 
 

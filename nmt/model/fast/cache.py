@@ -212,9 +212,7 @@ class DecoderCache:
         """
         stop, end = self.visible.size(1), self.width
         start = stop - new.size(3)
-        both = self.targets.get(module)
-        if both is None:
-            both = new.new_empty(*new.shape[:3], 0, new.size(4))
+        both = self.targets.get(module, new.new_empty(*new.shape[:3], 0, new.size(4)))
         room = both.size(3)
         if end > room:  # zeros, for columns are attended to, with weight 0, before they are written
             more = max(end + _ROOM * new.size(3), 3 * room // 2) - room
