@@ -131,7 +131,7 @@ def least_log_prob(scores: Tensor, first: Tensor, last: Tensor, config: SearchCo
     Its log-probability can only fall and its coverage term is at most 0. So the bound is the least
     of g(l) = score * normalizer(l) - reward * l, at one of both ends or where g' is 0.
     """
-    lengths = [first] if first is last else [first, last]
+    lengths = [first] if first is last else [first, last]  # of what ends now there is one
     alpha, reward = config.length_penalty, config.word_reward
     if config.normalization is Normalization.wu and reward and alpha not in (0, 1):
         # g' = score * alpha / 6 * ((5 + l) / 6)^(alpha - 1) - reward
@@ -227,7 +227,7 @@ class SearchTask:
         for token in self.ids.never:
             log_probs[:, token].fill_(NEVER)
         if live.length < self.config.min_length:
-            log_probs[:, self.ids.eos] = NEVER
+            log_probs[:, self.ids.eos].fill_(NEVER)
         if self.forced is not None and live.length < self.forced.size(1):
             wanted = self.forced[live.sentences, live.length].unsqueeze(1)  # (rows, 1)
             wanted = send(wanted, log_probs.device)
