@@ -21,7 +21,7 @@ from nmt.model.fast.packing import Packing
 from nmt.training.compiled import Compiler
 from nmt.training.microbatches import Batch
 
-_ROWS_A_CHUNK = 512  # so many rows of logits, (chunk, V) in float32, exist at a time
+_ROWS_A_CHUNK = 256  # so many rows of logits, (chunk, V) in float32, exist at a time
 _CUDA_LOGITS = 1 << 27  # and on a GPU, which is fast with large matrices, so many numbers
 
 # maps logits (N, V), targets (N,) and smoothing to the sums of loss and nll, and to d loss / d
@@ -120,13 +120,13 @@ def softmax_of_two(r_drop: float) -> Softmax:
     """
 
     def compute(logits: Tensor, wanted: Tensor, smoothing: float) -> tuple[Tensor, Tensor, Tensor]:
+        loss, nll, error = softmax_in_place(logits.float(), wanted, smoothing)
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(-1, 2, logits.size(1))
         gap = log_probs - log_probs.flip(1)  # (N / 2, 2, V)
-        probs = log_probs.exp()
-        kl = (probs * gap).sum(-1, keepdim=True)  # of each pass from the other, (N / 2, 2, 1)
-        pull = probs * (gap - kl) + probs - probs.flip(1)
-        loss, nll, error = softmax_at_once(logits, wanted, smoothing)
-        error = error / 2 + r_drop / 4 * pull.view_as(error)
+        probs = log_probs.exp_()
+        kl = torch.linalg.vecdot(probs, gap)[..., None]  # of one from the other
+        pull = gap.add_(1 - kl).mul_(probs).sub_(probs.flip(1)).view_as(error)
+        error = error.mul_(0.5).add_(pull, alpha=r_drop / 4)
         return loss / 2 + r_drop / 4 * kl.sum(), nll / 2, error.to(logits.dtype)
 
     return compute
