@@ -159,13 +159,18 @@ def test_many_to_many_models_get_the_tag_of_the_target(tokenizer: Tokenizer) -> 
     models, _ = copying(tokenizer)
     translator = models.directions["xx", "yy"].translator
     tagged = {
-        ("en", tgt): Direction(translator, "a folder", Tags(f"<2{tgt}>")) for tgt in ("de", "fr")
+        (src, tgt): Direction(translator, "a folder", Tags(f"<2{tgt}>"))
+        for src, tgt in (("en", "de"), ("en", "fr"), ("fr", "de"), ("fr", "en"), ("de", "fr"))
     }
     with running(Models(tagged)) as server:
         # this engine gives back what it gets
         assert server.translate(["a house. a", "a"], "en", "fr") == ["<2fr> a house. a", "<2fr> a"]
         answer = server.translate("a <b>tree</b>", "en", "de", format="html")
         assert answer == "&lt;2de&gt; a <b>tree</b>"
+        groups = server.get("/v1/models").json["groups"]
+    assert [group["sources"] for group in groups] == [["en", "fr"], ["de"]]
+    pairs = {(s, t) for group in groups for s in group["sources"] for t in group["targets"]}
+    assert {(source, target) for source, target in pairs if source != target} == set(tagged)
 
 
 def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) -> None:

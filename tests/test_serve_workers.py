@@ -88,7 +88,7 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
         [wanted] = translator.attention([lines[0]], [expected[4][0]])
         assert shown["columns"] == wanted.src
         assert shown["weights"][0] == pytest.approx(wanted.cross[0, 0, 0].tolist(), abs=1e-4)
-        assert server.get("/v1/models").json["directions"][0]["attention"]["heads"] > 0
+        assert server.get("/v1/models").json["groups"][0]["attention"]["heads"] > 0
         wrong = {"text": lines[0], "translation": "a", "kind": "none"}
         assert server.post("/v1/attention", **wrong, **GOOD).status == 400
         left = set(processes(os.getpid())) - before

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from collections import defaultdict
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -277,18 +278,26 @@ def _attention(
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: the directions, their search settings and limits."""
+    """GET /v1/models: groups of languages, each translated to all others of its group's targets,
+    with search settings and limits.
+    """
     service = service_of(request)
-    directions = [
+    codes: dict[tuple[Translator, str], set[str]] = defaultdict(set)
+    for (source, target), direction in service.models.directions.items():
+        codes[direction.translator, source] |= {source, target}
+    groups: dict[tuple[Translator, frozenset[str]], list[str]] = defaultdict(list)
+    for (translator, source), found in codes.items():
+        groups[translator, frozenset(found)].append(source)
+    answers = [
         {
-            "source": source,
-            "target": target,
-            "beam_size": direction.translator.defaults.beam_size,
-            "attention": attention_shape(direction.translator.backend),
+            "sources": sorted(sources),
+            "targets": sorted(found),
+            "beam_size": translator.defaults.beam_size,
+            "attention": attention_shape(translator.backend),
         }
-        for (source, target), direction in sorted(service.models.directions.items())
+        for (translator, found), sources in groups.items()
     ]
-    return JSONResponse({"directions": directions, "max_beam_size": service.config.max_beam_size})
+    return JSONResponse({"groups": answers, "max_beam_size": service.config.max_beam_size})
 
 
 async def progress(request: Request) -> Response:

@@ -7,7 +7,7 @@ const DELAY = 250; // milliseconds after the last key
 const ALTERNATIVES = 4; // translations asked for, at most
 const HISTORY = 50; // entries
 const $ = (id) => document.getElementById(id);
-const state = { languages: [], settings: {}, beams: new Map(), shapes: new Map(), asked: 0, shown: 0, timer: 0 };
+const state = { languages: [], settings: {}, groups: [], asked: 0, shown: 0, timer: 0 };
 
 // What is stored may be missing or forbidden (private windows)
 export function recall(name, otherwise) {
@@ -41,8 +41,13 @@ function showTargets(chosen) {
 }
 
 function beamSize(target) {
-  const own = state.beams.get(`${$("source").value} ${target}`);
-  return own ?? Math.min(...[...state.beams].filter(([pair]) => pair.endsWith(` ${target}`)).map(([, n]) => n));
+  const own = groupsOf(target, $("source").value);
+  return Math.min(...(own.length ? own : groupsOf(target)).map((group) => group.beam_size));
+}
+
+function groupsOf(target, source) {
+  return state.groups.filter(({ sources, targets }) => targets.includes(target)
+    && sources.some((code) => code !== target && (!source || code === source)));
 }
 
 let running = null;
@@ -99,7 +104,7 @@ function show(answer, wasDetected) {
   $("alignment-box").hidden = $("attention-box").hidden = !sentences.length;
   showAlignment($("alignment"), sentences);
   const detected = answer?.source ?? $("source").value;
-  const target = $("target").value, shape = state.shapes.get(`${detected} ${target}`);
+  const target = $("target").value, shape = groupsOf(target, detected)[0]?.attention;
   showAttention($("attention-box"), $("attention"), sentences, { source: detected, target, shape, ask });
 }
 
@@ -172,10 +177,7 @@ async function start() {
   const [languages, settings, models] = await Promise.all(
     [ask("/languages"), ask("/frontend/settings"), ask("/v1/models")]);
   Object.assign(state, { languages, settings });
-  models.directions.forEach(({ source, target, beam_size, attention }) => {
-    state.beams.set(`${source} ${target}`, beam_size);
-    state.shapes.set(`${source} ${target}`, attention);
-  });
+  state.groups = models.groups;
   const [source, target] = recall("languages", [settings.language.source.code, settings.language.target.code]);
   const sources = languages.filter(({ code, targets }) => targets.some((other) => other !== code));
   options($("source"), [{ code: "auto", name: "Detect language" }, ...sources], source);
