@@ -148,6 +148,12 @@ def test_languages_are_detected_among_those_served(tokenizer: Tokenizer) -> None
         assert found[0]["language"] == "de"
         assert 50 < found[0]["confidence"] <= 100
         assert server.form("/detect", q=" 12 ").json[-1]["language"] in ("en", "de", "pt")
+        head = "<title>Ein Haus</title><style>p { color: red }</style><!-- a page for all of us -->"
+        page = (
+            f'{head}<p>Das ist <a class="u-url" href="https://the.house.example/">ein Haus</a></p>'
+        )
+        body = {"q": page, "format": "html", "source": "auto", "target": "pt"}
+        assert server.post("/translate", **body).json["detectedLanguage"]["language"] == "de"
         texts = ["Das ist ein schönes Haus.", "This is a house.", "Esta casa é muito bonita."]
         body = {"q": texts, "source": "auto", "target": "pt-BR"}
         answer = server.post("/translate", **body).json

@@ -10,7 +10,7 @@ import pytest
 
 from nmt.errors import DataError
 from nmt.serve.documents import Downloads, Reading, read_document
-from nmt.serve.markup import parse_html
+from nmt.serve.markup import parse_html, visible_text
 from nmt.serve.pieces import is_emoji_only, plain_text, token_spans
 from nmt.translate.lines import LineResult, Translation
 
@@ -92,15 +92,22 @@ def test_markup_that_is_no_text_stays_as_it_is() -> None:
         "<span translate='no'>a <span>b</span> c</span>",
         "<!doctype html>\n<hr>\n",
         "<div class='x notranslate'>a <div>b</div></div>",
+        "<script>document.write('<script src=\"j.js\"><\\/script>')</script>",
+        "<SCRIPT>x</Script><img src='data:image/png;base64," + "iVBOR" * 2000 + "'>",
     ):
         assert html(text) == text
+        assert (
+            html(f"<p>İİ a</p>{text}<p class='k'>b</p>") == f"<p>İİ A</p>{text}<p class='k'>B</p>"
+        )
+        assert visible_text(f"<p>one</p>{text}<b>two</b>", 99) == "one two" or "translate" in text
 
 
 def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> None:
     assert html("a &amp; b &lt; c") == "A &amp; B &lt; C"
     assert parse_html("one\n  <b>two</b>\n three.").sentences == ["one two three."]
     assert html("<pre>a\n  b</pre>") == "<pre>A\n  B</pre>"
-    assert html("\n <p> a </p>\n") == "\n <p> A </p>\n"
+    for space in (" ", "\u3000\u3000", "\xa0"):
+        assert html(f"\n <p>{space}a{space}</p>\n") == f"\n <p>{space}A{space}</p>\n"
 
 
 def test_no_tag_is_lost_doubled_or_badly_nested_whatever_the_markup() -> None:
@@ -132,7 +139,14 @@ BOLD = "<b>x</b>"
 
 
 def test_hostile_markup_takes_linear_time() -> None:
-    for unit, count in (("<", 9000), ("<b>", 3000), ("<code>", 3000), ("<!--", 5000), (BOLD, 1500)):
+    for unit, count in (
+        ("<", 9000),
+        ("<a '", 9000),
+        ("<b>", 3000),
+        ("<code>", 3000),
+        ("<!--", 5000),
+        (BOLD, 1500),
+    ):
         seconds = []
         for times in (count // 8, count):
             tries = []
@@ -160,6 +174,25 @@ def test_subtitles_keep_numbers_times_line_ends_and_the_number_of_lines() -> Non
     assert render("a.SRT", SUBTITLES) == SUBTITLES.replace("first half", "FIRST HALF").replace(
         "second half", "SECOND HALF"
     ).replace("- one", "- ONE").replace("two", "TWO").replace("three", "THREE")
+
+
+def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
+    cues = "1\n00:00:01,000 --> 00:00:02,000\n<i>a & b</i> <3 c\n"
+    cues += "2\n00:00:03,000 --> 00:00:04,000\nd &amp; <b>e</b>\n00:05,000 --> 00:06,000\n7\n"
+    wanted = re.sub(r"(?<![</&])\b[a-e]\b", lambda letter: letter[0].upper(), cues)
+    assert render("a.srt", cues) == wanted
+    assert [p.sentences for p in read_document("a.srt", cues.encode(), Reading()).pieces] == [
+        ["a & b <3 c"],
+        ["d & e"],
+        ["7"],
+    ]
+
+
+def test_a_file_of_html_is_many_pieces() -> None:
+    page = "<h1>a</h1>\n<p>b <i>c</i></p> d<hr>"
+    assert render("a.html", page) == html(page) == "<h1>A</h1>\n<p>B <i>C</i></p> D<hr>"
+    document = read_document("a.html", page.encode(), Reading())
+    assert max(len(piece.sentences) for piece in document.pieces) == 1
 
 
 def test_tables_translate_the_columns_asked_for() -> None:

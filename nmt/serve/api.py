@@ -140,14 +140,16 @@ def int_param(params: dict[str, Any], name: str, default: int, most: int) -> int
     return number
 
 
-def check_size(service: Service, call: Call, texts: Sequence[str], *, is_list: bool) -> None:
+def check_size(
+    service: Service, call: Call, texts: Sequence[str], *, is_list: bool, is_file: bool = False
+) -> None:
     """Refuse too many texts or characters with a 400 `HttpError` that has size and limit."""
     batch_limit = service.config.batch_limit
     if is_list and batch_limit and len(texts) > batch_limit:
         raise HttpError(
             400, f"Invalid request: {len(texts)} texts exceed the limit of {batch_limit}"
         )
-    size, limit = sum(map(len, texts)), service.char_limit(call)
+    size, limit = sum(map(len, texts)), service.char_limit(call, is_file=is_file)
     if limit and size > limit:
         raise HttpError(400, f"Invalid request: {size} characters exceed the limit of {limit}")
 
@@ -249,9 +251,11 @@ async def translate_file(request: Request) -> Response:
     if not isinstance(upload, UploadFile) or not upload.filename:
         raise HttpError(400, "Invalid request: missing file parameter")
     name, content = PurePath(upload.filename).name, await upload.read()
-    wish = Wish(source=source.lower(), target=target.lower())
-    sample = content[:4000].decode("utf-8", "replace")
-    [(code, _, direction)] = service.directions([sample], wish)
+    is_html = PurePath(name).suffix.lower() in (".html", ".htm")
+    wish = Wish(source=source.lower(), target=target.lower(), is_html=is_html)
+    text = content.decode("utf-8", "replace")
+    check_size(service, call, [text], is_list=False, is_file=True)
+    [(_, _, direction)] = service.directions([text if is_html else text[:4000]], wish)
     columns = [c.strip() for c in text_param(params, "columns", "").split(",") if c.strip()]
     reading = Reading(
         split_sentences=service.config.split_sentences,

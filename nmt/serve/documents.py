@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import html
 import io
 import re
 import secrets
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from nmt.errors import DataError, nearest
-from nmt.serve.markup import parse_html
+from nmt.serve.markup import Html, parse_html
 from nmt.serve.pieces import Piece, plain_text
 from nmt.translate.lines import LineResult
 
@@ -68,7 +69,8 @@ def read_document(name: str, content: bytes, reading: Reading) -> Document:
     if suffix in (".csv", ".tsv"):
         return _read_table(text, suffix, reading)
     if suffix in (".html", ".htm"):
-        return Document([reading.piece(text, is_html=True)], "".join)
+        whole = parse_html(text, split_sentences=reading.split_sentences, prefix=reading.prefix)
+        return Document([Html([piece], whole.prefix) for piece in whole.pieces], "".join)
     lines = text.splitlines(keepends=True)
     return Document([reading.piece(line) for line in lines], "".join)
 
@@ -80,6 +82,7 @@ class _Cue:
     inner: Piece
     num_lines: int
     newline: str
+    has_entities: bool  # as HTML; others may show & as it is
 
     @property
     def sentences(self) -> list[str]:
@@ -93,7 +96,10 @@ class _Cue:
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """See `Piece.render`."""
-        return _wrap(self.inner.render(results, rank), self.num_lines, self.newline)
+        text = self.inner.render(results, rank)
+        if isinstance(self.inner, Html) and not self.has_entities:
+            text = html.unescape(text)
+        return _wrap(text, self.num_lines, self.newline)
 
 
 def _read_subtitles(text: str, reading: Reading) -> Document:
@@ -108,20 +114,25 @@ def _read_subtitles(text: str, reading: Reading) -> Document:
         if waiting:
             joined = " ".join(line.strip() for line in waiting)
             inner = reading.piece(joined, is_html=bool(_TAGS.search(joined)))
-            pieces.append(_Cue(inner, len(waiting), newline))
+            has_entities = html.unescape(joined) != joined
+            pieces.append(_Cue(inner, len(waiting), newline, has_entities))
             parts.extend((None, newline))
             waiting.clear()
 
     for line in text.split("\n"):
         line = line.removesuffix("\r")
-        if is_text and line.strip():
+        if is_text and _TIMES.match(line):  # of the next one, without an empty line before it
+            number = waiting.pop() if waiting and waiting[-1].strip().isdigit() else None
+            flush()
+            parts += [*([] if number is None else [number, newline]), line, newline]
+        elif is_text and line.strip():
             if _DASH.match(line):  # another speaker
                 flush()
             waiting.append(line)
-            continue
-        flush()
-        is_text = bool(_TIMES.match(line)) or (is_text and bool(line.strip()))
-        parts += [line, newline]
+        else:
+            flush()
+            is_text = bool(_TIMES.match(line))
+            parts += [line, newline]
     flush()
     parts.pop()  # after the last line there is no line end
 

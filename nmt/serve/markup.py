@@ -26,11 +26,13 @@ _INLINE = _names(
 )
 _INLINE_VOID = _names("img wbr input")
 _INLINE_OPAQUE = _names("code samp var svg math")  # of no language; kept as they are
+_RAW = _names("script style iframe")  # their content is no markup
 _OPAQUE = _names("script style iframe object noscript template")
 _VOID = _names("area base br col embed hr link meta param source track") | _INLINE_VOID
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9:-]*)(?:[^\"'>]|\"[^\"]*\"|'[^']*')*>")
 _UNTRANSLATED = re.compile(r"\btranslate\s*=\s*[\"']?no\b|\bclass\s*=[^>]*\bnotranslate\b", re.I)
-_SPACE = re.compile(r"[ \t\r\n\f]+")
+_WHITE = " \t\r\n\f"  # of HTML; other white space is text
+_SPACE = re.compile(f"[{_WHITE}]+")
 _MAX_DEPTH = 32  # elements within each other; tags further inside keep their place alone
 
 
@@ -124,11 +126,16 @@ def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> 
 
 def _tokens(text: str) -> Iterator[_Token]:
     """Cut HTML into tokens, in time linear in its length."""
-    lower, place, preformatted = text.lower(), 0, 0
+    place = preformatted = 0
+    num_tries = 16  # to find the end of a long tag: without a limit, many "<" take quadratic time
     while place < len(text):
         start = text.find("<", place)
         start = len(text) if start < 0 else start
-        if match := _TAG.match(text, start, start + 4096):
+        match = _TAG.match(text, start, start + 4096)
+        if match is None and num_tries and text[start + 1 : start + 2].isalpha():
+            match = _TAG.match(text, start)
+            num_tries -= match is None
+        if match:
             end, name = match.end(), match[1].lower()
         elif text.startswith(("<!", "<?"), start):
             comment = text.startswith("<!--", start)
@@ -145,7 +152,7 @@ def _tokens(text: str) -> Iterator[_Token]:
         is_end = raw.startswith("</")
         opaque = name in _OPAQUE | _INLINE_OPAQUE or bool(name and _UNTRANSLATED.search(raw))
         if opaque and not is_end and name not in _VOID and not raw.endswith("/>"):
-            end = _end_of(lower, name, end)
+            end = _end_of(text, name, end)
             raw = text[start:end]
         preformatted += (name == "pre") * (-1 if is_end else 1)
         yield _Token(_kind(name, raw, is_end=is_end, opaque=opaque), raw, name)
@@ -169,16 +176,31 @@ def _kind(name: str, raw: str, *, is_end: bool, opaque: bool) -> str:
     return "close" if is_end else "open"
 
 
-def _end_of(lower: str, name: str, start: int) -> int:
-    """Return where the element ends whose start tag ends at `start`, others of its name inside it
-    counted.
+def visible_text(text: str, num_characters: int) -> str:
+    """Return what is to be translated in HTML, about so many characters of it, for a guess at its
+    language.
     """
-    depth = 1
-    for match in re.compile(rf"<(/?){re.escape(name)}\b[^>]*>?").finditer(lower, start):
+    parts: list[str] = []
+    for token in _tokens(text):
+        if token.kind == "text":
+            parts.append(" ".join(html.unescape(token.raw).split()))
+            num_characters -= len(parts[-1])
+        if num_characters <= 0:
+            break
+    return " ".join(filter(None, parts))
+
+
+def _end_of(text: str, name: str, start: int) -> int:
+    """Return where the element ends whose start tag ends at `start`, others of its name inside it
+    counted, unless it holds no markup.
+    """
+    depth, slash = 1, "(/)" if name in _RAW else "(/?)"
+    pattern = re.compile(rf"<{slash}{re.escape(name)}\b[^>]*>?", re.IGNORECASE | re.ASCII)
+    for match in pattern.finditer(text, start):
         depth += -1 if match[1] else 1
         if not depth:
             return match.end()
-    return len(lower)
+    return len(text)
 
 
 def _block(run: Sequence[_Token], split_sentences: bool) -> _Block:
@@ -209,8 +231,9 @@ def _block(run: Sequence[_Token], split_sentences: bool) -> _Block:
     text = "".join(parts)
     root.end = length
     first, last = run[0], run[-1]
-    lead = first.raw[: len(first.raw) - len(first.raw.lstrip())] if first.kind == "text" else ""
-    trail = last.raw[len(last.raw.rstrip()) :] if last.kind == "text" else ""
+    start = len(first.raw) - len(first.raw.lstrip(_WHITE))
+    lead = first.raw[:start] if first.kind == "text" else ""
+    trail = last.raw[len(last.raw.rstrip(_WHITE)) :] if last.kind == "text" else ""
     text = text.rstrip(" ") if trail else text
     return _Block(plain_text(text, split_sentences=split_sentences), root, text, lead, trail)
 

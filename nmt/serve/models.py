@@ -19,7 +19,7 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 
 _ALIASES = (("pb", "pt-br"), ("zh", "zh-hans", "zh-cn"), ("zt", "zh-hant", "zh-tw"))
-_DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
+DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
 _SHOWN = 50  # directions that the log names
 _SURE = 50.0  # confidence from which a text counts as being in the target language already
 _NAMES = """af Afrikaans|am Amharic|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|
@@ -48,7 +48,9 @@ class Direction:
     @property
     def prefix(self) -> str:
         """What stands before every source sentence."""
-        return f"{self.tags.src} " if self.tags.src else ""
+        src = self.translator.tokenizer.src
+        before = [self.tags.src] if self.tags.src else src.pieces(src.prefix)
+        return "".join(f"{piece} " for piece in before)
 
 
 class Models:
@@ -122,7 +124,7 @@ class Models:
         first; none where nothing is found. Raises what `_detector` raises.
         """
         found: dict[str, float] = {}
-        sample = " ".join(text[:_DETECTED_CHARACTERS].split())
+        sample = " ".join(text[:DETECTED_CHARACTERS].split())
         for answer in _detector()(sample) if sample else ():
             code = self.code(answer["lang"])
             if code is not None:

@@ -14,8 +14,8 @@ from nmt.config import Engine, ServeConfig
 from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
 from nmt.serve.documents import Downloads
-from nmt.serve.markup import parse_html
-from nmt.serve.models import Direction, Models
+from nmt.serve.markup import parse_html, visible_text
+from nmt.serve.models import DETECTED_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import Piece, is_emoji_only, plain_text
 from nmt.serve.rounds import Options
@@ -143,11 +143,13 @@ class Service:
             limit = call.key.requests_per_minute or 0
         self._limits.check(call.client, limit)
 
-    def char_limit(self, call: Call) -> int:
-        """Return the most characters of a request, 0 for no limit."""
+    def char_limit(self, call: Call, *, is_file: bool = False) -> int:
+        """Return the most characters of a request, 0 for no limit; of a file or a stream, whose
+        size in bytes is limited, a key's own.
+        """
         if call.key is not None and call.key.char_limit is not None:
             return call.key.char_limit
-        return self.config.char_limit
+        return 0 if is_file else self.config.char_limit
 
     def directions(
         self, texts: Sequence[str], wish: Wish
@@ -167,7 +169,8 @@ class Service:
             if is_emoji_only(text):
                 found.append((source or "en", 0.0, None))
                 continue
-            code, confidence = (source, 0.0) if source else models.source_of(text, target)
+            sample = visible_text(text, DETECTED_CHARACTERS) if wish.is_html else text
+            code, confidence = (source, 0.0) if source else models.source_of(sample, target)
             direction = models.directions.get((code, target))
             if direction is None and code != target:
                 raise HttpError(400, f"{target} is not a target of {code} on this server")

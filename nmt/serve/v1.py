@@ -68,8 +68,8 @@ async def translate(request: Request) -> Response:
     texts = texts_param(params, "text")
     source, target = text_param(params, "source"), text_param(params, "target")
     is_stream = _flag(params, "stream")
-    if not is_stream:
-        check_size(service, call, texts, is_list=isinstance(params["text"], list))
+    is_list = isinstance(params["text"], list) and not is_stream
+    check_size(service, call, texts, is_list=is_list, is_file=is_stream)
     search = _search(service, params.get("search"))
     n_best = int_param(params, "n_best", 1, service.config.max_beam_size)
     wish = Wish(

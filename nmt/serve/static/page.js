@@ -7,7 +7,7 @@ const DELAY = 250; // milliseconds after the last key
 const ALTERNATIVES = 4; // translations asked for, at most
 const HISTORY = 50; // entries
 const $ = (id) => document.getElementById(id);
-const state = { languages: [], settings: {}, groups: [], asked: 0, shown: 0, timer: 0 };
+const state = { languages: [], settings: {}, groups: [], most: 1, asked: 0, shown: 0, timer: 0 };
 
 // What is stored may be missing or forbidden (private windows)
 export function recall(name, otherwise) {
@@ -62,7 +62,7 @@ async function translate() {
   $("state").textContent = "Translating…";
   const source = $("source").value, target = $("target").value;
   try {
-    const n = Math.max(1, Math.min(ALTERNATIVES, beamSize(target)));
+    const n = Math.max(1, Math.min(ALTERNATIVES, state.most, beamSize(target)));
     const answer = await ask("/v1/translate", {
       text, source, target, n_best: n, scores: true, alignment: true,
     }, running.signal);
@@ -177,7 +177,7 @@ async function start() {
   const [languages, settings, models] = await Promise.all(
     [ask("/languages"), ask("/frontend/settings"), ask("/v1/models")]);
   Object.assign(state, { languages, settings });
-  state.groups = models.groups;
+  Object.assign(state, { groups: models.groups, most: models.max_beam_size });
   const [source, target] = recall("languages", [settings.language.source.code, settings.language.target.code]);
   const sources = languages.filter(({ code, targets }) => targets.some((other) => other !== code));
   options($("source"), [{ code: "auto", name: "Detect language" }, ...sources], source);
