@@ -137,7 +137,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("overlong-rest", PREPROCESS + "chunks.py", "[: MAX_LINE_BYTES + 1]", "[:MAX_LINE_BYTES]", "chunks"),
     ("chunk-bytes", PREPROCESS + "chunks.py", 'BYTES_A_CHUNK, side="right"', 'BYTES_A_CHUNK + 1, side="right"', "chunks"),
     ("chunk-cut-by-blocks", PREPROCESS + "chunks.py", "len(self._text) < BYTES_A_CHUNK", "len(self._text) < BYTES_A_CHUNK // 2", "chunks"),
-    ("next-source", PREPROCESS + "chunks.py", "        line, offsets = 1, (0,) * len(offsets)\n", "        offsets = (0,) * len(offsets)\n", "chunks"),
+    ("next-source", PREPROCESS + "chunks.py", "        line, offsets = 1, ()\n", "        offsets = ()\n", "chunks"),
     ("span-start", PREPROCESS + "chunks.py", "ends[here - num_ends - 1]", "ends[here - num_ends - 2]", "chunks"),
     ("span-of-next-source", PREPROCESS + "chunks.py", "first = -num_pairs % size", "first = num_pairs % size", "chunks"),
     ("last-line-open", PREPROCESS + "chunks.py", 'num_lines = num_ends + (last != b"\\n")', "num_lines = num_ends", "chunks"),

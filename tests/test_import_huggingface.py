@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +29,7 @@ from transformers.utils import logging
 from nmt.checkpoint import load_info
 from nmt.config import (
     Activation,
+    ExportConfig,
     ExportFormat,
     Norm,
     Normalization,
@@ -35,6 +39,7 @@ from nmt.config import (
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
+from nmt.export.folder import export
 from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
@@ -178,11 +183,14 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
                 assert set(row[len(ids) + 1 :]) <= rest, (name, beam_size, line)
 
 
-def test_marian_models_compute_what_transformers_does(tmp_path: Path) -> None:
+def test_marian_models_compute_what_transformers_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for seed, (name, shape) in enumerate(MARIAN.items()):
         folder = write_marian(tmp_path / name.replace(", ", "-"), seed, shape)
         model = MarianMTModel.from_pretrained(folder, dtype=torch.float32)
         check(folder, name, model, MarianTokenizer.from_pretrained(folder))
+    assert run_readme(imported(folder), monkeypatch).strip()
 
 
 def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
@@ -273,7 +281,7 @@ def test_folders_of_older_versions_hold_copies_and_shards_in_pickles(tmp_path: P
 
 
 def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
-    tmp_path: Path,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_m2m100(tmp_path / "nllb", 3, M2M100["m2m"])
     vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
@@ -300,6 +308,18 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     [scored] = translator.score([LINES[0]], [LINES[1]])
     assert scored.tokens[0] == "fra_Latn"
     assert translator.translate(["", LINES[0]])[0] == ""
+    assert "Latn" not in run_readme(model_dir, monkeypatch)
+
+
+def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Export to CTranslate2, and run the Python of the README there; return what it prints."""
+    output = model_dir.parent / "exported"
+    export(model_dir, output, ExportConfig(model_dir=str(model_dir)))
+    text, shown = (output / "README.md").read_text(encoding="utf-8"), io.StringIO()
+    monkeypatch.chdir(output)
+    with contextlib.redirect_stdout(shown):
+        exec(re.search("```python\n(.*?)```", text, re.DOTALL)[1], {})
+    return shown.getvalue()
 
 
 def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Path) -> None:

@@ -231,6 +231,10 @@ def test_opennmt_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -
         theirs = tmp_path / f"ct2-{seed}"
         converter = OpenNMTPyConverter(str(folder / "model_step_10.pt"), True)
         converter.convert(str(theirs))
+        if version == 3:  # what it writes by default since 3.4.2, which CTranslate2 refuses
+            content = torch.load(folder / "model_step_10.pt", weights_only=False)
+            content["opt"].self_attn_type = "scaled-dot-flash"
+            torch.save(content, folder / "model_step_10.pt")
         check(name, imported(folder), theirs, pad="")
 
 

@@ -127,10 +127,15 @@ def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:
         forced = [translator.tokenizer.pieces(part.prefix) for part in parts]
         assert all((tag in part) == (language == "fr") for part in forced), forced
         assert len(set(map(tuple, forced[1:]))) == 1, forced
+    options = LineOptions(tags=translator.choose_tags(), max_source_length=24)
+    window = Window(0, [f"<2de> {line}"], [""])  # a line that brings its tag
+    (parts,) = encode_window(window, translator.tokenizer, options).segments
+    assert all("<2de>" in translator.tokenizer.pieces(part.ids) for part in parts)
+    assert len(parts) > 1
 
 
 def test_exports_without_nmt_go_in_the_direction_of_their_tags(
-    root: Path, monkeypatch: pytest.MonkeyPatch
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for library in ("ctranslate2", "huggingface"):
         folder = root / library
@@ -147,6 +152,8 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
             with contextlib.redirect_stdout(shown):
                 exec(asked.replace("A sentence.", "green tree sees red house"), {})
             assert share(language, [shown.getvalue()]) > 0.8, (library, shown.getvalue())
+    assert command("export", f"model_dir={root / 'run'}", "format=argos") == 2
+    assert "a language or tag before each text" in capsys.readouterr().err
     exported = Translator.load(root / "ctranslate2", backend="ctranslate2", device="cpu")
     native = Translator.load(root / "run", device="cpu")
     for language in ("de", "fr"):

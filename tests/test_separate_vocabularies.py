@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -17,7 +18,15 @@ from toy import WORDS, command, train, write_corpus
 
 from nmt import Translator
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
-from nmt.config import ExportFormat, Normalization, SearchConfig
+from nmt.config import (
+    CorpusConfig,
+    DataConfig,
+    ExportFormat,
+    Normalization,
+    PreprocessConfig,
+    SearchConfig,
+    TokenizerConfig,
+)
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
@@ -75,6 +84,20 @@ def test_only_separate_vocabularies_have_a_second_embedding_and_size(
         content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
         assert content["vocab_size"] == wanted["embedding.weight"]
         assert content.get("src_vocab_size") == wanted.get("src_embedding.weight")
+
+
+def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(place: Path) -> None:
+    data_dir = str(place / "data")
+    piece = load_tokenizers(place / "data").tgt.pieces([30])[0]
+    for side, refused in (("tgt_tag", False), ("src_tag", True)):
+        corpora = {"a": CorpusConfig(tsv=["a.tsv"], **{side: piece})}
+        settings = TokenizerConfig(model=data_dir)
+        config = PreprocessConfig(data=DataConfig(corpora=corpora), tokenizer=settings)
+        with pytest.raises(ConfigError, match="no piece") if refused else nullcontext():
+            assert isinstance(open_tokenizers(config), SeparateTokenizers)
+    settings = TokenizerConfig(model=data_dir, separate=True, tgt_model="b.model")
+    with pytest.raises(ConfigError, match="tgt_model: the folder .* has both; leave it out"):
+        open_tokenizers(PreprocessConfig(tokenizer=settings))
 
 
 def test_a_batch_is_framed_by_the_control_symbols_of_each_side(foreign: Path) -> None:

@@ -65,6 +65,10 @@ def test_every_format_gives_the_same_pairs(tmp_path: Path) -> None:
     for suffix in SUFFIXES:
         parts = enumerate((src, tgt, tsv, wide, records, named))
         files = [[str(write(tmp_path / f"{i}.{suffix}", text))] for i, text in parts]
+        mixed = [find(tmp_path / suffix, tsv=files[2])]
+        mixed = [find(tmp_path / suffix, src=files[0], tgt=files[1]), *mixed, *mixed]
+        if suffix == "txt":  # as the held-out sets of several corpora may be
+            assert read(sum(mixed, [])) == read(sum(mixed[::-1], [])) == 3 * PAIRS
         for split in (
             SplitConfig(src=files[0], tgt=files[1]),
             SplitConfig(tsv=files[2]),

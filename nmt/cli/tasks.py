@@ -99,7 +99,10 @@ def export(config: ExportConfig, config_yaml: str) -> None:
 
     folder = find_model(resolve(config.model_dir))
     kind = f"{config.format.value}-{config.quantization.value}"
-    output = config.output or f"{config.model_dir.rstrip('/')}-{kind}"
+    named = config.model_dir.rstrip("/")
+    if Path(named).name in ("", ".."):  # a dot, beside which no name can be made
+        named = str(resolve(named or "/").resolve())
+    output = config.output or f"{named}-{kind}"
     export(folder, resolve(output), config)
     size = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
     others = other_models(resolve(config.model_dir), folder)

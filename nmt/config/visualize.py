@@ -85,7 +85,8 @@ class VisualizeConfig:
             least = int(name == "layers")
             for value in getattr(self, name):
                 require(value >= least, name, value, f"must be at least {least}")
-        pattern = r"\d*[02468]:[1-9]\d*(:(noam|inverse_sqrt|cosine|linear|wsd)(:[0-9.e-]+)?)?"
+        peak = r"(:noam|:(inverse_sqrt|cosine|linear|wsd)(:\d*\.?\d+(e-?\d+)?)?)?"
+        pattern = rf"(?!0)\d*[02468]:[1-9]\d*{peak}"
         for text in self.schedules:
             rule = "write D_MODEL:WARMUP, or with a name, 512:4000:cosine, or a peak too"
             require(bool(re.fullmatch(pattern, text)), "schedules", text, rule)

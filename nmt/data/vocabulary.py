@@ -64,7 +64,10 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     src_path = resolve(config.tokenizer.model)
     if src_path.is_dir():
         tokenizers = load_tokenizers(src_path)
-        missing = {*src_symbols, *tgt_symbols} - {*tokenizers.src.all_pieces()}
+        if config.tokenizer.tgt_model is not None:
+            raise ConfigError(f"tokenizer.tgt_model: the folder {src_path} has both; leave it out")
+        missing = {*src_symbols} - {*tokenizers.src.all_pieces()}
+        missing |= {*tgt_symbols} - {*tokenizers.tgt.all_pieces()}
         if missing:
             raise ConfigError(
                 f"tokenizer.model={src_path} has no piece {sorted(missing)[0]}, and a model's "

@@ -32,13 +32,15 @@ def write_argos(
 ) -> None:
     """Write `translate-FROM_TO-1_0.argosmodel` into `folder`.
 
-    Raises a `ModelError` for a model with two SentencePiece models, or with languages before its
-    texts: a package has one model for both sides.
+    Raises a `ModelError` for a model with two SentencePiece models, or with languages or tags
+    before its texts: a package has one model for both sides.
     """
-    if tokenizer.src.model != tokenizer.tgt.model or tokenizer.src.prefix or tokenizer.tgt.prefix:
+    has_tags = bool(info.directions) and all(any(one.tags) for one in info.directions)
+    has_prefix = has_tags or tokenizer.src.prefix or tokenizer.tgt.prefix
+    if tokenizer.src.model != tokenizer.tgt.model or has_prefix:
         raise ModelError(
             "a package of Argos has one SentencePiece model for both languages, and this model "
-            "has two, or a language before each text; use format=ctranslate2"
+            "has two, or a language or tag before each text; use format=ctranslate2"
         )
     model = folder / "model"
     model.mkdir()

@@ -25,7 +25,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import ExportConfig, ExportFormat, ModelConfig, NormLayer, Positions
 from nmt.data.languages import LanguagePair
-from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizers, save_tokenizers
+from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface
 from nmt.files import replace_folder, write_json
@@ -129,7 +129,7 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     body = bodies.get(config.format, _CTRANSLATE2)
     if is_marian and info.model.positions in (Positions.sinusoidal_concat, Positions.learned):
         body += _TABLE
-    is_separate = info.src_vocab_size is not None
+    is_separate = not isinstance(tokenizer, Tokenizer)
     files = {"source": SOURCE, "target": TARGET} if is_separate else {"tokenizer": JOINT}
     source, target = list(files)[0], list(files)[-1]
     load = '{} = sentencepiece.SentencePieceProcessor(model_file="{}")'
@@ -149,6 +149,11 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
             "forced": "decoder_input_ids=start, " if is_marian else f"target_prefix=[{prefix}], ",
             "untag": ".removeprefix(target_tag).lstrip()",
         }
+    if tokenizer.src.prefix or tokenizer.tgt.prefix:
+        before, after = (one.pieces(one.prefix) for one in (tokenizer.src, tokenizer.tgt))
+        encode = f"{json.dumps(before)} + {encode}"
+        tagged["forced"] = f"target_prefix=[{json.dumps(after)}], "
+        tagged["untag"] = f".removeprefix({json.dumps(' '.join(after))}).lstrip()"
     pad, bos = tokenizer.tgt.pieces([tokenizer.tgt.pad_id, tokenizer.tgt.bos_id])
     return (
         f"# {info.src_lang} to {info.tgt_lang}, {config.format.value}\n\n"

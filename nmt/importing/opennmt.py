@@ -141,7 +141,6 @@ def _architecture(
         "encoder_type": "transformer",
         "decoder_type": "transformer",
         "model_task": "seq2seq",
-        "self_attn_type": "scaled-dot",
         "position_encoding": True,
         "layer_norm": "standard",
         "multiquery": False,
@@ -152,6 +151,8 @@ def _architecture(
         "aan_useffn": False,
     }
     theirs.demand(**wanted)
+    names = {"scaled-dot": "the same", "scaled-dot-flash": "the same"}  # by another kernel
+    theirs.choose("self_attn_type", names, "scaled-dot")
     if relative not in (0, None):
         raise theirs.refuse("max_relative_positions", relative, "0")
     layout = theirs.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")

@@ -159,6 +159,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
             return
         with ExitStack() as stack:
             files = []
+            offsets = offsets or (0,) * len(source.paths)
             for path, name, offset in zip(source.paths, source.names, offsets, strict=True):
                 files.append(_LineFile(path, name, line, offset))
                 stack.callback(files[-1].close)
@@ -175,7 +176,7 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                 raw = tuple(file.take(number) for file in files)
                 yield Chunk(source, next_pair, line, number, raw, tuple(sorted(overlong)))
                 line, next_pair = line + number, next_pair + number
-        line, offsets = 1, (0,) * len(offsets)
+        line, offsets = 1, ()
     if next_pair < end:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 

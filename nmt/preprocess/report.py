@@ -171,9 +171,9 @@ def _advice(report: Report) -> Iterator[str]:
     yield from _advice_on_sides(report)
     for kind, option, most in zip(KINDS, ("pair", "src", "tgt"), (0.1, 0.3, 0.3), strict=True):
         number = (report["duplicates"] or {}).get(kind, 0)
-        if number > most * read:
+        if number > most * train["kept"]:
             yield (
-                f"{number / read:.0%} of the training {kind} came before: "
+                f"{number / train['kept']:.0%} of the training {kind} came before: "
                 f"filter.duplicates={option} keeps the first of each."
             )
             break  # those of one side are more, for the same cause
@@ -298,7 +298,7 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
                 where = "" if split == "train" else f" in {split}"
                 yield what, f"{reason} {number:,}{share}{where}{first}"
     if report["duplicates"] is not None:
-        size, numbers = train["read"], report["duplicates"].items()
+        size, numbers = train["kept"], report["duplicates"].items()
         texts = [f"{kind} {number:,} ({number / size:.1%})" for kind, number in numbers]
         yield "duplicates", ", ".join(texts)
     for split, found in report["overlap"].items():

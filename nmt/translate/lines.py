@@ -225,7 +225,9 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
             if options.too_long is TooLong.truncate:
                 parts, num_left_out[i] = [ids[:most]], len(ids) - most
             else:
-                parts = split_line(lines[i], most, encode)
+                tag = next(filter(lines[i].startswith, tags.choices), "")  # of every part
+                own = partial(encode_sources, tokenizer.src, tags=Tags(tag)) if tag else encode
+                parts = split_line(lines[i].removeprefix(tag), most, own)
         forced = [prefixes[i], *[begin] * len(parts)]
         start = tokenizer.tgt.prefix
         segments.append([Segment(part, forced[k] or start) for k, part in enumerate(parts)])
