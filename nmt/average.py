@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 
 from torch import Tensor
@@ -34,7 +33,7 @@ def average(folders: list[Path], output: Path) -> None:
         if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
             raise ModelError(f"{both} have different vocabularies; train them on one data folder")
     weights = mean_weights(folders)
-    newest = replace(infos[0], updates=max(info.updates for info in infos))
+    newest = max(infos, key=lambda info: info.updates)
     save_model(output, weights, newest, tokenizer)
 
 

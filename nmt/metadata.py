@@ -122,7 +122,8 @@ def _convert(hint: Any, value: object, key: str) -> Any:
     is_number = hint is float and isinstance(value, int) and not isinstance(value, bool)
     _require(type(value) is hint or is_number, key, _SCALARS[hint], value)
     if isinstance(value, (int, float)):
-        _require(abs(value) < 1 << 63 and math.isfinite(value), key, "below 2^63", value)
+        is_near = math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63
+        _require(is_near, key, "below 2^63", value)
     return float(typing.cast(float, value)) if is_number else value
 
 

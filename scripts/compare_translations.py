@@ -33,7 +33,7 @@ from nmt.evaluate import evaluate
 
 NUM_AVERAGED = 8
 OURS = """experiment=multi30k_quick model.dropout=0.1 tracker=[] valid_bleu=false device=cpu
-    num_threads=1 keep_best=0"""
+    num_threads=1 keep_best=1"""
 DATA = "--dataset-impl raw --source-lang src --target-lang tgt --task translation --cpu"
 IWSLT = f"""{DATA} --num-workers 0 --no-progress-bar --log-format json --log-interval 50
     --arch transformer_iwslt_de_en --share-all-embeddings --dropout 0.3 --weight-decay 0.0001

@@ -131,6 +131,10 @@ def test_the_average_is_the_arithmetic_mean_and_of_copies_the_copy_bit_for_bit(
     assert (tmp_path / "average/tokenizer.model").read_bytes() == tokenizer.model
     assert load_info(tmp_path / "average") == replace(load_info(folders[0]), updates=12)
     assert load(tmp_path / "average")
+    search = SearchConfig(length_penalty=1.0)
+    save(folders[2], tokenizer, weights=loaded[2], updates=12, search=search)
+    average(folders[:3], tmp_path / "average")
+    assert load_info(tmp_path / "average").search == search  # of the newest
     # summed in float64: in float32 the sum of these would already be infinite
     name, large = "embedding.weight", torch.full_like(loaded[0]["embedding.weight"], 3e38)
     for i, value in enumerate((large, large / 2)):

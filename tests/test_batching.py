@@ -83,6 +83,7 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
 
 
 def test_padding_share_equals_a_count_of_empty_places() -> None:
+    assert padding_share(np.ones((1, 2), dtype=np.int32), []) == 0  # of a rank without a pair
     for seed in CASES:
         lengths = random_lengths(seed)
         batches = bucket(lengths, 200, np.arange(len(lengths)))

@@ -22,9 +22,12 @@ from ranks import child
 from toy import assert_same_weights, read_records, train
 
 from nmt import checkpoint
+from nmt.config import TrainConfig
 from nmt.errors import ModelError
-from nmt.training.checkpoints import load_newest
+from nmt.metadata import to_dataclass
+from nmt.training.checkpoints import TrainerState, load_newest
 from nmt.training.learner import Learner
+from nmt.training.metrics import RunLog
 
 PLAIN = ["valid_bleu=false", "validate_every_updates=100", "max_updates=12"]
 FEW = ["keep_last=1", "average_last=1", "checkpoint_every_updates=1"]
@@ -54,6 +57,12 @@ def before_save(action: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -
         save(folder, *arguments, **named)
 
     monkeypatch.setattr(checkpoint, "save_model", acting)
+
+
+def test_a_state_holds_the_operations_of_a_run_of_months() -> None:
+    assert to_dataclass(TrainerState, {"flops": 3e20}, Path()).flops == 3e20
+    with pytest.raises(Exception, match="update is 9223372036854775808, must be below"):
+        to_dataclass(TrainerState, {"update": 1 << 63}, Path())
 
 
 # --- writes that fail
@@ -90,6 +99,27 @@ def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the
         assert steps(run) == [good]
         assert train(toy_data, run, *PLAIN) == 0
         assert_same_weights(whole, run)
+
+
+def test_a_line_of_metrics_that_is_cut_off_is_left_out(
+    tmp_path: Path, bound_files: Callable[[int], None]
+) -> None:
+    log = RunLog(tmp_path, TrainerState(), TrainConfig(tracker=[]), is_main=True)
+    for update in (1, 2, 3):
+        path = tmp_path / "metrics.jsonl"
+        bound_files(path.stat().st_size + 9 if update == 2 else -1)
+        log.write({"update": update, "loss": 1.0})
+    assert [record["update"] for record in read_records(tmp_path, "loss")] == [1, 3]
+
+
+def test_scores_of_another_metric_are_no_bar(toy_data: Path, tmp_path: Path) -> None:
+    options = ["validate_every_updates=2", "checkpoint_every_updates=2", "valid_bleu=true"]
+    for last, metric in ((2, "bleu"), (6, "loss")):
+        also = [f"max_updates={last}", f"best_metric={metric}"]
+        assert train(toy_data, tmp_path / "run", *options, *also) == 0
+    losses = [record["valid_loss"] for record in read_records(tmp_path / "run", "valid_loss")]
+    assert min(losses) == losses[-1]
+    assert (tmp_path / "run/checkpoints/best").resolve().name == "step-00000006"
 
 
 @pytest.fixture

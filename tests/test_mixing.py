@@ -244,6 +244,8 @@ def test_stages_that_cannot_be_are_one_line(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=2") == 0
+    warning = "the last of stages begins after update 7; max_updates=2 ends the run before"
+    assert warning in capsys.readouterr().err
     for options, text in (
         ([], "stages was from 3 on "),
         ([*STAGES, "stages.late.start=8"], "from 8 on 0 of 30 pairs of a + 7 of 7"),

@@ -27,6 +27,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import EXIT_STOPPED, ConfigError, ModelError
 from nmt.model.transformer import Transformer
+from nmt.training import checkpoints
 from nmt.training.checkpoints import (
     TrainerState,
     check_fingerprint,
@@ -262,6 +263,10 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
         assert re.search("go on after update [48],", one.stderr)
         assert "begin with the weights" not in one.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
+    newest = tmp_path / "run/checkpoints/latest/config.json"
+    newest.write_bytes(newest.read_bytes()[:-9])  # the one before is taken
+    assert train(toy_data, tmp_path / "run", *options) == 0
+    assert_same_weights(tmp_path / "whole", tmp_path / "run")
     assert not torch.equal(
         old["embedding.weight"], read_weights(tmp_path / "run")["embedding.weight"]
     )
@@ -290,3 +295,12 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     assert 261 <= kept < new.vocab_size
     assert f"{kept} of {new.vocab_size} rows are kept" in caplog.text
     assert all(torch.equal(carried[k], w) for k, w in before.items() if k != "embedding.weight")
+    old_rows, embedding = torch.arange(float(old.vocab_size)), "embedding.weight"
+    output = {"output_weight": before[embedding] + 1, "output_bias": old_rows}
+    given = before | output
+    wanted = fresh | {"output_weight": fresh[embedding], "output_bias": torch.zeros(new.vocab_size)}
+    carried = checkpoints._carry_over(given, old, wanted, new)
+    same = [(rows[piece], row) for row, piece in enumerate(new.all_pieces()) if piece in rows]
+    assert len({there == row for there, row in same}) == 2
+    for name in output:
+        assert all(torch.equal(given[name][there], carried[name][row]) for there, row in same)

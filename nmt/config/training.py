@@ -350,7 +350,7 @@ class TrainConfig:
     validate_every_updates: int = option(1000, "updates between validations", low=1)
     checkpoint_every_updates: int = option(1000, "updates between checkpoints", low=1)
     keep_last: int = option(5, "newest checkpoints kept", low=1)
-    keep_best: int = option(1, "best checkpoints kept in addition", low=0)
+    keep_best: int = option(1, "best checkpoints kept in addition", low=1)
     average_last: int = option(5, "checkpoints that nmt-average takes by default", low=1)
     best_metric: BestMetric = option(BestMetric.loss, "loss or bleu on the validation set")
     patience: int = option(0, "validations without improvement before the end; 0 disables", low=0)

@@ -31,7 +31,7 @@ def padding_share(lengths: Lengths, batches: list[Rows]) -> float:
     """Share of all source and target positions in `batches` that hold padding (0 to 1)."""
     real = sum(int(lengths[rows].sum()) for rows in batches)
     padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in batches)
-    return 1 - real / padded
+    return 1 - real / padded if padded else 0.0
 
 
 def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:

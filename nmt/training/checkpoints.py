@@ -10,7 +10,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -85,6 +85,7 @@ class TrainerState:
     epoch: int = 0  # from 0
     update_in_epoch: int = 0  # updates of this epoch that are done or were left out
     best: list[list[Any]] = field(default_factory=list)  # [badness, update], best first
+    best_metric: str = ""  # of badness; "" in a checkpoint of an older nmt
     bad_validations: int = 0  # since the last best one
     bad_updates: int = 0  # left out in a row, for what was not finite
     validated: int = 0  # update of the last validation
@@ -191,9 +192,13 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
     """
     if config.init_from is None:
         return config
-    begun = list_checkpoints(resolve(config.run_dir))  # then the folder may be gone
-    folder = begun[-1] if begun else checkpoint.find_model(resolve(config.init_from))
-    info, changes = checkpoint.load_info(folder), dict[str, Any]()
+    info, changes = None, dict[str, Any]()
+    for folder in reversed(list_checkpoints(resolve(config.run_dir))):  # init_from may be gone
+        with suppress(ModelError):  # of what is damaged, `load_newest` tells
+            info = checkpoint.load_info(folder)
+            break
+    if info is None:
+        info = checkpoint.load_info(folder := checkpoint.find_model(resolve(config.init_from)))
     for setting in fields(config.model):
         given, own = getattr(config.model, setting.name), getattr(info.model, setting.name)
         if "dropout" in setting.name:
@@ -236,12 +241,14 @@ def load_initial_weights(
 def _carry_over(
     weights: dict[str, Tensor], old: Tokenizers, fresh: dict[str, Tensor], new: Tokenizers
 ) -> dict[str, Tensor]:
-    """Return `weights` with the embeddings that `fresh` has, rows of shared pieces kept."""
+    """Return `weights` with the embeddings and output that `fresh` has, rows of shared pieces
+    kept.
+    """
     joint, source = "embedding.weight", "src_embedding.weight"
     carried = {name: weights.get(name, tensor) for name, tensor in fresh.items()}
-    for name in (joint, source) if source in fresh else (joint,):
+    for name in sorted({joint, source, "output_weight", "output_bias"} & fresh.keys()):
         origin = name if name in weights else joint
-        before, now = (old.tgt, new.tgt) if name == joint else (old.src, new.src)
+        before, now = (old.src, new.src) if name == source else (old.tgt, new.tgt)
         rows = {piece: row for row, piece in enumerate(_named_pieces(before))}
         pairs = [(rows[p], row) for row, p in enumerate(_named_pieces(now)) if p in rows]
         there, here = torch.tensor(pairs).T

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from nmt.config import Adapter, Sharding, TrainConfig
+from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
@@ -341,7 +341,8 @@ class Learner:
                     loss, _ = self.losses(self._make_batch(micro_batch))
                     self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
-        weight_bytes = sum(p.numel() * p.element_size() for p in self.model.parameters())
+        trained = [p for p in self.model.parameters() if p.requires_grad]
+        weight_bytes = sum(p.numel() * p.element_size() for p in trained)
         remedies = [] if self.config.activation_checkpointing else ["activation_checkpointing=true"]
         if self.sharded is not None:
             weight_bytes //= self.world.size
@@ -349,12 +350,13 @@ class Learner:
         elif self.world.size > 1:
             remedies.append("sharding=full")
         self.objective.train()
+        has_moments = self.optimizer.state or self.config.optimizer.name is Optimizer.adafactor
         peak = preflight(
             run,
             self.lengths[rows],
             max_tokens,
             device=self.device,
-            ballast_bytes=0 if self.optimizer.state else 2 * weight_bytes,  # Adam's moments
+            ballast_bytes=0 if has_moments else 2 * weight_bytes,  # Adam's
             remedy=f"set {' or '.join(remedies)}" if remedies else "use a smaller model",
         )
         self.clear_gradient()

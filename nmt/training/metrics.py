@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import logging
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -78,7 +80,10 @@ class RunLog:
             return
         line = seal(record)
         try:
-            self._file.write(line)
+            place = os.fstat(self._file.fileno()).st_size
+            if self._file.write(line) < len(line):  # the disk is full now
+                self._file.truncate(place)
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             mark_end(self._path, line)
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)

@@ -57,6 +57,9 @@ class Setup:
             )
             for start, mix in [(0, {}), *stages]
         }
+        if (last := max(self.samplers)) >= config.max_updates:
+            text = "the last of stages begins after update %d; max_updates=%d ends the run before"
+            log.warning(text, last, config.max_updates)
         mixes = {start: sampler.mix for start, sampler in self.samplers.items()}
         self.fingerprint = checkpoints.fingerprint(config, self.meta, mixes)
         torch.manual_seed(config.seed)
@@ -123,7 +126,7 @@ class Setup:
         planned = updates.pool_of(state.update_in_epoch)
         batches = [rows for update in planned for rows in update.batches]
         an_update = sum(update.num_tokens for update in planned) / len(planned)
-        a_batch = sum(int(lengths[rows, 1].sum()) for rows in batches) / len(batches)
+        a_batch = sum(int(lengths[rows, 1].sum()) for rows in batches) / (len(batches) or 1) or 1.0
         size, warmup_steps = self.world.size, self.config.optimizer.warmup_steps
         src_size, sizes = self.tokenizer.src_vocab_size, str(self.tokenizer.tgt.vocab_size)
         if src_size is not None:

@@ -244,6 +244,9 @@ class TrainingRun:
         self.state.validated = self.state.update
         metric = self.config.best_metric
         badness = record[f"valid_{metric.value}"] * (-1 if metric is BestMetric.bleu else 1)
+        if self.state.best_metric not in ("", metric.value):
+            self.state.best = []  # of another measure
+        self.state.best_metric = metric.value
         is_best = not self.state.best or badness < self.state.best[0][0]
         counts = self.state.update > max(self.setup.samplers)  # in the last stage
         self.state.bad_validations = self.state.bad_validations + 1 if counts and not is_best else 0
