@@ -19,8 +19,10 @@ from translating import translate, write_lines
 
 from nmt import Translator
 from nmt.data.binary import read_held_out
+from nmt.data.languages import LanguagePair
 from nmt.errors import ConfigError, DataError
 from nmt.translate.lines import LineOptions, Window, encode_window
+from nmt.visualize.words import record_search
 
 WORDS = {
     "en": ["red", "green", "big", "house", "tree", "sees"],
@@ -161,6 +163,22 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
         found = exported.translate(lines, tgt_lang=language)
         expected = native.translate(lines, tgt_lang=language)
         assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 18, (found, expected)
+
+
+def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
+    translator = Translator.load(root / "run", device="cpu")
+    [mixed] = translator.attention(["<2de> red tree"])
+    translator.directions = [LanguagePair("en", "de", "<2de>")]  # of one direction
+    [pair] = translator.attention(["red tree"])
+    assert "<2de>" in pair.src
+    assert (pair.src, pair.predicted) == (mixed.src, mixed.predicted)
+    steps, found = record_search(translator, "red tree", 4)
+    assert translator.tokenizer.tgt.pieces(found[0].tokens) == pair.predicted
+    translator.directions = [LanguagePair("en", "fr", "", "<French>")]
+    [pair] = translator.attention(["red tree"])
+    assert "<French>" in pair.tgt
+    assert command("visualize", "what=report", f"run_dir=[{root / 'run'}]") == 0
+    assert len(steps) > 1
 
 
 def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> None:

@@ -14,6 +14,7 @@ from nmt.data.languages import (
     LanguagePair,
     Tags,
     choose_tags,
+    default_directions,
     encode_sources,
     tag_lines,
 )
@@ -137,6 +138,12 @@ class Translator:
     def choose_tags(self, **names: str) -> Tags:
         """Return the tags of a direction; see `nmt.data.languages.choose_tags`."""
         return choose_tags(self.directions, self.tokenizer, **names)
+
+    @property
+    def own_tags(self) -> Tags:
+        """The tags of a model of one direction; those of several stand in the texts."""
+        found = {direction.tags for direction in default_directions(self.directions)}
+        return found.pop() if len(found) == 1 else Tags()
 
     def translate(
         self, lines: Iterable[str], config: SearchConfig | None = None, **options: Any
@@ -271,16 +278,17 @@ class Translator:
         backend=ctranslate2, `DataError` when there are not as many targets.
         """
         config, _ = self._split_options(options, {}, None)
-        rows = self.tokenizer.src.encode_batch(list(check_lines("sources", sources)))
+        tags, tgt = self.own_tags, self.tokenizer.tgt
+        rows = encode_sources(self.tokenizer.src, list(check_lines("sources", sources)), tags)
         if targets is not None:
-            found = self.tokenizer.tgt.encode_batch(list(check_lines("targets", targets)))
+            found = tgt.encode_batch(tag_lines(list(check_lines("targets", targets)), tags.tgt))
         else:
             some = [row for row in rows if row]
-            request = SearchRequest(some, config, n_best=1)
+            begin = [tgt.encode(tags.tgt) or tgt.prefix] * len(some)
+            request = SearchRequest(some, config, begin if any(begin) else None, n_best=1)
             best = iter(self.backend.search(request) if some else [])
-            eos_id = self.tokenizer.tgt.eos_id
             found = [
-                [t for t in next(best)[0].tokens if t != eos_id] if row else [] for row in rows
+                [t for t in next(best)[0].tokens if t != tgt.eos_id] if row else [] for row in rows
             ]
         if len(rows) != len(found):
             raise DataError(f"{len(rows)} sources and {len(found)} targets; give as many of each")

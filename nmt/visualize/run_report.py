@@ -14,8 +14,10 @@ from typing import Any
 
 from sacrebleu.metrics.chrf import CHRF
 
-from nmt import evaluate
-from nmt.config import VisualizeConfig, resolve
+from nmt import checkpoint, evaluate
+from nmt.config import DEFAULT_DATA_DIR, VisualizeConfig, resolve
+from nmt.data.binary import read_held_out, read_meta
+from nmt.data.languages import tag_lines
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
 from nmt.preprocess.report import page_templates
@@ -28,7 +30,6 @@ from nmt.visualize.runs import (
     read_metrics,
     read_report,
     read_settings,
-    read_texts,
     series,
 )
 
@@ -50,16 +51,19 @@ def report_page(config: VisualizeConfig) -> str:
     run_dir = resolve(config.run_dir[0])
     records = read_metrics(run_dir)
     trained = read_settings(run_dir)
-    data_dir = resolve(trained["data_dir"])
-    if not (data_dir / "report.json").is_file():
-        data_dir = resolve(config.data_dir)
-    has_data = (data_dir / "report.json").is_file()
+    places = [resolve(config.data_dir), resolve(trained["data_dir"])]
+    if config.data_dir == DEFAULT_DATA_DIR:  # not asked for
+        places.reverse()
+    sha256 = checkpoint.load_info(checkpoint.find_model(run_dir)).tokenizer_sha256
+    data_dir = next((place for place in places if _is_made_for(sha256, place)), places[0])
+    has_data = _is_made_for(sha256, data_dir)
     test = None
     if has_data:
         set_num_threads(config.num_threads)
         test = translate_test(run_dir, data_dir, config)
     else:
-        log.info("there is no data folder %s, so the page has no test set", data_dir)
+        text = "there is no data folder %s with the run's tokenizer, so the page has no test set"
+        log.info(text, data_dir)
     pairs = [] if test is None else test.attention
     template = page_templates(Path(__file__).parent).get_template("run_report.html.j2")
     return template.render(
@@ -191,10 +195,16 @@ class TranslatedSet:
 def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> TranslatedSet:
     """Translate the test set of a data folder, or its validation set, and score it."""
     split = config.split if (data_dir / f"{config.split}.src").is_file() else "valid"
-    sources, references = read_texts(data_dir, split)
-    log.info("translating %d sentences of %s", len(sources), data_dir / f"{split}.src")
+    sources, references, hypotheses = list[str](), list[str](), list[str]()
     translator = Translator.load(run_dir, device=config.device)
-    hypotheses = translator.translate(sources, beam_size=config.beam_size)
+    for text in read_held_out(data_dir, split):
+        log.info("translating %d sentences of %s", len(text.sources), data_dir / f"{split}.src")
+        asked: Any = {"src_tag": text.direction.src_tag, "tgt_tag": text.direction.tgt_tag}
+        hypotheses += translator.translate(text.sources, beam_size=config.beam_size, **asked)
+        references += text.targets
+        # of several directions, attention is drawn after the tag
+        is_only = len(translator.directions) < 2
+        sources += text.sources if is_only else tag_lines(text.sources, asked["src_tag"])
     tokenize = evaluate.tokenizer_for(read_report(str(data_dir))["tgt_lang"])
     metric = CHRF()
     rows = [
@@ -207,6 +217,12 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Tr
     found = translator.attention([r.source for r in shown], [r.hypothesis for r in shown])
     scores = evaluate.evaluate(hypotheses, [references], tokenize=tokenize, force=True)
     return TranslatedSet(split, scores, by_length(rows, tokenize), worst, best, found)
+
+
+def _is_made_for(tokenizer_sha256: str, data_dir: Path) -> bool:
+    if not (data_dir / "report.json").is_file():
+        return False
+    return read_meta(data_dir).tokenizer_sha256 == tokenizer_sha256
 
 
 def by_length(rows: Sequence[ScoredSentence], tokenize: str) -> list[tuple[str, int, float]]:

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from nmt.config import AttentionKind, VisualizeConfig
 from nmt.data.batch import pad_source
+from nmt.data.languages import encode_sources
 from nmt.data.text import read_input
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import set_num_threads
@@ -161,9 +162,10 @@ def record_search(
     stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
     tokenizer, steps = translator.tokenizer, SearchSteps()
     config = translator.search_config(beam_size=beam_size)
-    given = pad_source([tokenizer.src.encode(line)], tokenizer)
-    ids = ControlIds.of(tokenizer)
-    return steps, search(stepper, *given, config, ids, constraints=[steps])[0]
+    tags, ids = translator.own_tags, ControlIds.of(tokenizer)
+    given = pad_source(encode_sources(tokenizer.src, [line], tags), tokenizer)
+    begin = [tokenizer.tgt.encode(tags.tgt) or tokenizer.tgt.prefix]
+    return steps, search(stepper, *given, config, ids, prefixes=begin, constraints=[steps])[0]
 
 
 def draw_search(config: VisualizeConfig, style: Style) -> Figure:
