@@ -177,7 +177,12 @@ def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
     translator.directions = [LanguagePair("en", "fr", "", "<French>")]
     [pair] = translator.attention(["red tree"])
     assert "<French>" in pair.tgt
-    assert command("visualize", "what=report", f"run_dir=[{root / 'run'}]") == 0
+    assert (
+        command(
+            "visualize", "what=report", f"run_dir=[{root / 'run'}]", f"output={root / 'r.html'}"
+        )
+        == 0
+    )
     assert len(steps) > 1
 
 

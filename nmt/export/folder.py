@@ -149,7 +149,7 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
             "forced": "decoder_input_ids=start, " if is_marian else f"target_prefix=[{prefix}], ",
             "untag": ".removeprefix(target_tag).lstrip()",
         }
-    if tokenizer.src.prefix or tokenizer.tgt.prefix:
+    if not is_marian and (tokenizer.src.prefix or tokenizer.tgt.prefix):
         before, after = (one.pieces(one.prefix) for one in (tokenizer.src, tokenizer.tgt))
         encode = f"{json.dumps(before)} + {encode}"
         tagged["forced"] = f"target_prefix=[{json.dumps(after)}], "

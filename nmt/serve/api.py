@@ -255,7 +255,8 @@ async def translate_file(request: Request) -> Response:
     wish = Wish(source=source.lower(), target=target.lower(), is_html=is_html)
     text = content.decode("utf-8", "replace")
     check_size(service, call, [text], is_list=False, is_file=True)
-    [(_, _, direction)] = service.directions([text if is_html else text[:4000]], wish)
+    sample = text if is_html else text[:4000]
+    [(_, _, direction)] = await asyncio.to_thread(service.directions, [sample], wish)
     columns = [c.strip() for c in text_param(params, "columns", "").split(",") if c.strip()]
     reading = Reading(
         split_sentences=service.config.split_sentences,

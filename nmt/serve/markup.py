@@ -30,7 +30,12 @@ _RAW = _names("script style iframe")  # their content is no markup
 _OPAQUE = _names("script style iframe object noscript template")
 _VOID = _names("area base br col embed hr link meta param source track") | _INLINE_VOID
 _TAG = re.compile(r"</?([A-Za-z][A-Za-z0-9:-]*)(?:[^\"'>]|\"[^\"]*\"|'[^']*')*>")
-_UNTRANSLATED = re.compile(r"\btranslate\s*=\s*[\"']?no\b|\bclass\s*=[^>]*\bnotranslate\b", re.I)
+_UNTRANSLATED = re.compile(  # in time linear in the length of a tag
+    r"\btranslate\s*=\s*[\"']?no\b|\bclass\s*=\s*(?:\"[^\"]*\bnotranslate\b|'[^']*\bnotranslate\b"
+    r"|[^\s>\"'=]*\bnotranslate\b)",
+    re.IGNORECASE,
+)
+_LONGEST_TAG = 1 << 20  # characters, as of an image in the page
 _WHITE = " \t\r\n\f"  # of HTML; other white space is text
 _SPACE = re.compile(f"[{_WHITE}]+")
 _MAX_DEPTH = 32  # elements within each other; tags further inside keep their place alone
@@ -133,7 +138,7 @@ def _tokens(text: str) -> Iterator[_Token]:
         start = len(text) if start < 0 else start
         match = _TAG.match(text, start, start + 4096)
         if match is None and num_tries and text[start + 1 : start + 2].isalpha():
-            match = _TAG.match(text, start)
+            match = _TAG.match(text, start, start + _LONGEST_TAG)
             num_tries -= match is None
         if match:
             end, name = match.end(), match[1].lower()

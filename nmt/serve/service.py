@@ -169,8 +169,10 @@ class Service:
             if is_emoji_only(text):
                 found.append((source or "en", 0.0, None))
                 continue
-            sample = visible_text(text, DETECTED_CHARACTERS) if wish.is_html else text
-            code, confidence = (source, 0.0) if source else models.source_of(sample, target)
+            code, confidence = source, 0.0
+            if code is None:
+                sample = visible_text(text, DETECTED_CHARACTERS) if wish.is_html else text
+                code, confidence = models.source_of(sample, target)
             direction = models.directions.get((code, target))
             if direction is None and code != target:
                 raise HttpError(400, f"{target} is not a target of {code} on this server")

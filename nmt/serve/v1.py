@@ -13,7 +13,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 from torch import Tensor
 
-from nmt.data.languages import tag_lines
+from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError
 from nmt.serve.access import HttpError
 from nmt.serve.api import (
@@ -261,7 +261,7 @@ def _attention(
     longest = 1 + max(len(side.encode(text)) for side, text in zip(sides, pair, strict=True))
     if longest > _MAX_TOKENS:
         raise ConfigError(f"{longest} tokens are more than {_MAX_TOKENS}; give a shorter sentence")
-    [found] = translator.attention(*([text] for text in pair))
+    [found] = translator.attention(*([text] for text in pair), tags=Tags())  # they have theirs
     if kind == "all":
         return found.as_json()
     if kind not in KINDS:

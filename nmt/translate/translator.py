@@ -141,7 +141,7 @@ class Translator:
 
     @property
     def own_tags(self) -> Tags:
-        """The tags of a model of one direction; those of several stand in the texts."""
+        """The tags that all directions have; where they differ, texts bring theirs."""
         found = {direction.tags for direction in default_directions(self.directions)}
         return found.pop() if len(found) == 1 else Tags()
 
@@ -269,16 +269,18 @@ class Translator:
         return [found.get(i, _NO_PAIR) for i in range(len(rows))]
 
     def attention(
-        self, sources: Iterable[str], targets: Iterable[str] | None = None, **options: Any
-    ) -> list[PairAttention]:
-        """Return the attention of every layer and head for each source and its target; without
-        `targets`, for the tokens that search finds, with any settings of search as `options`.
+        self, sources: Iterable[str], targets: Iterable[str] | None = None, *,
+        tags: Tags | None = None, **options: Any,
+    ) -> list[PairAttention]:  # fmt: skip
+        """Return the attention of every layer and head for each source and its target, after their
+        `tags`, None for `own_tags`; without `targets`, for the tokens that search finds, with any
+        settings of search as `options`.
 
         Lines are taken whole, whatever their length. Raises `ConfigError` for an ensemble and for
         backend=ctranslate2, `DataError` when there are not as many targets.
         """
         config, _ = self._split_options(options, {}, None)
-        tags, tgt = self.own_tags, self.tokenizer.tgt
+        tags, tgt = self.own_tags if tags is None else tags, self.tokenizer.tgt
         rows = encode_sources(self.tokenizer.src, list(check_lines("sources", sources)), tags)
         if targets is not None:
             found = tgt.encode_batch(tag_lines(list(check_lines("targets", targets)), tags.tgt))

@@ -54,9 +54,8 @@ def report_page(config: VisualizeConfig) -> str:
     places = [resolve(config.data_dir), resolve(trained["data_dir"])]
     if config.data_dir == DEFAULT_DATA_DIR:  # not asked for
         places.reverse()
-    sha256 = checkpoint.load_info(checkpoint.find_model(run_dir)).tokenizer_sha256
-    data_dir = next((place for place in places if _is_made_for(sha256, place)), places[0])
-    has_data = _is_made_for(sha256, data_dir)
+    data_dir = next((place for place in places if _is_made_for(run_dir, place)), places[0])
+    has_data = _is_made_for(run_dir, data_dir)
     test = None
     if has_data:
         set_num_threads(config.num_threads)
@@ -203,8 +202,8 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Tr
         hypotheses += translator.translate(text.sources, beam_size=config.beam_size, **asked)
         references += text.targets
         # of several directions, attention is drawn after the tag
-        is_only = len(translator.directions) < 2
-        sources += text.sources if is_only else tag_lines(text.sources, asked["src_tag"])
+        is_tagged = any(translator.own_tags) or len(translator.directions) < 2
+        sources += text.sources if is_tagged else tag_lines(text.sources, asked["src_tag"])
     tokenize = evaluate.tokenizer_for(read_report(str(data_dir))["tgt_lang"])
     metric = CHRF()
     rows = [
@@ -219,10 +218,11 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Tr
     return TranslatedSet(split, scores, by_length(rows, tokenize), worst, best, found)
 
 
-def _is_made_for(tokenizer_sha256: str, data_dir: Path) -> bool:
+def _is_made_for(run_dir: Path, data_dir: Path) -> bool:
     if not (data_dir / "report.json").is_file():
         return False
-    return read_meta(data_dir).tokenizer_sha256 == tokenizer_sha256
+    info = checkpoint.load_info(checkpoint.find_model(run_dir))
+    return read_meta(data_dir).tokenizer_sha256 == info.tokenizer_sha256
 
 
 def by_length(rows: Sequence[ScoredSentence], tokenize: str) -> list[tuple[str, int, float]]:
