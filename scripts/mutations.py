@@ -338,7 +338,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("muon-nesterov", TRAINING + "muon.py", "weight.grad.lerp(mean, self.momentum)", "mean", "optimizer"),
     ("muon-tall", TRAINING + "muon.py", "return x.T if matrix.size(0) > matrix.size(1) else x", "return x.T if matrix.size(0) >= matrix.size(1) else x", "optimizer"),
     ("r-drop-mean", TRAINING + "loss.py", "r_drop / 4 * kl.sum()", "r_drop / 2 * kl.sum()", "loss"),
-    ("r-drop-pull", TRAINING + "loss.py", "gap.add_(1 - kl)", "gap.add_(1)", "loss"),
+    ("r-drop-pull", TRAINING + "loss.py", "addcmul_(probs, 1 - kl)", "add_(probs)", "loss"),
     ("r-drop-once", TRAINING + "loss.py", "self.num_passes = 2 if r_drop else 1", "self.num_passes = 1", "gradients"),
     ("sample-epoch", TRAINING + "learner.py", "(self.config.seed, epoch, row)", "(self.config.seed, row)", "subwords"),
     ("sample-sides", TRAINING + "learner.py", "map(int, sum_over_ranks(counts.sum(0)))", "map(int, sum_over_ranks(counts.sum(0)).flip(0))", "subwords"),

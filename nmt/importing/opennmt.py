@@ -151,8 +151,8 @@ def _architecture(
         "aan_useffn": False,
     }
     theirs.demand(**wanted)
-    names = {"scaled-dot": "the same", "scaled-dot-flash": "the same"}  # by another kernel
-    theirs.choose("self_attn_type", names, "scaled-dot")
+    kernels = dict.fromkeys(("scaled-dot", "scaled-dot-flash"))  # of the same attention
+    theirs.choose("self_attn_type", kernels, "scaled-dot")
     if relative not in (0, None):
         raise theirs.refuse("max_relative_positions", relative, "0")
     layout = theirs.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")

@@ -124,8 +124,8 @@ def softmax_of_two(r_drop: float) -> Softmax:
         log_probs = torch.log_softmax(logits.float(), dim=-1).view(-1, 2, logits.size(1))
         gap = log_probs - log_probs.flip(1)  # (N / 2, 2, V)
         probs = log_probs.exp_()
-        kl = (probs * gap).sum(-1, keepdim=True)  # of each pass from the other, (N / 2, 2, 1)
-        pull = gap.add_(1 - kl).mul_(probs).sub_(probs.flip(1)).view_as(error)
+        kl = gap.mul_(probs).sum(-1, keepdim=True)  # of each pass from the other, (N / 2, 2, 1)
+        pull = gap.addcmul_(probs, 1 - kl).sub_(probs.flip(1)).view_as(error)
         error = error.mul_(0.5).add_(pull, alpha=r_drop / 4)
         return loss / 2 + r_drop / 4 * kl.sum(), nll / 2, error.to(logits.dtype)
 
