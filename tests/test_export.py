@@ -145,7 +145,7 @@ def test_an_export_may_replace_an_export_and_nothing_else_and_leaves_nothing_whe
 
 
 def test_the_command_exports_an_average_as_well_as_a_run(
-    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
     average([model, model], run / "average")
@@ -156,3 +156,6 @@ def test_the_command_exports_an_average_as_well_as_a_run(
     whole = exported(run / "average", ExportFormat.ctranslate2, max_positions=64)
     sizes = [(folder / "model.bin").stat().st_size for folder in (tmp_path / "out", whole)]
     assert sizes[0] < 0.6 * sizes[1]
+    monkeypatch.chdir(run / "average")
+    assert command("export", "model_dir=.") == 0
+    assert (run / "average-ctranslate2-float32/model.bin").is_file()

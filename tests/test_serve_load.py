@@ -327,6 +327,10 @@ def test_keys_and_rates_are_limited_by_key_and_address(
         assert [status("wrong"), status("")] == [403, 400]
         assert [status("secret-1") for _ in range(3)] == [200, 200, 429]
         assert [status("secret-2", "a" * n) for n in (5, 6)] == [200, 400]
+        for n, wanted in ((5, 200), (6, 400)):  # a key's limit counts for streams and files, too
+            given = {"api_key": "secret-2", **GOOD}
+            assert server.post("/v1/translate", text="a" * n, stream=True, **given).status == wanted
+            assert server.upload("a.txt", b"a" * n, **given).status == wanted
         bearer = server.send("POST", "/detect", b"q=a", Authorization="Bearer secret-1")
         assert bearer.status == 429
     with running(models, requests_per_minute=3) as server:
