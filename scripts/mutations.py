@@ -330,7 +330,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("rounded-anew", FAST + "layers.py", "rounded[place][0] != weight._version", "True", "gradients"),
     ("rounded-rows", FAST + "layers.py", "num_rows + -num_rows % step", "num_rows - num_rows % step", "fast"),
     ("dropout-scale", FAST + "layers.py", "_LEVELS / (_LEVELS - dropped)", "_LEVELS / (_LEVELS - dropped + 64)", "fast"),
-    ("dropout-share", FAST + "layers.py", "bits.ge(dropped - _LEVELS // 2)", "bits.ge(dropped - _LEVELS // 2 + 999)", "fast"),
+    ("dropout-share", FAST + "layers.py", "dropped - _LEVELS // 2, out", "dropped - _LEVELS // 2 + 999, out", "fast"),
     # --- nmt/training
     ("warmup-end", TRAINING + "optimizer.py", "if step <= warmup_steps:", "if step <= warmup_steps + 1:", "optimizer"),
     ("wsd-start", TRAINING + "optimizer.py", "start = max(start, end - round(", "start = max(start, end + 1 - round(", "optimizer"),

@@ -87,12 +87,15 @@ def softmax_in_place(
     logits: Tensor, wanted: Tensor, smoothing: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Compute a `Softmax` in place, in float32."""
-    log_probs = torch.log_softmax(logits.float(), dim=-1)  # (N, V)
-    nll = -log_probs.gather(1, wanted[:, None]).sum()
-    loss = (1 - smoothing) * nll - smoothing * log_probs.mean(-1).sum()
-    error = log_probs.exp_().sub_(smoothing / log_probs.size(1))
+    logits, dtype = logits.float(), logits.dtype
+    probs = torch.softmax(logits, dim=-1)  # (N, V)
+    # the logarithm of the sum of exp(logits), (N, 1), without computing these again
+    total = logits.amax(-1, keepdim=True) - probs.amax(-1, keepdim=True).log()
+    nll = (total - logits.gather(1, wanted[:, None])).sum()
+    loss = (1 - smoothing) * nll + smoothing * (total.sum() - logits.mean(-1).sum())
+    error = probs.sub_(smoothing / probs.size(1))
     right = error.new_full((len(wanted), 1), smoothing - 1)
-    return loss, nll, error.scatter_add_(1, wanted[:, None], right).to(logits.dtype)
+    return loss, nll, error.scatter_add_(1, wanted[:, None], right).to(dtype)
 
 
 def softmax_at_once(

@@ -24,6 +24,7 @@ from nmt.model.transformer import FeedForward
 ROWS_STEP = 64
 """More than 512 rows are padded to a multiple of this for oneDNN; such a number saves the copy."""
 _ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # up to so many rows, to multiples of this
+_REORDERED = 1 << 18  # elements; copies of smaller matrices for one update cost more than they save
 _LEVELS = 1 << 16  # of a dropout probability: 16 bits an element
 _DRAWS = 4  # elements for which one 64-bit number suffices
 
@@ -177,7 +178,9 @@ def _round(rounded: Rounded, weight: Tensor, start: int) -> tuple[Tensor, Tensor
     place = start, len(weight)
     if place not in rounded or rounded[place][0] != weight._version:
         block = weight.detach().bfloat16()
-        both = (torch.ops.mkldnn._reorder_linear_weight(w) for w in (block, block.T.contiguous()))
+        both = block, block.T
+        if block.numel() >= _REORDERED:
+            both = tuple(torch.ops.mkldnn._reorder_linear_weight(w.contiguous()) for w in both)
         rounded[place] = weight._version, *both
     return rounded[place][1:]
 
@@ -321,7 +324,8 @@ class _CpuDropout(torch.autograd.Function):
         dropped = round(p * _LEVELS)  # of _LEVELS
         draws = torch.empty(-(-x.numel() // _DRAWS), dtype=torch.int64).random_(-(1 << 63), None)
         bits = draws.view(torch.int16)[: x.numel()]  # evenly from -2^15 to 2^15 - 1
-        keep = bits.ge(dropped - _LEVELS // 2).view(x.shape)
+        keep = torch.empty(x.shape, dtype=torch.int8)  # a boolean takes 5 times as long to compute
+        torch.ge(bits.view(x.shape), dropped - _LEVELS // 2, out=keep)
         ctx.save_for_backward(keep)
         ctx.scale = _LEVELS / (_LEVELS - dropped)
         return _scale_kept(x, keep, ctx.scale)
@@ -333,5 +337,7 @@ class _CpuDropout(torch.autograd.Function):
 
 
 def _scale_kept(x: Tensor, keep: Tensor, scale: float) -> Tensor:
-    """Scale what is kept; `where` is faster with a tensor for 0 than with a number."""
-    return torch.where(keep, x, x.new_zeros(())).mul_(scale)
+    """Scale what is kept, where `keep` is 1; products take a tenth of the time of `where`, which
+    goes from element to element and guesses what comes next.
+    """
+    return keep.to(x.dtype).mul_(x).mul_(scale)
