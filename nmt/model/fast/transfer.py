@@ -14,8 +14,8 @@ from torch import Tensor
 
 
 def send(x: Tensor, device: torch.device) -> Tensor:
-    """Copy a tensor of the host to `device`; a GPU reads it later, from page-locked memory."""
-    if device.type == "cuda":
+    """Copy a tensor to `device`; a GPU reads one of the host later, from page-locked memory."""
+    if device.type == "cuda" and x.device.type == "cpu":
         return (x if x.is_pinned() else x.pin_memory()).to(device, non_blocking=True)
     return x if x.device == device else x.to(device)  # asking takes less time than copying nothing
 
