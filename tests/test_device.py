@@ -23,7 +23,8 @@ from nmt.config import DType, Optimizer, OptimizerConfig, Positions, SearchConfi
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.model.fast.packing import PackedMask, attend_packed, pack
-from nmt.search.search import search
+from nmt.search.hypotheses import SearchTask
+from nmt.search.search import BeamSearch, length_limits, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.training.loss import Objective
 from nmt.training.microbatches import make_batch
@@ -136,6 +137,31 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
             assert max(steps) <= 2, (name, device.waits)
             ours, theirs = ([[h.tokens for h in row] for row in x] for x in (found, expected))
             assert ours == theirs, name
+
+
+def test_sentences_join_a_search_on_the_device() -> None:
+    config = SearchConfig(max_length_b=10, beam_size=3)
+
+    def find(stepper: ModelStepper) -> dict[int, list[int]]:
+        src, lengths = random_source(LENGTHS)
+        limits = length_limits(lengths, config, [()] * len(src))
+        beams = BeamSearch(stepper, SearchTask(src, lengths, config, IDS, (), limits, n_best=1))
+        found, later = {}, iter([[], [5, 2], [], [4]])
+        while beams.num_live:
+            found |= {i: beams.result(i)[0].tokens for i in beams.step()}
+            if more := next(later, []):
+                beams.join(*random_source(more))
+        return found
+
+    expected = find(ModelStepper(decided_model()))
+    with a_device() as device, torch.inference_mode():
+        stepper = ModelStepper(decided_model().to(GPU))
+        stepper.device = GPU
+        device.waits.clear()
+        assert find(stepper) == expected
+    assert set(device.waits) <= {
+        f"{place}: from the device" for place in ("search._extend", "hypotheses.close")
+    }
 
 
 def test_scoring_waits_for_the_device_once_a_batch() -> None:

@@ -265,14 +265,14 @@ class DecoderCache:
         alive = is_alive.nonzero().squeeze(1)  # (B',)
         self.sentences = (is_alive.cumsum(0) - 1)[self.sentences]
         seen = self.grid.spread(self.visible).any(dim=1)[alive]  # (B', C)
-        alive = send(alive, self.device)
-        for module, (keys, values) in self.sources.items():
-            self.sources[module] = keys.index_select(0, alive), values.index_select(0, alive)
-        self.source_bias = self.source_bias.index_select(0, alive)
         if self.starts is not None:
             self.starts = self.starts.index_select(0, alive)
             first = int(self.starts.min())  # no position before is needed
             self.starts, self.num_positions = self.starts - first, self.num_positions - first
+        alive = send(alive, self.device)
+        for module, (keys, values) in self.sources.items():
+            self.sources[module] = keys.index_select(0, alive), values.index_select(0, alive)
+        self.source_bias = self.source_bias.index_select(0, alive)
         self._num_kept = int(seen.sum(dim=1).max()) if seen.size(1) else 0
         columns = seen.sort(dim=1, descending=True, stable=True).indices[:, : self._num_kept]
         self.visible = self.visible.gather(1, columns[self.sentences])  # (R, C')
