@@ -9,8 +9,10 @@ from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from conftest import tiny_model
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from variants import VARIANTS
 
 from nmt.data.tokenizer import Tokenizer
@@ -68,6 +70,33 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     text = "".join(str(m.graph) for m in graphs[0].modules() if isinstance(m, torch.fx.GraphModule))
     assert ("_varlen_attn" in text) == has_flash
     assert ("scaled_dot_product_attention" in text) != has_flash
+
+
+def test_the_graph_of_a_model_is_one_for_several_ranks_too(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch splits those inside of DDP where one of its buckets ends, the first after 1 MB."""
+    torch.compiler.reset()
+    graphs: list[torch.fx.GraphModule] = []
+
+    def note(graph: torch.fx.GraphModule, _: Any) -> Any:
+        graphs.append(graph)
+        return raise_traced
+
+    compile_any = torch.compile
+    monkeypatch.setattr(
+        torch, "compile", lambda plain, mode, **named: compile_any(plain, backend=note, **named)
+    )
+    shape = {"d_model": 256, "num_encoder_layers": 1, "num_decoder_layers": 1}
+    model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    try:
+        ranks = DistributedDataParallel(Objective(model, smoothing=0.1, compiler=Compiler()))
+        with pytest.raises(Traced):
+            ranks(make_batch(draw_pairs(random.Random(0), 5, 20), tokenizer, round_to=8))
+    finally:
+        dist.destroy_process_group()
+    assert len(graphs) == 1
 
 
 @pytest.mark.slow

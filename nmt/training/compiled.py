@@ -23,16 +23,16 @@ class Compiler:
     def __init__(self, *, may_fail: bool = False) -> None:
         """With `may_fail` what cannot be compiled runs as it is, with a warning."""
         # here, since importing it takes seconds that only a compiled run should pay
-        from torch._dynamo import callback, utils
+        from torch._dynamo import callback, config, utils
         from torch.fx.experimental import _config
 
         # N and M, equal by chance in the first batch, are not equal in all; as torch's log advises
         _config.use_duck_shape = False
+        config.optimize_ddp = False  # or graphs are split by DDP's buckets, and CUDA's with them
 
-        self.seconds = 0.0
+        self.seconds = self._start_seconds = 0.0
         self._may_fail = may_fail
         self._counters = utils.counters
-        self._start_seconds = 0.0
         self._logged = self.num_graphs
         callback.on_compile_start(self._begin)
         callback.on_compile_end(self._end)
