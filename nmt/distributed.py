@@ -74,11 +74,11 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
     """Join the other ranks for the time of the block; one that waits longer than `timeout_seconds`
     for another fails.
     """
+    if device.type == "cuda":  # of which torch's clock waits for the current one
+        torch.cuda.set_device(device)
     if world.size == 1:
         yield
         return
-    if device.type == "cuda":
-        torch.cuda.set_device(device)
     try:
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))

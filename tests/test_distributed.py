@@ -288,6 +288,15 @@ def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launc
 # --- devices
 
 
+def test_the_device_of_a_rank_is_the_current_one_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Clocks wait for the current one, whatever device tensors are on."""
+    chosen: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    second = torch.device("cuda", 1)
+    with process_group(World(), second, 60):
+        assert chosen == [second]
+
+
 def test_a_cpu_has_every_format_and_float32_by_default() -> None:
     for choice in DType:
         wanted = "float32" if choice is DType.auto else choice.value
