@@ -21,7 +21,7 @@ from test_optimizer import check_steps
 from torch import Tensor
 from toy import write_data
 
-from nmt.config import DType, SearchConfig, TrainConfig
+from nmt.config import DType, OptimizerConfig, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.model.fast.packing import PackedMask, attend_packed, find_flash, pack
@@ -73,6 +73,8 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
     """Make two updates of several batches; return the second's loss, and the weights."""
     model = tiny_config(d_model=32, num_heads=2)
     own = {"data_dir": str(folder), "run_dir": str(folder / "run"), "num_threads": 1}
+    # a large eps: the gradient of the keys' bias is 0 but for rounding, of which Adam makes steps
+    own |= {"optimizer": OptimizerConfig(eps=1e-4)}
     config = TrainConfig(
         model=model, max_tokens=40, tokens_per_update=200, valid_bleu=False, **own, **settings
     )
@@ -92,7 +94,7 @@ def test_updates_are_those_of_the_processor_in_every_format(
     for dtype, share in ((DType.float32, 1e-4), (DType.bfloat16, 2e-2), (DType.float16, 5e-3)):
         loss, found = update(tmp_path, DEVICE, dtype=dtype, compile=False)
         assert loss == pytest.approx(expected, rel=share), dtype
-        # together, since Adam's first steps have the size of the rate, however small the gradient
+        # together, since the gradients of some are little but rounding
         everything = (torch.cat([x[name].flatten() for name in weights]) for x in (found, weights))
         assert_like(*everything, share, dtype)
     for settings in ({"activation_checkpointing": True}, {"ema_decay": 0.9}):
