@@ -129,10 +129,11 @@ def adam_by_hand(
 
 def adafactor_by_hand(start: Tensor, gradients: list[Tensor], weight_decay: float) -> Tensor:
     """Shazeer and Stern (2018), algorithms 4 and 5 without eps_1, in float64."""
-    weights, seconds = start.double(), [torch.zeros(1, dtype=torch.float64)] * 2
+    weights = start.double()
+    seconds = [weights.new_zeros(1)] * 2
     for step, gradient in enumerate(gradients, start=1):
         square, share = gradient.double() ** 2, step**-0.8
-        means = [square, torch.ones(1)]
+        means = [square, weights.new_ones(1)]
         if weights.dim() == 2:
             means = [square.mean(-1, keepdim=True), square.mean(-2, keepdim=True)]
         seconds = [(1 - share) * old + share * new for old, new in zip(seconds, means, strict=True)]
