@@ -369,7 +369,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("worst-batch", TRAINING + "checks.py", "rows * (src**2 + src * tgt + tgt**2)]", "rows * (src + tgt)]", "preflight"),
     ("advice", TRAINING + "checks.py", "(middle, too_many) if fits(middle)", "(too_many, too_many) if fits(middle)", "preflight"),
     ("attention-flops", TRAINING + "costs.py", "int(tgt @ tgt + src @ tgt)", "int(tgt @ tgt + src @ src)", "costs"),
-    ("cut-columns", TRAINING + "costs.py", "min(timed.times) * outer / columns", "min(timed.times)", "costs"),
+    ("cut-columns", TRAINING + "costs.py", "min(timed.times) / rows * outer / columns", "min(timed.times) / rows", "costs"),
     ("stage-start", TRAINING + "start.py", "if start <= update)", "if start < update)", "mixing"),
     ("stage-patience", TRAINING + "train.py", "self.state.update > max(", "self.state.update >= max(", "mixing"),
     ("epoch-end", TRAINING + "train.py", "self.state.epoch + 1, 0", "self.state.epoch, 0", "resume guard"),

@@ -85,6 +85,25 @@ def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyP
             assert rate == pytest.approx(1e9), (vocab_size, dtype)
 
 
+def test_a_gpu_is_measured_with_no_more_logits_than_training_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    largest: list[int] = []
+
+    class Shapes(Clock):
+        """Notes the shapes of a device without memory, too."""
+
+        def __init__(self, statement: str, *, globals: dict[str, Any], num_threads: int) -> None:
+            largest.append(len(globals["x"]) * len(globals["weight"]))
+            super().__init__(statement, globals=globals, num_threads=num_threads)
+
+    monkeypatch.setattr(costs, "Timer", Shapes)
+    sizes = {"vocab_size": 256_000, "num_tokens": 25_000}
+    rate = matmul_rate(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
+    assert rate == pytest.approx(1e9)
+    assert 0.9 * costs.GPU_NUMBERS < max(largest) <= costs.GPU_NUMBERS
+
+
 # --- the forecast
 
 LENGTHS = np.random.default_rng(0).integers(2, 30, (400, 2)).astype(np.int32)

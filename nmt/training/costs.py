@@ -35,6 +35,7 @@ Shape = tuple[int, int]  # inner and outer dimension of a multiplication (N, inn
 
 RATE_SECONDS = 0.25  # of measuring the peak throughput
 _CPU_ROWS, _CPU_COLUMNS = 256, 4096  # more take longer and reach the same rate within 3 %
+GPU_NUMBERS = 1 << 27  # of logits at a time on a GPU, which is fast with large matrices
 PACE_SECONDS, _MOST_UPDATES = 10.0, 20  # of a dry run, whichever ends first; at least one update
 
 
@@ -89,14 +90,15 @@ def matmul_rate(
 ) -> float:  # fmt: skip
     """Measure the operations a second of `device` in the matrix multiplications of training.
 
-    Each weight matrix of the model is timed with `num_tokens` rows (fewer on a CPU), forward and
-    both of its multiplications backward, and weighted by its number. Takes about 0.3 s on a CPU.
+    Each weight matrix of the model is timed with `num_tokens` rows (fewer on a CPU, or of logits),
+    forward and both of its multiplications backward, and weighted by its number. Takes about 0.3 s
+    on a CPU.
     """
     is_cpu = device.type == "cpu"
-    rows = min(num_tokens, _CPU_ROWS) if is_cpu else num_tokens
     counts = source_shapes(config) + target_shapes(config, vocab_size)
     flops = seconds = 0.0
     for (inner, outer), times in counts.items():
+        rows = min(num_tokens, _CPU_ROWS if is_cpu else max(1, GPU_NUMBERS // outer))
         columns = min(outer, _CPU_COLUMNS) if is_cpu else outer
         x = torch.randn(rows, inner, device=device, dtype=dtype)
         weight = torch.randn(columns, inner, device=device, dtype=dtype)
@@ -109,9 +111,9 @@ def matmul_rate(
         names = {"multiply": multiply, "x": x, "weight": weight}
         timer = Timer("multiply(x, weight)", globals=names, num_threads=torch.get_num_threads())
         timed = timer.blocked_autorange(min_run_time=RATE_SECONDS / len(counts))
-        flops += times * 6.0 * rows * inner * outer
+        flops += times * 6.0 * inner * outer
         # the fastest: other load on the machine can only make it slower
-        seconds += times * min(timed.times) * outer / columns
+        seconds += times * min(timed.times) / rows * outer / columns
     return flops / seconds
 
 

@@ -19,10 +19,10 @@ from nmt.model.fast import FastTransformer
 from nmt.model.fast.layers import is_onednn_faster, linear, transposed_matmul
 from nmt.model.fast.packing import Packing
 from nmt.training.compiled import Compiler
+from nmt.training.costs import GPU_NUMBERS
 from nmt.training.microbatches import Batch
 
 _ROWS_A_CHUNK = 256  # so many rows of logits, (chunk, V) in float32, exist at a time
-_CUDA_LOGITS = 1 << 27  # and on a GPU, which is fast with large matrices, so many numbers
 
 # maps logits (N, V), targets (N,) and smoothing to the sums of loss and nll, and to d loss / d
 # logits, in the logits' format and maybe in their memory
@@ -50,11 +50,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
         grad_bias = None if bias is None else torch.zeros_like(bias)
         loss_sum = torch.zeros((), device=hidden.device)
         nll_sum = torch.zeros_like(loss_sum)
-        size = (
-            _ROWS_A_CHUNK
-            if kind != "cuda"
-            else max(_ROWS_A_CHUNK, _CUDA_LOGITS // len(weight) // 2 * 2)
-        )
+        size = GPU_NUMBERS // len(weight) // 2 * 2 if kind == "cuda" else 0
+        size = max(_ROWS_A_CHUNK, size)
         with torch.autocast(kind, enabled=False):  # or it rounds again every chunk
             hidden, weight = hidden.to(dtype), weight.to(dtype)
             chunks = (torch.split(x, size) for x in (hidden, targets, grad_hidden))
