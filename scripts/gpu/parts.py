@@ -45,8 +45,8 @@ class Job:
     words: int = 40_000
     vocab_size: int = 37_000
     curve_updates: int = 300
-    speed_updates: int = 240
-    log_every: int = 20
+    speed_updates: int = 120
+    log_every: int = 10
     update_tokens: int = 25_000
     model_updates: int = 600
     lines: int = 4_000
@@ -389,14 +389,14 @@ def bleu(job: Job) -> dict[str, Any]:
 PARTS: dict[Callable[[Job], dict[str, Any]], int] = {  # with their limits in seconds
     machine: 30,
     data: 60,
-    tests: 60,
-    big_plain: 45,
-    base_plain: 40,
+    tests: 90,
+    big_plain: 60,
+    base_plain: 45,
     precision: 60,
     several_devices: 60,
-    big_compiled: 90,
-    base_compiled: 75,
-    translation: 100,
+    big_compiled: 150,
+    base_compiled: 120,
+    translation: 150,
     bleu: 120,
-    base_static: 90,
+    base_static: 240,
 }
