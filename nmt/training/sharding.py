@@ -2,8 +2,8 @@
 al., 2023, PyTorch FSDP; torch's `fully_shard`).
 
 Every rank has a part of the rows of each parameter. A layer's whole weights exist only while it
-computes; the embedding, which source, target and output may share, and what stands beside the
-layers are one more group. Files hold whole tensors, whatever trained them.
+computes (autocast keeps rounded ones until the backward pass); the embedding, which both sides and
+the output may share, and what stands beside layers are one more group. Files hold whole tensors.
 """
 
 from __future__ import annotations
