@@ -88,10 +88,7 @@ def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
 
 
 def _merge(
-    job: Job,
-    splits: Mapping[str, list[Cleaned]],
-    tokenizers: Tokenizers,
-    spans: Sequence[Span],
+    job: Job, splits: Mapping[str, list[Cleaned]], tokenizers: Tokenizers, spans: Sequence[Span]
 ) -> dict[str, Any]:
     """Make the data folder of shards that are done: held-out splits, report, and the index over
     all; return the report. No training text is read here, and no shard is written again.

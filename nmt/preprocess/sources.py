@@ -22,13 +22,7 @@ from typing import IO, Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from nmt.config import (
-    Corpus,
-    DataConfig,
-    PreprocessConfig,
-    SplitConfig,
-    resolve,
-)
+from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolve
 from nmt.data.languages import corpus_direction
 from nmt.data.text import bundled_corpus, check_file, is_packed, is_stream, open_bytes
 from nmt.errors import ConfigError, DataError, nearest
