@@ -98,6 +98,19 @@ def test_corpora_are_shards_of_their_own_with_their_tags(tmp_path: Path) -> None
     assert tagged == [False] * sizes[0] + [True] * sizes[1]
 
 
+def test_a_line_that_is_nothing_but_its_tag_is_empty(tmp_path: Path) -> None:
+    lines = [f"word {n}\twort {n}" for n in range(30)]
+    lines[3], lines[4] = "\u200b\twort 3", "word 4\t\u200b \u200b"  # normalized away
+    corpus = f"data.corpora.a.tsv={write_text(tmp_path / 'a.tsv', lines)}"
+    tags = ["data.corpora.a.tgt_lang=de", "data.corpora.a.tgt_tag=<bt>", "data.valid.num_pairs=2"]
+    for number, more in enumerate(([], tags[:1], tags[:2])):
+        folder = tmp_path / str(number)
+        settings = ["tokenizer.vocab_size=300", *more, tags[2], f"data_dir={folder}"]
+        assert command("preprocess", corpus, *settings, "num_threads=1") == 0
+        dropped = read_report(folder)["train"]["dropped"]
+        assert dropped == {"empty side": 2, "held out": 2}, more
+
+
 def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     for side in ("src", "tgt"):
         lines = [f"{n % 5500} {side}" for n in range(6000)]  # two chunks

@@ -80,7 +80,9 @@ class ChunkEncoder:
         texts = _tagged(cleaned)
         src, tgt = self._src.encode(texts[0]), self._tgt.encode(texts[1])
         unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
-        keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), unknown, config)
+        both = zip(self._tokenizers, chunk.source.tags[:2], strict=True)
+        tags = [len(tokenizer.encode(tag)) for tokenizer, tag in both]
+        keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), tags, unknown, config)
         return self._result(cleaned, src.select(keep), tgt.select(keep))
 
     def encode_held_out(self, cleaned: Cleaned) -> EncodedChunk:

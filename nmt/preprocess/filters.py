@@ -67,14 +67,15 @@ def drop_by_text(
 
 
 def drop_by_tokens(
-    cleaned: Cleaned, lengths: Sides, unknown: Sides, config: PreprocessConfig
+    cleaned: Cleaned, lengths: Sides, tags: Sequence[int], unknown: Sides, config: PreprocessConfig
 ) -> Mask:
     """Apply the filters on tokens; return which pairs stay.
 
-    `lengths` (N,) do not count EOS; `unknown` (N,) counts tokens that are <unk> or a byte.
+    `lengths` (N,) count the tokens of `tags`, but not EOS; `unknown` (N,) those that are <unk> or
+    a byte.
     """
     (src, tgt), limits = lengths, config.filter
-    filters = [(_EMPTY, src == 0, tgt == 0)]
+    filters = [(_EMPTY, src == tags[0], tgt == tags[1])]
     filters.append(("too long", src + 1 > config.max_length, tgt + 1 > config.max_length))
     if ratio := limits.max_ratio:
         filters.append(("length ratio", src > ratio * tgt, tgt > ratio * src))
