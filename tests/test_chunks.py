@@ -80,7 +80,7 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
         sources.append(source(*(write(path, join(lines, draw)) for path, lines in pairs)))
         expected += list(zip(*map(blanked, sides), strict=True))
         numbers += range(1, len(sides[0]) + 1)
-        overlong += [max(map(len, pair)) > 64 for pair in zip(*sides, strict=True)]
+        overlong += [[len(line) > 64 for line in pair] for pair in zip(*sides, strict=True)]
     bounds = draw.choice([1, 5, 50]), draw.choice([1, 90, 999])
     bound(monkeypatch, *bounds)
     found = list(read_chunks(sources))
@@ -92,7 +92,8 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
         here = slice(chunk.first_pair, chunk.first_pair + chunk.num_pairs)
         assert numbers[here] == list(lines)
         flags = zip(lines, overlong[here], strict=True)
-        assert chunk.overlong == tuple(line for line, is_long in flags if is_long)
+        long = [(line, side) for line, pair in flags for side in (0, 1) if pair[side]]
+        assert chunk.overlong == tuple(long)
         assert chunk.num_pairs <= bounds[0]
         assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds[1]
 
@@ -112,7 +113,7 @@ def test_spans_of_any_size_hold_all_pairs_and_each_is_read_by_itself(
                 source(*(write(tmp_path / f"{name}{x}", join(y, draw)) for x, y in pairs))
             )
             expected += list(zip(*map(blanked, sides), strict=True))
-            overlong += [max(map(len, pair)) > 64 for pair in zip(*sides, strict=True)]
+            overlong += [sum(len(line) > 64 for line in pair) for pair in zip(*sides, strict=True)]
         for size in (1, 10, 20, 33, 1000):
             spans = find_spans({"x": [], "y": sources}, size)
             assert [s.first_pair for s in spans] == list(range(0, len(expected), size))
@@ -179,7 +180,7 @@ for name in sys.argv[1:]:
         (chunk.num_pairs, chunk.overlong, [raw[:12] for raw in chunk.raw])
         for chunk in read_chunks([Source("", Format.pair, paths, ("a", "b"))])
     ]
-    overlong = [line for _, lines, _ in parts for line in lines]
+    overlong = [line for _, places, _ in parts for line, _ in places]
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
     print(memory, sum(number for number, _, _ in parts), overlong, parts[0][2])
 """

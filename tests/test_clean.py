@@ -220,10 +220,11 @@ def test_an_overlong_line_is_dropped_or_empty_and_a_duplicate_is_dropped() -> No
     assert counts.dropped == {EMPTY: 1, "duplicate": 1}
     assert counts.examples["duplicate"] == [("a.src", 4, None)]
     chunk = make_chunk([[b"a", b"", b"c"], [b"x", b"y", b"z"]], Format.pair, first_line=5)
-    chunk = dataclasses.replace(chunk, overlong=(6,))
-    for held_out, src in ((False, ["a", "c"]), (True, ["a", "", "c"])):
+    for side, held_out in itertools.product((0, 1), (False, True)):
+        chunk = dataclasses.replace(chunk, overlong=((6, side),))
+        src = ["a", "", "c"] if held_out else ["a", "c"]
         cleaned = clean_and_filter(chunk, settings(), held_out=held_out)
         assert cleaned.src == src
         counts = cleaned.counts.replaced if held_out else cleaned.counts.dropped
         assert counts == {OVERLONG: 1}
-        assert cleaned.counts.examples == {OVERLONG: [("a.src", 6, None)]}
+        assert cleaned.counts.examples == {OVERLONG: [(("a.src", "b.tgt")[side], 6, None)]}

@@ -88,7 +88,8 @@ class Chunk:
     first_line: int  # its number in the source, from 1
     num_pairs: int
     raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
-    overlong: tuple[int, ...]  # lines of more than MAX_LINE_BYTES, which are empty in `raw`
+    # line and side (0 or 1) of what has more than MAX_LINE_BYTES, which is empty in `raw`
+    overlong: tuple[tuple[int, int], ...]
 
     def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
         """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
@@ -172,9 +173,10 @@ def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
                 sizes = np.sum([file.ends[:most] for file in files], axis=0)
                 number = max(1, int(np.searchsorted(sizes, BYTES_A_CHUNK, side="right")))
                 lines = range(line, line + number)
-                overlong = {line for file in files for line in file.overlong if line in lines}
+                long = [(line, side) for side, file in enumerate(files) for line in file.overlong]
+                overlong = tuple(sorted(place for place in long if place[0] in lines))
                 raw = tuple(file.take(number) for file in files)
-                yield Chunk(source, next_pair, line, number, raw, tuple(sorted(overlong)))
+                yield Chunk(source, next_pair, line, number, raw, overlong)
                 line, next_pair = line + number, next_pair + number
         line, offsets = 1, ()
     if next_pair < end:

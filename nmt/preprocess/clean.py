@@ -141,8 +141,8 @@ def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> Cleaned:
     reader = _Reader(chunk)
     src, tgt = reader.read()
     cleaned = Cleaned(chunk, src, tgt, np.arange(chunk.num_pairs), reader.counts)
-    overlong = {(line - chunk.first_line, 0): _Fault(None, OVERLONG) for line in chunk.overlong}
-    _settle(cleaned, OVERLONG, overlong, repair=held_out)
+    places = [(line - chunk.first_line, side) for line, side in chunk.overlong]
+    _settle(cleaned, OVERLONG, dict.fromkeys(places, _Fault(None, OVERLONG)), repair=held_out)
     invalid = config.data.invalid
     if reader.broken and invalid is Invalid.error:
         (row, side), fault = min(reader.broken.items())
@@ -211,8 +211,8 @@ class _Reader:
             return lines[0], lines[1]
         take = self._take_columns if format is Format.tsv else self._take_fields
         sides = take(lines[0])
-        for line in self._chunk.overlong:
-            self.malformed.pop((line - self._chunk.first_line, 0), None)
+        for line, side in self._chunk.overlong:
+            self.malformed.pop((line - self._chunk.first_line, side), None)
         return sides
 
     def _decode(self, side: int) -> str:
