@@ -123,9 +123,13 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path, capfd: pytest.CaptureFi
         (["data.valid.num_pairs=1.5"], "num_pairs=1.5: must be a whole number, or a share below"),
         (["data.valid.num_pairs=9", f"data.valid.tsv={tmp_path / 'a.tsv'}"], "tsv and num_pairs"),
         (["data.valid.num_pairs=9", "data.test.num_pairs=0.1"], "both be numbers, or both be"),
-        (["data=numbers", "data.valid.num_pairs=9"], "needs text of your own"),
+        (["data.valid.num_pairs=0.5", "data.test.num_pairs=0.5"], "be shares, below 1 together"),
+        (["data=numbers", "data.valid.num_pairs=9"], "has all its text; leave out data.valid"),
+        (["experiment=numbers", train], "data.corpus=numbers: has all its text; leave out data.tr"),
+        (["data=copy", f"data.corpora.a.{train[11:]}"], "leave out data.corpora, or set data=files"),
     ):
-        more = [] if "data=numbers" in arguments else [train]
+        has_all = not {"data=numbers", "experiment=numbers", "data=copy"}.isdisjoint(arguments)
+        more = [] if has_all else [train]
         assert command("preprocess", *more, *arguments, *SMALL, f"data_dir={tmp_path / 'd'}") == 2
         assert message in capfd.readouterr().err, arguments
     assert not (tmp_path / "d").exists()

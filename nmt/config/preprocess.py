@@ -204,12 +204,13 @@ class DataConfig:
                 "+data.corpora.NAME.src=FILE"
             )
         taken = [n for n in (self.valid.num_pairs, self.test.num_pairs) if n is not None]
-        shares = {number < 1 for number in taken}
-        rule = "must both be numbers, or both be shares below 1"
-        require(len(shares) < 2, "num_pairs of data.valid and data.test", taken, rule)
-        rule = "needs text of your own; the corpora that come along have held-out sets"
-        is_possible = self.corpus is Corpus.files or not shares
-        require(is_possible, "num_pairs with data.corpus", self.corpus, rule)
+        is_possible = min(taken, default=1) >= 1 or sum(taken) < 1
+        rule = "must both be numbers, or both be shares, below 1 together"
+        require(is_possible, "num_pairs of data.valid and data.test", taken, rule)
+        given = [f"data.{s}" for s in ("train", "valid", "test") if getattr(self, s).given]
+        given += ["data.corpora"] * bool(self.corpora)
+        rule = f"has all its text; leave out {', '.join(given)}, or set data=files"
+        require(self.corpus is Corpus.files or not given, "data.corpus", self.corpus, rule)
         if self.corpora and all(corpus.is_tagged for corpus in self.corpora.values()):
             for split in ("valid", "test"):
                 if set(getattr(self, split).given) - {"num_pairs"}:
