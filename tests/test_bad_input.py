@@ -73,6 +73,7 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
         ({"data.valid.src": None, "data.valid.tgt": None}, "data.valid.src=FILE"),
         ({"data.train.src": latin}, "latin:8", "byte 3", "0xfc", "iconv"),
         ({"max_length": 2}, "all 200", "too long", "max_length=2"),
+        ({"data.train.tgt": root / "train.src.txt", "filter.identical": True}, "all 200", "filter"),
         ({"data_dir": home}, "home exists", "choose another"),
     ]:
         assert_refused(expected, "preprocess", *preprocess_arguments(root, tmp_path, changes))

@@ -119,7 +119,8 @@ def _draw_sample(job: Job, spans: Sequence[Span]) -> None:
         if num_found >= size or limit == ALL_KEYS:
             break
     if num_found == 0:
-        raise DataError("the training corpus is empty: no pair has text on both sides")
+        text = "all %d training pairs have an empty side or are dropped by filters; check the input"
+        raise DataError(text % num_pairs)
     names = [job.work.plan / span.name for span in spans]
     keys = [np.fromfile(f"{name}.keys", np.uint64) for name in names]
     end = sample_end(np.concatenate(keys), size)
