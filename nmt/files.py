@@ -40,8 +40,7 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     is in the way is not ours and is refused.
     """
     folder = folder.resolve()  # a link stays, and what it points to is replaced
-    if folder.is_file() or is_foreign(folder, marker):
-        raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
+    check_place(folder, marker)
     remove_abandoned(folder)
     temporary = _beside(folder)
     new_parents = [parent for parent in folder.parents if not parent.exists()]
@@ -174,7 +173,18 @@ def _is_running(process: int) -> bool:
     return True
 
 
-def is_foreign(folder: Path, marker: str) -> bool:
+def check_place(folder: Path, marker: str) -> None:
+    """Raise an `NmtError` for a folder that no other can replace: something foreign, a mount point,
+    or the current folder, which would be gone for the shell.
+    """
+    if folder.is_file() or _is_foreign(folder, marker):
+        raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
+    if os.path.ismount(folder) or (folder.exists() and folder.samefile(os.curdir)):
+        what = "a mount point" if os.path.ismount(folder) else "the current folder"
+        raise NmtError(f"{folder} is {what}, which cannot be replaced; choose a folder in it")
+
+
+def _is_foreign(folder: Path, marker: str) -> bool:
     """Say whether `folder` holds something, but no such JSON file with `format_version`."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False

@@ -124,7 +124,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("other-splits", "nmt/cli/compose.py", 'splits = _SPLITS if "train" in typed else tuple(typed)', "splits = tuple(typed)", "config"),
     ("packed-size", "nmt/cli/translate.py", "elif not is_packed(config.input) and not is_stream", "elif not is_stream", "streams"),
     # --- nmt/files.py, progress.py
-    ("foreign-folder", "nmt/files.py", "or is_foreign(folder, marker):", "or False:", "files"),
+    ("foreign-folder", "nmt/files.py", "or _is_foreign(folder, marker):", "or False:", "files"),
     ("sorted-json", "nmt/files.py", "sort_keys=True", "sort_keys=False", "files"),
     ("new-parents", "nmt/files.py", "for parent in new_parents:", "for parent in ():", "files"),
     ("put-back", "nmt/files.py", "and not place.exists():", "and False:", "files damage"),

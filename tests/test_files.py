@@ -70,7 +70,9 @@ def test_an_exception_leaves_everything_as_it_was(tmp_path: Path) -> None:
     assert tree(tmp_path) == before
 
 
-def test_what_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
+def test_what_is_not_ours_or_cannot_be_replaced_is_refused_and_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis").write_text("text")
     (tmp_path / "file").write_text("text")
@@ -83,6 +85,13 @@ def test_what_is_not_ours_is_refused_and_kept(tmp_path: Path) -> None:
             pytest.fail("the block must not be entered")
     assert tree(tmp_path) == before
     (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path / "empty")
+    with pytest.raises(NmtError, match="empty is the current folder"):
+        fill(Path("."), "text")
+    monkeypatch.chdir(tmp_path)
+    with monkeypatch.context() as patch, pytest.raises(NmtError, match="empty is a mount point"):
+        patch.setattr(os.path, "ismount", lambda path: path == tmp_path / "empty")
+        fill(tmp_path / "empty", "text")
     fill(tmp_path / "empty", "text")
     assert tree(tmp_path / "empty") == WRITTEN
 

@@ -23,7 +23,7 @@ from filelock import FileLock, Timeout
 from nmt.cluster import open_workers
 from nmt.config import WITHOUT_EFFECT, PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import is_foreign, put_in_place, remove_abandoned, replace_file, write_json
+from nmt.files import check_place, put_in_place, remove_abandoned, replace_file, write_json
 from nmt.pool import count_workers
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.progress import Progress
@@ -181,8 +181,7 @@ def open_workspace(place: Path) -> Iterator[Workspace]:
     Raises `NmtError` where something foreign is in the way or another is at work.
     """
     place = place.resolve()  # a link stays, and what it points to is replaced
-    if place.is_file() or is_foreign(place, MARKER):
-        raise NmtError(f"{place} exists and holds no {MARKER} of nmt; choose another folder")
+    check_place(place, MARKER)
     folder = place.with_name(f".{place.name}.work")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
