@@ -106,7 +106,7 @@ def bleu_metric(tokenize: str, *, lowercase: bool = False) -> BLEU:
         hint = nearest(tokenize, BLEU.TOKENIZERS)
         raise ConfigError(f"tokenize={tokenize} is no tokenizer of sacreBLEU; {hint}")
     try:
-        # `_check` raises what `force` silences
+        # `check_lines` raises what `force` silences
         return BLEU(tokenize=tokenize, lowercase=lowercase, force=True)
     except (RuntimeError, OSError) as error:  # an extra is missing, or a model cannot be fetched
         reason = " ".join(str(error).split())
@@ -148,7 +148,7 @@ def evaluate(
     `tokenize` affects BLEU only, and TER never looks at case. `force` accepts text that looks
     tokenized, which otherwise, like unequal counts and empty input, raises a DataError.
     """
-    _check({"hypotheses": hypotheses}, references, force=force)
+    check_lines({"hypotheses": hypotheses}, references, force=force)
     if Metric.bleu in metrics:
         warn_of_script(references[0], tokenize)
     built = [_build(metric, tokenize, lowercase) for metric in metrics]
@@ -157,7 +157,7 @@ def evaluate(
 
 def bleu(hypotheses: Lines, references: Sequence[Lines], *, tokenize: str = "13a") -> float:
     """Score with BLEU alone, even text that looks tokenized, which a model may write at first."""
-    _check({"hypotheses": hypotheses}, references, force=True)
+    check_lines({"hypotheses": hypotheses}, references, force=True)
     return _score(bleu_metric(tokenize), hypotheses, references).value
 
 
@@ -180,7 +180,7 @@ def compare(
     whose counts differ: of the 2^k ways to swap these lines, at least two give exactly the observed
     difference. From k = 11 on (at 1000 samples) sacreBLEU's value is larger.
     """
-    _check({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
+    check_lines({"hypotheses": hypotheses, "baseline": baseline}, references, force=force)
     built = {metric.value: _build(metric, tokenize, lowercase) for metric in metrics}
     systems = [("baseline", baseline), ("system", hypotheses)]
     kind, extra = "ar", NUM_INTERVAL_SAMPLES
@@ -240,7 +240,7 @@ def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> 
     return {"unit": "points", "confidence": 0.95, **shown}
 
 
-def _check(systems: dict[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
+def check_lines(systems: dict[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
     """Raise a DataError unless every reference set has a line for each of a system and, without
     `force`, for text that looks tokenized, whose scores are not comparable.
     """

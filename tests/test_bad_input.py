@@ -94,10 +94,12 @@ def test_settings_that_cannot_be(assert_refused: Refused) -> None:
         ("preprocess", "num_threads=100000", "num_threads", "must"),
         ("evaluate", "references=r", "hypotheses=FILE"),
         ("evaluate", "hypotheses=h", "references"),
+        ("evaluate", "hypotheses=h references=r src=s", "src=s: does nothing without model_dir"),
+        ("evaluate", "model_dir=m data_dir=d references=r", "references=['r']: needs src=FILE"),
         ("export", "max_positions=1", "max_positions=1: must be from 2"),
         ("export", "model_dir=absent", "absent does not exist"),
     ]:
-        assert_refused(expected, name, argument)
+        assert_refused(expected, name, *argument.split())
     marian = ["format=huggingface", "quantization=int8"]
     assert_refused(["quantization=int8: format=huggingface"], "export", *marian)
 

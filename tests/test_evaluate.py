@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from sacrebleu.metrics.bleu import BLEU
@@ -178,6 +179,24 @@ def test_language_of_the_model_picks_the_tokenizer_and_a_missing_one_stops_train
         options = [f"model_dir={run}", *texts, "device=cpu", *more]
         assert command("evaluate", *options) == 0
         assert (f"tok:{tokenizer}" in capfd.readouterr().out) == bool(tokenizer), more
+
+
+def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def load(*_: object, **__: object) -> SimpleNamespace:
+        return SimpleNamespace(directions=[])  # which cannot translate
+
+    monkeypatch.setattr("nmt.translate.translator.Translator.load", load)
+    (tmp_path / "two").write_text("a\nb\n", encoding="utf-8")
+    (tmp_path / "one").write_text("a\n", encoding="utf-8")
+    options = ["model_dir=m", f"src={tmp_path / 'two'}"]
+    for more, message in (
+        ([f"references={tmp_path / 'one'}"], "src: 2 lines, reference set 1: 1; they must match"),
+        ([f"references={tmp_path / 'two'}", "baseline=absent"], "absent does not exist"),
+    ):
+        assert command("evaluate", *options, *more) == 2
+        assert message in capfd.readouterr().err
 
 
 def test_systems_that_hardly_differ_are_not_significant() -> None:

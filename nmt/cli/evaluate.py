@@ -30,16 +30,16 @@ def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
     """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
     scores: list[Score] = []
     comparisons: list[Comparison] = []
+    baseline = None if config.baseline is None else list(read_input(config.baseline))
     for test in _translated(config) if config.model_dir else [_given(config)]:
         how: dict[str, Any] = {"tokenize": test.tokenize, "metrics": config.metrics}
         how |= {"lowercase": config.lowercase, "force": config.force}
         found = metrics.evaluate(test.hypotheses, test.references, **how)
         scores += [replace(s, name=f"{test.corpus} {s.name}".strip()) for s in found]
-        if config.baseline is not None:
+        if baseline is not None:
             kind = metrics.Significance(
                 method=config.method, num_samples=config.num_samples, seed=config.seed
             )
-            baseline = list(read_input(config.baseline))
             comparisons = metrics.compare(
                 test.hypotheses, test.references, baseline=baseline, test=kind, **how
             )
@@ -81,7 +81,9 @@ def _translated(config: EvaluateConfig) -> list[_Test]:
         only = languages.pop() if len(languages) == 1 else ""
         tokenize = _tokenizer(config, config.tgt_lang or only)
         references = [list(read_input(path)) for path in config.references]
-        tests.append(_Test(references, tokenize, [], list(read_input(config.src)), asked))
+        sources = list(read_input(config.src))
+        metrics.check_lines({"src": sources}, references, force=True)
+        tests.append(_Test(references, tokenize, [], sources, asked))
     return [
         replace(test, hypotheses=translator.translate(test.sources, **test.direction))
         for test in tests

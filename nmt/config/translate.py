@@ -348,14 +348,12 @@ class EvaluateConfig:
         for key in ("metrics",) if reads_folder else ("references", "metrics"):
             require(bool(getattr(self, key)), key, "[]", "name at least one")
         if reads_folder and self.model_dir is not None:
-            folder, rule = (
-                ",".join(self.model_dir),
-                "needs src=FILE or data_dir=FOLDER to translate",
-            )
+            folder, rule = ",".join(self.model_dir), "needs src=FILE or data_dir=FOLDER to translate"
             require(self.data_dir is not None, "model_dir", folder, rule)
             require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
+            require(not self.references, "references", self.references, "needs src=FILE")
         check_ranges(self)
-        without = {"baseline": ("method", "num_samples", "seed"), "model_dir": ("device",)}
+        without = {"baseline": ("method", "num_samples", "seed"), "model_dir": ("device", "src")}
         for needed, keys in without.items():
             for key in keys if getattr(self, needed) is None else ():
                 value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
