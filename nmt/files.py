@@ -46,9 +46,6 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
         temporary.mkdir(parents=True)
-    except OSError as error:
-        raise NmtError(f"{folder} cannot be written: {error.strerror}; choose another") from None
-    try:
         yield temporary
         put_in_place(temporary, folder)
     except OSError as error:

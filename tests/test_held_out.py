@@ -126,7 +126,7 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path, capfd: pytest.CaptureFi
         (["data.valid.num_pairs=0.5", "data.test.num_pairs=0.5"], "be shares, below 1 together"),
         (["data=numbers", "data.valid.num_pairs=9"], "has all its text; leave out data.valid"),
         (["experiment=numbers", train], "data.corpus=numbers: has all its text; leave out data.tr"),
-        (["data=copy", f"data.corpora.a.{train[11:]}"], "leave out data.corpora, or set data=files"),
+        (["data=copy", f"data.corpora.a.{train[11:]}"], "out data.corpora, or set data=files"),
     ):
         has_all = not {"data=numbers", "experiment=numbers", "data=copy"}.isdisjoint(arguments)
         more = [] if has_all else [train]

@@ -348,8 +348,8 @@ class EvaluateConfig:
         for key in ("metrics",) if reads_folder else ("references", "metrics"):
             require(bool(getattr(self, key)), key, "[]", "name at least one")
         if reads_folder and self.model_dir is not None:
-            folder, rule = ",".join(self.model_dir), "needs src=FILE or data_dir=FOLDER to translate"
-            require(self.data_dir is not None, "model_dir", folder, rule)
+            rule = "needs src=FILE or data_dir=FOLDER to translate"
+            require(self.data_dir is not None, "model_dir", ",".join(self.model_dir), rule)
             require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
             require(not self.references, "references", self.references, "needs src=FILE")
         check_ranges(self)

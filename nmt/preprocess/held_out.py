@@ -59,7 +59,8 @@ def take_held_out(job: Job, spans: Sequence[Span]) -> Job:
     held_out = dict(job.held_out)
     for split, corpora in known["corpora"].items():
         for corpus in corpora:
-            tags, shown = corpus_direction(job.config.data, corpus).tags, f"{split} taken from train"
+            tags = corpus_direction(job.config.data, corpus).tags
+            shown = f"{split} taken from train"
             paths = _paths(job, split, corpus)
             source = Source(corpus, Format.pair, paths, (shown, shown), tags=tags)
             held_out[split] = sorted([*held_out[split], source], key=lambda s: s.corpus)
