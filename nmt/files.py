@@ -20,6 +20,7 @@ from typing import Any
 
 from nmt.errors import NmtError
 from nmt.manifest import write_manifest
+from nmt.metadata import read_json
 
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
 _LEFTOVER = re.compile(r"(?:\.[A-Za-z0-9-]+)?\.\d+\.(?:tmp|old)$")
@@ -185,11 +186,9 @@ def _is_foreign(folder: Path, marker: str) -> bool:
     """Say whether `folder` holds something, but no such JSON file with `format_version`."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
-    try:
-        content = json.loads((folder / marker).read_text(encoding="utf-8"))
-    except (OSError, ValueError):
-        return True
-    return not isinstance(content, dict) or "format_version" not in content
+    with contextlib.suppress(OSError, NmtError):
+        return "format_version" not in read_json(folder / marker)
+    return True
 
 
 def _beside(path: Path, suffix: str = "tmp") -> Path:

@@ -102,7 +102,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("tokenizer-sum", DATA + "tokenizer.py", "if sha256 not in (None, tokenizers.sha256):", "if False:", "separate_vocabularies checkpoints"),
     ("lacking-symbol", DATA + "tokenizer.py", "tokenizer.eos_id) < 0:", "tokenizer.eos_id) < -1:", "tokenizer"),
     ("user-symbol", DATA + "vocabulary.py", "if symbol not in added and not _is_symbol(model, symbol):", "if False:", "tokenizer"),
-    ("control-id", DATA + "vocabulary.py", "processor.vocab_size() + len(added)", "processor.vocab_size() + len(added) - 1", "tokenizer"),
+    ("control-id", DATA + "vocabulary.py", "found.vocab_size + len(added)", "found.vocab_size + len(added) - 1", "tokenizer"),
     ("threads-of-model", DATA + "vocabulary.py", "_NUM_THREADS = 16", "_NUM_THREADS = 15", "reference"),
     ("long-sentences", DATA + "vocabulary.py", '> _MAX_SENTENCE_BYTES\n', '>= _MAX_SENTENCE_BYTES\n', "tokenizer"),
     # --- languages and tags, held-out sets from the training text, streams

@@ -184,7 +184,7 @@ def test_what_cannot_be_a_symbol_is_refused(tmp_path: Path) -> None:
             CorpusConfig(src_tag=symbol)
     assert TokenizerConfig(symbols=["{url}", "<s", "<0x0a>"])
     for symbol in ("ee", "e", "▁the", "<s>", "<unk>"):  # which mean something else already
-        with pytest.raises(ConfigError, match=r"cannot be a symbol of tokenizer\.model=") as caught:
+        with pytest.raises(ConfigError, match=r"cannot be a symbol of .*foreign") as caught:
             adopt(tmp_path, foreign(), symbol)
         assert "\n" not in str(caught.value)
 
@@ -299,12 +299,12 @@ def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path:
     for content in (None, b"", b"text", b"\xff" * 99, b'{"model": "bpe"}'):
         if content is not None:
             path.write_bytes(content)
-        with pytest.raises(ConfigError, match=str(path)) as caught:
+        with pytest.raises(ModelError, match=str(path)) as caught:
             open_tokenizers(PreprocessConfig(tokenizer=tokenizer_config(model=str(path))))
         assert "\n" not in str(caught.value)
         with pytest.raises(ModelError, match=str(path)):
             Tokenizer.load(path)
-    with pytest.raises(ConfigError, match=f"tokenizer.model={tmp_path}: Is a directory"):
+    with pytest.raises(ModelError, match=f"{tmp_path}: Is a directory"):
         adopt_tokenizer(tmp_path)
     for kind in ("SentencePiece's own ids", "T5"):
         path.write_bytes(foreign(**KINDS[kind]))

@@ -21,7 +21,7 @@ from nmt.data.tokenizer import (
     Tokenizer,
     Tokenizers,
     load_tokenizers,
-    open_model,
+    read_model,
 )
 from nmt.errors import ConfigError, DataError
 
@@ -160,33 +160,25 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     """Take over the SentencePiece model at `path`, whoever trained it.
 
     Control symbols that it lacks, and `symbols`, become pieces after its last one: no id changes
-    and no text without a symbol is cut otherwise. Raises a `ConfigError` for a file that is no
-    model, and for a symbol that is an ordinary piece of it already.
+    and no text without a symbol is cut otherwise. Raises a `ModelError` for a file that is no
+    model, and a `ConfigError` for a symbol that is an ordinary piece of it already.
     """
-    try:
-        model = path.read_bytes()
-        processor = open_model(model)
-    except OSError as error:
-        raise ConfigError(f"tokenizer.model={path}: {error.strerror}; give a .model file") from None
-    except RuntimeError:
-        raise ConfigError(
-            f"tokenizer.model={path} is no SentencePiece model; give the .model file that "
-            "SentencePiece wrote"
-        ) from None
-    old = set(processor.id_to_piece(list(range(processor.vocab_size()))))
+    model = read_model(path)
+    found = Tokenizer(model)
+    old = set(found.all_pieces())
     added = [symbol for symbol in dict.fromkeys(symbols) if symbol not in old]
     for symbol in symbols:
         if symbol not in added and not _is_symbol(model, symbol):
             raise ConfigError(
-                f"{symbol} cannot be a symbol of tokenizer.model={path}, which has it as an "
-                "ordinary or control piece; name the symbol or tag otherwise"
+                f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
+                "piece; name the symbol or tag otherwise"
             )
     appended = b"".join(_piece(symbol, _USER_DEFINED) for symbol in added)
     for kind, (id_field, name_field, name) in _CONTROLS.items():
-        if getattr(processor, f"{kind}_id")() < 0:
+        if getattr(found, f"{kind}_id") < 0:
             # the name may belong to a piece that text can become
             name = f"<nmt:{kind}>" if name in old else name
-            new_id = processor.vocab_size() + len(added)
+            new_id = found.vocab_size + len(added)
             spec = _field(id_field, new_id) + _field(name_field, name)
             appended += _piece(name, _CONTROL) + _field(_TRAINER_SPEC, spec)
             added.append(name)
