@@ -96,7 +96,7 @@ def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(place: Path) -> 
         with pytest.raises(ConfigError, match="no piece") if refused else nullcontext():
             assert isinstance(open_tokenizers(config), SeparateTokenizers)
     settings = TokenizerConfig(model=data_dir, separate=True, tgt_model="b.model")
-    with pytest.raises(ConfigError, match="tgt_model: the folder .* has both; leave it out"):
+    with pytest.raises(ConfigError, match="tgt_model: .* has both; leave out separate, too"):
         open_tokenizers(PreprocessConfig(tokenizer=settings))
 
 

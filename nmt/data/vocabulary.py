@@ -65,7 +65,7 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
     if src_path.is_dir():
         tokenizers = load_tokenizers(src_path)
         if config.tokenizer.tgt_model is not None:
-            raise ConfigError(f"tokenizer.tgt_model: the folder {src_path} has both; leave it out")
+            raise ConfigError(f"tokenizer.tgt_model: {src_path} has both; leave out separate, too")
         missing = {*src_symbols} - {*tokenizers.src.all_pieces()}
         missing |= {*tgt_symbols} - {*tokenizers.tgt.all_pieces()}
         if missing:
