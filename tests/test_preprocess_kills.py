@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import resource
 import signal
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +23,9 @@ from preprocessing import (
 )
 from toy import command
 
+from nmt.data.text import unpacking
+from nmt.preprocess import workspace
+from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.preprocess.workspace import open_workspace
 
 KILLED = -signal.SIGKILL
@@ -117,3 +122,22 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
     assert "cannot be written: File too large; fix that" in error.split("\n")[-2]
     assert "Traceback" not in error
     assert not (tmp_path / "data").exists()
+
+
+def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    def read(sources: list[Source], span: Span) -> Iterator[Chunk]:
+        if span.number == 2 and (tmp_path / ".data.work/units/encode").exists():
+            with unpacking("train.src.txt"):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+        yield from read_span(sources, span)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(workspace, "read_span", read)
+        assert command("preprocess", *arguments(place, tmp_path / "data")) == 2
+    assert "train.src.txt cannot be read: Input/output error" in capfd.readouterr().err
+    assert len([*tmp_path.glob(".data.work/units/encode/*.json")]) == 2
+    assert command("preprocess", *arguments(place, tmp_path / "data")) == 0
+    assert "go on with what an earlier run has done" in capfd.readouterr().err
+    assert_done(place, tmp_path)

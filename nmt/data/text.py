@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import IO, cast
 
 from nmt.config import Corpus, resolve
-from nmt.errors import DataError
+from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
 _KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
@@ -38,7 +38,8 @@ _PATIENCE_SECONDS = 0.05  # between two lines of one writer
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
     """Open a file, through the decompressor that its suffix names.
 
-    Raises `DataError` for a missing or damaged file, a folder and a file that may not be read.
+    Raises `DataError` for a missing or damaged file and a folder, `NmtError` for what the disk
+    does not give.
     """
     check_file(path)
     with unpacking(str(path)), path.open("rb") as file, unpacked(file, path.suffix) as stream:
@@ -98,13 +99,15 @@ def check_file(path: Path) -> None:
 
 @contextlib.contextmanager
 def unpacking(name: str) -> Iterator[None]:
-    """Turn what decompressors raise for a damaged or cut file into a `DataError` that names it."""
+    """Turn what decompressors raise for a damaged or cut file into a `DataError` that names it, and
+    what a disk raises, which may pass, into an `NmtError`.
+    """
     try:
         yield
     # a ValueError is Arrow's
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
-            raise DataError(f"{name} cannot be read: {error.strerror}") from None
+            raise NmtError(f"{name} cannot be read: {error.strerror}") from None
         kind = _KINDS.get(Path(name).suffix, "compressed")
         reason = " ".join(str(error).split())
         raise DataError(f"{name}: not a whole {kind} file ({reason}); fetch it again") from None
