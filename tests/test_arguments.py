@@ -72,7 +72,7 @@ def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line
         ("train", "scheduler=x", "nmt-train has no such setting"),
         ("translate", "alignment=true", "alignment=true: needs format=json"),
         ("translate", "combine=log_probabilities", "needs several models"),
-        ("evaluate", "num_samples=10", "num_samples=10: does nothing without baseline"),
+        ("evaluate", "num_samples=50", "num_samples=50: does nothing without baseline"),
         ("evaluate", "device=cuda", "device=cuda: does nothing without model_dir"),
         ("train", "max_updates=1.5", "max_updates"),
         ("train", "words", "words is no setting; write key=value"),

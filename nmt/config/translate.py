@@ -331,8 +331,8 @@ class EvaluateConfig:
     method: Method = option(
         Method.approximate_randomization, "or bootstrap, whose p-value compares with 0.025"
     )
-    num_samples: int = option(1000, "resamples of the significance test", low=1, high=1_000_000)
-    seed: int = option(12345, "of the significance test", low=0, high=2**32 - 1)
+    num_samples: int = option(1000, "resamples of the significance test", low=40, high=1_000_000)
+    seed: int = option(12345, "of the significance test", low=1, high=2**32 - 1)
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
