@@ -166,6 +166,13 @@ def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
     return [f"{tag} {line}" if line else tag for line in lines] if tag else list(lines)
 
 
+def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
+    """Return the ids that targets are forced to begin with: the tag, or else what every target of
+    the tokenizer begins with, and then each of `texts`, which may be empty.
+    """
+    return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
+
+
 def encode_sources(
     tokenizer: Tokenizer, lines: Sequence[str], tags: Tags, *, first_line: int = 0
 ) -> list[list[int]]:

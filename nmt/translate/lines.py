@@ -23,7 +23,7 @@ from itertools import accumulate, islice
 from typing import Any, TypeVar
 
 from nmt.config import OutputFormat, TooLong, require
-from nmt.data.languages import Tags, encode_sources, tag_lines
+from nmt.data.languages import Tags, encode_sources, encode_starts
 from nmt.data.text import on_one_line
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
@@ -210,9 +210,8 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
     segments: list[list[Segment]] = []
     num_left_out: dict[int, int] = {}
     encode = partial(encode_sources, tokenizer.src, tags=tags)
-    begin = tokenizer.tgt.encode(tags.tgt)
-    starts = tag_lines(window.prefixes or [""] * len(lines), tags.tgt)
-    prefixes = tokenizer.tgt.encode_batch(starts)
+    [begin] = encode_starts(tokenizer.tgt, [""], tags.tgt)
+    prefixes = encode_starts(tokenizer.tgt, window.prefixes or [""] * len(lines), tags.tgt)
     for i, ids in enumerate(encode(lines, first_line=window.first_line)):
         parts = [ids] if ids else []
         if len(ids) > most:
@@ -229,8 +228,7 @@ def encode_window(window: Window, tokenizer: Tokenizers, options: LineOptions) -
                 own = partial(encode_sources, tokenizer.src, tags=Tags(tag)) if tag else encode
                 parts = split_line(lines[i].removeprefix(tag), most, own)
         forced = [prefixes[i], *[begin] * len(parts)]
-        start = tokenizer.tgt.prefix
-        segments.append([Segment(part, forced[k] or start) for k, part in enumerate(parts)])
+        segments.append([Segment(*pair) for pair in zip(parts, forced, strict=False)])
     return EncodedWindow(window, segments, num_left_out)
 
 

@@ -47,20 +47,15 @@ def describe_job(config: TranslateConfig, search: SearchConfig) -> dict[str, Any
     folders = [resolve(folder) for folder in config.model_dir]
     if config.backend is Engine.native:
         folders = [find_model(folder) for folder in folders]
-    names = (
-        "n_best",
-        "context",
-        "format",
-        "too_long",
-        "max_source_length",
-        "window_lines",
-        "backend",
-    )
+    names = ("n_best", "context", "format", "too_long", "max_source_length", "window_lines")
     return {
         "nmt": __version__,
         "model": [_fingerprint(folder) for folder in folders],
         "prefixes": config.prefixes is not None,
-        **{name: getattr(config, name) for name in (*names, "dtype", "combine", *DIRECTION)},
+        **{
+            name: getattr(config, name)
+            for name in (*names, "backend", "dtype", "combine", *DIRECTION)
+        },
         **asdict(search),
     }
 

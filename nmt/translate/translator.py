@@ -16,6 +16,7 @@ from nmt.data.languages import (
     choose_tags,
     default_directions,
     encode_sources,
+    encode_starts,
     tag_lines,
 )
 from nmt.data.tokenizer import Tokenizers
@@ -23,13 +24,7 @@ from nmt.errors import ConfigError, DataError, NmtError, nearest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import Stepper
 from nmt.translate.attention import PairAttention, pair_attention
-from nmt.translate.backend import (
-    Backend,
-    BatchSearch,
-    NativeBackend,
-    SearchRequest,
-    load_models,
-)
+from nmt.translate.backend import Backend, BatchSearch, NativeBackend, SearchRequest, load_models
 from nmt.translate.context import add_context, join_lines, take_last
 from nmt.translate.lines import (
     EMPTY,
@@ -286,7 +281,7 @@ class Translator:
             found = tgt.encode_batch(tag_lines(list(check_lines("targets", targets)), tags.tgt))
         else:
             some = [row for row in rows if row]
-            begin = [tgt.encode(tags.tgt) or tgt.prefix] * len(some)
+            begin = encode_starts(tgt, [""], tags.tgt) * len(some)
             request = SearchRequest(some, config, begin if any(begin) else None, n_best=1)
             best = iter(self.backend.search(request) if some else [])
             found = [

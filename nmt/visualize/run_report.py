@@ -24,14 +24,7 @@ from nmt.preprocess.report import page_templates
 from nmt.preprocess.report import report_page as corpus_page
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import component
-from nmt.visualize.runs import (
-    CURVES,
-    Records,
-    read_metrics,
-    read_report,
-    read_settings,
-    series,
-)
+from nmt.visualize.runs import CURVES, Records, read_metrics, read_report, read_settings, series
 
 log = logging.getLogger(__name__)
 _NUM_WORST, _NUM_BEST = 8, 4  # sentences that are shown

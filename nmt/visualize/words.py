@@ -17,7 +17,7 @@ from torch import Tensor
 
 from nmt.config import AttentionKind, VisualizeConfig
 from nmt.data.batch import pad_source
-from nmt.data.languages import encode_sources
+from nmt.data.languages import encode_sources, encode_starts
 from nmt.data.text import read_input
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import set_num_threads
@@ -137,12 +137,7 @@ class SearchSteps:
     def __call__(self, log_probs: Tensor, live: Live) -> Tensor:
         """Record a step, as a `Constraint` that changes nothing."""
         top = log_probs.topk(min(_TOP_WORDS, log_probs.size(1)))
-        columns = (
-            live.tokens.tolist(),
-            live.sums.tolist(),
-            top.indices.tolist(),
-            top.values.tolist(),
-        )
+        columns = (x.tolist() for x in (live.tokens, live.sums, top.indices, top.values))
         for tokens, total, ids, values in zip(*columns, strict=True):
             self.sums[tuple(tokens)] = total
             likely = zip(ids, map(math.exp, values), strict=True)
@@ -164,7 +159,7 @@ def record_search(
     config = translator.search_config(beam_size=beam_size)
     tags, ids = translator.own_tags, ControlIds.of(tokenizer)
     given = pad_source(encode_sources(tokenizer.src, [line], tags), tokenizer)
-    begin = [tokenizer.tgt.encode(tags.tgt) or tokenizer.tgt.prefix]
+    begin = encode_starts(tokenizer.tgt, [""], tags.tgt)
     return steps, search(stepper, *given, config, ids, prefixes=begin, constraints=[steps])[0]
 
 
