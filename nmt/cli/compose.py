@@ -164,7 +164,7 @@ def _run_hydra(
         if errors:
             return None
         try:
-            if HydraConfig.get().mode is RunMode.MULTIRUN:
+            if HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train":
                 _name_run(composed, arguments)
             chosen = HydraConfig.get().runtime.choices
             now = [  # one choice of those that a sweep goes over
@@ -195,7 +195,7 @@ def _name_run(composed: DictConfig, arguments: list[Argument]) -> None:
     fixed = {o.get_key_element() for o in typed if not o.is_sweep_override()}
     jobs = OverridesParser.create().parse_overrides(list(HydraConfig.get().overrides.task))
     swept = {o.get_key_element().lstrip("+"): o for o in jobs if o.get_key_element() not in fixed}
-    if "run_dir" in composed and (names := sorted(swept.keys() - {"run_dir"})):
+    if names := sorted(swept.keys() - {"run_dir"}):
         parts = [f"{name}={swept[name].get_value_string()}" for name in names]
         name = re.sub(r"[^\w.=,+-]", "_", ",".join(parts).replace("'", ""))
         if len(name) > _MOST_NAME:
