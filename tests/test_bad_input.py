@@ -206,6 +206,7 @@ def test_what_cannot_be_translated_or_evaluated(
 def test_folders_that_an_average_may_not_replace(
     root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
+    assert_refused(["stdin is closed"], "visualize", model, "what=attention")
     (tmp_path / "config.json").write_text('{"a": 1}', encoding="utf-8")
     (tmp_path / "precious.txt").write_text("keep", encoding="utf-8")
     places = [f"run_dir={root / 'run'}", f"output={tmp_path}"]

@@ -26,6 +26,10 @@ def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
 
 
+def run_shell(command: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
+
+
 def python(code: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     return done.stdout.split()
@@ -105,3 +109,9 @@ def test_a_closed_pipe_is_no_error() -> None:
             process.stdout.close()
             assert process.stderr.read() == b""
         assert process.returncode == 0
+
+
+def test_a_closed_stdout_is_no_error_where_nothing_is_written_to_it(tmp_path: Path) -> None:
+    for command in ("nmt --help", f"nmt-visualize what=mask output={tmp_path}/mask.png"):
+        done = run_shell(f"{SCRIPTS}/{command} >&-")
+        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr

@@ -56,7 +56,8 @@ def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
             from nmt.cli.compose import with_config  # imports Hydra
 
             with_config(command, arguments, functools.partial(import_and_run, command))
-        sys.stdout.flush()
+        if sys.stdout is not None:  # closed with >&-
+            sys.stdout.flush()
     except _QUIET as error:
         return exit_status(error, f"nmt-{command.name}" if command else "nmt")
     return EXIT_DONE

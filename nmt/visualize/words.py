@@ -54,7 +54,7 @@ def read_texts(given: str | None, name: str) -> list[str]:
     name.
     """
     if given in (None, "-"):
-        if sys.stdin.isatty():
+        if sys.stdin is not None and sys.stdin.isatty():
             log.info("reading %s from the terminal; Ctrl-D ends it", name)
         lines = list(read_input("-"))
     else:
