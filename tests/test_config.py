@@ -162,7 +162,7 @@ def test_what_is_typed_wins_over_the_experiment_and_has_its_type() -> None:
 
 def test_paths_and_lists_need_no_quotes_and_one_element_no_brackets() -> None:
     paths = ["a=b.txt", "a,b.txt", "Grüße.txt", "你好", "~/x y.txt", "it's.txt", "{a}.txt", "a\\b"]
-    paths += ["a\\", "'tis", "a\\'b", "#1;2", "'"]
+    paths += ["a\\", "'tis", "a\\'b", "#1;2", "'", "'a' or 'b'", '"a", "b"']
     typed = [f"data.corpora.c{i}.dataset={path}" for i, path in enumerate(paths)]
     found = composed("preprocess", *typed).data.corpora.values()
     assert [corpus.dataset for corpus in found] == paths

@@ -21,6 +21,7 @@ _VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-compl
 _FLAGS = ("--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _SETTING = re.compile(r"[+~]*[\w./@:-]+=")
+_QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(.*\)")
 
 
@@ -105,7 +106,7 @@ def _hydra_value(value: str, hint: Any, *, is_sweep: bool) -> str:
     """Return a value as Hydra reads it, whole, and numbers as Python writes them."""
     if value == "null" or (is_sweep and _SWEEP.fullmatch(value)):
         return value
-    if hint in (str, str | None) and not re.fullmatch(r"(?s)'.*'|\".*\"", value):
+    if hint in (str, str | None) and not _QUOTED.fullmatch(value):
         return _quote(value)
     if is_list(hint) and not value.startswith("["):
         return f"[{_quote(value)}]"
