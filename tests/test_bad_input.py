@@ -189,6 +189,11 @@ def test_what_cannot_be_translated_or_evaluated(
     (tmp_path / "r").write_text("a\n", encoding="utf-8")
     counts = [f"hypotheses={tmp_path / 'h'}", f"references={tmp_path / 'r'}"]
     assert_refused(["2 lines", "1;"], "evaluate", *counts)
+    translated = [f"model_dir={root / 'run'}", f"data_dir={root / 'data'}", counts[1]]
+    assert_refused([f"{counts[1]}: needs src=FILE"], "evaluate", *translated)
+    for key, value in (("src", "a.en"), ("split", "valid"), ("src_lang", "en")):
+        unused = f"{key}={value}"
+        assert_refused([f"{unused}: does nothing without model_dir"], "evaluate", *counts, unused)
     model, out = f"model_dir={root / 'run'}", f"output={tmp_path / 'out'}"
     lines = f"input={tmp_path / 'h'}"
     for arguments, *expected in [
@@ -201,12 +206,12 @@ def test_what_cannot_be_translated_or_evaluated(
         assert_refused(expected, "translate", model, *arguments)
     monkeypatch.setattr("sys.stdin", None)
     assert_refused(["stdin is closed"], "translate", model)
+    assert_refused(["stdin is closed"], "visualize", model, "what=attention")
 
 
 def test_folders_that_an_average_may_not_replace(
     root: Path, tmp_path: Path, assert_refused: Refused
 ) -> None:
-    assert_refused(["stdin is closed"], "visualize", model, "what=attention")
     (tmp_path / "config.json").write_text('{"a": 1}', encoding="utf-8")
     (tmp_path / "precious.txt").write_text("keep", encoding="utf-8")
     places = [f"run_dir={root / 'run'}", f"output={tmp_path}"]
