@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 import resource
 import shutil
+import threading
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -124,6 +127,24 @@ def test_a_job_of_other_settings_model_or_input_starts_over_and_says_so(
         assert named in capfd.readouterr().err.split("starting over")[0].split("\n")[-1]
         assert translate(*arguments, f"output={tmp_path / 'new'}") == 0
         assert (tmp_path / "out").read_bytes() == (tmp_path / "new").read_bytes(), change
+
+
+def test_prefixes_of_a_stream_are_not_read_twice(
+    folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}", *OPTIONS]
+    arguments += [f"output={tmp_path / 'out'}", "too_long=error"]
+    for lines, named in (
+        ([*LINES[:90], "the " * 300], "80 lines are kept"),
+        (["another", *LINES[1:90]], "the input does not begin with the 80 lines"),
+    ):
+        write_lines(tmp_path / "in", lines)
+        pipe = tmp_path / f"pipe-{len(lines)}"
+        os.mkfifo(pipe)
+        feed = partial(write_lines, pipe, ["the"] * len(lines))
+        threading.Thread(target=feed, daemon=True).start()
+        assert translate(*arguments, f"prefixes={pipe}") == 2
+        assert named in capfd.readouterr().err
 
 
 def test_a_second_process_with_the_same_output_is_refused(

@@ -65,7 +65,7 @@ def translate(config: TranslateConfig, config_yaml: str) -> None:
             part = stack.enter_context(PartFile(path, describe_job(config, job.search)))
             source = part.resume(
                 lambda: _hashed(config, read_input(config.input)),
-                is_stream=is_stream(config.input),
+                is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
             )
             windows = source.windows(config.window_lines)
         translated = job.run(windows, stack)
