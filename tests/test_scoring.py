@@ -144,6 +144,7 @@ def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str])
         (["alignment=true"], "alignment=true: needs format=json"),
         (["window_lines=0"], "window_lines=0: must be at least 1"),
         (["output=/nowhere/scores"], "/nowhere does not exist"),
+        ([f"output={folder / 'tgt'}"], "is the input; give the path of another file"),
     ):
         assert run_score(folder, *arguments, status=2) == []
         errors = [line for line in capsys.readouterr().err.split("\n") if " model /" not in line]

@@ -267,11 +267,13 @@ def test_a_wrong_setting_is_one_line(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = write_lines(tmp_path / "in", ["the house"])
+    write_lines(tmp_path / "in.de", ["the"])
     for arguments, named in (
         (["too_long=cut"], "too_long"),
         (["max_source_length=7"], "max_source_length=7: must be at least 8"),
         (["prefixes=-"], "prefixes=-"),
         ([f"output={path}"], "is the input"),
+        ([f"output={path}.de", f"prefixes={path}.de"], "is the input"),
         (["model_dir=[]"], "model_dir=[]: name at least one"),
         (["temperature=0.5"], "temperature=0.5: only works with sampling=true"),
         (["backend=ctranslate3"], "backend"),

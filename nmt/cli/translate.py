@@ -141,10 +141,10 @@ def score(config: ScoreConfig, config_yaml: str) -> None:
     """Score the pairs of `src` and `tgt` in windows; write one line each, to a stream as they come,
     to a file that is renamed into its place when whole.
     """
-    path = _find_output(config.output)
+    places = [str(config.src), str(config.tgt)]  # both are given
+    path = _find_output(config.output, places)
     set_num_threads(config.num_threads)
     translator = _load(config, config.device)
-    places = [str(config.src), str(config.tgt)]  # both are given
     src_name, tgt_name = ("stdin" if place == "-" else place for place in places)
     pairs = pair_lines(*map(read_input, places), names=(src_name, tgt_name))
     with contextlib.ExitStack() as stack:
@@ -228,16 +228,11 @@ def _check_places(config: TranslateConfig) -> Path | None:
     """Return the file to write, None for a stream. Before the model is loaded, refuse what cannot
     be read or written, and prefixes that are not as many as the lines.
     """
-    path = _find_output(config.output)
-    if path is not None:
-        if not is_stream(config.input) and path == resolve(config.input).resolve():
-            raise ConfigError(
-                f"output={config.output}: is the input; give the path of another file"
-            )
-        if not os.access(path.parent, os.W_OK):
-            raise ConfigError(
-                f"output={config.output}: {path.parent} cannot be written to; choose another folder"
-            )
+    path = _find_output(config.output, [config.input, config.prefixes or "-"])
+    if path is not None and not os.access(path.parent, os.W_OK):
+        raise ConfigError(
+            f"output={config.output}: {path.parent} cannot be written to; choose another folder"
+        )
     for text in (config.input, config.prefixes):
         if text is not None and not is_stream(text):
             with open_bytes(resolve(text)):
@@ -254,8 +249,8 @@ def _check_places(config: TranslateConfig) -> Path | None:
     return path
 
 
-def _find_output(output: str) -> Path | None:
-    """Return the file to write, None for a stream: stdout, a pipe or a device."""
+def _find_output(output: str, inputs: Iterable[str]) -> Path | None:
+    """Return the file to write, None for a stream: stdout, a pipe or a device; refuse an input."""
     if output == "-":
         if sys.stdout is None:
             raise ConfigError("stdout is closed; give output=FILE")
@@ -265,7 +260,12 @@ def _find_output(output: str) -> Path | None:
         raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
     if path.is_dir():
         raise ConfigError(f"output={output}: is a folder; give the path of a file")
-    return None if is_stream(path) else path.resolve()  # a link stays; its file is replaced
+    if is_stream(path):
+        return None
+    place = path.resolve()  # a link stays; its file is replaced
+    if any(name != "-" and place == resolve(name).resolve() for name in inputs):
+        raise ConfigError(f"output={output}: is the input; give the path of another file")
+    return place
 
 
 def _open_stream(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
