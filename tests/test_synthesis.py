@@ -319,6 +319,14 @@ def test_what_cannot_be_is_one_line(
     for options, text in cases:
         with pytest.raises(NmtError, match=text):
             distill(folder, tmp_path / "out", **options)
+    for out, name in ((tmp_path / "own", "src.txt"), (tmp_path / "made", "tgt.txt")):
+        shutil.copytree(folder / "distill", out)
+        if out.name == "own":
+            (out / "summary.json").unlink()
+        text = folder / "in-1" if out.name == "own" else out / name
+        with pytest.raises(DataError, match=f"{name} is the input, or no output of ours"):
+            distill(folder, out, input=[str(text)])
+        assert (out / name).read_bytes() == (folder / "distill" / name).read_bytes()
     monkeypatch.chdir(tmp_path)
     shutil.copytree(folder / "distill", tmp_path / "data/distilled")
     with pytest.raises(DataError, match="give output=FOLDER, or remove data/distilled first"):

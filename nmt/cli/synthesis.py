@@ -24,7 +24,7 @@ from nmt.preprocess.sources import match_files
 from nmt.progress import Progress
 from nmt.translate.lines import HashedInput
 from nmt.translate.resume import PartFile, describe_job, remove_part
-from nmt.translate.synthesis import SUMMARY, SynthesisCounts, keep_pairs, publish, read_counts
+from nmt.translate.synthesis import FILES, SynthesisCounts, keep_pairs, publish, read_counts
 
 log = logging.getLogger(__name__)
 
@@ -63,6 +63,12 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
         if file != "-":
             check_file(resolve(file))
     folder = resolve(config.output)
+    *sides, summary = (folder / name for name in FILES)
+    inputs = {resolve(file).resolve() for file in files}
+    is_ours = summary.exists() or (folder / "pairs.partial").exists()
+    for path in sides:
+        if path.resolve() in inputs or (path.exists() and not is_ours):
+            raise DataError(f"{path} is the input, or no output of ours; give output=FOLDER")
     folder.mkdir(parents=True, exist_ok=True)
     shared = {field.name: getattr(config, field.name) for field in fields(TranslationConfig)}
     work = TranslationJob(TranslateConfig(**shared | {"input": "-", "output": "-"}))
@@ -71,7 +77,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     has_stream = any(map(is_stream, files))
     counts = None if has_stream else read_counts(folder, job, lambda: _read(files))
     is_named = config.output != type(config).__dataclass_fields__["output"].default
-    if counts is None and not is_named and (folder / SUMMARY).exists():
+    if counts is None and not is_named and summary.exists():
         raise DataError(
             f"{config.output} holds a corpus of another model, text or settings; give "
             f"output=FOLDER, or remove {config.output} first"
@@ -91,13 +97,9 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
 
 
 def _translate(
-    config: SynthesisConfig,
-    files: list[str],
-    work: TranslationJob,
-    job: dict[str, object],
-    *,
+    config: SynthesisConfig, files: list[str], work: TranslationJob, job: dict[str, object], *,
     is_reversed: bool,
-) -> SynthesisCounts:
+) -> SynthesisCounts:  # fmt: skip
     """Translate what is not translated yet, and write the files of the corpus."""
     folder, src = resolve(config.output), work.tokenizer.src
     has_stream = any(map(is_stream, files))

@@ -28,7 +28,8 @@ from nmt.translate.resume import PartState
 
 log = logging.getLogger(__name__)
 
-_SIDES, SUMMARY = ("src.txt", "tgt.txt"), "summary.json"
+_SIDES, _SUMMARY = ("src.txt", "tgt.txt"), "summary.json"
+FILES = (*_SIDES, _SUMMARY)
 _FORMAT_VERSION = 1
 
 
@@ -133,7 +134,7 @@ def publish(folder: Path, pairs: Path, state: PartState, about: dict[str, Any]) 
     """Write the files of a corpus from the file of its pairs, and at last its summary, `about` and
     counts.
     """
-    (folder / SUMMARY).unlink(missing_ok=True)  # it says that the files beside it are whole
+    (folder / _SUMMARY).unlink(missing_ok=True)  # it says that the files beside it are whole
     sizes = {}
     for number, name in enumerate(_SIDES):
         with replace_file(folder / name) as path, pairs.open("rb") as lines:
@@ -141,7 +142,7 @@ def publish(folder: Path, pairs: Path, state: PartState, about: dict[str, Any]) 
                 file.writelines(islice(lines, number, None, 2))
             sizes[name] = path.stat().st_size
     content = {"counts": asdict(state.counts), "bytes": sizes, "sha256": state.sha256}
-    with replace_file(folder / SUMMARY) as path:
+    with replace_file(folder / _SUMMARY) as path:
         write_json(path, {"format_version": _FORMAT_VERSION, **about, **content})
 
 
@@ -150,7 +151,7 @@ def read_counts(
 ) -> SynthesisCounts | None:
     """Return the counts of the corpus in `folder` if it is whole, and of this job and input."""
     try:
-        found = read_json(folder / SUMMARY)
+        found = read_json(folder / _SUMMARY)
         sizes = {name: (folder / name).stat().st_size for name in _SIDES}
     except (FileNotFoundError, DamagedError):
         return None
@@ -159,4 +160,4 @@ def read_counts(
     source = read()
     source.skip(sys.maxsize)
     same = found.get("sha256") == source.sha256
-    return to_dataclass(SynthesisCounts, found.get("counts"), folder / SUMMARY) if same else None
+    return to_dataclass(SynthesisCounts, found.get("counts"), folder / _SUMMARY) if same else None
