@@ -353,7 +353,7 @@ class EvaluateConfig:
             require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
             require(not self.references, "references", self.references, "needs src=FILE")
         check_ranges(self)
-        without = {"baseline": ("method", "num_samples", "seed")}
+        without: dict[str, tuple[str, ...]] = {"baseline": ("method", "num_samples", "seed")}
         without["model_dir"] = ("src", "split", "src_lang", "device")
         for needed, keys in without.items():
             for key in keys if getattr(self, needed) is None else ():
