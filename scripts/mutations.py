@@ -294,6 +294,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("packed-every-time", FAST + "layers.py", "    if key not in reordered:", "    if True:", "fast"),
     ("dropout-off", FAST + "attention.py", "self.dropout.p if self.training else 0.0", "0.0", "fast"),
     ("packed-mask", FAST + "packing.py", "None if is_causal or sources.is_full else sources.mask", "None", "fast"),
+    ("short-mask", FAST + "packing.py", ".mul_(shape[-1] ** -0.5).add_(bias)", ".mul_(shape[-1] ** -0.5)", "fast"),
+    ("short-scale", FAST + "packing.py", "logits.mul_(queries.size(-1) ** -0.5)", "logits.mul_(queries.size(-2) ** -0.5)", "fast"),
     ("packed-places", FAST + "packing.py", "np.arange(len(sizes)) * longest, sizes) + positions", "np.arange(len(sizes)) * longest, sizes) + positions[::-1]", "fast"),
     ("one-length", FAST + "packing.py", "bool((sizes == longest).all())", "bool((sizes >= longest - 1).all())", "fast"),
     ("flash-window", FAST + "packing.py", "window = (-1, 0) if is_causal", "window = (-1, -1) if is_causal", "fast"),
@@ -486,7 +488,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("report-best", "nmt/visualize/run_report.py", "[: -_NUM_BEST - 1 : -1]", "[:_NUM_BEST]", "visualize"),
     # --- sentences that join a search
     ("join-start", FAST + "cache.py", "(0, num_more), value=self.num_positions)", "(0, num_more), value=0)", "search_model"),
-    ("join-bias", FAST + "cache.py", "width - x.size(3)), value=_MASKED)", "width - x.size(3)), value=0)", "search_model"),
+    ("join-bias", FAST + "cache.py", "width - x.size(3)), value=MASKED)", "width - x.size(3)), value=0)", "search_model"),
     ("join-compact", FAST + "cache.py", "self.starts - first, self.num_positions - first", "self.starts, self.num_positions - first", "search_model"),
     ("join-limit", SEARCH + "search.py", "torch.tensor(limits) + live.length", "torch.tensor(limits) + live.length - 1", "search_model"),
     ("join-dropped", SEARCH + "search.py", "self._last_columns - unused", "self._last_columns", "search_model"),

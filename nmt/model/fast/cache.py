@@ -20,14 +20,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.model.fast.layers import rounded
-from nmt.model.fast.packing import Packing
+from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
 from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
-MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
 _ROOM = 16  # steps for which columns are added at once, since all are copied then
 KeyValues = tuple[Tensor, Tensor]
-_MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
 _SWAPPED_COLUMNS = 24  # with more columns a CPU multiplies keys by queries faster than the reverse
 
 
@@ -94,7 +92,9 @@ class DecoderCache:
         self.memory = memory
         self.packing = sources
         self.sources: dict[nn.Module, KeyValues] = {}  # (B, H, S, D/H) each
-        self.source_bias = _bias(sources.mask, max(sources.longest, MIN_WIDTH))  # (B, 1, 1, S)
+        self.source_bias = additive_mask(
+            sources.mask, max(sources.longest, MIN_WIDTH)
+        )  # (B, 1, 1, S)
         self.targets: dict[nn.Module, Tensor] = {}  # keys and values with room, (2, B, H, C+, D/H)
         self.num_positions = 0  # target positions so far, of the first sentence
         self.starts: Tensor | None = None
@@ -133,7 +133,7 @@ class DecoderCache:
         """What is added to the logits of self-attention, (B, 1, W, C)."""
         if self._bias is None:
             visible = self.grid.spread(self.visible).unsqueeze(1)  # (B, 1, W, C)
-            self._bias = _bias(send(visible, self.device), self.width)
+            self._bias = additive_mask(send(visible, self.device), self.width)
         return self._bias
 
     def reads(self, num_heads: int, room: int) -> Reads:
@@ -155,7 +155,7 @@ class DecoderCache:
             bias = None
             if self.starts is not None or longest < MIN_WIDTH:
                 seen = torch.arange(own.size(1)) < F.pad(lengths, (0, num_padded), value=1)[:, None]
-                bias = _bias(seen.unsqueeze(1), own.size(1))  # (R or more, 1, T)
+                bias = additive_mask(seen.unsqueeze(1), own.size(1))  # (R or more, 1, T)
             self._reads[key] = self._find(own, bias, num_heads, self.width, room)
         return self._reads[key]
 
@@ -249,7 +249,7 @@ class DecoderCache:
             self.sources[module] = keys, values
         biases = (self.source_bias, other.source_bias)
         self.source_bias = torch.cat(
-            [F.pad(x, (0, width - x.size(3)), value=_MASKED) for x in biases]
+            [F.pad(x, (0, width - x.size(3)), value=MASKED) for x in biases]
         )
         for module, kept in self.targets.items():
             self.targets[module] = F.pad(kept, (0, 0, 0, 0, 0, 0, 0, num_more))
@@ -290,9 +290,3 @@ class DecoderCache:
     def _place(self, num_sentences: int) -> None:
         self.grid = Grid(self.sentences, num_sentences, self.device)
         self._source_reads.clear()
-
-
-def _bias(mask: Tensor, width: int) -> Tensor:
-    """Return what a mask (..., C), True = may be attended to, adds to logits (..., width)."""
-    wide = F.pad(mask, (0, width - mask.size(-1)))
-    return torch.zeros(wide.shape, device=mask.device).masked_fill_(~wide, _MASKED)

@@ -25,7 +25,10 @@ from nmt.model.fast.transfer import send
 from nmt.model.transformer import causal_mask
 
 log = logging.getLogger(__name__)
+MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
+MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
 _FLASH_HEAD = 256  # most dimensions of a head, which must be a multiple of 8
+_SHORT = 256  # bytes of a column of keys, up to which torch's fused kernel is the slower one
 
 
 @dataclass(frozen=True)
@@ -135,6 +138,15 @@ def attend_packed(
         window = (-1, 0) if is_causal else (-1, -1)  # keys before and after; -1 is all
         return targets.flash(queries, keys, values, *spans, window_size=window)  # type: ignore[no-any-return]
     dtype, kind = queries.dtype, queries.device.type
+    if dropout == 0 and _suits_short(queries, sources):
+        visible = causal_mask(sources.longest) if is_causal else sources.mask  # (..., T or 1, S)
+        padded = (
+            side.pad(x.to(values.dtype)).transpose(1, 2)
+            for side, x in ((targets, queries), (sources, keys), (sources, values))
+        )
+        bias = additive_mask(visible, max(sources.longest, MIN_WIDTH))
+        heads = _ShortAttention.apply(*padded, bias)  # type: ignore[no-untyped-call]
+        return targets.unpad(heads.transpose(1, 2))
     # a CPU's kernel goes backward in half precision at a ninth of the speed of float32
     is_slow = is_half and kind == "cpu"
     if is_slow:
@@ -150,6 +162,61 @@ def attend_packed(
             is_causal=is_causal,  # padding comes after all that a real query sees
         )  # (B, H, T, D/H)
     return targets.unpad(heads.transpose(1, 2)).to(dtype)  # (N, H, D/H)
+
+
+def _suits_short(queries: Tensor, sources: Packing) -> bool:
+    """Return whether `_ShortAttention` is the faster way through these sentences and back."""
+    return (
+        not torch.compiler.is_compiling()
+        and queries.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and queries.dtype is not torch.float64
+        and sources.longest * queries.element_size() <= _SHORT
+    )
+
+
+class _ShortAttention(torch.autograd.Function):
+    """Attention by products of small matrices, which keeps the weights. torch's fused kernel for
+    CPUs takes up to three times as long where sentences are short or numbers are bfloat16.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
+        """Map (B, H, T, D/H) and twice (B, H, S, D/H) to (B, H, T, D/H). `bias` (B or 1, 1, T or 1,
+        U), at least as wide as S, is added to the logits.
+        """
+        ctx.shape = shape = queries.shape
+        missing = bias.size(-1) - keys.size(2)
+        queries = queries.flatten(0, 1)  # (B*H, T, D/H)
+        keys, values = (F.pad(x, (0, 0, 0, missing)).flatten(0, 1) for x in (keys, values))
+        with torch.autocast("cpu", enabled=False):
+            products = torch.bmm(queries, keys.transpose(1, 2)).view(*shape[:3], -1)  # (B, H, T, U)
+            logits = products.float().mul_(shape[-1] ** -0.5).add_(bias)
+            weights = torch.softmax(logits, dim=-1).flatten(0, 1)  # (B*H, T, U)
+            heads = torch.bmm(weights.to(values.dtype), values)
+        ctx.save_for_backward(queries, keys, values, weights)
+        ctx.num_keys = keys.size(1) - missing
+        return heads.view(shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        queries, keys, values, weights = ctx.saved_tensors
+        (grad,) = (x.reshape(queries.shape) for x in grads)  # (B*H, T, D/H)
+        grad_weights = torch.bmm(grad, values.transpose(1, 2)).float()  # (B*H, T, U)
+        logits = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
+        logits = logits.mul_(queries.size(-1) ** -0.5).to(grad.dtype)
+        found = (
+            torch.bmm(logits, keys),
+            torch.bmm(logits.transpose(1, 2), queries)[:, : ctx.num_keys],
+            torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys],
+        )
+        return *(x.view(*ctx.shape[:2], *x.shape[1:]) for x in found), None
+
+
+def additive_mask(mask: Tensor, width: int) -> Tensor:
+    """Return what a mask (..., C), True = may be attended to, adds to logits (..., width)."""
+    wide = F.pad(mask, (0, width - mask.size(-1)))
+    return torch.zeros(wide.shape, device=mask.device).masked_fill_(~wide, MASKED)
 
 
 @functools.cache
