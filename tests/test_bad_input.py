@@ -97,7 +97,7 @@ def test_settings_that_cannot_be(assert_refused: Refused) -> None:
         ("evaluate", "hypotheses=h references=r src=s", "src=s: does nothing without model_dir"),
         ("evaluate", "hypotheses=h references=r baseline=b num_samples=39", "must be from 40"),
         ("evaluate", "hypotheses=h references=r baseline=b seed=0", "seed=0: must be from 1"),
-        ("evaluate", "model_dir=m data_dir=d references=r", "references=['r']: needs src=FILE"),
+        ("evaluate", "model_dir=m data_dir=d references=r", "references=r: needs src=FILE"),
         ("export", "max_positions=1", "max_positions=1: must be from 2"),
         ("export", "model_dir=absent", "absent does not exist"),
     ]:

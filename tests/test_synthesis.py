@@ -184,7 +184,8 @@ def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
     data = ParallelData(tmp_path / "data", "train")
     (tag,) = (i for i, piece in enumerate(tokenizer.all_pieces()) if piece == "<bt>")
     is_tagged = [tag in data[row][0] for row in range(len(data))]
-    num_pairs = len(read_lines(place / "src.txt"))
+    # a model of few updates makes bytes that normalization takes away
+    num_pairs = sum(bool(tokenizer.encode(line)) for line in read_lines(place / "src.txt"))
     assert is_tagged == [True] * num_pairs + [False] * (len(data) - num_pairs)
     run = [
         "max_updates=2",

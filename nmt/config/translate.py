@@ -351,7 +351,7 @@ class EvaluateConfig:
             rule = "needs src=FILE or data_dir=FOLDER to translate"
             require(self.data_dir is not None, "model_dir", ",".join(self.model_dir), rule)
             require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
-            require(not self.references, "references", self.references, "needs src=FILE")
+            require(not self.references, "references", ",".join(self.references), "needs src=FILE")
         check_ranges(self)
         without: dict[str, tuple[str, ...]] = {"baseline": ("method", "num_samples", "seed")}
         without["model_dir"] = ("src", "split", "src_lang", "device")
