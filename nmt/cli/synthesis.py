@@ -23,7 +23,7 @@ from nmt.errors import DataError
 from nmt.preprocess.sources import match_files
 from nmt.progress import Progress
 from nmt.translate.lines import HashedInput
-from nmt.translate.resume import PartFile, describe_job, remove_part
+from nmt.translate.resume import PartFile, describe_job, part_path, remove_part
 from nmt.translate.synthesis import FILES, SynthesisCounts, keep_pairs, publish, read_counts
 
 log = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     folder = resolve(config.output)
     *sides, summary = (folder / name for name in FILES)
     inputs = {resolve(file).resolve() for file in files}
-    is_ours = summary.exists() or (folder / "pairs.partial").exists()
+    is_ours = summary.exists() or part_path(folder / "pairs").exists()
     for path in sides:
         if path.resolve() in inputs or (path.exists() and not is_ours):
             raise DataError(f"{path} is the input, or no output of ours; give output=FOLDER")

@@ -94,7 +94,7 @@ class PartFile:
         self, output: Path, job: dict[str, Any], counts: type[LineCounts] = LineCounts
     ) -> None:
         self.output, self.job, self._counts = output, job, counts
-        self.path = _part_path(output)
+        self.path = part_path(output)
         self.state = PartState(counts=counts())
         self._saved_seconds = time.monotonic()
 
@@ -220,12 +220,13 @@ def _read_state(path: Path, job: dict[str, Any], counts: type[LineCounts]) -> tu
 
 def remove_part(output: Path) -> None:
     """Remove what a job left beside `output`, if anything."""
-    path = _part_path(output)
+    path = part_path(output)
     for file in (path, _state_path(path), _state_path(path, ".tmp")):
         file.unlink(missing_ok=True)
 
 
-def _part_path(output: Path) -> Path:
+def part_path(output: Path) -> Path:
+    """Return the file that a job writes until `output` is whole."""
     return output.with_name(f"{output.name}.partial")
 
 
