@@ -92,9 +92,8 @@ class DecoderCache:
         self.memory = memory
         self.packing = sources
         self.sources: dict[nn.Module, KeyValues] = {}  # (B, H, S, D/H) each
-        self.source_bias = additive_mask(
-            sources.mask, max(sources.longest, MIN_WIDTH)
-        )  # (B, 1, 1, S)
+        width = max(sources.longest, MIN_WIDTH)
+        self.source_bias = additive_mask(sources.mask, width)  # (B, 1, 1, S)
         self.targets: dict[nn.Module, Tensor] = {}  # keys and values with room, (2, B, H, C+, D/H)
         self.num_positions = 0  # target positions so far, of the first sentence
         self.starts: Tensor | None = None

@@ -170,7 +170,7 @@ def _suits_short(queries: Tensor, sources: Packing) -> bool:
         not torch.compiler.is_compiling()
         and queries.device.type == "cpu"
         and torch.is_grad_enabled()
-        and queries.dtype is not torch.float64
+        and queries.dtype in (torch.float32, torch.bfloat16)
         and sources.longest * queries.element_size() <= _SHORT
     )
 
