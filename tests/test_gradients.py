@@ -6,6 +6,7 @@ unpadded, by the plain model and torch's cross-entropy over whole logits in floa
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, Outcome
 from nmt.training.loss import softmax_of_two
 from nmt.training.train import TrainingRun
+
+LAYERS = importlib.import_module("nmt.model.fast.layers")
 
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
 CUTS = {
@@ -190,9 +193,11 @@ def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path
         assert learner.scaler.is_enabled() == (dtype is DType.float16)
 
 
+@pytest.mark.parametrize("reordered", [0, 1 << 18])  # from so many elements on
 def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
-    data_dir: Path, tmp_path: Path
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reordered: int
 ) -> None:
+    monkeypatch.setattr(LAYERS, "_REORDERED", reordered)
     learner, update = (
         make_setup(data_dir, tmp_path, dtype=DType.bfloat16).learner,
         make_update(CUTS["two"]),
@@ -209,6 +214,7 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     accumulate(learner, update)
     found, after = gradient(learner), kept()
     assert len(before) == len(after) == 2 * (len(layers) + 2)  # attention across has two blocks
+    assert all(copy.is_mkldnn == (copy.numel() >= reordered) for copy in after)
     assert not any(one is other for one, other in zip(before, after, strict=True))
     learner.optimizer.zero_grad()
     accumulate(learner, update)

@@ -44,7 +44,7 @@ Weights = tuple[Tensor, Tensor | None]
 
 Rounded = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
 """Copies in bfloat16 of blocks of a weight matrix, by first row and size: the version of the matrix
-that they were made of, and the block and its transpose in the library's own order.
+that they were made of, and the block and its transpose, large ones in the library's own order.
 """
 
 
