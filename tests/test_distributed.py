@@ -303,3 +303,16 @@ def test_a_cpu_has_every_format_and_float32_by_default() -> None:
         assert find_dtype(choice, CPU) is getattr(torch, wanted)
     with pytest.raises(DeviceError, match="dtype=float16: mps here has no float16; use dtype=flo"):
         find_dtype(DType.float16, torch.device("mps"))
+
+
+def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    for capability, wanted in (("AVX2", ["bfloat16", "float16"]), ("AVX512", [])):
+        monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
+        for choice in DType:
+            find_dtype(choice, CPU)
+        assert [record.message.split(":")[0] for record in caplog.records] == [
+            f"dtype={name}" for name in wanted
+        ]
+        caplog.clear()
