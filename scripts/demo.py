@@ -6,6 +6,7 @@ again. Ends with ten sentences and the scores.
 
 from __future__ import annotations
 
+import argparse
 import shlex
 import subprocess
 import sys
@@ -29,6 +30,7 @@ What to type next:
 
 def main() -> int:
     """Run the steps that are not done yet, then show the results."""
+    argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0]).parse_args()
     start_seconds = time.perf_counter()
     translate = ["nmt-translate", EXPERIMENT, f"model_dir={RUN}", f"input={DATA / 'test.src'}"]
     steps = [
