@@ -7,8 +7,9 @@ Held-out sets of 2,000 pairs each are taken out of the text, with every pair tha
 them. Each run trains until its process has used so many seconds, averages its last 8 checkpoints
 and translates the test set with beam 5; both are scored alike. Here a cosine schedule ends with the
 seconds, by the time of an update in two short runs before. fairseq, whose schedule has no end, is
-stopped then; its recipes are `iwslt`, that of its documentation for corpora of this size (about 35
-million weights), and `small`, with our sizes and the settings of scripts/compare_learning.py.
+stopped then, or after what our run took if that was more; its recipes are `iwslt`, that of its
+documentation for corpora of this size (about 35 million weights), and `small`, with our sizes and
+the settings of scripts/compare_learning.py.
 What is done is not done again; what was interrupted goes on, here without a figure of its CPU time.
 """
 
@@ -80,7 +81,8 @@ def main() -> None:
                 write_pieces(data_dir, pieces)
             command = [options.fairseq, "-m", "fairseq_cli.train", str(pieces)]
             command += [*RECIPES[name].split(), f"--seed={options.seed}"]
-            train_fairseq(command, data_dir, folder, options.seconds)
+            used = json.loads((ours / "result.json").read_text(encoding="utf-8"))["CPU seconds"]
+            train_fairseq(command, data_dir, folder, max(options.seconds, used or 0))
     for path in sorted(options.output.glob("*/result.json")):
         figures = json.loads(path.read_text(encoding="utf-8"))
         print(path.parent.name, *(f"{key} {value}" for key, value in figures.items()), sep="\t")
