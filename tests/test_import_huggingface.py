@@ -156,6 +156,9 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
     targets = ours.tgt.encode_batch(LINES)
     assert [[*row, ours.tgt.eos_id] for row in targets] == labels, name
     src, lengths = pad(rows, pad_id=ours.src.pad_id), torch.tensor([len(row) for row in rows])
+    # those of the source too
+    words = [i for i, piece in enumerate(ours.tgt.all_pieces()) if piece.startswith("▁")]
+    assert ours.tgt.decode(words).strip() == tokenizer.decode(words), name
     tgt = pad(targets, pad_id=ours.tgt.pad_id, bos=ours.tgt.bos_id)
     batch = {"input_ids": src, "attention_mask": torch.arange(src.size(1)) < lengths[:, None]}
     with torch.inference_mode():
@@ -190,7 +193,9 @@ def test_marian_models_compute_what_transformers_does(
         folder = write_marian(tmp_path / name.replace(", ", "-"), seed, shape)
         model = MarianMTModel.from_pretrained(folder, dtype=torch.float32)
         check(folder, name, model, MarianTokenizer.from_pretrained(folder))
-    assert run_readme(imported(folder), monkeypatch).strip()
+    shown = run_readme(imported(folder), monkeypatch)
+    assert shown.strip()
+    assert "▁" not in shown
 
 
 def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:

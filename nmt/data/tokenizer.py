@@ -235,7 +235,9 @@ class MappedTokenizer(Tokenizer):
     def decode(self, ids: Sequence[int]) -> str:
         """Turn ids into one line of text, see `Tokenizer.decode`."""
         pieces = [self._pieces[i] for i in ids if i not in self._hidden]
-        return _on_one_line(self._processor.decode(pieces) if pieces else "")
+        text: str = self._processor.decode(pieces) if pieces else ""
+        # pieces that this model lacks, such as those of the source, keep their ▁
+        return _on_one_line(text.removeprefix("▁").replace("▁", " "))
 
 
 @dataclass(frozen=True)

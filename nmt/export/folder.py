@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import json
 import logging
-from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -89,21 +88,14 @@ def check_exportable(config: ModelConfig) -> dict[ExportFormat, list[str]]:
     Dropout only affects training and is never a reason. A setting that a format's table does not
     name is a reason unless it has its default.
     """
-
-    def shown(value: object) -> str:
-        value = value.value if isinstance(value, Enum) else value
-        if value is None or isinstance(value, bool):
-            return {None: "null", True: "true", False: "false"}[value]
-        return str(value)
-
     reasons: dict[ExportFormat, list[str]] = {name: [] for name in SUPPORTED}
     for name, table in SUPPORTED.items():
         for setting in dataclasses.fields(config):
             value = getattr(config, setting.name)
             held = table.get(setting.name, [setting.default])
             if held is not None and value not in held and "dropout" not in setting.name:
-                only = ", ".join(map(shown, held))
-                reasons[name].append(f"model.{setting.name}={shown(value)} (only {only})")
+                shown, *only = (json.dumps(one).strip('"') for one in (value, *held))
+                reasons[name].append(f"model.{setting.name}={shown} (only {', '.join(only)})")
     return reasons
 
 
@@ -137,6 +129,8 @@ def readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
     if not tokenizer.src.byte_ids:  # unknown text is one piece, perhaps named as a control symbol
         encode = "{0}.id_to_piece({0}.encode({1}))"
     tagged = {"tags": "", "sentence": '"A sentence."', "prefix": "", "forced": "", "untag": ""}
+    if tokenizer.tgt.vocabulary and not is_marian:  # of which the SentencePiece model may lack some
+        tagged["untag"] = '.replace("▁", " ").lstrip()'
     if directions := [direction for direction in info.directions if any(direction.tags)]:
         body += _TAGGED.format(list="; ".join(map(_describe, directions)))
         first = directions[0]
