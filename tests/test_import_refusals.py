@@ -184,6 +184,8 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         "transformer-ffn-activation='gelu'": {"transformer-ffn-activation": "gelu"},
         "transformer-postprocess-emb='n'": {"transformer-postprocess-emb": "n"},
         "transformer-preprocess, .* cannot": {"transformer-preprocess": "n"},
+        "right-left=True cannot": {"right-left": True},
+        "transformer-pool=True cannot": {"transformer-pool": True},
         "has the shape": {"transformer-dim-ffn": 25},
     }
     for i, (message, changes) in enumerate(settings.items()):
@@ -195,6 +197,9 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     (folder / "decoder.yml").write_text(f"{bomb}models: *z\n")
     refused(folder, r"decoder.yml: models=\[\[\[.* cannot be imported", capsys)
     (folder / "decoder.yml").unlink()
+    for old, new in (("src.vocab.yml", "vocab.en.yml"), ("tgt.vocab.yml", "vocab.de.yml")):
+        (folder / old).rename(folder / new)
+    refused(folder, "of the source is unknown; .* vocabs: .vocab.de.yml, vocab.en.yml.", capsys)
     with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb.npy", bytes(10_000_000))
     refused(folder, "unpacks to 10,0.* bytes", capsys)

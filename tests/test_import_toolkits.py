@@ -21,7 +21,9 @@ from ctranslate2.converters import FairseqConverter, MarianConverter, OpenNMTPyC
 from importing import imported, randomize, shuffled, train_spm
 from torch import nn
 
+from nmt.checkpoint import load_info
 from nmt.config import Normalization, Positions, SearchConfig
+from nmt.importing.vocabulary import read_yaml_vocabulary
 from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 
@@ -127,8 +129,9 @@ def write_marian(folder: Path, seed: int, **shape: Any) -> Path:
     text = yaml.safe_dump(settings).encode("utf-8") + b"\0"
     arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
     np.savez(folder / "model.npz", **arrays)
+    search = {"beam-size": 6, "normalize": 1, "word-penalty": 0.5}
     decoder = {"models": ["/elsewhere/model.npz"], "vocabs": ["src.vocab.yml", "tgt.vocab.yml"]}
-    (folder / "decoder.yml").write_text(yaml.safe_dump(decoder | {"beam-size": 6, "normalize": 1}))
+    (folder / "decoder.yml").write_text(yaml.safe_dump(decoder | search))
     return folder
 
 
@@ -149,9 +152,26 @@ def test_marian_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) ->
     for seed, (name, shape) in enumerate(shapes.items()):
         folder = write_marian(tmp_path / name.replace(" ", "-"), seed, **shape)
         vocabs = [str(folder / f"{side}.vocab.yml") for side in ("src", "tgt")]
+        if seed % 2:  # as Marian itself names it
+            (folder / "decoder.yml").rename(folder / "model.npz.decoder.yml")
         theirs = tmp_path / f"ct2-{seed}"
         MarianConverter(str(folder / "model.npz"), vocabs).convert(str(theirs))
-        check(name, imported(folder), theirs, pad="")
+        model_dir = imported(folder)
+        check(name, model_dir, theirs, pad="")
+        search = load_info(model_dir).search
+        assert (search.beam_size, search.word_reward) == (6, -0.5), name
+
+
+def test_pieces_of_marian_are_read_as_yaml_writes_them(tmp_path: Path) -> None:
+    pieces = [*"ab_LN", "a\xa0b", *"\x85\u2028\u2029", "\a\b\x1b", *"'\"\\", "1:2", "# x"]
+    ids = {piece: i for i, piece in enumerate(pieces)}
+    path = tmp_path / "vocab.yml"
+    lines = [
+        f"{yaml.safe_dump(piece, default_style=chr(34), allow_unicode=True).strip()}: {i}\n"
+        for piece, i in ids.items()
+    ]
+    path.write_text("".join(lines), encoding="utf-8")
+    assert read_yaml_vocabulary(path) == list(ids.items())
 
 
 # --- OpenNMT-py

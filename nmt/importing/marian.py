@@ -42,6 +42,7 @@ _NORMS = {  # by preprocess, postprocess and postprocess-top of a sub-layer
 _MOST_COMPRESSED = 20  # times, where weights are compressed at all
 _PAD, _NEVER = "<pad>", -1e4  # no logit comes near, and float16 holds it
 _SPM = (("source.spm", "target.spm"), ("vocab.spm", "vocab.spm"))
+_SOURCE = re.compile("src|source")
 _OUTPUT, _BIAS = "decoder_ff_logit_out_W", "decoder_ff_logit_out_b"
 _TOP = {
     "Wemb": "shared.weight",
@@ -64,7 +65,9 @@ def read(path: Path, config: ImportConfig) -> Imported:
     for files that do not fit each other.
     """
     folder = path if path.is_dir() else path.parent
-    file = folder / "decoder.yml"
+    file = folder / "decoder.yml"  # of OPUS-MT; Marian itself names it after the weights
+    if not file.is_file():
+        file = Path(f"{_find_weights(path, Settings(file, {}))}.decoder.yml")
     decoder = Settings(file, _parse(file, read_text(file)) if file.is_file() else {})
     path = _find_weights(path, decoder)
     arrays = _load(path)
@@ -186,6 +189,16 @@ def _pieces(
     if len(files) > 2:
         names = ", ".join(file.name for file in files)
         raise ModelError(f"{folder} holds several vocabularies ({names}); keep those of the model")
+    if (
+        not named
+        and len(files) == 2
+        and files[0].suffix == ".yml"
+        and not _SOURCE.search(files[0].name)
+    ):
+        raise ModelError(
+            f"{folder}: which vocabulary is that of the source is unknown; write a decoder.yml "
+            f"with the line vocabs: [{files[0].name}, {files[1].name}], the source's first"
+        )
     found = []
     for file, size in zip((files[0], files[-1]), sizes, strict=True):
         if file.suffix == ".yml":
@@ -212,6 +225,8 @@ def _architecture(theirs: Settings, *, is_tied: bool) -> ModelConfig:
         "transformer-train-position-embeddings": False,
         "transformer-tied-layers": [],
         "transformer-ffn-depth": 2,
+        "transformer-pool": False,
+        "right-left": False,
         "lemma-dim-emb": 0,
         "input-types": [],
     }

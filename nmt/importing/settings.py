@@ -108,6 +108,7 @@ class Settings:
             # the inverse of `SearchConfig.length_exponent`
             length_penalty=0.6 if float(power) in plain else round(power / 0.7, 3),
         )
+            word_reward=0.0 - float(self.get("word-penalty", 0)),  # of Marian
 
     def refuse(self, name: str, value: Any, wanted: str) -> ModelError:
         """Return the error for a setting that cannot be honored."""

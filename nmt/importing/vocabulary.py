@@ -24,6 +24,8 @@ from nmt.errors import ConfigError, ModelError, nearest
 from nmt.importing.settings import read_text
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
+_NAMED = "\a\b\t\n\v\f\r\0\x1b\x85\xa0\u2028\u2029"  # in YAML, in the order of their names:
+_ESCAPED = dict(zip("abtnvfr0eN_LP", _NAMED, strict=True))
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no UTF-8 holds
 _MOST_UNNAMED = 1024  # rows of an embedding after its last piece, which round its size up
 
@@ -99,7 +101,7 @@ def _unescape(match: re.Match[str]) -> str:
     digits = match[1] or match[2] or match[3]
     if digits:
         return chr(min(int(digits, 16), 0x10FFFF))
-    return {"n": "\n", "t": "\t", "r": "\r", "0": "\0", "e": "\x1b"}.get(match[4], match[4])
+    return _ESCAPED.get(match[4], match[4])
 
 
 def spm_files(folder: Path, config: ImportConfig, *names: tuple[str, str]) -> tuple[Path, Path]:
