@@ -218,6 +218,8 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         (onmt, "opt", "encoder_type='rnn'", {"encoder_type": "rnn"}),
         (fairseq, "args", "layernorm_embedding=True", {"layernorm_embedding": True}),
         (fairseq, "args", "decoder_learned_pos=True", {"decoder_learned_pos": True}),
+        (fairseq, "args", "encoder_langtok='src'", {"encoder_langtok": "src"}),
+        (fairseq, "args", "decoder_langtok=True", {"decoder_langtok": True}),
     ):
         (path,) = folder.glob("*.pt")
         whole = path.read_bytes()

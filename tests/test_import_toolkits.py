@@ -385,4 +385,7 @@ def test_fairseq_models_find_the_ids_and_scores_of_ctranslate2(
             str(tmp_path / "whole.pt"), str(folder), unsafe_deserialization=True
         )
         converter.convert(str(theirs))
-        check(name, imported(folder), theirs, pad="<blank>")
+        model_dir = imported(folder, src_lang="fr", tgt_lang="en")  # names, not those of files
+        check(name, model_dir, theirs, pad="<blank>")
+        info = load_info(model_dir)
+        assert (info.src_lang, info.tgt_lang) == ("fr", "en")

@@ -52,15 +52,10 @@ def read(path: Path, config: ImportConfig) -> Imported:
     )
     model = _architecture(theirs, is_tied=sizes.is_tied)
     folder = path.parent
-    langs = [
-        config.src_lang or theirs.text("source_lang"),
-        config.tgt_lang or theirs.text("target_lang"),
-    ]
-    src_size = sizes.src_vocab_size or sizes.vocab_size
-    src, tgt = (
-        _pieces(folder, lang, size)
-        for lang, size in zip(langs, (src_size, sizes.vocab_size), strict=True)
-    )
+    src_lang = theirs.text("source_lang") or config.src_lang
+    tgt_lang = theirs.text("target_lang") or config.tgt_lang
+    src = _pieces(folder, src_lang, sizes.src_vocab_size or sizes.vocab_size)
+    tgt = _pieces(folder, tgt_lang, sizes.vocab_size)
     is_joint = sizes.src_vocab_size is None
     if is_joint and src != tgt:
         raise ModelError(f"{path} has one embedding, and {folder} two vocabularies")
@@ -71,8 +66,8 @@ def read(path: Path, config: ImportConfig) -> Imported:
         tokenizers=make_tokenizers(spm, (src, tgt), special, is_joint=is_joint),
         weights=to_state(tensors, model, sizes),
         search=SearchConfig(),
-        src_lang=langs[0],
-        tgt_lang=langs[1],
+        src_lang=config.src_lang or src_lang,
+        tgt_lang=config.tgt_lang or tgt_lang,
     )
 
 
@@ -110,6 +105,8 @@ def _architecture(theirs: Settings, *, is_tied: bool) -> ModelConfig:
         decoder_layers_to_keep=None,
         no_decoder_final_norm=False,
         lang_tok_replacing_bos_eos=False,
+        encoder_langtok=None,
+        decoder_langtok=False,
     )
     return theirs.architecture(
         num_encoder_layers=theirs.number("encoder_layers"),
