@@ -237,6 +237,7 @@ def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> 
     options = argparse.Namespace(
         encoder_type="transformer", decoder_type="transformer", enc_layers=2, dec_layers=1, heads=4,
         transformer_ff=f, position_encoding=True, max_relative_positions=0,
+        dropout=[0.3, 0.2], attention_dropout=[0.15],
         **{"hidden_size" if version == 3 else "rnn_size": d},
     )  # fmt: skip
     content = {"model": weights, "generator": output, "vocab": vocab, "opt": options}
@@ -255,7 +256,11 @@ def test_opennmt_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -
             content = torch.load(folder / "model_step_10.pt", weights_only=False)
             content["opt"].self_attn_type = "scaled-dot-flash"
             torch.save(content, folder / "model_step_10.pt")
-        check(name, imported(folder), theirs, pad="")
+        model_dir = imported(folder)
+        check(name, model_dir, theirs, pad="")
+        model = load_info(model_dir).model
+        shares = model.dropout, model.attention_dropout, model.activation_dropout
+        assert shares == (0.2, 0.15, 0.2), name
 
 
 # --- fairseq

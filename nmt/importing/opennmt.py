@@ -168,6 +168,9 @@ def _architecture(
         d_model=d_model,
         d_ff=theirs.number("transformer_ff"),
         num_heads=heads,
+        dropout=theirs.share("dropout", 0.1),
+        attention_dropout=theirs.share("attention_dropout"),
+        activation_dropout=theirs.share("dropout", 0.1),  # its feed-forward layers have it too
         norm=Norm.pre,
         positions=layout,
         activation=theirs.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),

@@ -58,8 +58,9 @@ class Settings:
         return value
 
     def share(self, name: str, default: float = 0.0) -> float:
-        """Return a dropout."""
+        """Return a dropout; of OpenNMT-py's list, one for each `dropout_steps`, the last."""
         value = self.get(name, default)
+        value = value[-1] if isinstance(value, list) and value else value
         if not isinstance(value, (int, float)) or not 0 <= value < 1:
             raise self.refuse(name, value, "a share from 0 to below 1")
         return float(value)
@@ -107,8 +108,8 @@ class Settings:
             normalization=plain.get(float(power), Normalization.wu),
             # the inverse of `SearchConfig.length_exponent`
             length_penalty=0.6 if float(power) in plain else round(power / 0.7, 3),
-        )
             word_reward=0.0 - float(self.get("word-penalty", 0)),  # of Marian
+        )
 
     def refuse(self, name: str, value: Any, wanted: str) -> ModelError:
         """Return the error for a setting that cannot be honored."""
