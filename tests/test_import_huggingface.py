@@ -209,7 +209,11 @@ def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
 def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
     concat = {"positions": Positions.sinusoidal_concat}
     shapes: dict[str, dict[str, Any]] = {
-        "post": {"activation": Activation.gelu},
+        "post": {
+            "activation": Activation.gelu,
+            "attention_dropout": 0.2,
+            "activation_dropout": 0.3,
+        },
         "pre": {"norm": Norm.pre, "tied_output": False, "output_bias": True},
         "Tensor2Tensor": concat,
         "M2M100": {"norm": Norm.pre, "position_offset": 1, **concat},
