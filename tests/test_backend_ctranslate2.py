@@ -352,6 +352,9 @@ def test_other_folders_and_devices_are_refused_in_one_line(
     output = exported(folder, ExportFormat.ctranslate2)
     with pytest.raises(DeviceError, match="^device=cuda:9: this machine has"):
         load_ctranslate2(output, **settings | {"device": "cuda:9"})
+    message = "^dtype=float16: CTranslate2 has none on this cpu; use dtype=float32$"
+    with pytest.raises(DeviceError, match=message):
+        load_ctranslate2(output, **settings | {"dtype": DType.float16})
     config = read_json(output / "config.json")
     for key, value in (("layer_norm_epsilon", -1), ("layer_norm_epsilon", True),
                        ("layer_norm_epsilon", 10**9), ("decoder_start_token", None),

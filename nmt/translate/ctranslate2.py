@@ -266,7 +266,7 @@ def _align(attention: list[list[float]]) -> list[int]:
 def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: int) -> LoadedModel:
     """Load an exported folder.
 
-    `dtype=bfloat16` computes in that type; otherwise weights are computed with as they are stored.
+    `dtype=bfloat16` and `float16` compute in that type; others in that of the stored weights.
     Raises `ModelError` for another folder, `DeviceError` for a device or type that is not there.
     """
     info, export = load_export_info(folder)
@@ -316,16 +316,16 @@ def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> A
         place = torch.device("cpu")
     index = place.index or 0
     types = ctranslate2.get_supported_compute_types(place.type, index)
-    if dtype is DType.bfloat16 and "bfloat16" not in types:
-        raise DeviceError(
-            f"dtype=bfloat16: CTranslate2 has none on this {place.type}; use dtype=float32"
-        )
+    is_half, name = dtype in (DType.bfloat16, DType.float16), dtype.value
+    if is_half and name not in types:
+        text = f"dtype={name}: CTranslate2 has none on this {place.type}; use dtype=float32"
+        raise DeviceError(text)
     try:
         return ctranslate2.Translator(
             str(folder),
             device=place.type,
             device_index=index,
-            compute_type="bfloat16" if dtype is DType.bfloat16 else "default",
+            compute_type=name if is_half else "default",
             inter_threads=num_threads if place.type == "cpu" else 1,
             intra_threads=1,  # several threads in one multiplication take twice the CPU time
         )
