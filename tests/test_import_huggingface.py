@@ -43,6 +43,7 @@ from nmt.export.folder import export
 from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
+from nmt.visualize.words import shown_pieces
 
 logging.set_verbosity_error()
 logging.disable_progress_bar()
@@ -155,10 +156,10 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
     labels = [tokenizer(text_target=line).input_ids for line in LINES]
     targets = ours.tgt.encode_batch(LINES)
     assert [[*row, ours.tgt.eos_id] for row in targets] == labels, name
-    src, lengths = pad(rows, pad_id=ours.src.pad_id), torch.tensor([len(row) for row in rows])
     # those of the source too
     words = [i for i, piece in enumerate(ours.tgt.all_pieces()) if piece.startswith("▁")]
     assert ours.tgt.decode(words).strip() == tokenizer.decode(words), name
+    src, lengths = pad(rows, pad_id=ours.src.pad_id), torch.tensor([len(row) for row in rows])
     tgt = pad(targets, pad_id=ours.tgt.pad_id, bos=ours.tgt.bos_id)
     batch = {"input_ids": src, "attention_mask": torch.arange(src.size(1)) < lengths[:, None]}
     with torch.inference_mode():
@@ -307,6 +308,7 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     ids = tgt.encode(LINES[0])
     assert tgt.pieces(ids[:1]) == ["fra_Latn"]
+    assert not {*shown_pieces(tgt)} & {*tgt.languages.values()}
     assert src.pieces(src.encode(LINES[0]))[0] == "eng_Latn"
     assert [vocab[piece] for piece in tgt.pieces(ids[1:])] == ids[1:]
     assert tgt.decode(ids) == LINES[0]

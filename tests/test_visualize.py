@@ -62,6 +62,8 @@ def test_learning_rates_are_those_of_the_paper() -> None:
             assert rates[step - 1] == pytest.approx(paper, rel=1e-9), (d_model, warmup, step)
     assert found[3][1].max() == pytest.approx(2e-3)
     assert found[3][1][-1] == pytest.approx(0, abs=1e-9)
+    short = theory.draw_schedule(VisualizeConfig(schedules=["512:4000"], steps=100), LIGHT)
+    assert list(curves(short)) == ["noam, d_model 512, warm-up 4000: 6.99e-04"]
     for text in ("513:4000", "512", "512:4000:square", "512:0", "0:9", "512:9:cosine:5e--4"):
         with pytest.raises(ConfigError, match="schedules="):
             VisualizeConfig(schedules=[text])

@@ -37,7 +37,7 @@ from nmt.model.transformer import (
     sinusoidal_positions,
 )
 from nmt.training.loss import smoothed_cross_entropy
-from nmt.training.optimizer import learning_rate
+from nmt.training.optimizer import learning_rate, peak_learning_rate
 from nmt.visualize.style import Style
 
 _MOST_MASKED = 40  # tokens: cells are no longer seen beyond
@@ -115,7 +115,8 @@ def draw_schedule(config: VisualizeConfig, style: Style) -> Figure:
         rates = [learning_rate(step, trained) for step in steps]
         kind = trained.optimizer.schedule.value
         label = f"{kind}, d_model {trained.model.d_model}, warm-up {trained.optimizer.warmup_steps}"
-        axes.plot(steps, rates, ["-", "--", "-.", ":"][i % 4], label=f"{label}: {max(rates):.2e}")
+        peak = peak_learning_rate(trained)  # which may come after the last step
+        axes.plot(steps, rates, ["-", "--", "-.", ":"][i % 4], label=f"{label}: {peak:.2e}")
     axes.set(xlabel="update", ylabel="learning rate", xlim=(0, config.steps), ylim=0)
     axes.set_title("Learning rate, with its peak")
     axes.grid()

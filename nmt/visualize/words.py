@@ -293,8 +293,8 @@ def _draw_tree(
 
 
 def shown_pieces(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of pieces that are text: no control symbol, no single byte."""
-    rest = {*tokenizer.control_ids, *tokenizer.byte_ids}
+    """Return the ids of pieces that are text: no control symbol, language or single byte."""
+    rest = {*tokenizer.control_ids, *tokenizer.languages.values(), *tokenizer.byte_ids}
     return [i for i in range(tokenizer.vocab_size) if i not in rest]
 
 
@@ -343,7 +343,7 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     right.set_title("Nearest neighbors by cosine")
     right.axis("off")
     for row, word in enumerate(words):
-        own = tokenizer.encode(word)
+        own = tokenizer.encode(word)[len(tokenizer.prefix) :]
         if not own:
             raise ConfigError(f"words={word!r}: is no text")
         near = neighbors(vectors, vectors[own].mean(dim=0), [i for i in ids if i not in own], num=3)
