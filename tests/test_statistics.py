@@ -23,11 +23,12 @@ from nmt.preprocess.statistics import (
     NUM_BINS,
     NUM_EXAMPLES,
     HeldOut,
-    Measurer,
     Statistics,
     bin_starts,
     length_bins,
+    token_kinds,
 )
+from nmt.preprocess.statistics import measure as measure_chunk
 
 ODD = "aB é\u0301ßﬁ \u00a0\u2003\u3000\u200b.,!?-'\"`$ \ue000\ufffd你好Привет😀ＡΣς\u0378\x01"
 
@@ -54,7 +55,7 @@ def measure(
     cut: int = 1000,
 ) -> Statistics:
     """Count the pairs in chunks of `cut`."""
-    measurer = Measurer(tokenizer, tokenizer, held_out)
+    kinds = token_kinds(tokenizer)
     total = Statistics()
     for start in range(0, max(1, len(src)), cut):
         chunk = src[start : start + cut], tgt[start : start + cut]
@@ -62,7 +63,7 @@ def measure(
         size = len(chunk[0])
         place = make_chunk([[b""] * size] * 2, Format.pair, first_line=start + 1)
         cleaned = Cleaned(place, *chunk, np.arange(size), PairCounts(size, size))
-        total.merge(measurer.measure(cleaned, encoded))
+        total.merge(measure_chunk(cleaned, encoded, (kinds, kinds), held_out))
     return total
 
 

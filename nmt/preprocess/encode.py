@@ -13,26 +13,24 @@ from __future__ import annotations
 import io
 from array import array
 from collections.abc import Iterable, Iterator
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from itertools import chain
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmt.config import NORMALIZATIONS, PreprocessConfig
+from nmt.config import NORMALIZATIONS
 from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import tag_lines
-from nmt.data.tokenizer import Tokenizer, Tokenizers, load_tokenizers
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.files import replace_file
-from nmt.preprocess.characters import LineSet
 from nmt.preprocess.chunks import Chunk, Span
-from nmt.preprocess.clean import Cleaned, Mask, clean
+from nmt.preprocess.clean import Cleaned, clean
 from nmt.preprocess.context import Contexts
-from nmt.preprocess.duplicates import Hashes, HashWriter, hash_sides, read_seen
+from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import read_held_out, read_taken, text_of
-from nmt.preprocess.statistics import HeldOut, Measurer, Statistics
+from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, measure, token_kinds
 from nmt.preprocess.workspace import Job, Task
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -41,66 +39,63 @@ _MOST_WORDS = 1 << 17  # kept, some 25 MB
 _END_OF_LINE = "\n"
 
 
-@dataclass(frozen=True)
-class EncodedChunk:
-    """What became of a chunk."""
+class ShardEncoder:
+    """Encodes clean pairs and writes them to shards; each process has one.
 
-    src: Ids
-    tgt: Ids
-    texts: tuple[list[str], list[str]] | None  # where the text is stored too
-    statistics: Statistics
-    hashes: Hashes | None  # of the kept pairs, where they are counted
+    `known` finds the lines of held-out splits in training text; None for pairs of these splits
+    themselves, of which all stay.
+    """
 
-
-class ChunkEncoder:
-    """Encodes chunks of training pairs, or of held-out pairs, of which all stay."""
-
-    def __init__(
-        self,
-        config: PreprocessConfig,
-        models: Path,
-        held_out: HeldOut | None,
-        *,
-        taken: LineSet | None = None,
-        has_hashes: bool,
-    ) -> None:
-        tokenizers = load_tokenizers(models)
-        self._config, self._taken, self._has_hashes = config, taken, has_hashes
+    def __init__(self, job: Job, known: HeldOut | None) -> None:
+        tokenizers = load_tokenizers(job.work.plan)
+        self._job, self._known = job, known
         self._tokenizers = tokenizers.src, tokenizers.tgt
         self._src, self._tgt = LineEncoder(tokenizers.src), LineEncoder(tokenizers.tgt)
-        self._measurer = Measurer(tokenizers.src, tokenizers.tgt, held_out)
 
-    def encode(self, chunk: Chunk, seen: Mask | None) -> EncodedChunk:
-        """Clean, filter and encode a chunk of training pairs; `seen` marks those that came before,
-        where such are dropped.
+    def write(
+        self, name: str, chunks: Iterable[Cleaned], hashes: HashWriter | None = None
+    ) -> tuple[Statistics, list[ShardFile]]:
+        """Write pairs to a file, if there are any; with `report_only`, count them alone. Those that
+        stay are added to `hashes`.
         """
-        config = self._config
-        cleaned = clean(chunk, config, held_out=False)
-        drop_by_text(cleaned, config, seen, self._taken)
-        texts = _tagged(cleaned)
-        src, tgt = self._src.encode(texts[0]), self._tgt.encode(texts[1])
-        unknown = (self._src.count_unknown(src), self._tgt.count_unknown(tgt))
-        both = zip(self._tokenizers, chunk.source.tags[:2], strict=True)
-        tags = [len(tokenizer.encode(tag)) for tokenizer, tag in both]
-        keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), tags, unknown, config)
-        return self._result(cleaned, src.select(keep), tgt.select(keep))
+        config, total = self._job.config, Statistics()
+        path = self._job.work.data / f"{name}.arrow"
+        sizes = [tokenizer.vocab_size for tokenizer in self._tokenizers]
+        kinds = self._src.token_kinds, self._tgt.token_kinds
+        with (
+            replace_file(path) as temporary,
+            ShardWriter(temporary, *sizes, has_text=config.keep_text) as writer,
+        ):
+            for cleaned in chunks:
+                src, tgt, texts = self._encode(cleaned)
+                total.merge(measure(cleaned, (src, tgt), kinds, self._known))
+                if hashes is not None:
+                    hashes.add(hash_sides(cleaned.src, cleaned.tgt))
+                if not config.report_only:
+                    writer.add(src, tgt, texts)
+        if writer.shard.pairs == 0:
+            path.unlink()
+            return total, []
+        return total, [replace(writer.shard, file=path.name)]
 
-    def encode_held_out(self, cleaned: Cleaned) -> EncodedChunk:
-        """Encode clean held-out pairs."""
-        src, tgt = _tagged(cleaned)
-        return self._result(cleaned, self._src.encode(src), self._tgt.encode(tgt))
-
-    def _result(self, cleaned: Cleaned, src: Ids, tgt: Ids) -> EncodedChunk:
-        texts = _tagged(cleaned) if self._config.keep_text else None
-        if self._config.data.context:
+    def _encode(self, cleaned: Cleaned) -> tuple[Ids, Ids, tuple[list[str], list[str]] | None]:
+        """Encode pairs and drop some for their tokens; return the text too where it is stored."""
+        config, tags = self._job.config, cleaned.chunk.source.tags[:2]
+        sources, targets = _tagged(cleaned)
+        src, tgt = self._src.encode(sources), self._tgt.encode(targets)
+        if self._known is not None:
+            unknown = self._src.count_unknown(src), self._tgt.count_unknown(tgt)
+            sizes = [len(t.encode(tag)) for t, tag in zip(self._tokenizers, tags, strict=True)]
+            keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), sizes, unknown, config)
+            src, tgt = src.select(keep), tgt.select(keep)
+        texts = _tagged(cleaned) if config.keep_text else None
+        if config.data.context:
             lengths = np.stack([src.lengths, tgt.lengths], axis=1)
-            contexts = Contexts(cleaned, lengths, self._tokenizers, self._config)
+            contexts = Contexts(cleaned, lengths, self._tokenizers, config)
             src, tgt = Ids(*contexts.join_ids(*src, 0)), Ids(*contexts.join_ids(*tgt, 1))
             if texts is not None:
                 texts = contexts.join_texts(cleaned.src, 0), contexts.join_texts(cleaned.tgt, 1)
-        statistics = self._measurer.measure(cleaned, (src, tgt))
-        hashes = hash_sides(cleaned.src, cleaned.tgt) if self._has_hashes else None
-        return EncodedChunk(src, tgt, texts, statistics, hashes)
+        return src, tgt, texts
 
 
 def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
@@ -138,8 +133,7 @@ class LineEncoder:
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
-        self._is_unknown = np.zeros(tokenizer.vocab_size, dtype=np.int64)  # (V,)
-        self._is_unknown[[tokenizer.unk_id, *tokenizer.byte_ids]] = 1
+        self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._has_words = cuts_at_spaces(tokenizer)
         # the ids of words; no text becomes EOS, which ends the lines here
         self._words = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
@@ -174,7 +168,7 @@ class LineEncoder:
 
     def count_unknown(self, ids: Ids) -> Array:
         """Return the number of unknown tokens and bytes of each line, (N,)."""
-        return np.diff(_cumulate(self._is_unknown[ids.flat])[ids.offsets])
+        return np.diff(_cumulate(self.token_kinds[ids.flat] != PLAIN)[ids.offsets])
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
@@ -221,45 +215,24 @@ def _fields(message: bytes) -> dict[int, list[Any]]:
 
 def start_encoding(job: Job) -> Task:
     """Return the task that writes the shard of a span; its record has the shard and its counts."""
-    config, tokenizers = job.config, load_tokenizers(job.work.plan)
-    drops, taken = config.filter.drops_duplicates, read_taken(job)
+    config, taken = job.config, read_taken(job)
+    drops = config.filter.drops_duplicates
     known = HeldOut({split: text_of(chunks) for split, chunks in read_held_out(job).items()})
-    encoder = ChunkEncoder(config, job.work.plan, known, taken=taken, has_hashes=not drops)
+    encoder = ShardEncoder(job, known)
 
     def encode(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
         seen = read_seen(job.work.hashes, span.order, span.num_pairs) if drops else None
+
+        def cleaned() -> Iterator[Cleaned]:
+            for chunk in chunks:
+                pairs = clean(chunk, config, held_out=False)
+                start = chunk.first_pair - span.first_pair
+                end = start + chunk.num_pairs
+                drop_by_text(pairs, config, None if seen is None else seen[start:end], taken)
+                yield pairs
+
         with HashWriter(job.work.hashes, span.order) as hashes:
-
-            def encoded() -> Iterator[EncodedChunk]:
-                for chunk in chunks:
-                    start = chunk.first_pair - span.first_pair
-                    end = start + chunk.num_pairs
-                    result = encoder.encode(chunk, None if seen is None else seen[start:end])
-                    if result.hashes is not None:
-                        hashes.add(result.hashes)
-                    yield result
-
-            statistics, shards = write_shard(job, span.name, encoded(), tokenizers)
+            statistics, shards = encoder.write(span.name, cleaned(), None if drops else hashes)
         return {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
 
     return encode
-
-
-def write_shard(
-    job: Job, name: str, chunks: Iterable[EncodedChunk], tokenizers: Tokenizers
-) -> tuple[Statistics, list[ShardFile]]:
-    """Write pairs to a file, if there are any; with `report_only`, count them alone."""
-    total, path = Statistics(), job.work.data / f"{name}.arrow"
-    sizes, has_text = (tokenizers.src.vocab_size, tokenizers.tgt.vocab_size), job.config.keep_text
-    with (
-        replace_file(path) as temporary,
-        ShardWriter(temporary, *sizes, has_text=has_text) as writer,
-    ):
-        for chunk in chunks:
-            total.merge(chunk.statistics)
-            if not job.config.report_only:
-                writer.add(chunk.src, chunk.tgt, chunk.texts)
-    if writer.shard.pairs == 0:
-        path.unlink()
-        return total, []
-    return total, [replace(writer.shard, file=path.name)]

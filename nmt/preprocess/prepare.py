@@ -25,7 +25,7 @@ from nmt.files import remove_leftovers, write_json
 from nmt.preprocess.chunks import Span, find_spans
 from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.duplicates import count_repeats
-from nmt.preprocess.encode import ChunkEncoder, start_encoding, write_shard
+from nmt.preprocess.encode import ShardEncoder, start_encoding
 from nmt.preprocess.filters import HELD_OUT, check_filters
 from nmt.preprocess.held_out import read_held_out, take_held_out, text_of
 from nmt.preprocess.plan import make_plan
@@ -98,16 +98,15 @@ def _merge(
     corpora, index = _add_up(job, spans)
     _check_kept(job, corpora)
     results = {"train": corpora}
-    encoder = ChunkEncoder(job.config, job.work.plan, None, has_hashes=False)
+    encoder = ShardEncoder(job, None)
     for split, chunks in splits.items():
         for side, lines in zip(("src", "tgt"), text_of(chunks), strict=True):  # the references
             text = "".join(line + "\n" for line in lines)
             (folder / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
         results[split], index[split] = {}, []
         for name, part in groupby(chunks, key=lambda cleaned: cleaned.chunk.source.corpus):
-            encoded = map(encoder.encode_held_out, part)
             file = "-".join(filter(None, [split, name, "00000"]))
-            results[split][name], shards = write_shard(job, file, encoded, tokenizers)
+            results[split][name], shards = encoder.write(file, part)
             index[split].append(CorpusIndex(name, 1.0, shards))
     # where duplicates are dropped, the drops say how many they are
     repeats = None if job.config.filter.drops_duplicates else count_repeats(job.work.hashes)

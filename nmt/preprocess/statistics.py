@@ -23,7 +23,8 @@ EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
 _BINS_AN_OCTAVE = 16
 NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last begins just below a million tokens
 STRICTNESS = ("exact", "normalised")
-_PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
+PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
+Kinds = np.ndarray[Any, np.dtype[np.uint8]]
 RowsByText = dict[str, set[int]]
 Texts = tuple[Sequence[str], Sequence[str]]  # source and target lines
 FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines, offsets (N + 1,)
@@ -117,39 +118,44 @@ def _counter(columns: list[list[int]]) -> Counter[int]:
     return Counter(dict(zip(*columns, strict=True)))
 
 
-class Measurer:
-    """Counts chunks, and looks for held-out lines where they are given; each process has one."""
+def token_kinds(tokenizer: Tokenizer) -> Kinds:
+    """Return of which kind each id is (V,): unknown, a byte or `PLAIN`."""
+    kinds = np.full(tokenizer.vocab_size, PLAIN, np.uint8)
+    kinds[tokenizer.byte_ids] = _BYTE
+    kinds[tokenizer.unk_id] = _UNKNOWN
+    return kinds
 
-    def __init__(self, src: Tokenizer, tgt: Tokenizer, held_out: HeldOut | None) -> None:
-        self._token_kinds = [np.full(t.vocab_size, _PLAIN, np.uint8) for t in (src, tgt)]  # (V,)
-        for tokenizer, kinds in zip((src, tgt), self._token_kinds, strict=True):
-            kinds[tokenizer.byte_ids] = _BYTE
-            kinds[tokenizer.unk_id] = _UNKNOWN
-        self._held_out = held_out
 
-    def measure(self, cleaned: Cleaned, encoded: tuple[FlatIds, FlatIds]) -> Statistics:
-        """Count the pairs of a chunk; `encoded` are all ids of each side, without EOS, and where
-        each line starts (N + 1,).
-        """
-        statistics = Statistics(cleaned.counts)
-        if not cleaned.src:
-            return statistics
-        codes = (CodePoints(cleaned.src), CodePoints(cleaned.tgt))
-        bins = []
-        for i, (side, (ids, offsets)) in enumerate(zip(statistics.sides, encoded, strict=True)):
-            lengths = np.diff(offsets).astype(np.int64) + 1  # (N,)
-            kinds = np.bincount(self._token_kinds[i].take(ids), minlength=3)  # (3,)
-            side.characters = codes[i].tally()
-            side.num_words = codes[i].num_words()
-            side.num_tokens = len(ids)
-            side.num_unknown, side.num_bytes = int(kinds[_UNKNOWN]), int(kinds[_BYTE])
-            side.longest = int(lengths.max())
-            bins.append(length_bins(lengths))
-        statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
-        if self._held_out is not None:
-            signatures = (codes[0].signatures(), codes[1].signatures())
-            statistics.overlaps = self._held_out.find(cleaned, signatures)
+def measure(
+    cleaned: Cleaned,
+    encoded: tuple[FlatIds, FlatIds],
+    kinds: tuple[Kinds, Kinds],
+    held_out: HeldOut | None,
+) -> Statistics:
+    """Count the pairs of a chunk, and look for held-out lines where they are given.
+
+    `encoded` are all ids of each side, without EOS, and where each line starts (N + 1,); `kinds`
+    are those of `token_kinds` (V,).
+    """
+    statistics = Statistics(cleaned.counts)
+    if not cleaned.src:
         return statistics
+    codes = (CodePoints(cleaned.src), CodePoints(cleaned.tgt))
+    bins = []
+    for i, (side, (ids, offsets)) in enumerate(zip(statistics.sides, encoded, strict=True)):
+        lengths = np.diff(offsets).astype(np.int64) + 1  # (N,)
+        numbers = np.bincount(kinds[i].take(ids), minlength=3)  # (3,)
+        side.characters = codes[i].tally()
+        side.num_words = codes[i].num_words()
+        side.num_tokens = len(ids)
+        side.num_unknown, side.num_bytes = int(numbers[_UNKNOWN]), int(numbers[_BYTE])
+        side.longest = int(lengths.max())
+        bins.append(length_bins(lengths))
+    statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
+    if held_out is not None:
+        signatures = (codes[0].signatures(), codes[1].signatures())
+        statistics.overlaps = held_out.find(cleaned, signatures)
+    return statistics
 
 
 class HeldOut:
