@@ -147,6 +147,23 @@ def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:
         path = tmp_path / f"text.{suffix}"
         path.write_bytes(pack(b"a\nb", suffix) + pack(b"c\n", suffix))
         assert list(read_lines(path)) == ["a", "bc"], suffix
+        upper = path.rename(tmp_path / f"TEXT.{suffix.upper()}")
+        assert list(read_lines(upper)) == ["a", "bc"], suffix
+        assert count_lines(str(upper)) == 2, suffix
+
+
+def test_zeros_between_and_after_the_streams_of_an_xz_file_are_skipped(tmp_path: Path) -> None:
+    path, first, second = tmp_path / "text.xz", pack(b"a\nb", "xz"), pack(b"c\n", "xz")
+    for size in (4, 8, 200_000):
+        path.write_bytes(first + bytes(size) + second + bytes(size))
+        assert list(read_lines(path)) == ["a", "bc"], size
+    long = b"".join(b"%d\n" % number for number in range(200_000))
+    path.write_bytes(pack(long, "xz") + bytes(4) + second)
+    assert b"".join(line.encode() + b"\n" for line in read_lines(path)) == long + b"c\n"
+    for rest in (bytes(4) + second[:-4], bytes(4) + b"no xz"):
+        path.write_bytes(first + rest)
+        with pytest.raises(DataError, match="not a whole xz file"):
+            list(read_lines(path))
 
 
 def test_what_is_no_text_file_is_refused_by_name(tmp_path: Path) -> None:
@@ -154,7 +171,7 @@ def test_what_is_no_text_file_is_refused_by_name(tmp_path: Path) -> None:
         list(read_lines(tmp_path / "none"))
     with pytest.raises(DataError, match="is a folder"):
         list(read_lines(tmp_path))
-    for name in ("a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar"):
+    for name in ("a.zip", "a.tar.gz", "a.tgz", "a.en.bz2", "a.tar", "A.ZIP"):
         (tmp_path / name).write_bytes(b"x\n")
         with pytest.raises(DataError, match=rf"{name}: nmt reads \.gz, \.xz and \.zst; unpack"):
             list(read_lines(tmp_path / name))

@@ -21,16 +21,17 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, cast
+from typing import IO, Any, cast
 
 from nmt.config import Corpus, resolve
 from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
 _KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
-_FOREIGN = re.compile(r"\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")  # nobody unpacks these
+_FOREIGN = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")  # nobody unpacks these
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
 _LINE_BREAK = re.compile("[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
+_BLOCK_BYTES = 1 << 16
 _PATIENCE_SECONDS = 0.05  # between two lines of one writer
 
 
@@ -48,10 +49,11 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Read an open file through what `suffix` names: .gz, .xz, .zst, else as it is."""
+    suffix = suffix.lower()
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file, "rb"))
     if suffix == ".xz":
-        return lzma.open(file, "rb")
+        return cast(IO[bytes], io.BufferedReader(_XzStreams(file), _BLOCK_BYTES))
     if suffix == ".zst":
         import pyarrow as pa  # which other files need not wait for
 
@@ -60,8 +62,44 @@ def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
     return file
 
 
+class _XzStreams(io.RawIOBase):
+    """The streams of an .xz file, one after the other, with zeros between and after them.
+
+    Python's `lzma` takes these zeros, and whatever else is no stream, for the end of the file.
+    """
+
+    def __init__(self, file: IO[bytes]) -> None:
+        self._file = file
+        self._stream = lzma.LZMADecompressor()
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any, /) -> int:
+        content = b""
+        while not content:
+            if self._stream.eof:
+                block = self._stream.unused_data.lstrip(b"\0")
+                while not block:
+                    if not (zeros := self._file.read(_BLOCK_BYTES)):
+                        return 0
+                    block = zeros.lstrip(b"\0")
+                self._stream = lzma.LZMADecompressor()
+            else:
+                needs_input = self._stream.needs_input
+                block = self._file.read(_BLOCK_BYTES) if needs_input else b""
+                if needs_input and not block:
+                    raise EOFError(
+                        "Compressed file ended before the end-of-stream marker was reached"
+                    )
+            content = self._stream.decompress(block, len(buffer))
+        buffer[: len(content)] = content
+        return len(content)
+
+
 def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
     """Write to an open file through what `suffix` names, as `unpacked` reads it."""
+    suffix = suffix.lower()
     if suffix == ".gz":  # without name and time: the same text gives the same bytes
         return cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=file, mtime=0))
     if suffix == ".xz":
@@ -75,7 +113,7 @@ def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
 
 def is_packed(path: str | Path) -> bool:
     """Return whether the suffix of a file names a compression."""
-    return Path(path).suffix in _KINDS
+    return Path(path).suffix.lower() in _KINDS
 
 
 def is_stream(name: str | Path) -> bool:
@@ -108,7 +146,7 @@ def unpacking(name: str) -> Iterator[None]:
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
-        kind = _KINDS.get(Path(name).suffix, "compressed")
+        kind = _KINDS.get(Path(name).suffix.lower(), "compressed")
         reason = " ".join(str(error).split())
         raise DataError(f"{name}: not a whole {kind} file ({reason}); fetch it again") from None
 
