@@ -74,6 +74,12 @@ def normal_form(text: str) -> str:
     return text.translate(_FOLDS)
 
 
+def is_among(known: Signatures, signatures: Signatures) -> np.ndarray[Any, np.dtype[np.bool_]]:
+    """Return which of N signatures are known, (N,); `known` ones are sorted."""
+    places = np.searchsorted(known[:-1], signatures)
+    return known[places] == signatures if len(known) else np.zeros(len(signatures), bool)
+
+
 class LineSet:
     """Lines that others are compared with, by `normal_form`; one without letters is like none."""
 
@@ -85,7 +91,7 @@ class LineSet:
         """Return which of N lines are like one of these, (N,)."""
         found = np.zeros(len(lines), dtype=bool)
         if lines:
-            may_match = np.isin(CodePoints(lines).signatures(), self._signatures)
+            may_match = is_among(self._signatures, CodePoints(lines).signatures())
             for row in np.flatnonzero(may_match).tolist():
                 found[row] = normal_form(lines[row]) in self._forms
         return found

@@ -20,7 +20,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import KINDS
 from nmt.preprocess.filters import HELD_OUT
-from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Statistics, bin_starts
+from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Overlap, Statistics, bin_starts
 
 FORMAT_VERSION = 1
 _MOST_BARS = 50  # of a histogram
@@ -81,15 +81,15 @@ def build_report(
             drawn = pairs_an_epoch(sizes, weights, config.data.temperature)
             for summary, number in zip(named.values(), drawn, strict=True):
                 summary["times"] = _share(number, summary["kept"])
-    for split in (name for name in splits if name in overlaps):
-        overlap = overlaps[split]
-        found: Report = {"num_rows": overlap.num_rows, "examples": overlap.examples}
-        for strictness in STRICTNESS:
-            found[strictness] = {}
-            for kind in KINDS:
-                name = f"{strictness} {kind}"
-                rows, pairs = len(overlap.seen.get(name, ())), overlap.matches[name]
-                found[strictness][kind] = {"held_out_rows": rows, "train_pairs": pairs}
+    for split in (name for name in splits if name != "train"):
+        found: Report = {"num_rows": report[split]["kept"], "examples": {}}
+        found |= {strictness: {} for strictness in STRICTNESS}
+        for strictness, kind in product(STRICTNESS, KINDS):
+            overlap = overlaps.get(f"{split} {strictness} {kind}", Overlap())
+            numbers = {"held_out_rows": len(overlap.rows), "train_pairs": overlap.matches}
+            found[strictness][kind] = numbers
+            if overlap.matches:
+                found["examples"][f"{strictness} {kind}"] = overlap.examples
         report["overlap"][split] = found
     report["advice"] = list(_advice(report))
     return report

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess.characters import CodePoints, Ints, Signatures, normal_form
+from nmt.preprocess.characters import CodePoints, Ints, Signatures, is_among, normal_form
 from nmt.preprocess.clean import NUM_EXAMPLES, Cleaned, PairCounts
 from nmt.preprocess.duplicates import KINDS
 
@@ -43,19 +43,18 @@ class SideStatistics:
 
 
 @dataclass
-class SplitOverlap:
-    """What of a held-out split is in training text, by strictness and kind ("exact pairs")."""
+class Overlap:
+    """What of a held-out split is in training text, by one way to compare."""
 
-    num_rows: int  # of the split
-    matches: Counter[str] = field(default_factory=Counter)  # training pairs that match
-    seen: dict[str, set[int]] = field(default_factory=dict)  # rows of the split that were matched
-    examples: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
+    matches: int = 0  # training pairs that match
+    rows: set[int] = field(default_factory=set)  # of the split that were matched
+    examples: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, name: str, number: int, rows: Iterable[int], examples: list[Any]) -> None:
+    def add(self, matches: int, rows: Iterable[int], examples: list[dict[str, Any]]) -> None:
         """Count training pairs that match these rows."""
-        self.matches[name] += number
-        self.seen.setdefault(name, set()).update(rows)
-        self.examples[name] = [*self.examples.get(name, []), *examples][:NUM_EXAMPLES]
+        self.matches += matches
+        self.rows.update(rows)
+        self.examples = [*self.examples, *examples][:NUM_EXAMPLES]
 
 
 @dataclass
@@ -68,7 +67,8 @@ class Statistics:
     )
     lengths: Counter[int] = field(default_factory=Counter)
     """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
-    overlaps: dict[str, SplitOverlap] = field(default_factory=dict)  # by held-out split
+    overlaps: dict[str, Overlap] = field(default_factory=dict)
+    """By split, strictness and kind, such as "valid exact pairs"; those with matches."""
 
     def merge(self, other: Statistics) -> None:
         """Add the counts of the text that comes after."""
@@ -79,18 +79,13 @@ class Statistics:
                 setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
             mine.longest = max(mine.longest, theirs.longest)
             mine.characters.update(theirs.characters)
-        for split, found in other.overlaps.items():
-            overlap = self.overlaps.setdefault(split, SplitOverlap(found.num_rows))
-            for name, number in found.matches.items():
-                overlap.add(name, number, found.seen[name], found.examples[name])
+        for name, found in other.overlaps.items():
+            self.overlaps.setdefault(name, Overlap()).add(**vars(found))
 
     def to_json(self) -> dict[str, Any]:
         """Return plain values."""
         sides = [vars(side) | {"characters": _columns(side.characters)} for side in self.sides]
-        overlaps = {
-            split: vars(o) | {"seen": {name: sorted(rows) for name, rows in o.seen.items()}}
-            for split, o in self.overlaps.items()
-        }
+        overlaps = {n: vars(o) | {"rows": sorted(o.rows)} for n, o in self.overlaps.items()}
         lengths = _columns(self.lengths)
         return dict(pairs=vars(self.pairs), sides=sides, lengths=lengths, overlaps=overlaps)
 
@@ -101,10 +96,8 @@ class Statistics:
         statistics = cls(pairs, lengths=_counter(content["lengths"]))
         for side, counts in zip(statistics.sides, content["sides"], strict=True):
             vars(side).update(counts | {"characters": _counter(counts["characters"])})
-        for split, o in content["overlaps"].items():
-            overlap = statistics.overlaps[split] = SplitOverlap(o["num_rows"])
-            for name, number in o["matches"].items():
-                overlap.add(name, number, o["seen"][name], o["examples"][name])
+        for name, o in content["overlaps"].items():
+            statistics.overlaps[name] = Overlap(o["matches"], set(o["rows"]), o["examples"])
         return statistics
 
 
@@ -165,43 +158,38 @@ class HeldOut:
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
-        self._sizes = {split: len(sides[0]) for split, sides in splits.items()}
-        self._rows: dict[tuple[str, str], list[RowsByText]] = {}  # by split, strictness and side
+        self._rows: dict[str, list[list[RowsByText]]] = {}  # by split, strictness and side
         for split, sides in splits.items():
-            self._rows[split, "exact"] = [_rows_by_text(lines) for lines in sides]
             forms = [_rows_by_text(map(normal_form, lines)) for lines in sides]
             for rows in forms:
                 rows.pop("", None)  # lines of punctuation alone are only the same when exact
-            self._rows[split, "normalised"] = forms
-        self._signatures = []  # of the lines of all splits, sorted, of each side
-        for i in range(2):
-            lines = [line for sides in splits.values() for line in sides[i]]
-            self._signatures.append(np.unique(CodePoints(lines).signatures()))
+            self._rows[split] = [[_rows_by_text(lines) for lines in sides], forms]
+        every = ([line for sides in splits.values() for line in sides[i]] for i in range(2))
+        self._signatures = [np.unique(CodePoints(lines).signatures()) for lines in every]
 
     def find(
         self, cleaned: Cleaned, signatures: tuple[Signatures, Signatures]
-    ) -> dict[str, SplitOverlap]:
+    ) -> dict[str, Overlap]:
         """Look for the pairs of a chunk in every split; signatures are those of each side (N,)."""
-        found = {split: SplitOverlap(size) for split, size in self._sizes.items()}
+        found: dict[str, Overlap] = {}
         may_match = np.zeros(len(cleaned.src), dtype=bool)  # (N,)
         for known, mine in zip(self._signatures, signatures, strict=True):
-            if len(known):  # isin of numpy would sort both
-                places = np.minimum(np.searchsorted(known, mine), len(known) - 1)
-                may_match |= known[places] == mine
+            may_match |= is_among(known, mine)
         for row in np.flatnonzero(may_match).tolist():
             pair = cleaned.src[row], cleaned.tgt[row]
             file, line, _ = cleaned.chunk.place(int(cleaned.rows[row]))
             forms = normal_form(pair[0]), normal_form(pair[1])
-            for split, overlap in found.items():
+            for split, tables in self._rows.items():
                 src, tgt = set[int](), set[int]()
-                for strictness, keys in zip(STRICTNESS, (pair, forms), strict=True):
-                    src_rows, tgt_rows = self._rows[split, strictness]
+                ways = zip(STRICTNESS, tables, (pair, forms), strict=True)
+                for strictness, (src_rows, tgt_rows), keys in ways:
                     src |= src_rows.get(keys[0], set())
                     tgt |= tgt_rows.get(keys[1], set())
                     for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
                         if rows:
                             example = dict(file=file, line=line, held_out_line=min(rows) + 1)
-                            overlap.add(f"{strictness} {kind}", 1, rows, [example])
+                            overlap = found.setdefault(f"{split} {strictness} {kind}", Overlap())
+                            overlap.add(1, rows, [example])
         return found
 
 

@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
-_FORMAT = 3  # of the work folder
+_FORMAT = 4  # of the work folder
 
 
 @dataclass(frozen=True)
