@@ -78,7 +78,7 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     monkeypatch.chdir(tmp_path)
     seen: list[tuple[int | None, str]] = []
 
-    def note(config: AverageConfig, _: str) -> None:
+    def note(config: AverageConfig) -> None:
         seen.append((config.last, config.run_dir))
         if config.last == 3:
             raise ConfigError("enough")

@@ -164,13 +164,13 @@ def test_an_experiment_sets_the_folders_of_every_command(
         ["evaluate"],
     ):  # fmt: skip
         with_config(
-            COMMANDS[name], ["experiment=copy", *more], lambda c, _, n=name: seen.update({n: c})
+            COMMANDS[name], ["experiment=copy", *more], lambda c, n=name: seen.update({n: c})
         )
     assert seen.pop("average").run_dir == "runs/copy"
     for name, config in seen.items():
         assert config.model_dir in ("runs/copy", ["runs/copy"]), name
     assert seen["translate"].max_tokens is None  # training's is another unit
-    with_config(COMMANDS["translate"], ["experiment=copy", "model_dir=x"], lambda c, _: seen.update(
+    with_config(COMMANDS["translate"], ["experiment=copy", "model_dir=x"], lambda c: seen.update(
         own=c))  # fmt: skip
     assert seen["own"].model_dir == ["x"]
     monkeypatch.chdir(tmp_path)

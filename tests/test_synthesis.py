@@ -58,12 +58,12 @@ def settings(folder: Path, output: Path, **changes: Any) -> dict[str, Any]:
 
 
 def distill(folder: Path, output: Path, **changes: Any) -> int:
-    synthesis.distill(DistillConfig(**settings(folder, output, **changes)), "")
+    synthesis.distill(DistillConfig(**settings(folder, output, **changes)))
     return 0
 
 
 def backtranslate(folder: Path, output: Path, **changes: Any) -> int:
-    synthesis.backtranslate(BacktranslateConfig(**settings(folder, output, **changes)), "")
+    synthesis.backtranslate(BacktranslateConfig(**settings(folder, output, **changes)))
     return 0
 
 

@@ -214,7 +214,7 @@ _ALL = (
             "nmt-visualize what=architecture model=big",
         ),
         schema=config.VisualizeConfig,
-        run="nmt.cli.tasks:visualize",
+        run="nmt.visualize.draw:draw",
         groups=("model",),
     ),
 )

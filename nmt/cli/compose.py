@@ -54,8 +54,8 @@ _PATHS: dict[str, Path] = {}  # of the user's YAML, by the name that Hydra knows
 
 
 def with_config(command: Command, arguments: list[str], run: Callable[..., Any]) -> None:
-    """Compose the config of `command` from `arguments` and call `run(config, its YAML)`; for
-    nmt-train with a third argument, the `Preparation` of its data folder or None.
+    """Compose the config of `command` from `arguments` and call `run(config)`; for nmt-train with
+    its YAML too, and with the `Preparation` of its data folder or None.
     """
     read = read_arguments(arguments, command)
     own = {key: path for folder in read.folders for key, path in _find_own(folder)}
@@ -91,7 +91,7 @@ def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
 
 
 def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) -> tuple[Any, ...]:
-    """Return the config, its YAML, and for nmt-train how its data folder is prepared."""
+    """Return the config, and for nmt-train its YAML and how its data folder is prepared."""
     OmegaConf.set_struct(composed, False)
     if command.name not in ("train", "preprocess"):
         for key in {*_OF_TRAINING} - {argument.key for argument in arguments}:
@@ -102,19 +102,20 @@ def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) 
             path = os.path.relpath(_PATHS[name]) if name in _PATHS else name
             argument.raw = f"experiment={path}"
             composed.experiment = path
-    configs: tuple[Any, ...] = to_config(composed, command.schema)
-    if command.name == "preprocess" and configs[0].data.made_by:
-        configs[0].data.made_by = script_line(configs[0].data.made_by)
+    config, config_yaml = to_config(composed, command.schema)
+    if command.name == "preprocess" and config.data.made_by:
+        config.data.made_by = script_line(config.data.made_by)
     if command.name != "train":
-        return configs
+        return (config,)
     data = [replace(a, is_for_data=False) for a in arguments if a.is_for_data or a.key in _OF_DATA]
     if not data:
-        return *configs, None
+        return config, config_yaml, None
     preparation: PreprocessConfig = _compose(COMMANDS["preprocess"], data)[0]
-    preparation.data_dir, preparation.num_threads = configs[0].data_dir, configs[0].num_threads
-    has_place = any(a.key == "data_dir" for a in arguments)
-    places = [f"data_dir={configs[0].data_dir}"] if has_place else []
-    return *configs, (preparation, [a.raw for a in data] + places)
+    preparation.data_dir, preparation.num_threads = config.data_dir, config.num_threads
+    typed = [a.raw for a in data]
+    if any(a.key == "data_dir" for a in arguments):
+        typed.append(f"data_dir={config.data_dir}")
+    return config, config_yaml, (preparation, typed)
 
 
 def _other_text(keys: set[str]) -> list[str]:

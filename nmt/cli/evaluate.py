@@ -26,7 +26,7 @@ class _Test:
     corpus: str = ""
 
 
-def evaluate(config: EvaluateConfig, config_yaml: str) -> None:
+def evaluate(config: EvaluateConfig) -> None:
     """Score the hypotheses and, with a baseline, test the difference; print text or JSON."""
     scores: list[Score] = []
     comparisons: list[Comparison] = []

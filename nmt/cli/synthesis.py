@@ -29,14 +29,14 @@ from nmt.translate.synthesis import FILES, SynthesisCounts, keep_pairs, publish,
 log = logging.getLogger(__name__)
 
 
-def distill(config: DistillConfig, config_yaml: str) -> None:
+def distill(config: DistillConfig) -> None:
     """Make a corpus of sources and their translations by a teacher; log what comes next."""
     direction = synthesize(config, is_reversed=False)
     sides = {f"data.train.{side}": f"{config.output}/{side}.txt" for side in ("src", "tgt")}
     _log_next(config, direction, sides)
 
 
-def backtranslate(config: BacktranslateConfig, config_yaml: str) -> None:
+def backtranslate(config: BacktranslateConfig) -> None:
     """Make a corpus of targets and their translations by a reverse model; log what comes next."""
     direction = synthesize(config, is_reversed=True)
     sides = {f"data.corpora.parallel.{side}": f"TRAIN.{side}" for side in ("src", "tgt")}

@@ -1,4 +1,4 @@
-"""Runs all commands but `nmt-train`, `nmt-translate` and `nmt-score`.
+"""Runs the commands that need little more than one function of another package.
 
 Each imports what it needs when it runs: preprocessing and scoring need no torch.
 """
@@ -19,7 +19,6 @@ from nmt.config import (
     ImportConfig,
     PreprocessConfig,
     ServeConfig,
-    VisualizeConfig,
     resolve,
 )
 from nmt.errors import ConfigError, ModelError, NmtError
@@ -27,7 +26,7 @@ from nmt.errors import ConfigError, ModelError, NmtError
 log = logging.getLogger(__name__)
 
 
-def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
+def preprocess(config: PreprocessConfig) -> None:
     """Make the data folder, print its report and log what comes next."""
     from nmt.cli.data_folder import check_replaced, train_command
     from nmt.preprocess.prepare import prepare
@@ -39,7 +38,7 @@ def preprocess(config: PreprocessConfig, config_yaml: str) -> None:
         log.info("wrote %s; next: %s", config.data_dir, train_command(config))
 
 
-def average(config: AverageConfig, config_yaml: str) -> None:
+def average(config: AverageConfig) -> None:
     """Choose the checkpoints, average them, and log which they were."""
     from nmt.average import average
 
@@ -92,7 +91,7 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     return last_checkpoints(run_dir, config.last or min(usual, max(available, 1)))
 
 
-def export(config: ExportConfig, config_yaml: str) -> None:
+def export(config: ExportConfig) -> None:
     """Convert the model; log where it is and how to use it."""
     from nmt.checkpoint import find_model, other_models
     from nmt.export.folder import export
@@ -118,7 +117,7 @@ def export(config: ExportConfig, config_yaml: str) -> None:
         log.info("its README.md shows how to translate with transformers")
 
 
-def import_model(config: ImportConfig, config_yaml: str) -> None:
+def import_model(config: ImportConfig) -> None:
     """Import the model; log what it is and how to use it."""
     from nmt.checkpoint import load_info
     from nmt.importing.folder import import_model
@@ -134,7 +133,7 @@ def import_model(config: ImportConfig, config_yaml: str) -> None:
     log.info("next: nmt-translate model_dir=%s < FILE", config.output)
 
 
-def serve(config: ServeConfig, config_yaml: str) -> None:
+def serve(config: ServeConfig) -> None:
     """Serve translations over HTTP until a signal ends it."""
     for name in ("starlette", "uvicorn", "python_multipart"):
         if importlib.util.find_spec(name) is None:
@@ -142,10 +141,3 @@ def serve(config: ServeConfig, config_yaml: str) -> None:
     from nmt.serve.app import serve
 
     serve(config)
-
-
-def visualize(config: VisualizeConfig, config_yaml: str) -> None:
-    """Draw a picture and log where it is; without one, list what can be drawn."""
-    from nmt.visualize.draw import draw
-
-    draw(config)

@@ -42,7 +42,7 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 
 
-def translate(config: TranslateConfig, config_yaml: str) -> None:
+def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`: to a stream each window as soon as it is translated; a file is
     written beside its place, renamed into it when whole, and resumed after a kill.
     """
@@ -137,7 +137,7 @@ def _start_translating(
     return run
 
 
-def score(config: ScoreConfig, config_yaml: str) -> None:
+def score(config: ScoreConfig) -> None:
     """Score the pairs of `src` and `tgt` in windows; write one line each, to a stream as they come,
     to a file that is renamed into its place when whole.
     """
