@@ -89,6 +89,21 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     assert seen == [(last, "a,b c") for last in (1, 2, 3)]  # of nmt-train alone it has others
 
 
+def test_files_that_are_typed_replace_those_of_an_experiment_in_a_sweep_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("mine.yaml").write_text("data:\n  train: {tsv: [t.tsv]}\n  valid: {tsv: [v.tsv]}\n")
+    seen: list[tuple[list[str], list[str]]] = []
+    arguments = ["data.train.src=a", "data.train.tgt=b", "data.valid.num_pairs=5", "seed=1,2"]
+    with_config(
+        COMMANDS["preprocess"],
+        ["-m", "experiment=mine.yaml", "hydra.sweep.dir=sweep", *arguments],
+        lambda c: seen.append((c.data.train.given, c.data.valid.given)),
+    )
+    assert seen == [(["src"], ["num_pairs"])] * 2
+
+
 def test_commands_import_what_they_need_and_garbage_collection_goes_over_none_of_it() -> None:
     code = "import sys, nmt, nmt.cli.main; print('torch' in sys.modules, 'hydra' in sys.modules)"
     assert python(code) == ["False", "False"]

@@ -79,9 +79,7 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., Any])
 def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
     """Return what the command is called with."""
     _store(command, arguments)
-    overrides = [a.override for a in arguments if not a.is_for_data]
-    if command.name == "preprocess":
-        overrides = [*_other_text({a.key for a in arguments}), *overrides]
+    overrides = _overrides(command, arguments)
     if GlobalHydra.instance().is_initialized():  # in a run of a sweep
         composed = hydra.compose(command.name, overrides)
     else:
@@ -118,17 +116,18 @@ def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) 
     return config, config_yaml, (preparation, typed)
 
 
-def _other_text(keys: set[str]) -> list[str]:
-    """Return overrides that leave out text which a YAML names where files are typed: of that split,
-    and with files for training of every split.
+def _overrides(command: Command, arguments: list[Argument]) -> list[str]:
+    """Return what Hydra is given: what was typed, and for nmt-preprocess what leaves out text that
+    a YAML names where files are typed: of that split, and with files for training of every split.
     """
-    typed = {
-        split
-        for split in _SPLITS
-        if keys & {f"data.{split}.{kind}" for kind in ("src", "tgt", "tsv", "jsonl")}
-    }
+    given = [argument.override for argument in arguments if not argument.is_for_data]
+    if command.name != "preprocess":
+        return given
+    keys = {argument.key for argument in arguments}
+    files = ("src", "tgt", "tsv", "jsonl")
+    typed = {split for split in _SPLITS if keys & {f"data.{split}.{kind}" for kind in files}}
     splits = _SPLITS if "train" in typed else tuple(typed)
-    return [f"data.{split}.{key}=null" for split in splits for key in _TEXT]
+    return [*(f"data.{split}.{key}=null" for split in splits for key in _TEXT), *given]
 
 
 def _store(command: Command, arguments: list[Argument]) -> None:
@@ -177,11 +176,7 @@ def _run_hydra(
             errors.append(error)
 
     os.environ["HYDRA_FULL_ERROR"] = "1"  # Hydra raises exceptions instead of printing them
-    sys.argv = [
-        f"nmt-{command.name}",
-        *flags,
-        *(a.override for a in arguments if not a.is_for_data),
-    ]
+    sys.argv = [f"nmt-{command.name}", *flags, *_overrides(command, arguments)]
     main = hydra.main(config_path="pkg://nmt.configs", config_name=command.name, **_VERSION)
     try:
         main(job)()
