@@ -13,7 +13,7 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import compress
 from pathlib import Path
 from typing import Any
 
@@ -46,11 +46,12 @@ def make_plan(job: Job, spans: Sequence[Span]) -> Tokenizers:
     if (folder / _PLAN).exists():
         return load_tokenizers(folder)
     if config.tokenizer.model is None:
-        _draw_sample(job, spans)
+        end = _draw_sample(job, spans)
         log.info("training the tokenizer")
+        paths = [folder / f"{span.name}.pairs" for span in spans]
         # SentencePiece ignores Ctrl-C and gives no memory back
-        is_long = sum(path.stat().st_size for path in _sample_paths(folder)) > _MUCH_TEXT
-        make = partial(partial, _train, config)
+        is_long = sum(path.stat().st_size for path in paths) > _MUCH_TEXT
+        make = partial(partial, _train, config, paths, end)
         with Processes[Path, None](1, make) if is_long else Workers[Path, None](make) as worker:
             list(worker.map([folder]))
     else:
@@ -60,21 +61,22 @@ def make_plan(job: Job, spans: Sequence[Span]) -> Tokenizers:
     if config.filter.drops_duplicates:
         find_duplicates(job.work.hashes)
     job.work.write(folder / _PLAN, {})
-    for path in (*_sample_paths(folder), *folder.glob("*.keys"), *folder.glob("*.pairs")):
-        path.unlink(missing_ok=True)
+    for path in (*folder.glob("*.keys"), *folder.glob("*.pairs")):
+        path.unlink()
     return load_tokenizers(folder)
 
 
-def _train(config: PreprocessConfig, folder: Path) -> None:
-    """Train tokenizers on the sample in `folder`, and write them there."""
-    src, tgt = (path.open(encoding="utf-8", newline="\n") for path in _sample_paths(folder))
-    with src, tgt:
-        sides = ((line.removesuffix("\n") for line in stream) for stream in (src, tgt))
-        save_tokenizers(folder, train_tokenizers(config, *sides))
+def _train(config: PreprocessConfig, paths: list[Path], end: np.uint64, folder: Path) -> None:
+    """Train tokenizers on the sample, the pairs with keys below `end`; write them to `folder`."""
 
+    def lines(side: int) -> Iterator[str]:
+        for path in paths:
+            is_drawn = np.fromfile(path.with_suffix(".keys"), np.uint64) < end
+            with path.open(encoding="utf-8", newline="\n") as stream:
+                for pair in compress(zip(stream, stream, strict=True), is_drawn.tolist()):
+                    yield pair[side].removesuffix("\n")
 
-def _sample_paths(folder: Path) -> tuple[Path, Path]:
-    return folder / "sample.src", folder / "sample.tgt"
+    save_tokenizers(folder, train_tokenizers(config, lines(0), lines(1)))
 
 
 def _start_scan(job: Job, limit: int) -> Task:
@@ -109,8 +111,8 @@ def _start_scan(job: Job, limit: int) -> Task:
     return scan
 
 
-def _draw_sample(job: Job, spans: Sequence[Span]) -> None:
-    """Write the sample to the work folder."""
+def _draw_sample(job: Job, spans: Sequence[Span]) -> np.uint64:
+    """Return the key below which pairs are in the sample; those of each span are in its files."""
     size, num_pairs = sample_size(job.config.tokenizer), sum(span.num_pairs for span in spans)
     num_found = 0
     for stage, limit in ((_STAGE, first_limit(size, num_pairs)), (_STAGE + " again", ALL_KEYS)):
@@ -121,18 +123,8 @@ def _draw_sample(job: Job, spans: Sequence[Span]) -> None:
     if num_found == 0:
         text = "all %d training pairs have an empty side or are dropped by filters; check the input"
         raise DataError(text % num_pairs)
-    names = [job.work.plan / span.name for span in spans]
-    keys = [np.fromfile(f"{name}.keys", np.uint64) for name in names]
-    end = sample_end(np.concatenate(keys), size)
-    src, tgt = (path.open("wb") for path in _sample_paths(job.work.plan))
-    with src, tgt:
-        for name, of_span in zip(names, keys, strict=True):
-            with Path(f"{name}.pairs").open("rb") as stream:
-                for is_drawn in (of_span < end).tolist():
-                    pair = list(islice(stream, 2))
-                    if is_drawn:
-                        src.write(pair[0])
-                        tgt.write(pair[1])
+    keys = [np.fromfile(job.work.plan / f"{span.name}.keys", np.uint64) for span in spans]
+    return sample_end(np.concatenate(keys), size)
 
 
 def sample_size(config: TokenizerConfig) -> int:
