@@ -111,12 +111,14 @@ def test_counts_are_those_of_single_lines(tokenizer: Tokenizer) -> None:
     for lines, side in zip((src, tgt), statistics.sides, strict=True):
         ids = [tokenizer.encode(line) for line in lines]
         tokens = [token for line in ids for token in line]
-        assert side.num_tokens == len(tokens)
-        assert side.num_unknown == tokens.count(tokenizer.unk_id)
-        assert side.num_bytes == sum(piece.startswith("<0x") for piece in tokenizer.pieces(tokens))
+        assert side.tokens == len(tokens)
+        assert side.unknown_tokens == tokens.count(tokenizer.unk_id)
+        assert side.byte_tokens == sum(
+            piece.startswith("<0x") for piece in tokenizer.pieces(tokens)
+        )
         assert side.longest == max(len(line) + 1 for line in ids)
         lengths.append([len(line) + 1 for line in ids])
-    assert statistics.sides[0].num_bytes > 0
+    assert statistics.sides[0].byte_tokens > 0
     assert statistics.pairs.kept == 60
     found = {divmod(key, NUM_BINS): count for key, count in statistics.lengths.items()}
     assert found == Counter(zip(*lengths, strict=True))

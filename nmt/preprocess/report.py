@@ -117,15 +117,11 @@ def _summary(statistics: Statistics) -> Report:
     }
     for name, side in zip(("src", "tgt"), statistics.sides, strict=True):
         summary[name] = {
-            "tokens": side.num_tokens,
-            "words": side.num_words,
-            "tokens_per_pair": _share(side.num_tokens, counts.kept),
-            "tokens_per_word": _share(side.num_tokens, side.num_words),
-            "unknown_tokens": side.num_unknown,
-            "unknown_share": _share(side.num_unknown, side.num_tokens),
-            "byte_tokens": side.num_bytes,
-            "byte_share": _share(side.num_bytes, side.num_tokens),
-            "longest": side.longest,
+            **{key: number for key, number in vars(side).items() if key != "characters"},
+            "tokens_per_pair": _share(side.tokens, counts.kept),
+            "tokens_per_word": _share(side.tokens, side.words),
+            "unknown_share": _share(side.unknown_tokens, side.tokens),
+            "byte_share": _share(side.byte_tokens, side.tokens),
         }
     summary["length_ratio"] = _share(summary["tgt"]["tokens"], summary["src"]["tokens"])
     return summary

@@ -32,12 +32,12 @@ FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines,
 
 @dataclass
 class SideStatistics:
-    """The counts of one side."""
+    """The counts of one side, as the report names them."""
 
-    num_tokens: int = 0  # without EOS
-    num_words: int = 0  # between spaces
-    num_unknown: int = 0  # tokens <unk>
-    num_bytes: int = 0  # tokens that stand for a byte of a character without a piece
+    tokens: int = 0  # without EOS
+    words: int = 0  # between spaces
+    unknown_tokens: int = 0  # <unk>
+    byte_tokens: int = 0  # that stand for a byte of a character without a piece
     longest: int = 0  # tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # by code point
 
@@ -75,7 +75,7 @@ class Statistics:
         self.pairs.merge(other.pairs)
         self.lengths.update(other.lengths)
         for mine, theirs in zip(self.sides, other.sides, strict=True):
-            for name in ("num_tokens", "num_words", "num_unknown", "num_bytes"):
+            for name in ("tokens", "words", "unknown_tokens", "byte_tokens"):
                 setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
             mine.longest = max(mine.longest, theirs.longest)
             mine.characters.update(theirs.characters)
@@ -139,9 +139,9 @@ def measure(
         lengths = np.diff(offsets).astype(np.int64) + 1  # (N,)
         numbers = np.bincount(kinds[i].take(ids), minlength=3)  # (3,)
         side.characters = codes[i].tally()
-        side.num_words = codes[i].num_words()
-        side.num_tokens = len(ids)
-        side.num_unknown, side.num_bytes = int(numbers[_UNKNOWN]), int(numbers[_BYTE])
+        side.words = codes[i].num_words()
+        side.tokens = len(ids)
+        side.unknown_tokens, side.byte_tokens = int(numbers[_UNKNOWN]), int(numbers[_BYTE])
         side.longest = int(lengths.max())
         bins.append(length_bins(lengths))
     statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
