@@ -10,7 +10,6 @@ import json
 import math
 import types
 import typing
-from collections.abc import Mapping
 from enum import Enum
 from pathlib import Path
 from typing import Any, TypeVar
@@ -96,7 +95,7 @@ class _MismatchError(Exception):
     """A value at a key is not of its type."""
 
 
-def _convert(hint: Any, value: object, key: str) -> Any:
+def _convert(hint: Any, value: Any, key: str) -> Any:
     """Return `value` as the type `hint`."""
     if hint is Any:
         return value
@@ -109,12 +108,10 @@ def _convert(hint: Any, value: object, key: str) -> Any:
         return _convert_fields(hint, value, key)
     if origin is list:
         _require(isinstance(value, list), key, "a list", value)
-        items = typing.cast(list[object], value)
-        return [_convert(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(items)]
+        return [_convert(arguments[0], item, f"{key}[{i}]") for i, item in enumerate(value)]
     if origin is dict:
         _require(isinstance(value, dict), key, "an object", value)
-        pairs = typing.cast(dict[str, object], value).items()
-        return {name: _convert(arguments[1], item, f"{key}.{name}") for name, item in pairs}
+        return {name: _convert(arguments[1], v, f"{key}.{name}") for name, v in value.items()}
     if issubclass(hint, Enum):
         choices = {choice.value: choice for choice in hint}
         _require(isinstance(value, str) and value in choices, key, f"one of {[*choices]}", value)
@@ -124,12 +121,11 @@ def _convert(hint: Any, value: object, key: str) -> Any:
     if isinstance(value, (int, float)):
         is_near = math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63
         _require(is_near, key, "below 2^63", value)
-    return float(typing.cast(float, value)) if is_number else value
+    return float(value) if is_number else value
 
 
-def _convert_fields(kind: Any, value: object, key: str) -> Any:
-    _require(isinstance(value, dict), key, "an object", value)
-    given = typing.cast(Mapping[str, object], value)
+def _convert_fields(kind: Any, given: Any, key: str) -> Any:
+    _require(isinstance(given, dict), key, "an object", given)
     hints, prefix = _hints(kind), f"{key}." if key else ""
     for name in given:
         _require(name in hints, prefix + str(name), "no key of this version", given[name])

@@ -33,9 +33,7 @@ class Argument:
     value: str
     raw: str  # as it can be typed again
     override: str  # for Hydra
-    is_for_data: bool = (
-        False  # of nmt-preprocess alone, which prepares the data folder of nmt-train
-    )
+    is_for_data: bool = False  # of nmt-preprocess alone, which prepares data for nmt-train
 
 
 @dataclass

@@ -133,7 +133,7 @@ def _overrides(command: Command, arguments: list[Argument]) -> list[str]:
 def _store(command: Command, arguments: list[Argument]) -> None:
     """Give Hydra the defaults of the command's settings, and of the config groups."""
     keys = {argument.key for argument in arguments}
-    defaults = typing.cast(Any, OmegaConf.to_container(OmegaConf.structured(command.schema)))
+    defaults: Any = OmegaConf.to_container(OmegaConf.structured(command.schema))
     if "model_dir" in defaults and "run_dir" not in defaults:  # where an experiment trains
         has_model = defaults["model_dir"] is not None
         if has_model or ("experiment" in keys and "hypotheses" not in keys):
@@ -235,12 +235,11 @@ def _register_choices(argument: Argument, own: Mapping[tuple[str, str], Path]) -
 def _register(group: str, path: Path) -> str:
     """Check a YAML file of the user and store it for Hydra; return its name there."""
     try:
-        content = OmegaConf.to_container(OmegaConf.load(path))
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is no YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):
         raise ConfigError(f"{path} holds no settings; write lines of key: value")
-    content = typing.cast(dict[str, Any], content)
     for key in content.keys() - {"defaults"}:
         _check_known(str(key), path)
     for command in COMMANDS.values():
@@ -274,7 +273,7 @@ def to_config(composed: DictConfig, schema: type[Any]) -> tuple[Any, str]:
     for key in map(str, composed):
         _check_known(key, "the YAML")
     hints = typing.get_type_hints(schema)
-    given = typing.cast(dict[str, Any], OmegaConf.to_container(composed, resolve=True))
+    given: Any = OmegaConf.to_container(composed, resolve=True)
     chosen = {key: _fitted(given[key], hint, key) for key, hint in hints.items() if key in given}
     typed = OmegaConf.merge(OmegaConf.structured(schema), chosen)
     set_verify(composed.get("verify", True) is not False)
