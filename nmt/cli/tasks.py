@@ -58,15 +58,13 @@ def _average_place(config: AverageConfig) -> str:
     """Return where the average goes that nobody named a place for: to the run that it is of."""
     if not config.checkpoints:
         return f"{config.run_dir}/average"
-    runs = {resolve(folder).parent.parent for folder in config.checkpoints}
-    place = os.path.relpath(min(runs) / "average")
-    parents = {resolve(folder).parent.name for folder in config.checkpoints}
-    if len(runs) > 1 or parents != {"checkpoints"} or resolve(place).exists():
-        why = "are not of one run" if len(runs) > 1 or parents != {"checkpoints"} else ""
-        raise ConfigError(
-            f"checkpoints={','.join(config.checkpoints)}: {why or f'{place} is there already'}; "
-            "give output=FOLDER"
-        )
+    parents = {resolve(folder).parent for folder in config.checkpoints}
+    place = os.path.relpath(min(parents).parent / "average")
+    is_one_run = [parent.name for parent in parents] == ["checkpoints"]
+    if not is_one_run or resolve(place).exists():
+        why = f"{place} is there already" if is_one_run else "are not of one run"
+        given = ",".join(config.checkpoints)
+        raise ConfigError(f"checkpoints={given}: {why}; give output=FOLDER")
     return place
 
 
