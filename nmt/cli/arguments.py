@@ -72,7 +72,9 @@ def read_arguments(words: list[str], command: Command) -> Arguments:
 
 
 def check_argument(word: str, command: Command, *, is_sweep: bool = False) -> Argument:
-    """Check the key of an argument, drop a needless +, quote text that Hydra would parse."""
+    """Check the key of an argument, drop a needless +, quote text that Hydra would parse. The
+    choices of a config group are checked when all are known.
+    """
     if word.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~")):
         return Argument(word.lstrip("+~").partition("=")[0], "", word, word)
     key, equals, value = word.removeprefix("+").removeprefix("+").partition("=")
@@ -80,8 +82,12 @@ def check_argument(word: str, command: Command, *, is_sweep: bool = False) -> Ar
         key, value = plain_setting(word, "true")
         if key == word:
             raise ConfigError(f"{word} is no setting; write key=value (nmt-{command.name} --help)")
-    if SAME.get(key) == "experiment" or key in GROUPS:
-        return _check_group(SAME.get(key, key), value, command)
+    if (group := SAME.get(key, key)) in GROUPS:
+        if group not in command.groups:
+            is_folder = group == "model" and any(s.key == "model_dir" for s in command.settings)
+            hint = f"; it reads a folder: model_dir={value}" if is_folder else ""
+            raise ConfigError(f"{group}={value}: does nothing in nmt-{command.name}{hint}")
+        return Argument(group, value, f"{group}={value}", f"{group}={value}")
     key, value = plain_setting(key, value)
     key, setting, is_named = _find_setting(key, value, command)
     values = value.split(",") if is_sweep and not re.search(r"[\[({'\"]", value) else [value]
@@ -89,15 +95,6 @@ def check_argument(word: str, command: Command, *, is_sweep: bool = False) -> Ar
     override = f"{'++' if is_named else ''}{key}={typed}"  # ++ adds a name or changes its value
     is_for_data = all(setting.key != own.key for own in command.settings)
     return Argument(key, value, f"{key}={value}", override, is_for_data)
-
-
-def _check_group(group: str, value: str, command: Command) -> Argument:
-    """Check that a command has a config group; its choices are checked when all are known."""
-    if group not in command.groups:
-        folder = f"; it reads a folder: model_dir={value}" if group == "model" else ""
-        folder = folder if any(s.key == "model_dir" for s in command.settings) else ""
-        raise ConfigError(f"{group}={value}: does nothing in nmt-{command.name}{folder}")
-    return Argument(group, value, f"{group}={value}", f"{group}={value}")
 
 
 def _hydra_value(value: str, hint: Any, *, is_sweep: bool) -> str:
