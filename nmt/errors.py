@@ -5,7 +5,7 @@ value, and what to do.
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 EXIT_DONE = 0
 EXIT_BUG = 1  # Python's own after a traceback
@@ -68,3 +68,9 @@ def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return otherwise or "valid: " + ", ".join(options)
+
+
+def first_of(items: Sequence[object], most: int) -> str:
+    """Return up to `most` of `items` for a message, and how many more there are."""
+    more = f" and {len(items) - most} more" if len(items) > most else ""
+    return ", ".join(map(str, items[:most])) + more

@@ -17,10 +17,11 @@ from nmt.config import (
     resolve,
 )
 from nmt.data.binary import read_meta
-from nmt.errors import DataError
+from nmt.errors import DataError, first_of
 from nmt.preprocess.prepare import prepare
 
 log = logging.getLogger(__name__)
+_SHOWN = 3  # settings in a message
 Preparation = tuple[PreprocessConfig, list[str]]  # and the arguments of nmt-preprocess for it
 
 
@@ -30,8 +31,8 @@ def check_replaced(config: PreprocessConfig) -> None:
     made_of = {} if is_named else _made_of(config.data_dir)
     if made_of and (changes := find_changes(made_of, config)):
         raise DataError(
-            f"{DEFAULT_DATA_DIR} holds other data ({', '.join(changes)}); give data_dir=FOLDER, "
-            f"or remove {DEFAULT_DATA_DIR} first"
+            f"{DEFAULT_DATA_DIR} holds other data ({first_of(changes, _SHOWN)}); give "
+            f"data_dir=FOLDER, or remove {DEFAULT_DATA_DIR} first"
         )
 
 
@@ -79,8 +80,8 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
             changes = [change for change in changes if change.startswith("data.corpus ")]
         if changes:
             raise DataError(
-                f"{config.data_dir} was made of other data ({', '.join(changes)}); choose another "
-                f"data_dir, or make it again with: {hint}"
+                f"{config.data_dir} was made of other data ({first_of(changes, _SHOWN)}); choose "
+                f"another data_dir, or make it again with: {hint}"
             )
 
 

@@ -21,7 +21,7 @@ from torch import nn
 from nmt.config import Adapter, Optimizer, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, first_of
 from nmt.training.costs import device_memory_bytes, peak_memory_bytes
 
 # --- memory
@@ -150,9 +150,8 @@ def describe_batches(batches: list[tuple[Rows, float]]) -> str:
     suspects = [batch for batch in batches if not math.isfinite(batch[1])]
     suspects = suspects or [max(batches, key=lambda batch: batch[1])]
     rows = np.concatenate([rows for rows, _ in suspects]).tolist()
-    more = f" and {len(rows) - _SHOWN} more" if len(rows) > _SHOWN else ""
-    numbers = ", ".join(map(str, rows[:_SHOWN]))
-    return f"loss {suspects[0][1]:.4g} for pairs {numbers}{more} of the training set, from 0"
+    pairs = first_of(rows, _SHOWN)
+    return f"loss {suspects[0][1]:.4g} for pairs {pairs} of the training set, from 0"
 
 
 class SpikeDetector:
