@@ -240,7 +240,7 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         "patience=2",
         "optimizer.learning_rate_scale=1e-9",
     ]
-    for patience, expected in (("2", "patience=2"), ("4", "patience=4")):
+    for patience, expected in (("2", "patience=2"), *[("4", "patience=4")] * 2):  # and once more
         options = [*stubborn, f"patience={patience}", "max_updates=90"]
         assert train(toy_data, tmp_path / "early", *options) == 0
         assert re.search(

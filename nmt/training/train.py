@@ -46,17 +46,17 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
             lock = checkpoints.locked(setup.run_dir, timeout_seconds=config.timeout_seconds)
             stack.enter_context(lock)
         state = setup.resume()
-        first_update = state.update
         if world.is_main:
             checkpoints.save_config(setup.run_dir, config_yaml)
         stack.enter_context(setup.learner.connected())
         run = TrainingRun(setup, state, stop)
         stack.callback(run.log.close)
+        was_over = run.is_complete()
         run.validate_late()
         while not (run.is_stopped or run.is_complete()):
             run.train_epoch()
         run.finish()
-        if state.update > first_update:
+        if not was_over:
             log.info("the run ends: %s", run.why_over())
     return state.update
 
@@ -120,12 +120,9 @@ class TrainingRun:
             self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
 
     def is_complete(self) -> bool:
-        """Whether all updates are done, or patience is over."""
-        return self.has_no_patience() or self.state.update >= self.config.max_updates
-
-    def has_no_patience(self) -> bool:
-        """Whether so many validations in a row were no better that training is to end."""
-        return 0 < self.config.patience <= self.state.bad_validations
+        """Whether all updates are done, or so many validations in a row were no better."""
+        has_patience = not 0 < self.config.patience <= self.state.bad_validations
+        return self.state.update >= self.config.max_updates or not has_patience
 
     def why_over(self) -> str:
         """Say why a complete run is so, and how to go on."""
