@@ -81,9 +81,8 @@ class Validation:
             hypotheses = self._translate(translator, text)
             num_exact += sum(h == r for h, r in zip(hypotheses, text.targets, strict=True))
             tokenize = tokenizer_for(text.direction.tgt_lang)
-            record[f"valid_bleu_{text.corpus}"] = bleu(
-                hypotheses, [text.targets], tokenize=tokenize
-            )
+            score = bleu(hypotheses, [text.targets], tokenize=tokenize)
+            record[f"valid_bleu_{text.corpus}"] = score
         mean = math.fsum(record.values()) / len(record)
         exact_match = num_exact / sum(len(text.targets) for text in self.texts)
         by_corpus = record if len(record) > 1 else {}
@@ -93,10 +92,8 @@ class Validation:
         """Translate the sources of a corpus, on every rank a part of them."""
         order = sorted(range(len(text.sources)), key=lambda i: len(text.sources[i]))
         batches = [order[i : i + _LINES_A_BATCH] for i in range(0, len(order), _LINES_A_BATCH)]
-        tags: dict[str, Any] = {
-            "src_tag": text.direction.src_tag,
-            "tgt_tag": text.direction.tgt_tag,
-        }
+        pair = text.direction
+        tags: dict[str, Any] = {"src_tag": pair.src_tag, "tgt_tag": pair.tgt_tag}
         found: dict[int, str] = {}
         for batch in batches[self.world.rank :: self.world.size]:
             lines = translator.translate([text.sources[i] for i in batch], **tags)
