@@ -91,7 +91,7 @@ def main() -> None:
     parser.add_argument("--updates", type=int, default=3600)
     options = parser.parse_args()
     data_dir = options.output / "data"
-    prepare(options.text, data_dir, "keep_text=true")
+    prepare(options.text, data_dir)
     for seed in options.seeds:  # a first row of each comes before the second
         for name in options.only:
             folder = options.output / f"{name.replace(' ', '-')}-{seed}"

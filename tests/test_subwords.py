@@ -2,51 +2,108 @@
 
 from __future__ import annotations
 
+import io
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from conftest import sentences, tokenizer_config
+from ranks import child
+from sentencepiece import SentencePieceTrainer
 from test_gradients import exact_gradient
 from toy import assert_same_weights, command, make_setup, train, write_corpus
 
 from nmt.config import TokenizerType
 from nmt.data.batching import Update
+from nmt.data.subwords import SubwordSampling, WordCutter
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
+from nmt.errors import ConfigError
 
 
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The data folder of the toy corpus with its text, tags included."""
+    """The data folder of the toy corpus."""
     place = tmp_path_factory.mktemp("text")
-    assert command("preprocess", *write_corpus(place, 60), "keep_text=true") == 0
+    assert command("preprocess", *write_corpus(place, 60)) == 0
     return place / "data"
 
 
-def test_cuts_keep_the_text_and_depend_on_the_seed_alone() -> None:
-    for kind in TokenizerType:
-        tokenizer = train_tokenizer(sentences(200), tokenizer_config(type=kind, vocab_size=285))
-        assert tokenizer.can_sample()
-        text, lengths = "the small green house sees a tree", []
-        for alpha in (0.001, 0.3, 0.9) if kind is TokenizerType.bpe else (9.0, 0.3, 0.01):
-            cuts = [tokenizer.sample(text, alpha=alpha, seed=seed) for seed in range(50)]
-            again = [tokenizer.sample(text, alpha=alpha, seed=seed) for seed in range(49, -1, -1)]
-            assert cuts == again[::-1], (kind, alpha)
-            assert {tokenizer.decode(cut) for cut in cuts} == {text}, (kind, alpha)
+def test_cuts_keep_the_text_and_grow_with_the_amount() -> None:
+    for kind in (TokenizerType.bpe, TokenizerType.unigram):
+        tokenizer = train_tokenizer(
+            sentences(200), tokenizer_config(type=kind, vocab_size=285), ["<de>"]
+        )
+        text, lengths = "<de> the small green house Ω sees a tree", []
+        ids = np.array(tokenizer.encode(text))
+        for amount in (0.001, 0.3, 0.9) if kind is TokenizerType.bpe else (9.0, 0.3, 0.01):
+            sampling = SubwordSampling(tokenizer, amount, 1)
+            cuts = [sampling(ids, ids, 1, row)[0].tolist() for row in range(200)]
+            assert {tokenizer.decode(cut) for cut in cuts} == {tokenizer.decode(ids)}, kind
+            kept = [tokenizer.encode("<de>")[-1], *tokenizer.byte_ids]  # tags and bytes
+            assert all([i for i in c if i in kept] == [i for i in ids if i in kept] for c in cuts)
             lengths.append(np.mean([len(cut) for cut in cuts]))
-        usual = len(tokenizer.encode(text))
-        assert lengths[0] == pytest.approx(usual, rel=0.05)
+        assert lengths[0] == pytest.approx(len(ids), rel=0.05)
         assert lengths[0] + 0.5 < lengths[1] < lengths[2] - 1, kind
 
 
+def test_without_dropout_the_cuts_are_those_of_sentencepiece(tokenizer: Tokenizer) -> None:
+    cutter = WordCutter(tokenizer, 0.0)
+    for text in sentences(100, seed=3):
+        ids = tokenizer.encode(text)
+        assert cutter.cut(ids, np.random.default_rng(1)).tolist() == ids
+
+
+def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
+    tokenizer = train_tokenizer(
+        sentences(200), tokenizer_config(type=TokenizerType.unigram, vocab_size=285)
+    )
+    cutter, word, amount = WordCutter(tokenizer, 0.3), "abab", 0.3
+    cutter.scores = {"a": -1.0, "b": -2.0, "ab": -2.5, "ba": -4.0, "bab": -3.0}
+
+    def cuts_of(text: str) -> Iterator[list[str]]:
+        for end in range(1, len(text) + 1):
+            if text[:end] in cutter.scores:
+                rest = cuts_of(text[end:]) if text[end:] else [[]]
+                yield from ([text[:end], *cut] for cut in rest)
+
+    cuts = list(cuts_of(word))
+    logs = [amount * sum(cutter.scores[piece] for piece in cut) for cut in cuts]
+    shares = np.exp(logs) / np.exp(logs).sum()
+    drawn = Counter(tuple(cutter._walk(word, Random(i))) for i in range(4000))
+    found = np.array([drawn[tuple(cut)] for cut in cuts]) / 4000
+    assert len(cuts) == 6
+    assert found.sum() == pytest.approx(1)
+    assert np.abs(found - shares).max() < 0.03  # 4 standard deviations of a share of a half
+
+
 def test_a_merge_is_left_out_as_often_as_the_probability_says(tokenizer: Tokenizer) -> None:
-    pieces = tokenizer.all_pieces()
-    text = next(word for word in ("a", "s", "t") if "▁" + word in pieces)
-    cuts = [len(tokenizer.sample(text, alpha=0.3, seed=seed)) for seed in range(3000)]
-    assert np.mean(np.array(cuts) == 2) == pytest.approx(0.3, abs=0.03)  # ▁ and the letter
+    word = next("▁" + x for x in "ast" if "▁" + x in tokenizer.all_pieces())
+    cutter = WordCutter(tokenizer, 0.3)
+    counts = [len(cutter._merge(word, Random(i))) for i in range(4000)]
+    assert np.mean(np.array(counts) == 2) == pytest.approx(0.3, abs=0.03)  # ▁ and the letter
+
+
+def print_cuts(model: bytes) -> None:
+    """Print some draws."""
+    tokenizer = Tokenizer(model)
+    sampling, ids = SubwordSampling(tokenizer, 0.5, 1), tokenizer.encode("a small tree")
+    print([sampling(ids, ids, 0, row)[0].tolist() for row in range(20)])
+
+
+def test_every_process_draws_the_same_cuts(
+    tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with child(tmp_path / "log", print_cuts, tokenizer.model) as process:
+        assert process.wait() == 0, process.stderr
+        found = process.stderr
+    print_cuts(tokenizer.model)
+    assert capsys.readouterr().out.strip() in found
 
 
 def test_a_pair_is_cut_by_seed_epoch_and_row_wherever_it_is_batched(
@@ -65,7 +122,7 @@ def test_a_pair_is_cut_by_seed_epoch_and_row_wherever_it_is_batched(
     assert all(draw([range(20)], *other) != whole for other in ((4,), (3, 2)))
     plain = make_setup(data_dir, tmp_path).learner
     decode = plain.tokenizer.src.decode
-    assert [decode(cut[:-1]) for cut in whole] == [plain.data.texts(i)[0] for i in range(20)]
+    assert [decode(cut[:-1]) for cut in whole] == [decode(plain.data[i][0]) for i in range(20)]
 
 
 def test_the_gradient_is_divided_by_the_tokens_that_there_are(
@@ -73,7 +130,7 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
 ) -> None:
     learner = make_setup(data_dir, tmp_path, subword_sampling=0.3).learner
     rows = list(range(12))
-    pairs = [tuple(np.array(side) for side in learner._sample(row, 2)) for row in rows]
+    pairs = [tuple(np.array(side) for side in learner._read(row, 2)) for row in rows]
     planned = learner.lengths[rows].sum(0)
     update = Update([np.array(rows[:5]), np.array(rows[5:])], *map(int, planned[::-1]))
     outcome = learner.update(update, learner.make_batches(update, 2), 0.0, is_stop_asked=False)
@@ -86,8 +143,8 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     assert outcome.gradient_norm == pytest.approx(float(norm), rel=1e-5)
 
 
-def test_runs_resume_exactly_and_a_folder_without_text_is_refused(
-    data_dir: Path, tmp_path: Path, toy_data: Path, capsys: pytest.CaptureFixture[str]
+def test_runs_resume_exactly_and_a_tokenizer_of_words_is_refused(
+    data_dir: Path, tmp_path: Path
 ) -> None:
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]
     same += ["optimizer.learning_rate_scale=5", "r_drop=1"]
@@ -95,5 +152,10 @@ def test_runs_resume_exactly_and_a_folder_without_text_is_refused(
     for end in (4, 8):
         assert train(data_dir, tmp_path / "parts", *same, f"max_updates={end}") == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert train(toy_data, tmp_path / "none", *same) == 2
-    assert "keeps no text; make it again with keep_text=true" in capsys.readouterr().err
+    model = io.BytesIO()
+    SentencePieceTrainer.train(
+        sentence_iterator=iter(sentences(200)), model_writer=model, model_type="char",
+        vocab_size=30, hard_vocab_limit=False, minloglevel=2,
+    )  # fmt: skip
+    with pytest.raises(ConfigError, match="subword_sampling=0.1: needs a bpe or unigram tokenizer"):
+        WordCutter(Tokenizer(model.getvalue()), 0.1)

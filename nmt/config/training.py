@@ -337,8 +337,8 @@ class TrainConfig:
     )
     subword_sampling: float = option(
         0.0,
-        "cut the text anew in every epoch; bpe: share of merges left out (BPE-dropout), unigram: "
-        "alpha; 0 disables; needs a data folder with keep_text=true",
+        "cut words anew in every epoch; bpe: share of merges left out (BPE-dropout), unigram: "
+        "alpha; 0 disables",
         low=0,
         below=1,
     )

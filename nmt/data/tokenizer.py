@@ -82,23 +82,6 @@ class Tokenizer:
         """Turn one sentence into ids, without BOS and EOS."""
         return self._processor.encode(text)  # type: ignore[no-any-return]
 
-    def sample(self, text: str, *, alpha: float, seed: int) -> list[int]:
-        """Turn one sentence into ids cut at random, the same for the same `seed` (32 bits): by BPE
-        that leaves out each merge with the probability `alpha` (Provilkov et al., 2020), or by
-        unigram probabilities to the power of `alpha` (Kudo, 2018).
-        """
-        sentencepiece.set_random_generator_seed(seed)
-        return self._processor.encode(text, enable_sampling=True, alpha=alpha)  # type: ignore[no-any-return]
-
-    def can_sample(self) -> bool:
-        """Whether `sample` works, and draws the same again."""
-        text = " ".join(self.all_pieces()[-200:])
-        try:
-            one, two = (self.sample(text, alpha=0.5, seed=1) for _ in range(2))
-        except RuntimeError:  # models of words or characters
-            return False
-        return self.vocabulary is None and one == two
-
     def encode_batch(self, texts: Sequence[str], num_threads: int = -1) -> list[list[int]]:
         """Turn sentences into ids; -1 uses all processor threads.
 

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import sentencepiece
 
@@ -196,6 +197,22 @@ def _is_symbol(model: bytes, piece: str) -> bool:
 # A model is a message of protocol buffers: bytes after its end add to its lists and replace its
 # values, as protobuf's encoding guide says of repeated fields and of embedded messages.
 # SentencePiece has classes for it, which need the package protobuf that it does not bring along.
+
+
+def model_fields(message: bytes) -> dict[int, list[Any]]:
+    """Return the values of each field of a model, or of a message in it, by number."""
+    fields: dict[int, list[Any]] = {}
+    stream = io.BytesIO(message)
+
+    def varint() -> int:
+        byte = stream.read(1)[0]
+        return byte if byte < 128 else (byte & 127) | varint() << 7
+
+    while stream.tell() < len(message):
+        number, kind = divmod(varint(), 8)
+        value = varint() if kind == 0 else stream.read({1: 8, 5: 4}.get(kind) or varint())
+        fields.setdefault(number, []).append(value)
+    return fields
 
 
 def _piece(name: str, kind: int) -> bytes:

@@ -10,7 +10,6 @@ reach over a space and whose normalization treats spaces as SentencePiece's own 
 
 from __future__ import annotations
 
-import io
 from array import array
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, replace
@@ -23,6 +22,7 @@ from nmt.config import NORMALIZATIONS
 from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
+from nmt.data.vocabulary import model_fields
 from nmt.files import replace_file
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import Cleaned, clean
@@ -179,8 +179,8 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     """
     if tokenizer.vocabulary is not None:  # whose first piece may be a tag
         return False
-    model = _fields(tokenizer.model)
-    trainer, normalizer = (_fields(b"".join(model.get(number, []))) for number in (2, 3))
+    model = model_fields(tokenizer.model)
+    trainer, normalizer = (model_fields(b"".join(model.get(number, []))) for number in (2, 3))
     bpe, yes, no = 2, 1, 0
     name = normalizer.get(1, [b""])[-1].decode("utf-8")
     pieces = tokenizer.all_pieces()
@@ -192,25 +192,6 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
         and _SPACE in pieces
         and not any(_SPACE in piece[1:] for piece in pieces)
     )
-
-
-def _fields(message: bytes) -> dict[int, list[Any]]:
-    """Return the values of each field of a message of protocol buffers, by number.
-
-    A model is a `ModelProto` (sentencepiece_model.proto), whose classes need the package protobuf.
-    """
-    fields: dict[int, list[Any]] = {}
-    stream = io.BytesIO(message)
-
-    def varint() -> int:
-        byte = stream.read(1)[0]
-        return byte if byte < 128 else (byte & 127) | varint() << 7
-
-    while stream.tell() < len(message):
-        number, kind = divmod(varint(), 8)
-        value = varint() if kind == 0 else stream.read({1: 8, 5: 4}.get(kind) or varint())
-        fields.setdefault(number, []).append(value)
-    return fields
 
 
 def start_encoding(job: Job) -> Task:

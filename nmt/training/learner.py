@@ -20,6 +20,7 @@ from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.noise import TokenNoise
+from nmt.data.subwords import SubwordSampling
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
@@ -73,6 +74,8 @@ class Learner:
         if device.type == "cuda":  # TF32 rounds float32 factors to 10 bits of mantissa
             torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.dtype = find_dtype(config.dtype, device)
+        amount = config.subword_sampling
+        self.cuts = SubwordSampling(tokenizer, amount, config.seed) if amount else None
         # float16: a power of two, so that small gradients do not become 0; it halves when a
         # gradient overflows, and doubles after 2,000 updates without (Micikevicius et al., 2018)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
@@ -237,8 +240,7 @@ class Learner:
         return np.array_split(rows, min(count, len(rows)))
 
     def _make_batch(self, rows: Rows, epoch: int = 0) -> Batch:
-        sampled = self.config.subword_sampling > 0
-        pairs = [self._sample(i, epoch) if sampled else self.data[i] for i in rows.tolist()]
+        pairs = [self._read(i, epoch) for i in rows.tolist()]
         reads_eos = self.config.model.source_eos
         inputs = None
         if self.noise is not None:
@@ -257,15 +259,10 @@ class Learner:
         )
         return batch.pin() if self.device.type == "cuda" else batch
 
-    def _sample(self, row: int, epoch: int) -> tuple[Ids, Ids]:
-        """Cut a pair anew, the same for each (seed, epoch, row)."""
-        alpha, key = self.config.subword_sampling, (self.config.seed, epoch, row)
-        src_seed, tgt_seed = np.random.SeedSequence(key).generate_state(2).tolist()
-        src, tgt = self.data.texts(row)
-        return (
-            self.tokenizer.src.sample(src, alpha=alpha, seed=src_seed),
-            self.tokenizer.tgt.sample(tgt, alpha=alpha, seed=tgt_seed),
-        )
+    def _read(self, row: int, epoch: int) -> tuple[Ids, Ids]:
+        """Return a pair, cut anew where the settings ask for it."""
+        src, tgt = self.data[row]
+        return (src, tgt) if self.cuts is None else self.cuts(src, tgt, epoch, row)
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):

@@ -17,7 +17,6 @@ from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import load_tokenizers
 from nmt.distributed import World, from_main, set_num_threads
-from nmt.errors import ConfigError
 from nmt.model.transformer import num_parameters
 from nmt.training import checkpoints
 from nmt.training.checkpoints import TrainerState
@@ -40,8 +39,6 @@ class Setup:
         tags = target_tags(self.meta.directions.values())
         self.tokenizer = load_tokenizers(data_dir, self.meta.tokenizer_sha256, tags)
         data = ParallelData(data_dir, "train")
-        if config.subword_sampling:
-            self._check_sampling(data)
         self.validation = Validation(data_dir, self.tokenizer, config, world)
         temperature = config.mix_temperature or self.meta.temperature
         stages = sorted((stage.start, stage.mix) for stage in config.stages.values())
@@ -66,16 +63,6 @@ class Setup:
         given = (config.noise, config.seed, self.tokenizer, self.meta.directions.values())
         noise = None if config.noise == NoiseConfig() else TokenNoise(*given)
         self.learner = Learner(config, data, self.tokenizer, world, device, noise)
-
-    def _check_sampling(self, data: ParallelData) -> None:
-        """Raise a `ConfigError` unless text can be cut anew, and the same again."""
-        key = f"subword_sampling={self.config.subword_sampling}"
-        if not data.texts(0):
-            rule = f"{self.config.data_dir} keeps no text; make it again with keep_text=true"
-            raise ConfigError(f"{key}: {rule}")
-        if not (self.tokenizer.src.can_sample() and self.tokenizer.tgt.can_sample()):
-            rule = "needs bpe or unigram of our own and sentencepiece 0.2.1 or newer"
-            raise ConfigError(f"{key}: {rule}")
 
     def resume(self) -> TrainerState:
         """Load the newest checkpoint or else `init_from`, if any; return the state of the run."""
