@@ -9,8 +9,10 @@ from __future__ import annotations
 import html
 import re
 import unicodedata
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, chain, groupby
 
 from nmt.serve.pieces import PlainText, plain_text, token_spans, translation_text
 from nmt.translate.lines import LineResult
@@ -38,6 +40,7 @@ _UNTRANSLATED = re.compile(  # in time linear in the length of a tag
 _LONGEST_TAG = 1 << 20  # characters, as of an image in the page
 _WHITE = " \t\r\n\f"  # of HTML; other white space is text
 _SPACE = re.compile(f"[{_WHITE}]+")
+_LAYOUT = re.compile(r"([\t\r\n\f]+ *| {2,})")  # of preformatted text
 _MAX_DEPTH = 32  # elements within each other; tags further inside keep their place alone
 
 
@@ -115,18 +118,19 @@ class Html:
 def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> Html:
     """Find what is to be translated; broken markup is text, or stays where it is."""
     pieces: list[str | _Block] = []
+    kept: list[str] = []  # since the last block
     run: list[_Token] = []
-    for token in (*_tokens(text), _Token("break", "")):
+    for token in chain(_tokens(text), [_Token("break", "")]):
         if token.kind != "break":
             run.append(token)
             continue
         if any(other.kind == "text" and other.raw.strip() for other in run):
-            pieces.append(_block(run, split_sentences))
+            pieces += ["".join(kept), _block(run, split_sentences)]
+            kept = [token.raw]
         else:
-            pieces.append("".join(other.raw for other in run))
-        pieces.append(token.raw)
+            kept += [*(other.raw for other in run), token.raw]
         run = []
-    return Html(pieces, prefix)
+    return Html([*pieces, "".join(kept)], prefix)
 
 
 def _tokens(text: str) -> Iterator[_Token]:
@@ -159,17 +163,16 @@ def _tokens(text: str) -> Iterator[_Token]:
         if opaque and not is_end and name not in _VOID and not raw.endswith("/>"):
             end = _end_of(text, name, end)
             raw = text[start:end]
-        preformatted += (name == "pre") * (-1 if is_end else 1)
+        elif name == "pre":
+            preformatted = max(0, preformatted + (-1 if is_end else 1))
         yield _Token(_kind(name, raw, is_end=is_end, opaque=opaque), raw, name)
         place = end
 
 
 def _text_tokens(text: str, preformatted: bool) -> Iterator[_Token]:
-    for line in text.splitlines(keepends=True) if preformatted else [text]:
-        content = line.rstrip("\r\n") if preformatted else line
-        yield _Token("text", content)
-        if content != line:
-            yield _Token("break", line[len(content) :])
+    """Yield a text; in a preformatted one, what lines up words and lines is no part of it."""
+    for number, part in enumerate(_LAYOUT.split(text) if preformatted else [text]):
+        yield _Token("break" if number % 2 else "text", part)
 
 
 def _kind(name: str, raw: str, *, is_end: bool, opaque: bool) -> str:
@@ -348,33 +351,30 @@ def _runs(
     """Return the units of each child: the longest run of those that translate its text, over a word
     in between that is of no child; without any, the place where they would be.
     """
-    children = element.children
-    owners: list[int | None] = [None] * (rows[1] - rows[0])
-    for i in range(*rows):
-        for number, child in enumerate(children):
-            if child.start <= units[i].source < child.end:
-                owners[i - rows[0]] = number
+    children, own = element.children, units[slice(*rows)]
+    starts = [child.start for child in children]  # which do not overlap
+    owners: list[int | None] = []
+    for unit in own:
+        number = bisect_right(starts, unit.source) - 1
+        owners.append(number if number >= 0 and unit.source < children[number].end else None)
     for i in range(1, len(owners) - 1):
         if owners[i] is None and owners[i - 1] == owners[i + 1]:
             owners[i] = owners[i - 1]
     best: dict[int, tuple[int, int]] = {}
-    start = 0
-    for i in range(1, len(owners) + 1):
-        if i < len(owners) and owners[i] == owners[start]:
-            continue
-        owner = owners[start] if start < len(owners) else None
+    for owner, group in groupby(range(len(owners)), key=owners.__getitem__):
+        first, *others = group
+        last = first + len(others) + 1
         if (
             owner is not None
-            and i - start > best.get(owner, (0, 0))[1] - best.get(owner, (0, 0))[0]
+            and last - first > best.get(owner, (0, 0))[1] - best.get(owner, (0, 0))[0]
         ):
-            best[owner] = (start, i)
-        start = i
+            best[owner] = first, last
+    reached = list(accumulate((unit.source for unit in own), max))
+    around = {i: first for first, last in best.values() for i in range(first + 1, last)}
     runs = []
-    for number, child in enumerate(children):
-        if number in best:
-            runs.append((best[number][0] + rows[0], best[number][1] + rows[0]))
-            continue
-        place = next((i for i in range(*rows) if units[i].source >= child.start), rows[1])
-        inside = [a + rows[0] for a, b in best.values() if a + rows[0] < place < b + rows[0]]
-        runs.append((inside[0], inside[0]) if inside else (place, place))
+    for number, start in enumerate(starts):
+        place = bisect_left(reached, start)
+        place = around.get(place, place)
+        first, last = best.get(number, (place, place))
+        runs.append((first + rows[0], last + rows[0]))
     return runs

@@ -56,23 +56,23 @@ class PlainText:
 def plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
     """Cut a text at line ends and, with `split_sentences`, at the ends of sentences."""
     sentences: list[str] = []
-    gaps = [""]
+    gaps: list[list[str]] = [[]]
     for number, line in enumerate(text.split("\n")):
         if number:
-            gaps[-1] += "\n"
+            gaps[-1].append("\n")
         ends = sentence_ends(line) if split_sentences else ()
         starts = [0, *ends, len(line)]
         for start, end in zip(starts, starts[1:], strict=False):
             piece = line[start:end]
             content = piece.strip()
             if not content:
-                gaps[-1] += piece
+                gaps[-1].append(piece)
                 continue
             place = piece.index(content)
-            gaps[-1] += piece[:place]
+            gaps[-1].append(piece[:place])
             sentences.append(on_one_line(content))
-            gaps.append(piece[place + len(content) :])
-    return PlainText(sentences, gaps)
+            gaps.append([piece[place + len(content) :]])
+    return PlainText(sentences, list(map("".join, gaps)))
 
 
 def translation_text(result: LineResult, rank: int = 0) -> str:
