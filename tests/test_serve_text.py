@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+import shutil
 import time
 
 import pytest
@@ -163,7 +164,6 @@ def test_hostile_markup_takes_linear_time() -> None:
         assert seconds[1] < 24 * seconds[0] + 0.05, (unit, seconds)  # 64 times if it were squared
 
 
-SUBTITLES = (
 def test_many_line_ends_take_linear_time() -> None:
     cue = "1\n00:00:01,000 --> 00:00:02,000\n"
     for work, count in (
@@ -178,6 +178,7 @@ def test_many_line_ends_take_linear_time() -> None:
         assert seconds[1] < 24 * seconds[0] + 0.05, seconds
 
 
+SUBTITLES = (
     "1\r\n00:00:01,000 --> 00:00:02,000\r\nfirst half\r\nsecond half\r\n\r\n"
     "2\r\n00:00:03,000 --> 00:00:04,000 X1:0\r\n- one\r\n- <i>two</i> three\r\n"
 )
@@ -207,6 +208,16 @@ def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
     ]
 
 
+def test_subtitles_keep_tags_whole_and_the_place_where_they_are_shown() -> None:
+    time_line = "1\n00:00:01,000 --> 00:00:02,000\n"
+    color = '<font color="red">'
+    cue = time_line + f"{{\\an8}}{{\\b1}} {color}a</font>\n{color}b b b b b b</font>\n"
+    result = render("a.srt", cue)
+    assert result.startswith(time_line + "{\\an8}{\\b1} " + color)
+    assert result.count(color) == 2
+    assert result.count("\n") == cue.count("\n")
+
+
 def test_a_file_of_html_is_many_pieces() -> None:
     page = "<h1>a</h1>\n<p>b <i>c</i></p> d<hr>"
     assert render("a.html", page) == html(page) == "<h1>A</h1>\n<p>B <i>C</i></p> D<hr>"
@@ -221,6 +232,25 @@ def test_tables_translate_the_columns_asked_for() -> None:
     assert render("t.tsv", "a\tb\n1\t2\n", columns=["2"]) == "a\tB\n1\t2\n"
     with pytest.raises(DataError, match="the first row has no txt; did you mean text"):
         read_document("t.csv", table.encode(), Reading(columns=["txt"]))
+
+
+def test_quotes_in_tsv_are_signs_unless_they_quote() -> None:
+    for table in ('a "b" c\td\n', '"a" b\tc\n', '"a ""b"""\tc\n', '"a\nb"\tc\n', "a\n\nb\n"):
+        assert render("t.tsv", table) == table.upper()
+
+
+def test_a_byte_order_mark_stays() -> None:
+    for name in ("a.txt", "a.csv", "a.html"):
+        assert render(name, "\ufeffa\n") == "\ufeffA\n"
+        assert render(name, "\ufeff" * 2000 + "a\n").endswith("A\n")
+
+
+def test_files_of_too_many_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("nmt.serve.documents._MAX_PIECES", 9)
+    for name, content in (("a.txt", "a\n" * 10), ("a.csv", "a,a\n" * 5), ("a.html", "<p>a" * 19)):
+        with pytest.raises(DataError, match="more than .* cut it into several"):
+            read_document(name, content.encode(), Reading())
+    assert render("a.txt", "a\n" * 9) == "A\n" * 9
 
 
 def test_files_that_cannot_be_read_are_refused() -> None:
@@ -239,6 +269,8 @@ def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
     assert kept.find("../" + key) is None
     assert kept.find(key[1:]) is None
     assert gone.find(gone.add("a.txt", "x")) is None
+    shutil.rmtree(kept.folder)
+    assert kept.find(kept.add("a.txt", "x"))
     assert not list(gone.folder.iterdir())
     for downloads in (kept, gone):
         downloads.close()

@@ -6,14 +6,17 @@ import contextlib
 import csv
 import html
 import io
+import itertools
 import re
 import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import Html, parse_html
@@ -23,8 +26,12 @@ from nmt.translate.lines import LineResult
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[,.]\d+\s*-->")
 _TAGS = re.compile(r"<[A-Za-z/!]")
+_POSITION = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # such as {\an8}: where a subtitle is shown
+_WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag's spaces are inside one
+_QUOTED = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 _DASH = re.compile(r"\s*[-–—]\s")
 _NAME = re.compile(r"[A-Za-z0-9_-]{22,}/[^/\\\x00-\x1f]{1,120}")
+_MAX_PIECES = 1_000_000  # of a file: each takes half a kilobyte
 
 
 @dataclass(frozen=True)
@@ -47,9 +54,12 @@ class Reading:
     split_sentences: bool = True
     prefix: str = ""  # what stands before each sentence when it is translated
     columns: Sequence[str] = ()  # of a table: names in its first row or numbers from 1; all if none
+    _numbers: Iterator[int] = field(default_factory=itertools.count)
 
     def piece(self, text: str, *, is_html: bool = False) -> Piece:
-        """Read one text."""
+        """Read one text. Raises `DataError` for one too many."""
+        if next(self._numbers) >= _MAX_PIECES:
+            raise DataError(f"the file has more than {_MAX_PIECES} texts; cut it into several")
         if is_html:
             return parse_html(text, split_sentences=self.split_sentences, prefix=self.prefix)
         return plain_text(text, split_sentences=self.split_sentences)
@@ -61,9 +71,19 @@ def read_document(name: str, content: bytes, reading: Reading) -> Document:
     if suffix not in FORMATS:
         raise DataError(f"{suffix or name}: no such file format; valid: {', '.join(FORMATS)}")
     try:
-        text = content.decode("utf-8-sig")
+        text = content.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"the file is not UTF-8 (byte {error.start + 1}); convert it") from None
+    found = _read(text.removeprefix("\ufeff"), suffix, reading)
+    if not text.startswith("\ufeff"):
+        return found
+    # some programs know by it that a file is UTF-8
+    return replace(found, assemble=lambda texts: "\ufeff" + found.assemble(texts))
+
+
+def _read(text: str, suffix: str, reading: Reading) -> Document:
+    if text.count("<") > 2 * _MAX_PIECES:
+        raise DataError(f"the file has more than {2 * _MAX_PIECES} tags; cut it into several")
     if suffix == ".srt":
         return _read_subtitles(text, reading)
     if suffix in (".csv", ".tsv"):
@@ -112,11 +132,12 @@ def _read_subtitles(text: str, reading: Reading) -> Document:
 
     def flush() -> None:
         if waiting:
-            joined = " ".join(line.strip() for line in waiting)
+            whole = " ".join(line.strip() for line in waiting)
+            joined = _POSITION.sub("", whole)
             inner = reading.piece(joined, is_html=bool(_TAGS.search(joined)))
             has_entities = html.unescape(joined) != joined
             pieces.append(_Cue(inner, len(waiting), newline, has_entities))
-            parts.extend((None, newline))
+            parts.extend((whole[: len(whole) - len(joined)], None, newline))
             waiting.clear()
 
     for line in text.split("\n"):
@@ -145,19 +166,18 @@ def _read_subtitles(text: str, reading: Reading) -> Document:
 
 def _wrap(text: str, num_lines: int, newline: str) -> str:
     """Break a text into lines of about the same length, at spaces."""
-    words = text.split(" ")
+    words = deque(_WORD.findall(text))
+    num_left = sum(len(word) + 1 for word in words)  # characters
     lines: list[str] = []
     for left in range(num_lines, 0, -1):
-        goal = len(" ".join(words)) / left
-        count = length = 0
-        while count < len(words) and (left == 1 or length + len(words[count]) / 2 <= goal):
-            length += len(words[count]) + 1
-            count += 1
-        count = max(count, 1)
-        lines.append(" ".join(words[:count]))
-        words = words[count:]
         if not words:
             break
+        goal, length, line = (num_left - 1) / left, 0, list[str]()
+        while words and (not line or left == 1 or length + len(words[0]) / 2 <= goal):
+            line.append(words.popleft())
+            length += len(line[-1]) + 1
+        lines.append(" ".join(line))
+        num_left -= length
     return newline.join(lines)
 
 
@@ -165,13 +185,15 @@ def _read_table(text: str, suffix: str, reading: Reading) -> Document:
     """Read CSV or TSV; `columns` are translated, the first row not if it names them."""
     first = text.split("\n", 1)[0]
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first.count)
-    limit = csv.field_size_limit(1 << 24)
+    unquoted = _QUOTED.sub("", text) if suffix == ".tsv" else ""
+    is_bare = unquoted == text or '"' in unquoted  # as most TSV, where " is a sign like others
+    style: dict[str, Any] = {"delimiter": delimiter, "strict": True}
+    style |= {"quoting": csv.QUOTE_NONE} if is_bare else {}
+    csv.field_size_limit(1 << 24)  # of all readers
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True))
+        rows = list(csv.reader(io.StringIO(text, newline=""), **style))
     except csv.Error as error:
         raise DataError(f"the table cannot be read: {error}") from None
-    finally:
-        csv.field_size_limit(limit)
     header = rows[0] if rows else []
     chosen, has_names = _columns(header, reading.columns)
     places = [
@@ -186,6 +208,8 @@ def _read_table(text: str, suffix: str, reading: Reading) -> Document:
         result = [list(row) for row in rows]
         for (r, c), cell in zip(places, texts, strict=True):
             result[r][c] = cell
+        if is_bare:
+            return "".join(delimiter.join(row) + newline for row in result)
         stream = io.StringIO(newline="")
         csv.writer(stream, delimiter=delimiter, lineterminator=newline).writerows(result)
         return stream.getvalue()
@@ -216,6 +240,7 @@ class Downloads:
         self.expire()
         shown = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:].lstrip(".") or "file"
         key = f"{secrets.token_urlsafe(24)}/{shown}"
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # what tidies up /tmp may have deleted it
         path = self.folder / key.split("/")[0]
         path.write_text(content, encoding="utf-8", newline="")
         self._expiry[key] = time.monotonic() + self.keep_seconds
