@@ -496,7 +496,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("join-steps", "nmt/serve/rounds.py", "self._num_asked <= _JOIN_STEPS", "self._num_asked < _JOIN_STEPS", "serve_workers"),
     ("join-share", "nmt/serve/rounds.py", "num_arrived * _JOIN_SHARE < num_live", "num_arrived * _JOIN_SHARE <= num_live", "serve_workers"),
     ("repeated-part", "nmt/serve/scheduler.py", "alone.add_part(task, place)", "alone.add_part(task, 0)", "serve_workers"),
-    ("head-limit", "nmt/serve/protocol.py", "if self._is_in_head else 0", "if False else 0", "serve_load"),
+    ("head-limit", "nmt/serve/protocol.py", "self._num_bytes += len(data)", "self._num_bytes = len(data)", "serve_load"),
     ("attention-hidden", "nmt/serve/static/attention.js", 'kind === "decoder" && j > i', 'kind === "decoder" && j > i + 1', "attention_page"),
     ("page-words", "nmt/serve/static/attention.js", "/ sizes[row]", "", "attention_page"),
     # --- nmt/importing/, and what goes on with imported models

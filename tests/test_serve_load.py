@@ -21,11 +21,15 @@ import pytest
 from conftest import sentences
 from serving import Answer, Running, copying, loaded, running, tiny_folder
 
+from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search.search import BeamSearch
+from nmt.serve.access import network_of
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
+from nmt.serve.pieces import PlainText, plain_text
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
+from nmt.serve.service import Service
 from nmt.translate.lines import LineOptions
 from nmt.translate.translator import Translator
 
@@ -296,7 +300,7 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         ):
             assert server.send("POST", "/translate", body, **kind).status == status, body[:20]
         form = {"Content_Type": "application/x-www-form-urlencoded"}
-        for body in (b"q=%ff&source=xx&target=yy", "q=\u00fc".encode(), b"&a=" * 1200):
+        for body in (b"q=%ff&source=xx&target=yy", b"q=\xff", b"&a=" * 1200):
             assert server.send("POST", "/translate", body, **form).status == 400, body[:20]
         broken = server.send("POST", "/translate_file", b"--", Content_Type="multipart/form-data")
         assert broken.status == 400
@@ -307,8 +311,58 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         raw(server, HEAD + b"400\r\n\r\n{", hang_up=True)  # cut off
         endless = raw(server, b"GET / HTTP/1.1\r\nX: ", *[b"a" * 30_000] * 3, pause_seconds=0.05)
         assert b" 400 " in endless.splitlines()[0]
+        trailers = raw(server, chunked + b"0\r\n", *[b"X: " + b"a" * 30_000 + b"\r\n"] * 4)
+        assert b" 400 " in trailers.splitlines()[0]
+        chunks = [b"1\r\n \r\n"] * 3000 + [b"0\r\n\r\n"]
+        whole = raw(
+            server, chunked.replace(b"Host", b"Connection: close\r\nHost"), b"".join(chunks)
+        )
+        assert b"Invalid JSON" in whole
         assert server.translate("the tree") == "the tree"
         eventually(lambda: server.service.bodies.held_bytes == 0)
+
+
+def test_connections_without_a_request_are_closed(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("httptools")
+    monkeypatch.setattr("nmt.serve.protocol._HEAD_SECONDS", 0.3)
+    models, engine = copying(tokenizer)
+    with running(models) as server, ThreadPoolExecutor(1) as client:
+        engine.gate.clear()
+        slow = client.submit(server.translate, "the tree")
+        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        assert raw(server) == raw(server, b"GET /health HTT", b"P", pause_seconds=0.1) == b""
+        assert raw(server, whole, b"\r\n", b"G", pause_seconds=0.1).count(b"200 OK") == 1
+        engine.gate.set()
+        assert slow.result(10) == "the tree"
+
+
+def test_a_stream_is_read_as_it_is_translated(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, engine = copying(tokenizer)
+    path, kind = "/v1/translate?source=xx&target=yy", {"Content_Type": "text/plain"}
+    read: list[str] = []
+
+    def reading(text: str, **settings: bool) -> PlainText:
+        read.append(text)
+        return plain_text(text, **settings)
+
+    monkeypatch.setattr("nmt.serve.v1.plain_text", reading)
+    engine.gate.clear()
+    with running(models) as server, ThreadPoolExecutor(1) as client:
+        text = b"the tree\n" * 2000
+        stream = client.submit(server.send, "POST", path, text, **kind)
+        assert engine.entered.wait(10)
+        assert len(read) <= 2 * 128 + 2
+        assert set(read) == {"the tree"}
+        engine.gate.set()
+        assert stream.result(20).body == text
+    with running(models, max_queue=20) as server:  # a part of it fits into the queue
+        lines = b"the tree\n" * 25
+        assert server.send("POST", path, lines, **kind).body == lines
+        assert server.upload("a.txt", lines, **GOOD).status == 200
 
 
 def test_keys_and_rates_are_limited_by_key_and_address(
@@ -337,6 +391,11 @@ def test_keys_and_rates_are_limited_by_key_and_address(
         answers = [server.post("/translate", q="a", **GOOD) for _ in range(5)]
         assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
         assert answers[-1].headers["retry-after"]
+    with running(models, api_keys=str(keys), requests_per_minute=2) as server:
+        assert [status("wrong") for _ in range(3)] == [403, 403, 429]
+    networks = [network_of(f"::ffff:1.2.3.{i}") for i in (4, 5)] + [network_of("1.2.3.4")]
+    assert networks == ["1.2.3.4", "1.2.3.5", "1.2.3.4"]
+    assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db8:0:1::1")
 
 
 def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
@@ -401,6 +460,35 @@ def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> No
         scheduler.close()
 
     asyncio.run(scenario())
+
+
+def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
+    tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    models, _ = copying(tokenizer)
+    service = Service(ServeConfig(), models)
+    newer, calls = [copying(tokenizer)[0] for _ in range(2)], iter((0.3, 0.0))
+    found = iter(newer)
+
+    def load(_: ServeConfig) -> Models:
+        mine = next(found)
+        time.sleep(next(calls))
+        return mine
+
+    def fail(_: ServeConfig) -> Models:
+        raise RuntimeError("CUDA out of memory")
+
+    async def scenario() -> None:
+        await asyncio.gather(service.reload(), service.reload())
+        assert service.models is newer[1]
+        monkeypatch.setattr(Models, "load", fail)
+        await service.reload()
+        assert service.models is newer[1]
+        assert 'nmt_reloads_total{result="failed"} 1' in service.metrics.text()
+
+    monkeypatch.setattr(Models, "load", load)
+    asyncio.run(scenario())
+    service.close()
 
 
 def test_signals_drain_and_reload_without_a_lost_request(

@@ -93,9 +93,9 @@ def network_of(address: str) -> str:
         place = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if place.version == 6:
+    if isinstance(place, ipaddress.IPv6Address) and place.ipv4_mapped is None:
         return str(ipaddress.ip_network((place, 64), strict=False))
-    return address
+    return str(getattr(place, "ipv4_mapped", None) or place)
 
 
 class RateLimits:

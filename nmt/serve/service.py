@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any, TypeVar
 
 from starlette.requests import Request
@@ -27,6 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
+_WINDOW_PIECES = 1024  # at most, however few sentences they have
 _INLINE_CHARACTERS = 20_000  # longer texts are read outside the event loop
 _QUEUE_TRIES = 30  # of a document that meets a full queue, a second or more apart
 
@@ -97,6 +99,7 @@ class Service:
         self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
         self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
         self._limits = RateLimits()
+        self._reloading = asyncio.Lock()
         self._options: dict[tuple[Direction, int, bool, bool], Options] = {}  # of plain wishes
         self.metrics.gauge(
             "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
@@ -118,9 +121,10 @@ class Service:
         folder that cannot be loaded changes nothing.
         """
         try:
-            self.models = await asyncio.to_thread(Models.load, self.config)
+            async with self._reloading:  # the models of the last signal stay
+                self.models = await asyncio.to_thread(Models.load, self.config)
             self._options.clear()
-        except (NmtError, OSError) as error:
+        except (NmtError, OSError, RuntimeError) as error:  # such as a lack of GPU memory
             log.error("the models were not reloaded: %s", error)
             self.metrics.reloads.add(1, "failed")
         else:
@@ -134,6 +138,7 @@ class Service:
         if self._keys and secret:
             call.key = find_key(self._keys, secret.strip())
             if call.key is None:
+                self._limits.check(call.client, self.config.requests_per_minute)
                 raise HttpError(403, "Invalid API key")
             call.client = call.key.name
         elif self._keys and self.config.key_required:
@@ -302,15 +307,15 @@ class Service:
         return options
 
     async def stream(
-        self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
+        self, call: Call, direction: Direction, pieces: Iterable[Piece], wish: Wish
     ) -> AsyncIterator[str]:
         """Yield the translation of each piece of a document, in order, with two windows of it in
         the scheduler at a time. Raises a 500 `HttpError` for a sentence that fails.
         """
-        windows = _windows(pieces)
+        windows = _windows(pieces, min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1)))
         ahead: list[tuple[list[Piece], asyncio.Task[list[list[LineResult]]]]] = []
         try:
-            for window in [*windows, None, None]:
+            for window in chain(windows, (None, None)):
                 if window is not None:
                     work = self._patiently(call, direction, window, wish)
                     ahead.append((window, asyncio.ensure_future(work)))
@@ -379,14 +384,15 @@ def pools_of(models: Models) -> set[WorkerPool]:
     return {backend.pool for backend in backends if isinstance(backend, WorkersBackend)}
 
 
-def _windows(pieces: Sequence[Piece]) -> list[list[Piece]]:
-    """Put pieces together until they have enough sentences."""
-    windows: list[list[Piece]] = [[]]
+def _windows(pieces: Iterable[Piece], most: int) -> Iterator[list[Piece]]:
+    """Put pieces together as long as they have at most so many sentences."""
+    window: list[Piece] = []
     count = 0
     for piece in pieces:
-        if count >= _WINDOW_SENTENCES:
-            windows.append([])
-            count = 0
-        windows[-1].append(piece)
-        count += len(piece.sentences)
-    return windows
+        size = len(piece.sentences)
+        if window and (count + size > most or len(window) == _WINDOW_PIECES):
+            yield window
+            window, count = [], 0
+        window.append(piece)
+        count += size
+    yield window

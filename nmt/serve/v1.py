@@ -69,8 +69,9 @@ async def translate(request: Request) -> Response:
     source, target = text_param(params, "source"), text_param(params, "target")
     is_stream = _flag(params, "stream")
     is_list = isinstance(params["text"], list) and not is_stream
-    check_size(service, call, texts, is_list=is_list, is_file=is_stream)
     search = _search(service, params.get("search"))
+    is_large = is_stream and not search.get("sampling")
+    check_size(service, call, texts, is_list=is_list, is_file=is_large)
     n_best = int_param(params, "n_best", 1, service.config.max_beam_size)
     wish = Wish(
         source=source.lower(),
@@ -122,7 +123,7 @@ def _search(service: Service, given: object) -> dict[str, Any]:
                 raise HttpError(
                     400, f"Invalid request: {name} is no {kind.__name__} from {least:g} to {most:g}"
                 )
-    return {name: value for name, value in given.items() if value is not None}
+    return given
 
 
 def _check_search(service: Service, wish: Wish, texts: list[str]) -> None:
@@ -141,8 +142,10 @@ def _check_search(service: Service, wish: Wish, texts: list[str]) -> None:
                 f"Invalid request: n_best={wish.n_best} is more than "
                 f"beam_size={options.search.beam_size} from {code}; raise search.beam_size",
             )
+        if not options.search.sampling:
+            continue
         drawn = sum(len(plain_text(text).sentences) for text in texts)
-        if options.search.sampling and drawn > _MAX_DRAWN:
+        if drawn > _MAX_DRAWN:
             raise HttpError(
                 400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
             )
@@ -205,7 +208,7 @@ def _stream(request: Request, text: str, wish: Wish, *, is_plain: bool) -> Respo
             for line in lines:
                 yield line
             return
-        pieces = [plain_text(line, split_sentences=split) for line in lines]
+        pieces = (plain_text(line, split_sentences=split) for line in lines)
         async for translation in service.stream(call, direction, pieces, wish):
             yield translation
 
