@@ -55,6 +55,9 @@ def test_json_form_and_query_give_the_same_as_the_translator(
         assert (
             server.form("/translate?target=yy", q=line, source="XX").json["translatedText"] == text
         )
+    form = {"Content_Type": "application/x-www-form-urlencoded"}  # as curl -d sends it
+    raw = server.send("POST", "/translate?source=xx&target=yy", "q=für uns".encode(), **form)
+    assert raw.json["translatedText"] == server.translate("für uns")
 
 
 def test_what_mastodon_sends_and_reads(server: Running, expected: list[str]) -> None:
@@ -102,6 +105,13 @@ def test_sentences_are_translated_one_by_one_and_joined_with_their_spaces(
     one, two = server.translate([first, second])
     assert server.translate(f" {first}  Ü\r\n\n{second}\n").startswith(f" {one}  ")
     assert server.translate(f"{first}\n\n\t{second}\n") == f"{one}\n\n\t{two}\n"
+
+
+def test_a_model_of_one_language_is_served(tokenizer: Tokenizer) -> None:
+    models, _ = copying(tokenizer)
+    with running(Models({("de", "de"): models.directions["xx", "yy"]})) as server:
+        assert server.get("/frontend/settings").json["language"]["target"]["code"] == "de"
+        assert server.translate("a tree", "de", "de") == "a tree"
 
 
 def test_symbols_alone_and_the_own_language_stay(server: Running) -> None:
@@ -234,6 +244,7 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         ({"n_best": 5}, "n_best=5 is more than beam_size=4"),
         ({"stream": "yes"}, "stream is not true or false"),
         ({"search": {"sampling": True}, "text": "A. " * 65}, "sampling takes 64"),
+        ({"search": {"sampling": True}, "text": "\n" * 100_001, "stream": True}, "100001 char"),
     ):
         answer = server.post("/v1/translate", **good | wrong)
         assert answer.status == 400, wrong

@@ -83,12 +83,12 @@ def read_json(body: bytes) -> dict[str, Any]:
 def _decode_form(content: bytes, what: str) -> list[tuple[str, str]]:
     try:
         return parse_qsl(
-            content.decode("ascii"),
+            content.decode(),  # not all clients URL-encode UTF-8
             keep_blank_values=True,
             errors="strict",
             max_num_fields=_MAX_FIELDS,
         )
-    except (UnicodeDecodeError, ValueError):
+    except ValueError:
         raise HttpError(400, f"Invalid {what}: send it URL-encoded, in UTF-8") from None
 
 
@@ -221,7 +221,7 @@ async def frontend_settings(request: Request) -> Response:
     service = service_of(request)
     config, models = service.config, service.models
     source = models.sources[0]
-    target = next(code for code in models.targets(source) if code != source)
+    target = next((code for code in models.targets(source) if code != source), source)
     return JSONResponse(
         {
             "charLimit": config.char_limit or -1,
@@ -268,7 +268,7 @@ async def translate_file(request: Request) -> Response:
         document = await asyncio.to_thread(read_document, name, content, reading)
         texts: list[str] = []
         if direction is None:
-            return content.decode("utf-8-sig")
+            return content.decode()
         async for text in _with_progress(service, call, document, direction, wish):
             texts.append(text)
         return await asyncio.to_thread(document.assemble, texts)
