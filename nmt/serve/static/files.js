@@ -39,11 +39,9 @@ export function setUpFiles({ settings, keyOf }) {
     button.disabled = true;
     $("file-state").textContent = "Uploading…";
     const poll = setInterval(async () => {
-      const answer = await fetch(`/v1/progress/${id}`);
-      if (!answer.ok) return;
-      const { done, total } = await answer.json();
-      if ($("download").hidden) {
-        $("progress").value = 0.1 + 0.9 * done / Math.max(total, 1);
+      const { done, total } = await fetch(`/v1/progress/${id}`).then((answer) => answer.json()).catch(() => ({}));
+      if (total && button.disabled) { // not before it is read, nor after it is done
+        $("progress").value = 0.1 + 0.9 * done / total;
         $("file-state").textContent = `${done} of ${total} sentences`;
       }
     }, POLL);

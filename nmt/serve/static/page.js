@@ -68,8 +68,9 @@ async function translate() {
     }, running.signal);
     if (number < state.shown) return; // a newer answer is shown already
     state.shown = number;
-    show(answer.translations[0], source === "auto");
-    remember({ source, target, text, translation: answer.translations[0].text });
+    const [found] = answer.translations;
+    show(found, source === "auto");
+    if (found.text !== null) remember({ source, target, text, translation: found.text });
   } catch (error) {
     if (error.name === "AbortError" || number < state.asked) return;
     show(null);
