@@ -250,8 +250,8 @@ async def translate_file(request: Request) -> Response:
     upload = params.get("file")
     if not isinstance(upload, UploadFile) or not upload.filename:
         raise HttpError(400, "Invalid request: missing file parameter")
-    name, content = PurePath(upload.filename).name, await upload.read()
-    is_html = PurePath(name).suffix.lower() in (".html", ".htm")
+    path, content = PurePath(upload.filename), await upload.read()
+    is_html = path.suffix.lower() in (".html", ".htm")
     wish = Wish(source=source.lower(), target=target.lower(), is_html=is_html)
     text = content.decode("utf-8", "replace")
     check_size(service, call, [text], is_list=False, is_file=True)
@@ -265,7 +265,7 @@ async def translate_file(request: Request) -> Response:
     )
 
     async def work() -> str:
-        document = await asyncio.to_thread(read_document, name, content, reading)
+        document = await asyncio.to_thread(read_document, path.name, content, reading)
         texts: list[str] = []
         if direction is None:
             return content.decode()
@@ -277,8 +277,7 @@ async def translate_file(request: Request) -> Response:
         result = await unless_gone(request, work())
     except NmtError as error:
         raise HttpError(400, f"Invalid request: {error}") from None
-    stem = PurePath(name)
-    key = service.downloads.add(f"{stem.stem}_{target}{stem.suffix}", result)
+    key = service.downloads.add(f"{path.stem}_{target}{path.suffix}", result)
     return JSONResponse({"translatedFileUrl": f"{request.base_url}download_file/{quote(key)}"})
 
 
@@ -286,7 +285,7 @@ async def _with_progress(
     service: Service, call: Call, document: Document, direction: Any, wish: Wish
 ) -> Any:
     """Yield the translations of a document's pieces; /v1/progress says how far it is."""
-    total, done = document.num_sentences, 0
+    total, done = sum(len(piece.sentences) for piece in document.pieces), 0
     service.progress[call.id] = (0, total)
     pieces = iter(document.pieces)
     try:

@@ -59,6 +59,7 @@ _KINDS = {
     ".svg": "image/svg+xml",
     ".json": "application/json",
 }
+_PAGES = {"/": "index.html", "/docs": "docs.html"}
 _GONE = 499  # in logs and metrics: the client did not wait for its answer
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
@@ -78,7 +79,7 @@ class Frame:
         given = request.headers.get("x-request-id", "")
         call_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
         call = scope.setdefault("state", {})["call"] = Call(call_id, client_of(request))
-        is_page = scope["path"] in ("/", "/docs") or scope["path"].startswith("/static/")
+        is_page = scope["path"] in _PAGES or scope["path"].startswith("/static/")
         start, status = time.monotonic(), _GONE
 
         async def send_framed(message: Message) -> None:
@@ -194,8 +195,7 @@ async def spec(request: Request) -> Response:
 
 async def page(request: Request) -> Response:
     """GET /, /docs and what they load."""
-    path = request.path_params.get("name") or {"/docs": "docs.html"}.get(request.url.path)
-    name = path or "index.html"
+    name = request.path_params.get("name") or _PAGES[request.scope["path"]]
     if not api.service_of(request).config.frontend:
         raise HttpError(404, "this server has no page")
     suffix = "." + name.rsplit(".", 1)[-1]

@@ -30,7 +30,6 @@ _POSITION = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # such as {\an8}: where a subti
 _WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag's spaces are inside one
 _QUOTED = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 _DASH = re.compile(r"\s*[-–—]\s")
-_NAME = re.compile(r"[A-Za-z0-9_-]{22,}/[^/\\\x00-\x1f]{1,120}")
 _MAX_PIECES = 1_000_000  # of a file: each takes half a kilobyte
 
 
@@ -40,11 +39,6 @@ class Document:
 
     pieces: list[Piece]
     assemble: Callable[[list[str]], str]
-
-    @property
-    def num_sentences(self) -> int:
-        """Sentences of all pieces."""
-        return sum(len(piece.sentences) for piece in self.pieces)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,11 +68,9 @@ def read_document(name: str, content: bytes, reading: Reading) -> Document:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"the file is not UTF-8 (byte {error.start + 1}); convert it") from None
-    found = _read(text.removeprefix("\ufeff"), suffix, reading)
-    if not text.startswith("\ufeff"):
-        return found
-    # some programs know by it that a file is UTF-8
-    return replace(found, assemble=lambda texts: "\ufeff" + found.assemble(texts))
+    mark = text[: text.startswith("\ufeff")]  # some programs know by it that a file is UTF-8
+    found = _read(text[len(mark) :], suffix, reading)
+    return replace(found, assemble=lambda texts: mark + found.assemble(texts))
 
 
 def _read(text: str, suffix: str, reading: Reading) -> Document:
@@ -249,9 +241,7 @@ class Downloads:
     def find(self, key: str) -> Path | None:
         """Return the file of that name; None when there is none, or no longer."""
         self.expire()
-        if not _NAME.fullmatch(key) or key not in self._expiry:
-            return None
-        return self.folder / key.split("/")[0]
+        return self.folder / key.split("/")[0] if key in self._expiry else None
 
     def expire(self) -> None:
         """Delete what is too old."""

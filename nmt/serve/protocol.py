@@ -11,9 +11,8 @@ _HEAD_SECONDS = 20.0  # for it to arrive
 
 
 class BoundedProtocol(HttpToolsProtocol):
-    """HTTP/1.1 by llhttp, which takes heads of any size, and waits for them; here both have a
-    limit, and so has what is neither head nor body, such as trailers.
-    """
+    """HTTP/1.1 by llhttp, which takes and waits for any head; here size (with trailers) and time
+    have limits."""
 
     _num_bytes = 0  # since the last that were of a body or ended a message
     _deadline: asyncio.TimerHandle | None = None  # while a head is waited for

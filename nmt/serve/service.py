@@ -14,11 +14,11 @@ from starlette.requests import Request
 from nmt.config import Engine, ServeConfig
 from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
-from nmt.serve.documents import Downloads
-from nmt.serve.markup import parse_html, visible_text
+from nmt.serve.documents import Downloads, Reading
+from nmt.serve.markup import visible_text
 from nmt.serve.models import DETECTED_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
-from nmt.serve.pieces import Piece, is_emoji_only, plain_text
+from nmt.serve.pieces import Piece, is_emoji_only
 from nmt.serve.rounds import Options
 from nmt.serve.scheduler import QueueFullError, Scheduler, TooManySentencesError
 from nmt.serve.workers import WorkerPool, WorkersBackend
@@ -190,8 +190,7 @@ class Service:
         """Translate the texts of one request; gives up when its client does. A sentence that fails
         has its `error` in the results.
         """
-        work = self._translate(call, texts, wish)
-        return await unless_gone(request, work)
+        return await unless_gone(request, self._translate(call, texts, wish))
 
     async def _translate(self, call: Call, texts: Sequence[str], wish: Wish) -> list[Answer]:
         num_characters = sum(map(len, texts))
@@ -240,14 +239,12 @@ class Service:
         split = (
             self.config.split_sentences if wish.split_sentences is None else wish.split_sentences
         )
-        pieces: list[Piece] = []
-        for text, (_, _, direction) in zip(texts, found, strict=True):
-            if wish.is_html:
-                prefix = direction.prefix if direction else ""
-                pieces.append(parse_html(text, split_sentences=split, prefix=prefix))
-            else:
-                pieces.append(plain_text(text, split_sentences=split))
-        return pieces
+        return [
+            Reading(split_sentences=split, prefix=direction.prefix if direction else "").piece(
+                text, is_html=wish.is_html
+            )
+            for text, (_, _, direction) in zip(texts, found, strict=True)
+        ]
 
     async def translate_pieces(
         self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish

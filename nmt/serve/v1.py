@@ -142,9 +142,7 @@ def _check_search(service: Service, wish: Wish, texts: list[str]) -> None:
                 f"Invalid request: n_best={wish.n_best} is more than "
                 f"beam_size={options.search.beam_size} from {code}; raise search.beam_size",
             )
-        if not options.search.sampling:
-            continue
-        drawn = sum(len(plain_text(text).sentences) for text in texts)
+        drawn = sum(len(plain_text(text).sentences) for text in texts if options.search.sampling)
         if drawn > _MAX_DRAWN:
             raise HttpError(
                 400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
