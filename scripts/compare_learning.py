@@ -66,7 +66,7 @@ def main() -> None:
     print(f"mean of {len(losses)}: {fmean(losses):.4f}")
 
 
-def prepare(text: Path, data_dir: Path, *settings: str) -> None:
+def prepare(text: Path, data_dir: Path) -> None:
     """Preprocess the text, once."""
     if data_dir.exists():
         return
@@ -85,7 +85,6 @@ def prepare(text: Path, data_dir: Path, *settings: str) -> None:
             "preprocess",
             "experiment=multi30k_quick",
             *files,
-            *settings,
             f"data_dir={data_dir}",
         ]
     )

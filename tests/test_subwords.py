@@ -20,7 +20,7 @@ from toy import assert_same_weights, command, make_setup, train, write_corpus
 
 from nmt.config import TokenizerType
 from nmt.data.batching import Update
-from nmt.data.subwords import SubwordSampling, WordCutter
+from nmt.data.noise import SubwordSampling, WordCutter
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError

@@ -19,8 +19,7 @@ from nmt.data import Rows
 from nmt.data.batch import MICRO_BATCH_TOKENS, Ids, batch_cost
 from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
-from nmt.data.noise import TokenNoise
-from nmt.data.subwords import SubwordSampling
+from nmt.data.noise import SubwordSampling, TokenNoise
 from nmt.data.tokenizer import Tokenizers
 from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
