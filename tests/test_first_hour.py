@@ -127,7 +127,7 @@ def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
         (["experiment=other.yaml"], "data/mine was made of other data (data.test.src was", "other"),
         (["experiment=mine.yaml", "vocab_size=320"], "tokenizer.vocab_size was 310, is 320"),
         (["experiment=copy", "data_dir=data/mine"], "data.corpus was unset, is copy", " more); ch"),
-        (["data.train.src=a", "data.train.tgt=b", "data_dir=data/mine"], "data.train.src was"),
+        (["data.train.src=a", "data.train.tgt=b", "data_dir=data/mine"], "data.test.src was"),
     ):
         error = check_data(*arguments)
         assert all(part in error for part in expected), error

@@ -62,8 +62,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     pace = [
         "label_smoothing=0",
         "model.dropout=0",
-        "max_updates=300",
-        "validate_every_updates=300",
+        "max_updates=400",
+        "validate_every_updates=400",
         "checkpoint_every_updates=100",
     ]
     rate = ["optimizer.warmup_steps=100", "optimizer.learning_rate_scale=0.8"]

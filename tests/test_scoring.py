@@ -72,7 +72,7 @@ def test_scores_do_not_depend_on_the_pieces_that_logits_come_in(
     monkeypatch.setattr(stepper.model, "logits", watched)
     monkeypatch.setattr(stepper_module, "MAX_LOGITS", 3 * VOCAB_SIZE)
     for some, all_at_once in zip(log_probs_of(stepper, *pairs), whole, strict=True):
-        assert some == pytest.approx(all_at_once, abs=1e-6)
+        assert some == pytest.approx(all_at_once, abs=1e-5)
     assert max(sizes) == 3
 
 

@@ -82,7 +82,11 @@ class Style:
         """
         wanted = {ord(c) for text in texts for c in text if c.isprintable()}
         installed = sorted(font_manager.fontManager.ttflist, key=lambda entry: entry.name)
-        files = {entry.name: entry.fname for entry in installed if entry.weight == 400}
+        files = {
+            entry.name: entry.fname
+            for entry in installed
+            if entry.weight == 400 and entry.style == "normal"
+        }
         for name in [*self.fonts, *files]:
             if wanted and name in files:
                 covered = wanted & set(font_manager.get_font(files[name]).get_charmap())
