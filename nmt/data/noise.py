@@ -106,13 +106,13 @@ class WordCutter:
     def __init__(self, tokenizer: Tokenizer, amount: float) -> None:
         self.amount, self.pieces = amount, tokenizer.all_pieces()
         model = model_fields(tokenizer.model)
-        (kind,) = model_fields(b"".join(model[2])).get(3, [_UNIGRAM])[-1:]  # of the trainer
+        (kind,) = model_fields(b"".join(model.get(2, []))).get(3, [_UNIGRAM])[-1:]  # of the trainer
         if kind not in (_UNIGRAM, _BPE) or tokenizer.vocabulary is not None:
             rule = "needs a bpe or unigram tokenizer, and no imported vocabulary"
             raise ConfigError(f"subword_sampling={amount}: {rule}")
         self.draw_pieces = self._merge if kind == _BPE else self._walk
         self.scores = {  # log-probabilities, or for BPE the order of merges
-            piece[1][0].decode("utf-8"): unpack("<f", piece[2][0])[0]
+            piece[1][0].decode("utf-8"): unpack("<f", piece.get(2, [bytes(4)])[-1])[0]
             for piece in map(model_fields, model[1])
             if piece.get(3, [_WORD_PIECE])[-1] == _WORD_PIECE
         }
