@@ -55,6 +55,21 @@ class Score:
     detail: dict[str, float]  # components of the value, lengths in tokens; empty for chrF
 
 
+@dataclass(frozen=True, kw_only=True)
+class Significance:
+    """How to run the paired test."""
+
+    method: Method = Method.approximate_randomization
+    num_samples: int = 1000  # or random trials, at least 40; p is at least 1 / (num_samples + 1)
+    seed: int = 12345  # 1 or more; 0 means "no seed" to sacreBLEU
+
+    def __post_init__(self) -> None:
+        if self.num_samples < 40:
+            raise ConfigError(f"num_samples={self.num_samples} is too few; set 40 or more")
+        if self.seed < 1:
+            raise ConfigError(f"seed={self.seed} would not be repeatable; set 1 or more")
+
+
 @dataclass(frozen=True)
 class Comparison:
     """One metric of a system and of its baseline, in points; all intervals are of 95 %.
@@ -151,18 +166,13 @@ def compare(
     references: Sequence[Lines],
     *,
     baseline: Lines,
-    method: Method = Method.approximate_randomization,
-    num_samples: int = 1000,
-    seed: int = 12345,
+    test: Significance = Significance(),  # noqa: B008  # frozen
     tokenize: str = "13a",
     lowercase: bool = False,
     metrics: Sequence[Metric] = DEFAULT_METRICS,
     force: bool = False,
 ) -> list[Comparison]:
     """Test whether a system differs from a baseline, by sacreBLEU's PairedTest.
-
-    `num_samples` resamples or random trials are at least 40; p is at least 1 / (num_samples + 1).
-    `seed` is 1 or more: 0 means "no seed" to sacreBLEU.
 
     Intervals come from bootstrap resampling with either method. sacreBLEU 2.6 gives (almost)
     identical systems the smallest possible p-value, since it counts trials that exceed the observed
@@ -174,15 +184,15 @@ def compare(
     built = {metric.value: _build(metric, tokenize, lowercase) for metric in metrics}
     systems = [("baseline", baseline), ("system", hypotheses)]
     kind, extra = "ar", NUM_INTERVAL_SAMPLES
-    if method is Method.bootstrap:  # which computes intervals from its own resamples
+    if test.method is Method.bootstrap:  # which computes intervals from its own resamples
         kind, extra = "bs", -1
-    own = {key: os.environ[key] for key in ("SACREBLEU_SEED",) if key in os.environ}
-    os.environ["SACREBLEU_SEED"] = str(seed)  # read when the test is built
+    seed = {key: os.environ[key] for key in ("SACREBLEU_SEED",) if key in os.environ}
+    os.environ["SACREBLEU_SEED"] = str(test.seed)  # read when the test is built
     try:
-        paired = PairedTest(systems, built, references, kind, num_samples, extra)
+        paired = PairedTest(systems, built, references, kind, test.num_samples, extra)
     finally:
         del os.environ["SACREBLEU_SEED"]
-        os.environ.update(own)
+        os.environ.update(seed)
     signatures, results = paired()
     rows = []
     for name, metric in paired.metrics.items():
@@ -194,7 +204,7 @@ def compare(
         )
         num_changed = int((before != after).any(axis=1).sum())
         first, second = cast(list[Any], results[name])
-        low, high = _difference_interval(metric, before, after, seed=seed)
+        low, high = _difference_interval(metric, before, after, seed=test.seed)
         values = [getattr(r, v) for r in (first, second) for v in ("score", "mean", "ci")]
         values += [second.score - first.score, low, high]
         values.append(max(second.p_value, min(1.0, 2.0 ** (1 - num_changed))))

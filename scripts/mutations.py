@@ -455,7 +455,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("launch-cause", "nmt/cli/train.py", "1 if \"no answer\" in text else 2", "2 if \"no answer\" in text else 1", "launch"),
     ("test-floor", "nmt/evaluate.py", "2.0 ** (1 - num_changed)", "2.0 ** -num_changed", "evaluate"),
     ("tokenized", "nmt/evaluate.py", "num_tokenized > MAX_TOKENIZED_LINES", "num_tokenized >= MAX_TOKENIZED_LINES", "evaluate"),
-    ("seed-left", "nmt/evaluate.py", "os.environ.update(own)", "pass", "evaluate"),
+    ("seed-left", "nmt/evaluate.py", "os.environ.update(seed)", "pass", "evaluate"),
     ("interval", "nmt/evaluate.py", "value(system[drawn]) - value(baseline[drawn])", "value(system[drawn]) - value(baseline)", "evaluate"),
     ("export-order", "nmt/export/huggingface.py", "order[0::2], order[1::2]", "order[1::2], order[0::2]", "exported"),
     ("export-projection", "nmt/export/huggingface.py", "weights[f\"{ours}.{kind}\"][order] for", "weights[f\"{ours}.{kind}\"] for", "exported"),

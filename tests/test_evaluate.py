@@ -19,10 +19,12 @@ from sacrebleu.significance import PairedTest, Result
 from sacrebleu.tokenizers import tokenizer_ja_mecab
 from toy import command, train, write_corpus
 
-from nmt.config import EvaluateConfig, Method, Metric
 from nmt.errors import ConfigError, DataError
 from nmt.evaluate import (
     Comparison,
+    Method,
+    Metric,
+    Significance,
     as_json,
     as_table,
     bleu,
@@ -32,7 +34,7 @@ from nmt.evaluate import (
     tokenizer_for,
 )
 
-NUM_SAMPLES = 200
+QUICK = {method: Significance(method=method, num_samples=200) for method in Method}
 
 
 def corpus(num_lines: int, *, seed: int = 1) -> list[str]:
@@ -55,8 +57,8 @@ BAD = damaged(REFERENCE, 0.3, seed=3)
 def bleu_comparison(
     system: list[str], baseline: list[str], method: Method, reference: list[str] = REFERENCE
 ) -> Comparison:
-    options = {"num_samples": NUM_SAMPLES, "metrics": [Metric.bleu]}
-    (result,) = compare(system, [reference], baseline=baseline, method=method, **options)
+    options = {"test": QUICK[method], "metrics": [Metric.bleu]}
+    (result,) = compare(system, [reference], baseline=baseline, **options)
     return result
 
 
@@ -215,9 +217,7 @@ def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores
         assert result.p_value < 0.05
         assert result.difference_low > 0
         assert result.difference == pytest.approx(result.system - result.baseline)
-        comparisons = compare(
-            GOOD[:60], [REFERENCE[:60]], baseline=BAD[:60], method=method, num_samples=NUM_SAMPLES
-        )
+        comparisons = compare(GOOD[:60], [REFERENCE[:60]], baseline=BAD[:60], test=QUICK[method])
         assert [c.name for c in comparisons] == ["BLEU", "chrF2", "TER"]
         for c in comparisons:
             assert abs(c.system - c.system_mean) < c.system_ci
@@ -249,7 +249,7 @@ def test_comparison_equals_the_paired_test_of_sacrebleu(monkeypatch: pytest.Monk
         assert "seed:12345" in result.signature
     for mistake in ({"num_samples": 39}, {"seed": 0}):
         with pytest.raises(ConfigError, match="={}".format(*mistake.values())):
-            EvaluateConfig(hypotheses="a", references=["b"], baseline="c", **mistake)
+            Significance(**mistake)
 
 
 def test_table_and_json_show_every_score_with_its_signature() -> None:

@@ -37,9 +37,11 @@ def evaluate(config: EvaluateConfig) -> None:
         found = metrics.evaluate(test.hypotheses, test.references, **how)
         scores += [replace(s, name=f"{test.corpus} {s.name}".strip()) for s in found]
         if baseline is not None:
-            how |= {"num_samples": config.num_samples, "seed": config.seed}
+            kind = metrics.Significance(
+                method=config.method, num_samples=config.num_samples, seed=config.seed
+            )
             comparisons = metrics.compare(
-                test.hypotheses, test.references, baseline=baseline, method=config.method, **how
+                test.hypotheses, test.references, baseline=baseline, test=kind, **how
             )
     if config.format is OutputFormat.json:
         print(json.dumps(metrics.as_json(scores, comparisons), indent=2))
