@@ -143,7 +143,7 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     assert outcome.gradient_norm == pytest.approx(float(norm), rel=1e-5)
 
 
-def test_runs_resume_exactly_and_a_tokenizer_of_words_is_refused(
+def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
     data_dir: Path, tmp_path: Path
 ) -> None:
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]

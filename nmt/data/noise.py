@@ -27,7 +27,7 @@ from nmt.errors import ConfigError
 Draws = np.ndarray[Any, np.dtype[np.float64]]
 _UNIGRAM, _BPE, _WORD_PIECE = 1, 2, 1  # of sentencepiece_model.proto
 _CUTS = 64  # of each word with the same pieces, among which its occurrences draw
-_REMEMBERED = 1 << 18  # cuts; about 60 MB
+_REMEMBERED = 1 << 18  # cuts, which take 80 MB
 
 
 class TokenNoise:

@@ -12,7 +12,7 @@ from typing import Any
 
 from nmt.config import ServeConfig
 from nmt.data.languages import Tags
-from nmt.errors import ConfigError, DataError, ModelError
+from nmt.errors import ConfigError, DataError, ModelError, first_of
 from nmt.serve.workers import count_workers, load_in_workers
 from nmt.translate.translator import Translator
 
@@ -93,8 +93,7 @@ class Models:
                     )
                 directions[pair] = Direction(translator, folder, tags)
         names = [f"{src}-{tgt}" for src, tgt in directions]
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        log.info("directions: %s%s", " ".join(names[:_SHOWN]), more)
+        log.info("directions: %s", first_of(names, _SHOWN))
         return cls(directions)
 
     def code(self, wish: str) -> str | None:
