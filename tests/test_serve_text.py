@@ -260,7 +260,7 @@ def test_files_that_cannot_be_read_are_refused() -> None:
 
 
 def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
-    kept, gone = Downloads(60), Downloads(0)
+    kept, gone = Downloads(60, 9), Downloads(0, 9)
     key = kept.add("../../etc/a b.txt", "x")
     assert re.fullmatch(r"[\w-]{30,}/a b\.txt", key)
     path = kept.find(key)
@@ -275,3 +275,11 @@ def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
     for downloads in (kept, gone):
         downloads.close()
         assert not downloads.folder.exists()
+
+
+def test_the_oldest_downloads_make_room() -> None:
+    downloads = Downloads(60, max_bytes=10)
+    keys = [downloads.add("a.txt", content) for content in ("first", "second", "ä")]
+    assert [downloads.find(key) is not None for key in keys] == [False, True, True]
+    assert len(list(downloads.folder.iterdir())) == 2
+    downloads.close()

@@ -221,21 +221,25 @@ def _columns(header: Sequence[str], wanted: Sequence[str]) -> tuple[list[int], b
 
 @dataclass
 class Downloads:
-    """Translated files in a folder of their own, deleted after a while and when the server ends."""
+    """Translated files in a folder of their own. They are deleted after a while, the oldest when all
+    together are too large, and when the server ends.
+    """
 
     keep_seconds: float
+    max_bytes: int
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="nmt-serve-")))
     _expiry: dict[str, float] = field(default_factory=dict)
+    _sizes: dict[str, int] = field(default_factory=dict)  # in bytes, the oldest first
 
     def add(self, name: str, content: str) -> str:
         """Store a file; return its name in a URL, which nobody can guess."""
-        self.expire()
         shown = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:].lstrip(".") or "file"
         key = f"{secrets.token_urlsafe(24)}/{shown}"
         self.folder.mkdir(mode=0o700, exist_ok=True)  # what tidies up /tmp may have deleted it
         path = self.folder / key.split("/")[0]
-        path.write_text(content, encoding="utf-8", newline="")
-        self._expiry[key] = time.monotonic() + self.keep_seconds
+        path.write_bytes(data := content.encode())
+        self._expiry[key], self._sizes[key] = time.monotonic() + self.keep_seconds, len(data)
+        self.expire()
         return key
 
     def find(self, key: str) -> Path | None:
@@ -244,12 +248,13 @@ class Downloads:
         return self.folder / key.split("/")[0] if key in self._expiry else None
 
     def expire(self) -> None:
-        """Delete what is too old."""
+        """Delete what is too old, or too much."""
         now = time.monotonic()
-        for key in [key for key, until in self._expiry.items() if until <= now]:
-            del self._expiry[key]
-            with contextlib.suppress(OSError):
-                (self.folder / key.split("/")[0]).unlink()
+        for key, until in list(self._expiry.items()):
+            if until <= now or sum(self._sizes.values()) > self.max_bytes:
+                del self._expiry[key], self._sizes[key]
+                with contextlib.suppress(OSError):
+                    (self.folder / key.split("/")[0]).unlink()
 
     def close(self) -> None:
         """Delete everything."""

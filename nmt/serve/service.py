@@ -95,7 +95,7 @@ class Service:
             num_rounds += 1  # one waits in the engine, whose threads then never do
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)
-        self.downloads = Downloads(config.file_minutes * 60)
+        self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
         self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
         self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
         self._limits = RateLimits()
