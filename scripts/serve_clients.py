@@ -1,5 +1,5 @@
-"""Runs LibreTranslate's own API tests and its clients (libretranslatepy, deep-translator, npm
-`translate`) against nmt-serve.
+"""Runs LibreTranslate's own API tests, its clients (libretranslatepy, deep-translator, npm
+`translate`), and requests that schemathesis makes of our OpenAPI description against nmt-serve.
 
     python scripts/serve_clients.py --model RUN
 
@@ -32,7 +32,7 @@ import pytest
 PORT = 5955
 URL = f"http://127.0.0.1:{PORT}"
 CACHE = Path.home() / ".cache/nmt-benchmark/serve-clients"
-PACKAGES = ("libretranslatepy==2.1.4", "deep-translator==1.11.4", "pytest")
+PACKAGES = ("libretranslatepy==2.1.4", "deep-translator==1.11.4", "pytest", "schemathesis>=4,<5")
 TESTS = "libretranslate==1.9.6"  # for its tests, which need nothing of it
 
 PYTHON_CLIENTS = f"""
@@ -112,8 +112,10 @@ def client() -> Client:
 def main() -> None:
     """Serve the model and run every client."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
-    parser.add_argument("--model", required=True, type=Path, help="a model folder")
-    model = parser.parse_args().model
+    parser.add_argument("--model", required=True, type=Path, help="a run or a model folder")
+    from nmt.checkpoint import find_model  # the environment of the clients, with pytest, has no nmt
+
+    model = find_model(parser.parse_args().model)
     python = install()
     with tempfile.TemporaryDirectory() as folder:
         places = [renamed(model, Path(folder), *pair) for pair in (("en", "es"), ("es", "en"))]
@@ -179,6 +181,9 @@ def run_clients(python: Path) -> None:
     if (CACHE / "node_modules").exists():
         (CACHE / "client.mjs").write_text(NODE_CLIENT, encoding="utf-8")
         subprocess.run(["node", "client.mjs"], check=True, cwd=CACHE)
+    schemathesis = [str(python.with_name("schemathesis")), "run", f"{URL}/spec"]
+    schemathesis += ["--checks=not_a_server_error", "--suppress-health-check=all", "--no-color"]
+    subprocess.run([*schemathesis, "--max-examples=50", "--seed=1"], check=True, cwd=CACHE)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
-"""Compares the native backend, in float32 and bfloat16, with CTranslate2 float32 by processor time:
-one thread, in turns in one process, the same lines and settings.
+"""Compares the native backend, in float32 and (on processors that have it) bfloat16, with
+CTranslate2 float32 by processor time: one thread, in turns in one process, the same lines and
+settings.
 
     python scripts/benchmark/native.py RUN test.en --reference test.de
     python scripts/benchmark/native.py RUN test.en --shape 6x512 --lines 96
@@ -34,8 +35,9 @@ LENGTH = 24  # tokens of each translation by a random model, EOS included
 PLAYERS: dict[str, dict[str, Any]] = {
     "ctranslate2 float32": {"backend": "ctranslate2"},
     "nmt float32": {},
-    "nmt bfloat16": {"dtype": "bfloat16"},
 }
+if torch.backends.cpu.get_cpu_capability() != "AVX2":  # where it is emulated
+    PLAYERS["nmt bfloat16"] = {"dtype": "bfloat16"}
 
 
 def random_model(trained: Path, shape: str, folder: Path) -> Path:
