@@ -208,6 +208,34 @@ def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) ->
         assert models.code("zz") is None
 
 
+def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: Tokenizer) -> None:
+    tags = ["aka_Latn", "eng_Latn", "twi_Latn", "xx", "zho_Hans", "zho_Hant"]
+    symbols = [f"<2{tag}>" for tag in tags]
+    tagged = train_tokenizer(sentences(200), tokenizer_config(), symbols)
+    folders = [tiny_folder(tmp_path / "many", tagged), tiny_folder(tmp_path / "one", tokenizer)]
+    for folder, languages in zip(folders, (("mul", "mul"), ("en", "zh-Hant")), strict=True):
+        config = json.loads((folder / "config.json").read_text())
+        config |= dict(zip(("src_lang", "tgt_lang"), languages, strict=True))
+        (folder / "config.json").write_text(json.dumps(config))
+        write_manifest(folder)
+    models = loaded(folders[0])
+    assert models.codes == ["aka_Latn", "en", "twi_Latn", "xx", "zh-Hans", "zh-Hant"]  # both are ak
+    names = [language["name"] for language in models.languages()]
+    assert names[-3:] == ["xx", "Chinese (Simplified)", "Chinese (Traditional)"]
+    for code, wishes in {
+        "en": ("eng_Latn", "en-GB", "EN"),
+        "zh-Hans": ("zh", "ZHO_hans", "zh-CN"),
+        "zh-Hant": ("zt", "zh_TW"),
+        None: ("deu_Latn", "z"),
+    }.items():
+        assert {models.code(wish) for wish in wishes} == {code}
+    assert models.source_of("a house with a red roof", "zh-Hans")[0] == "en"
+    assert models.directions["en", "zh-Hans"].tags.src == "<2zho_Hans>"
+    both = Models.load(ServeConfig(model_dir=list(map(str, folders)), device="cpu", num_workers=0))
+    assert both.directions["en", "zh-Hant"].folder == str(folders[1])
+    assert both.directions["eng_Latn", "zho_Hant"].folder == str(folders[0])
+
+
 def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> None:
     search = {"beam_size": 3, "length_penalty": 1.0}
     translator = Translator.load(folder, device="cpu")

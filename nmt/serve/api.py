@@ -20,8 +20,8 @@ from starlette.routing import Route
 from nmt.config import resolve
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
+from nmt.serve.codes import name_of
 from nmt.serve.documents import FORMATS, Document, Reading, read_document
-from nmt.serve.models import language_name
 from nmt.serve.service import Call, Service, Wish, check_results, unless_gone
 
 log = logging.getLogger(__name__)
@@ -232,8 +232,8 @@ async def frontend_settings(request: Request) -> Response:
             "filesTranslation": config.max_file_bytes > 0,
             "supportedFilesFormat": list(FORMATS) if config.max_file_bytes else [],
             "language": {
-                "source": {"code": source, "name": language_name(source)},
-                "target": {"code": target, "name": language_name(target)},
+                "source": {"code": source, "name": name_of(source)},
+                "target": {"code": target, "name": name_of(target)},
             },
         }
     )

@@ -221,8 +221,8 @@ def _columns(header: Sequence[str], wanted: Sequence[str]) -> tuple[list[int], b
 
 @dataclass
 class Downloads:
-    """Translated files in a folder of their own. They are deleted after a while, the oldest when all
-    together are too large, and when the server ends.
+    """Translated files in a folder of their own. They are deleted after a while, the oldest when
+    all together are too large, and when the server ends.
     """
 
     keep_seconds: float

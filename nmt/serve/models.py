@@ -13,28 +13,15 @@ from typing import Any
 from nmt.config import ServeConfig
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError, first_of
+from nmt.serve.codes import maximize, name_of, shorten
 from nmt.serve.workers import count_workers, load_in_workers
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
-_ALIASES = (("pb", "pt-br"), ("zh", "zh-hans", "zh-cn"), ("zt", "zh-hant", "zh-tw"))
 DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
 _SHOWN = 50  # directions that the log names
 _SURE = 50.0  # confidence from which a text counts as being in the target language already
-_NAMES = """af Afrikaans|am Amharic|ar Arabic|az Azerbaijani|be Belarusian|bg Bulgarian|bn Bengali|
-bs Bosnian|ca Catalan|cs Czech|cy Welsh|da Danish|de German|el Greek|en English|eo Esperanto|
-es Spanish|et Estonian|eu Basque|fa Persian|fi Finnish|fr French|ga Irish|gl Galician|gu Gujarati|
-he Hebrew|hi Hindi|hr Croatian|hu Hungarian|hy Armenian|id Indonesian|is Icelandic|it Italian|
-ja Japanese|ka Georgian|kk Kazakh|km Khmer|kn Kannada|ko Korean|ky Kyrgyz|la Latin|
-lb Luxembourgish|lo Lao|lt Lithuanian|lv Latvian|mk Macedonian|ml Malayalam|mn Mongolian|
-mr Marathi|ms Malay|mt Maltese|my Burmese|nb Norwegian Bokmål|ne Nepali|nl Dutch|nn Nynorsk|
-no Norwegian|pa Punjabi|pb Portuguese (Brazil)|pl Polish|ps Pashto|pt Portuguese|
-pt-br Portuguese (Brazil)|ro Romanian|ru Russian|sk Slovak|sl Slovenian|so Somali|sq Albanian|
-sr Serbian|sv Swedish|sw Swahili|ta Tamil|te Telugu|tg Tajik|th Thai|tl Tagalog|tr Turkish|
-tt Tatar|uk Ukrainian|ur Urdu|uz Uzbek|vi Vietnamese|yi Yiddish|yo Yoruba|zh Chinese|
-zh-hans Chinese (simplified)|zh-hant Chinese (traditional)|zt Chinese (traditional)|zu Zulu"""
-NAMES = dict(entry.strip().split(" ", 1) for entry in _NAMES.split("|"))
 
 
 @dataclass(frozen=True)
@@ -65,7 +52,11 @@ class Models:
         for source, target in directions:
             self._targets[source].add(target)
             self._sources[target].append(source)
-        self._known = {code.lower().replace("_", "-"): code for code in self.codes}
+        self._known: dict[Any, str] = {}
+        for code in self.codes:
+            whole = maximize(code)
+            for key in (code.lower().replace("_", "-"), whole, whole[:2]):
+                self._known.setdefault(key, code)
 
     @classmethod
     def load(cls, config: ServeConfig) -> Models:
@@ -92,6 +83,7 @@ class Models:
                         f"{pair[0]} to {pair[1]}; leave one out"
                     )
                 directions[pair] = Direction(translator, folder, tags)
+        directions = _rename(directions)
         names = [f"{src}-{tgt}" for src, tgt in directions]
         log.info("directions: %s", first_of(names, _SHOWN))
         return cls(directions)
@@ -99,12 +91,11 @@ class Models:
     def code(self, wish: str) -> str | None:
         """Return the code of a language as the models have it; None for one that none has.
 
-        Letter case does not count; pb is pt-BR, zh zh-Hans, zt zh-Hant, and a region that no model
-        has is left out.
+        Letter case does not count, codes that mean the same are equal ("zh", "zh-Hans",
+        "zho_Hans"), and a region that no model has is left out.
         """
-        name = wish.lower().replace("_", "-")
-        group = next((group for group in _ALIASES if name in group), ())
-        choices = (name, *group, name.split("-")[0])
+        name, whole = wish.lower().replace("_", "-"), maximize(wish)
+        choices = (name, whole, whole[:2], name.split("-")[0])
         return next((self._known[choice] for choice in choices if choice in self._known), None)
 
     def targets(self, source: str) -> list[str]:
@@ -114,7 +105,7 @@ class Models:
     def languages(self) -> list[dict[str, Any]]:
         """Return what /languages answers."""
         return [
-            {"code": code, "name": language_name(code), "targets": self.targets(code)}
+            {"code": code, "name": name_of(code), "targets": self.targets(code)}
             for code in self.codes
         ]
 
@@ -144,17 +135,21 @@ class Models:
         return (fitting or self.sources)[0], 0.0
 
 
+def _rename(directions: dict[tuple[str, str], Direction]) -> dict[tuple[str, str], Direction]:
+    """Name languages as clients know them, but where another model has that direction."""
+    short = shorten({code for pair in directions for code in pair})
+    found: dict[tuple[str, str], Direction] = {}
+    for pair, direction in directions.items():
+        source, target = (short.get(code, code) for code in pair)
+        found[pair if (source, target) in directions else (source, target)] = direction
+    return found
+
+
 def _load_here(config: ServeConfig) -> list[Translator]:
     """Load the models into this process."""
     options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
     options |= {"backend": config.backend, "num_threads": config.num_threads}
     return [Translator.load(folder, **options) for folder in config.model_dir]
-
-
-def language_name(code: str) -> str:
-    """Return the English name of a language; its code where there is none."""
-    name = code.lower().replace("_", "-")
-    return NAMES.get(name) or NAMES.get(name.split("-")[0]) or code
 
 
 def has_detection() -> bool:
