@@ -36,7 +36,9 @@ def lengths_of(*pairs: tuple[int, int]) -> np.ndarray:
 def test_operations_equal_those_that_torch_counts_without_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(LAYERS, "is_onednn_faster", lambda: False)  # unknown to the counter
+    monkeypatch.setattr(
+        LAYERS, "is_onednn_faster", lambda _num_packed=0: False
+    )  # unknown to the counter
     monkeypatch.setattr(PACKING, "_SHORT", 0)  # products of short sentences have padding
     sizes = [(3, 5, 7, {"d_ff": 40}), (1, 9, 2, {"d_ff": 24}), (2, 4, 4, {"d_ff": 48})]
     for batch, source, target, changes in sizes + [(3, 5, 7, case) for case in VARIANTS.values()]:
@@ -78,7 +80,9 @@ class Clock:
 
 
 def test_the_rate_is_the_devices_whatever_the_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LAYERS, "is_onednn_faster", lambda: False)  # unknown to the counter
+    monkeypatch.setattr(
+        LAYERS, "is_onednn_faster", lambda _num_packed=0: False
+    )  # unknown to the counter
     monkeypatch.setattr(costs, "Timer", Clock)
     for vocab_size, d_ff, num_tokens in ((100, 32, 40), (10_000, 64, 5000)):  # the latter is cut
         for dtype in (torch.float32, torch.bfloat16):

@@ -60,8 +60,28 @@ def library(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
     """Use MKL, then oneDNN, whatever the CPU; the second also fuses the ReLU."""
     if request.param and not torch.backends.mkldnn.is_available():
         pytest.skip("this torch has no oneDNN")
-    monkeypatch.setattr(layers, "is_onednn_faster", lambda: request.param)
+    monkeypatch.setattr(layers, "is_onednn_faster", lambda _num_packed=0: request.param)
     return bool(request.param)
+
+
+def test_onednn_multiplies_where_it_is_faster(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr(layers, "Path", lambda _: tmp_path / "cpuinfo")
+    found = {}
+    for vendor in ("AuthenticAMD", "GenuineIntel"):
+        (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}")
+        for capability in ("AVX512", "AVX2", "DEFAULT"):
+            monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda c=capability: c)
+            sizes = (0, 1 << 18, 1 << 20)
+            faster = [layers.is_onednn_faster.__wrapped__(size) for size in sizes]
+            found[vendor, capability] = faster
+    assert {key for key, faster in found.items() if any(faster)} == {
+        ("AuthenticAMD", "AVX512"),
+        ("AuthenticAMD", "AVX2"),
+    }
+    assert found["AuthenticAMD", "AVX512"] == [True, True, True]
+    assert found["AuthenticAMD", "AVX2"] == [False, False, True]  # large and packed
 
 
 def models() -> Iterator[tuple[str, FastTransformer]]:

@@ -1,7 +1,8 @@
 """Linear layers and dropout as fast as the CPU allows.
 
 On CPUs with AVX-512 that are not Intel's, MKL, which torch uses for float32, uses half of their
-width; oneDNN uses all of it and is twice as fast there. Elsewhere linear layers are torch's own.
+width; oneDNN uses all of it and is twice as fast there. With AVX2 it multiplies few rows by a large
+matrix in its own order faster. Elsewhere linear layers are torch's own.
 torch's dropout draws a float for every element on a CPU and keeps it for the backward pass; here an
 element takes 16 random bits and one byte of memory.
 """
@@ -24,6 +25,7 @@ from nmt.model.transformer import FeedForward
 ROWS_STEP = 64
 """More than 512 rows are padded to a multiple of this for oneDNN; such a number saves the copy."""
 _ROUNDING = ((8, 1), (32, 4), (256, 8), (512, 32))  # up to so many rows, to multiples of this
+_LARGE = 1 << 19  # elements of a matrix for which oneDNN's calls, slower than MKL's, pay with AVX2
 _REORDERED = 1 << 18  # elements; copies of smaller matrices for one update cost more than they save
 _LEVELS = 1 << 16  # of a dropout probability: 16 bits an element
 _DRAWS = 4  # elements for which one 64-bit number suffices
@@ -111,8 +113,8 @@ def linear(
     `activation` relu the larger of that and 0; with weights that `reorder` made bfloat16 by
     products of bfloat16, in the format of `x` again.
     """
-    if weight.is_mkldnn and weight.dtype is torch.bfloat16:
-        return _onednn(x.bfloat16(), weight, bias, activation).to(x.dtype)
+    if weight.is_mkldnn:
+        return _onednn(x.to(weight.dtype), weight, bias, activation).to(x.dtype)
     if not _takes_onednn(x):
         y = F.linear(x, weight, bias)
         return torch.relu(y) if activation == "relu" else y
@@ -138,7 +140,7 @@ def reorder(
     if reordered is None or torch.is_grad_enabled():
         return weight, bias
     is_narrow = is_narrowed(reordered, x)
-    if not is_narrow and not _takes_onednn(x):
+    if not is_narrow and not _takes_onednn(x, weight.numel()):
         return weight, bias
     key = start, len(weight)
     if key not in reordered:
@@ -269,13 +271,13 @@ def _pad_rows(rows: Tensor) -> Tensor:
     return F.pad(rows, (0, 0, 0, missing)) if missing else rows
 
 
-def _takes_onednn(x: Tensor) -> bool:
+def _takes_onednn(x: Tensor, num_packed: int = 0) -> bool:
     return (
         not torch.compiler.is_compiling()  # first, since what follows breaks a graph
         and x.device.type == "cpu"
         and x.dtype is torch.float32
         and x.numel() > 0  # oneDNN takes no empty matrices
-        and is_onednn_faster()
+        and is_onednn_faster(num_packed)
         and not torch.is_autocast_enabled("cpu")
     )
 
@@ -298,12 +300,15 @@ def can_reorder() -> bool:
 
 
 @functools.cache
-def is_onednn_faster() -> bool:
-    """Return whether oneDNN uses wider instructions than MKL on this CPU."""
-    if not can_reorder() or torch.backends.cpu.get_cpu_capability() != "AVX512":
+def is_onednn_faster(num_packed: int = 0) -> bool:
+    """Return whether oneDNN is faster than MKL on this CPU, with a matrix of so many elements in
+    its own order, or with any.
+    """
+    capability, info = torch.backends.cpu.get_cpu_capability(), Path("/proc/cpuinfo")
+    if not (capability == "AVX512" or capability == "AVX2" and num_packed >= _LARGE):
         return False
-    info = Path("/proc/cpuinfo")
-    return info.is_file() and "GenuineIntel" not in info.read_text(encoding="utf-8")
+    text = info.read_text(encoding="utf-8") if info.is_file() else "GenuineIntel"
+    return can_reorder() and "GenuineIntel" not in text
 
 
 class FastDropout(nn.Dropout):

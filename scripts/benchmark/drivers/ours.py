@@ -27,7 +27,7 @@ def take_kernels(job: dict[str, Any]) -> str:
         if not layers.is_onednn_faster():
             sys.exit("oneDNN does not replace MKL on this processor: the row nmt is without it")
         for module in (layers, loss):
-            module.is_onednn_faster = lambda: False
+            module.is_onednn_faster = lambda _num_packed=0: False
     if dtype == "bfloat16" and job["device"] == "cpu" and not layers.multiplies_bfloat16():
         sys.exit("this processor has no instructions for bfloat16")
     return dtype
