@@ -69,17 +69,14 @@ def search(
     """
     prefixes = prefixes or [()] * len(src)
     check_prefixes(prefixes, ids)
-    forced = None
-    if any(prefixes):
-        forced = pad(prefixes, pad_id=-1)  # (B, longest)
+    forced = pad(prefixes, pad_id=-1) if any(prefixes) else None  # (B, longest)
     limits = length_limits(src_lengths, config, prefixes)
     if config.sampling and keys is None:
         keys = occurrences(src.tolist())
     wanted = min(n_best or config.beam_size, config.beam_size)
     batch = (src, src_lengths, config, ids)
     task = SearchTask(*batch, constraints, limits, wanted, keys or (), forced)
-    uses_beam = config.beam_size > 1 and not config.sampling
-    if not uses_beam:
+    if config.beam_size == 1 or config.sampling:
         return check_found(greedy_or_sampling(stepper, task))
     beams = BeamSearch(stepper, task)
     while beams.num_live:
@@ -186,8 +183,7 @@ class BeamSearch:
         before = torch.full((len(limits), live.length), self.task.ids.bos, device=device)
         zeros = torch.zeros(before.shape, device=device)
         columns = torch.tensor(numbers), zeros.sum(dim=1), before, zeros
-        pairs = zip(vars(live).values(), columns, strict=False)
-        self._live = Live(*(torch.cat(pair) for pair in pairs))
+        self._live = Live(*map(torch.cat, zip(vars(live).values(), columns, strict=False)))
 
 
 @dataclass
