@@ -210,7 +210,7 @@ def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> No
 
 
 def test_what_a_model_does_not_have_is_refused_with_what_it_has(
-    root: Path, capfd: pytest.CaptureFixture[str]
+    root: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     translator = Translator.load(root / "run", device="cpu")
     for options, message in (
@@ -225,6 +225,10 @@ def test_what_a_model_does_not_have_is_refused_with_what_it_has(
         translator.translate(["<2de> red", "red"])
     assert translate(f"model_dir={root / 'run'}", f"input={root / 'test.en-de.en'}") == 2
     assert "line 1 names no direction; give tgt_lang=" in capfd.readouterr().err
+    (tmp_path / "some").write_text("<2de> red\n<2de> red\nred\n", encoding="utf-8")
+    files = [f"{side}={tmp_path / 'some'}" for side in ("src", "tgt")]
+    assert command("score", f"model_dir={root / 'run'}", *files, "window_lines=2") == 2
+    assert "line 3 names no direction" in capfd.readouterr().err
 
 
 def test_scores_are_higher_in_the_direction_of_the_text(

@@ -173,10 +173,12 @@ def _score(
     tags = translator.choose_tags(**asked)
     translator.backend.check(translator.search_config(**settings), scoring=True)
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
+    options = {"max_tokens": config.max_tokens, **settings, **asked}
+    first_line = 0
     while window := list(islice(pairs, config.window_lines)):
         sources, targets = zip(*window, strict=True)
-        options = {"max_tokens": config.max_tokens, **settings, **asked}
-        found = translator.score_hypotheses(sources, targets, **options)
+        found = translator.score_hypotheses(sources, targets, first_line=first_line, **options)
+        first_line += len(window)
         for hypothesis, source in zip(found, sources, strict=True):
             content: dict[str, Any] = {
                 "log_prob": hypothesis.log_prob,

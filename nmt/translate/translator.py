@@ -244,6 +244,7 @@ class Translator:
         sources: Iterable[str],
         targets: Iterable[str],
         config: SearchConfig | None = None,
+        first_line: int = 0,  # the number of lines before these, for errors
         **options: Any,
     ) -> list[Hypothesis]:
         """Return what `score` returns as ids, EOS last; of two empty lines without a token."""
@@ -252,7 +253,8 @@ class Translator:
         require(most >= 1, "max_tokens", most, "must be at least 1")
         self.backend.check(config, scoring=True)
         tags = self.choose_tags(**others)
-        rows = encode_sources(self.tokenizer.src, list(check_lines("sources", sources)), tags)
+        texts = list(check_lines("sources", sources))
+        rows = encode_sources(self.tokenizer.src, texts, tags, first_line=first_line)
         texts = tag_lines(list(check_lines("targets", targets)), tags.tgt)
         ids = self.tokenizer.tgt.encode_batch(texts)
         if len(rows) != len(ids):
