@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, cast
 
@@ -240,7 +240,7 @@ def as_json(scores: Sequence[Score], comparisons: Sequence[Comparison] = ()) -> 
     return {"unit": "points", "confidence": 0.95, **shown}
 
 
-def check_lines(systems: dict[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
+def check_lines(systems: Mapping[str, Lines], references: Sequence[Lines], *, force: bool) -> None:
     """Raise a DataError unless every reference set has a line for each of a system and, without
     `force`, for text that looks tokenized, whose scores are not comparable.
     """

@@ -194,6 +194,10 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
     for more, message in (
         ([f"references={tmp_path / 'one'}"], "src: 2 lines, reference set 1: 1; they must match"),
         ([f"references={tmp_path / 'two'}", "baseline=absent"], "absent does not exist"),
+        (
+            [f"references={tmp_path / 'two'}", f"baseline={tmp_path / 'one'}"],
+            "baseline: 1 lines, reference set 1: 2; they must match",
+        ),
     ):
         assert command("evaluate", *options, *more) == 2
         assert message in capfd.readouterr().err

@@ -31,7 +31,7 @@ def evaluate(config: EvaluateConfig) -> None:
     scores: list[Score] = []
     comparisons: list[Comparison] = []
     baseline = None if config.baseline is None else list(read_input(config.baseline))
-    for test in _translated(config) if config.model_dir else [_given(config)]:
+    for test in _translated(config, baseline) if config.model_dir else [_given(config)]:
         how: dict[str, Any] = {"tokenize": test.tokenize, "metrics": config.metrics}
         how |= {"lowercase": config.lowercase, "force": config.force}
         found = metrics.evaluate(test.hypotheses, test.references, **how)
@@ -57,7 +57,7 @@ def _given(config: EvaluateConfig) -> _Test:
     return _Test(references, tokenize, list(read_input(config.hypotheses)), [], {})
 
 
-def _translated(config: EvaluateConfig) -> list[_Test]:
+def _translated(config: EvaluateConfig, baseline: list[str] | None) -> list[_Test]:
     """Return the tests with the translations of the model."""
     from nmt.data.languages import default_directions
     from nmt.distributed import set_num_threads
@@ -82,7 +82,8 @@ def _translated(config: EvaluateConfig) -> list[_Test]:
         tokenize = _tokenizer(config, config.tgt_lang or only)
         references = [list(read_input(path)) for path in config.references]
         sources = list(read_input(config.src))
-        metrics.check_lines({"src": sources}, references, force=True)
+        read = {"src": sources} | ({} if baseline is None else {"baseline": baseline})
+        metrics.check_lines(read, references, force=True)
         tests.append(_Test(references, tokenize, [], sources, asked))
     return [
         replace(test, hypotheses=translator.translate(test.sources, **test.direction))

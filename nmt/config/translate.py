@@ -352,6 +352,7 @@ class EvaluateConfig:
             require(self.data_dir is not None, "model_dir", ",".join(self.model_dir), rule)
             require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
             require(not self.references, "references", ",".join(self.references), "needs src=FILE")
+            require(not self.src_lang, "src_lang", self.src_lang, "needs src=FILE")
         check_ranges(self)
         without: dict[str, tuple[str, ...]] = {"baseline": ("method", "num_samples", "seed")}
         without["model_dir"] = ("src", "split", "src_lang", "device")
@@ -359,6 +360,10 @@ class EvaluateConfig:
             for key in keys if getattr(self, needed) is None else ():
                 value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
                 require(value == default, key, value, f"does nothing without {needed}")
+        is_usual = self.src is None or self.split is HeldOutSplit.test
+        require(is_usual, "split", self.split, "is of data_dir; leave out src")
+        num_stdin = [self.hypotheses, self.baseline, self.src, *self.references].count("-")
+        require(num_stdin < 2, "references", "-", "stdin is read once; give files")
 
 
 @dataclass(kw_only=True)
