@@ -316,10 +316,14 @@ def test_what_cannot_be_is_one_line(
         ({"max_ratio": 0.5}, "max_ratio=0.5: must be 0 or at least 1"),
         ({"input": None}, "give input=FILE"),
         ({"backend": Engine.ctranslate2}, "sampling=true with backend=ctranslate2: draws others"),
+        ({"model_dir": [str(tmp_path / "absent")]}, "absent does not exist"),
     ]
     for options, text in cases:
         with pytest.raises(NmtError, match=text):
             distill(folder, tmp_path / "out", **options)
+        is_read = options.get("input") == [str(tmp_path / "blank")]
+        assert (tmp_path / "out").exists() == is_read, text  # no empty folder of a mistake
+        shutil.rmtree(tmp_path / "out", ignore_errors=True)
     for out, name in ((tmp_path / "own", "src.txt"), (tmp_path / "made", "tgt.txt")):
         shutil.copytree(folder / "distill", out)
         if out.name == "own":

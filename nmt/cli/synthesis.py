@@ -69,7 +69,6 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     for path in sides:
         if path.resolve() in inputs or (path.exists() and not is_ours):
             raise DataError(f"{path} is the input, or no output of ours; give output=FOLDER")
-    folder.mkdir(parents=True, exist_ok=True)
     shared = {field.name: getattr(config, field.name) for field in fields(TranslationConfig)}
     work = TranslationJob(TranslateConfig(**shared | {"input": "-", "output": "-"}))
     own = {"max_ratio": config.max_ratio, "max_repeats": config.max_repeats}
@@ -102,6 +101,7 @@ def _translate(
 ) -> SynthesisCounts:  # fmt: skip
     """Translate what is not translated yet, and write the files of the corpus."""
     folder, src = resolve(config.output), work.tokenizer.src
+    folder.mkdir(parents=True, exist_ok=True)
     has_stream = any(map(is_stream, files))
     sizes = [resolve(f).stat().st_size for f in files if not (is_stream(f) or is_packed(f))]
     total_bytes = sum(sizes) if len(sizes) == len(files) else None
