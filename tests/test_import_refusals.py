@@ -247,6 +247,9 @@ def test_the_input_has_to_be_a_model_and_the_output_must_not_be_anything_else(
     refused(tmp_path / "empty", "holds no model that is known", capsys)
     folder = write_marian(tmp_path / "whole", 0, MARIAN["relu, no bias"])
     before = sorted(path.name for path in folder.iterdir())
+    for kind in ("auto", "huggingface"):  # a file of the folder stands for it
+        given = [f"input={folder / 'config.json'}", f"format={kind}"]
+        assert command("import", *given, f"output={tmp_path / kind}") == 0
     assert command("import", f"input={folder}", f"output={folder}") == 2
     assert "exists and holds no config.json of nmt" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == before

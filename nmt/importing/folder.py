@@ -38,6 +38,7 @@ def import_model(config: ImportConfig) -> Path:
     path, output = resolve(str(config.input)), resolve(config.output)
     if not path.exists():
         raise ModelError(f"input={path} does not exist; give a folder or a file with a model")
+    path = path.parent if path.name == huggingface.CONFIG else path
     name = config.format if config.format is not ImportFormat.auto else find_format(path)
     try:
         imported = _READERS[name](path, config)
