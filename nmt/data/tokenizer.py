@@ -92,10 +92,10 @@ class Tokenizer:
                 return [self.encode(text) for text in texts]
             ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
         except (TypeError, RuntimeError):  # SentencePiece does not name the text
-            for number, text in enumerate(texts):
+            for text in texts:  # which may be of a window: a number would not say where it is
                 if found := re.search("[\ud800-\udfff]", text):
                     raise DataError(
-                        f"text {number}, from 0, has half a surrogate pair at character "
+                        f"the text {text[:40]!a} has half a surrogate pair at character "
                         f"{found.start()}; decode it with errors='replace'"
                     ) from None
             raise
