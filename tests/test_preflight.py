@@ -7,6 +7,7 @@ import json
 import re
 import resource
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,12 +16,13 @@ import torch
 from conftest import hidden_states, tiny_model
 from ranks import child
 
-from nmt.config import Adapter, Optimizer, OptimizerConfig, Sharding, TrainConfig
+from nmt.config import Adapter, ModelConfig, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket
+from nmt.distributed import World
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training import checks
+from nmt.training import checks, learner
 from nmt.training.checks import (
     check_model_fits,
     is_out_of_memory,
@@ -172,3 +174,22 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
     monkeypatch.setattr(checks, "device_memory_bytes", lambda _: weights)
     with pytest.raises(ConfigError, match="set sharding=full on 5 devices"):  # 4 / 0.9
         check_model_fits(model, TrainConfig(**paths), CPU, 1)
+
+
+def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    places = []
+
+    def make(*sizes: Any, **named: Any) -> Transformer:
+        places.append(torch.empty(0).device.type)
+        return Transformer(*sizes, **named)
+
+    monkeypatch.setattr(learner, "Transformer", make)
+    monkeypatch.setattr(checks, "device_memory_bytes", lambda _: 1)
+    data: Any = SimpleNamespace(lengths=None)
+    tokenizer: Any = SimpleNamespace(tgt=SimpleNamespace(vocab_size=9), src_vocab_size=None)
+    config = TrainConfig(model=ModelConfig(d_model=8, num_heads=2))
+    with pytest.raises(ConfigError, match="use a smaller model"):
+        learner.Learner(config, data, tokenizer, World(), CPU)
+    assert places == ["meta"]

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -78,13 +79,11 @@ class Learner:
         # float16: a power of two, so that small gradients do not become 0; it halves when a
         # gradient overflows, and doubles after 2,000 updates without (Micikevicius et al., 2018)
         self.scaler = torch.amp.GradScaler(device.type, enabled=self.dtype is torch.float16)
-        model = Transformer(
-            config.model,
-            tokenizer.tgt.vocab_size,
-            src_vocab_size=tokenizer.src_vocab_size,
-            activation_checkpointing=config.activation_checkpointing,
-        )
-        check_model_fits(model, config, device, world.size)
+        vocab_size, src_vocab_size = tokenizer.tgt.vocab_size, tokenizer.src_vocab_size
+        make = partial(Transformer, config.model, vocab_size, src_vocab_size=src_vocab_size)
+        with torch.device("meta"), torch.random.fork_rng([]):  # takes no memory, draws nothing
+            check_model_fits(make(), config, device, world.size)
+        model = make(activation_checkpointing=config.activation_checkpointing)
         self.model = accelerate(model.to(device))
         choose_parameters(self.model, config)
         self.optimizer = make_optimizer(self.model, config.optimizer)
