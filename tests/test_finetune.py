@@ -114,7 +114,16 @@ def test_settings_that_contradict_are_refused(base: Path, tmp_path: Path) -> Non
         "freeze=encoder: needs init_from": {"freeze": [Part.encoder]},
         "adapter=lora: needs init_from": {"adapter": Adapter.lora},
         "leaves nothing to train": {"freeze": list(Part), "init_from": "x"},
-        "does not go with adapter": {"adapter": Adapter.lora, "init_from": "x", "ema_decay": 0.9},
+        "adapter=lora: no layer": {
+            "adapter": Adapter.lora,
+            "freeze": [Part.encoder, Part.decoder],
+            "init_from": "x",
+        },
+        "ema_decay=0.9: needs adapter=none": {
+            "adapter": Adapter.lora,
+            "init_from": "x",
+            "ema_decay": 0.9,
+        },
     }
     for message, settings in wrong.items():
         with pytest.raises(ConfigError, match=message):

@@ -407,9 +407,10 @@ class TrainConfig:
         for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
             valid = value == off or self.init_from is not None
             require(valid, key, value, "needs init_from=FOLDER, a model that is trained already")
-        require(len(set(self.freeze)) < len(Part), "freeze", parts, "leaves nothing to train")
-        valid = self.adapter is Adapter.none or self.ema_decay == 0
-        require(valid, "ema_decay", self.ema_decay, "does not go with adapter=lora")
+        is_lora = self.adapter is Adapter.lora
+        left = {*Part} - {*self.freeze} - {*[Part.embeddings] * is_lora}
+        require(bool(left), "freeze", parts, "leaves nothing to train (adapter=lora: no layer)")
+        require(not (is_lora and self.ema_decay), "ema_decay", self.ema_decay, "needs adapter=none")
         model = self.model
         shares = model.dropout, model.attention_dropout, model.activation_dropout
         valid = self.r_drop == 0 or any(shares) or bool(model.embedding_dropout)
