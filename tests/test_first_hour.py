@@ -98,6 +98,10 @@ def test_every_hint_is_the_command_that_works(
     assert follow(hint) == 0
     assert follow(last_hint(capfd, "translate")) == 0
     assert (home / "$x y-ctranslate2-float32/nmt.json").is_file()
+    assert command("export", "model_dir=$x y", "format=argos") == 0
+    *words, package = shlex.split(HINT.findall(capfd.readouterr().err)[-1])
+    assert words == ["argospm", "install"]
+    assert Path(package).is_file()
 
 
 def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import importlib.util
 import logging
 import os
+import shlex
 from pathlib import Path
 
 from nmt.cli.commands import command_line
@@ -110,7 +111,8 @@ def export(config: ExportConfig) -> None:
         command = command_line("translate", backend="ctranslate2", model_dir=output)
         log.info("next: %s, or without nmt as its README.md shows", command)
     elif config.format is ExportFormat.argos:
-        log.info("next: argospm install %s", next(resolve(output).glob("*.argosmodel")))
+        [package] = resolve(output).glob("*.argosmodel")
+        log.info("next: %s", shlex.join(["argospm", "install", str(package)]))
     else:
         log.info("its README.md shows how to translate with transformers")
 
