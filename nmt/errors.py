@@ -64,7 +64,8 @@ def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
     when none is near, `otherwise`, by default all.
     """
     options = sorted(valid)
-    close = difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    ends = sorted((option for option in options if option.endswith(f".{name}")), key=len)
+    close = ends[:3] or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
     if close:
         return "did you mean " + " or ".join(close) + "?"
     return otherwise or "valid: " + ", ".join(options)

@@ -64,6 +64,12 @@ def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line
         ("translate", "--batch-size 64", "a batch is counted in tokens: max_tokens"),
         ("train", "epochs=3", "max_updates=N; dry_run=true shows"),
         ("train", "--resume", "the same command resumes by itself"),
+        ("train", "--arch transformer", "write model=base, big, tiny, "),
+        (
+            "preprocess",
+            "src=a.en",
+            "did you mean data.test.src or data.train.src or data.valid.src",
+        ),
         ("train", "zzqqz=1", "nmt-train --help lists all"),
         ("translate", "model=runs/x", "it reads a folder: model_dir=runs/x"),
         ("average", "model=base", "model=base: does nothing in nmt-average"),

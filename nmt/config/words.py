@@ -89,6 +89,7 @@ _ADVICE = {
     "write model.num_encoder_layers={value} model.num_decoder_layers={value}": "layers num_layers",
     "the device is chosen by itself; device=cuda:{value} or device=cpu chooses it": "gpu gpu_id "
     "cuda use_cuda",
+    "write model=base, big, tiny, modern or deep_shallow": "arch architecture model_name",
     "translations and references are detokenized text already": "remove_bpe post_process",
 }
 ADVICE = {word: text for text, words in _ADVICE.items() for word in words.split()}
