@@ -3,12 +3,14 @@
     python scripts/ablation.py --text multi30k --output build/ablation --table docs/ablation.md
     python scripts/ablation.py ... --only baseline R-Drop --seeds 1
 
-The baseline is a small model that learns fast, `experiment=multi30k_quick` with the settings of
-`BASELINE`, one thread; a variant changes some of them. Its last checkpoint translates
-test_2016_flickr with beam 5. A row has means over the seeds, each with half of its 95 % interval
-(Student's t), and how far the BLEU is from that of the baseline, called noise where it is not
-beyond the 95 % interval of the difference (t with pooled variance). Variants with x2 or x4 in their
-names have so many times the updates, and are compared with the baseline that has as many.
+The baseline is a small model that learns fast: `experiment=multi30k_quick` with 3+3 layers of 128
+and the other settings of `BASELINE`, one thread. A variant changes some of them. Its last
+checkpoint translates test_2016_flickr with beam 5. A row has means over the seeds, each with half
+of its 95 % interval (Student's t), and how far the BLEU is from that of the baseline, called noise
+where it is not beyond the 95 % interval of the difference (t with pooled variance). A run sees the
+text two and a half times, so that what works against overfitting (R-Drop, BPE-dropout) can only
+lose. Variants with x2 or x4 in their names have so many times the updates, and are compared with
+the baseline that has as many.
 
 Results are appended to docs/ablation.jsonl (`--results`), with the date, version and processor.
 What is there is not done again, and what was interrupted goes on; processes with other `--seeds`
