@@ -127,8 +127,6 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
         (data, tmp_path / "text", "", str(tmp_path / "text")),
         (data, run, "max_tokens=3", "max_tokens=3", "longest sentence"),
         (data, run, "device=cuda:77", "device=cuda:77", "device=cpu"),
-        (data, data, "", "run_dir=", "is in data_dir, which nmt-preprocess replaces"),
-        (data, data / "run", "dry_run=true", "choose another run_dir"),
         (data, root / "run", "seed=5", "seed was 1, is 5"),
         (data, run, "device=gpu", "device=gpu", "auto, cpu, cuda"),
     ]:

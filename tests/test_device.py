@@ -68,7 +68,7 @@ def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Setup:
     settings = {"model": tiny_config(**SMALL)} | settings
     config = TrainConfig(
         data_dir=str(data_dir),
-        run_dir=str(data_dir.parent / "run"),
+        run_dir=str(data_dir / "run"),
         max_tokens=20,
         tokens_per_update=100,
         num_threads=1,

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from nmt.config import NoiseConfig, TrainConfig, require, resolve
+from nmt.config import NoiseConfig, TrainConfig, resolve
 from nmt.data.batch import batch_cost, padding_share
 from nmt.data.batching import TokenBatchSampler, Update
 from nmt.data.binary import ParallelData, read_meta
@@ -35,8 +35,6 @@ class Setup:
         self.run_dir = resolve(config.run_dir)
         set_num_threads(config.num_threads)
         data_dir = resolve(config.data_dir)
-        rule = "is in data_dir, which nmt-preprocess replaces as a whole; choose another run_dir"
-        require(not self.run_dir.is_relative_to(data_dir), "run_dir", config.run_dir, rule)
         self.meta = read_meta(data_dir)
         tags = target_tags(self.meta.directions.values())
         self.tokenizer = load_tokenizers(data_dir, self.meta.tokenizer_sha256, tags)
