@@ -65,6 +65,8 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
     latin.write_bytes(b"ja\n" * 7 + "grün\n".encode("latin-1") + b"ja\n" * 192)
     home.mkdir()
     (home / "letter.txt").write_text("dear", encoding="utf-8")
+    with_run = shutil.copytree(root / "data", tmp_path / "with_run")
+    (with_run / "run").mkdir()
     for changes, *expected in [
         ({"data.valid.tgt": "no/such.de"}, "no/such.de does not exist", "give"),
         ({"data.train.tgt": short}, "200 lines", "short.de 2", "again"),
@@ -75,6 +77,7 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
         ({"max_length": 2}, "all 200", "too long", "max_length=2"),
         ({"data.train.tgt": root / "train.src.txt", "filter.identical": True}, "all 200", "filter"),
         ({"data_dir": home}, "home exists", "choose another"),
+        ({"data_dir": with_run}, "with_run/run would be lost", "move it"),
     ]:
         assert_refused(expected, "preprocess", *preprocess_arguments(root, tmp_path, changes))
     before = {path: path.read_bytes() for path in (root / "data").iterdir()}

@@ -182,6 +182,8 @@ def open_workspace(place: Path) -> Iterator[Workspace]:
     """
     place = place.resolve()  # a link stays, and what it points to is replaced
     check_place(place, MARKER)
+    for inside in filter(Path.is_dir, place.glob("*")):
+        raise NmtError(f"{inside} would be lost with the data folder; move it elsewhere first")
     folder = place.with_name(f".{place.name}.work")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
