@@ -156,11 +156,11 @@ def renamed(model: Path, folder: Path, source: str, target: str) -> Path:
     return place
 
 
-def wait_for(server: subprocess.Popen[bytes]) -> None:
+def wait_for(server: subprocess.Popen[bytes], url: str = URL) -> None:
     """Wait until the server answers."""
     for _ in range(600):
         try:
-            urllib.request.urlopen(f"{URL}/health", timeout=5).close()
+            urllib.request.urlopen(f"{url}/health", timeout=5).close()
             return
         except OSError:  # a time limit is no URLError
             if server.poll() is not None:

@@ -26,6 +26,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from serve_clients import wait_for
+
 from nmt import Translator
 from nmt.checkpoint import find_model, load_info
 
@@ -53,7 +55,7 @@ def main() -> None:
         + [f"port={PORT}", "num_threads=2", "access_log=false"]
     )
     try:
-        wait_for(server)
+        wait_for(server, f"http://127.0.0.1:{PORT}")
         soak = Soak(server.pid, directions, lines, expected)
         with ThreadPoolExecutor(CLIENTS) as clients:
             for number in range(options.requests):
@@ -65,18 +67,6 @@ def main() -> None:
     print(dict(soak.counts))
     is_whole = soak.counts["right"] + soak.counts["hung up"] == options.requests
     sys.exit(0 if is_whole else 1)
-
-
-def wait_for(server: subprocess.Popen[bytes]) -> None:
-    """Wait until the server answers."""
-    for _ in range(600):
-        time.sleep(0.2)
-        with contextlib.suppress(OSError):
-            http.client.HTTPConnection("127.0.0.1", PORT, timeout=5).request("GET", "/health")
-            return
-        if server.poll() is not None:
-            sys.exit("the server ended")
-    sys.exit("the server does not answer")
 
 
 class Soak:
@@ -93,19 +83,14 @@ class Soak:
     def request(self, number: int, seed: str) -> None:
         """Send a request; every tenth client does not wait for the answer."""
         draw = random.Random(seed)
-        search, chosen = (
-            draw.randrange(3),
-            draw.choices(range(len(self._lines)), k=draw.choice((1, 2, 3))),
-        )
-        body = {
-            **self._directions,
-            "text": [self._lines[i] for i in chosen],
-            "search": SEARCHES[search],
-        }
+        search = draw.randrange(len(SEARCHES))
+        chosen = draw.choices(range(len(self._lines)), k=draw.randint(1, 3))
+        text = [self._lines[i] for i in chosen]
+        body = {"text": text, "search": SEARCHES[search], "split_sentences": False}
         wanted = [self._expected[search][i] for i in chosen]
         connection = http.client.HTTPConnection("127.0.0.1", PORT, timeout=120)
         try:
-            sent = json.dumps({**body, "split_sentences": False})
+            sent = json.dumps(body | self._directions)
             connection.request("POST", "/v1/translate", sent, {"Content-Type": "application/json"})
             if number % 10 == 9:
                 time.sleep(draw.uniform(0, 0.3))

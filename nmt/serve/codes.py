@@ -31,9 +31,8 @@ class Code(NamedTuple):
 def read(code: str) -> Code:
     """Return the parts that a code names; one that is none is all language."""
     try:
-        language, territory, script = parse_locale(_OWN.get(code.lower(), code.replace("-", "_")))[
-            :3
-        ]
+        name = _OWN.get(code.lower(), code.replace("-", "_"))
+        language, territory, script = parse_locale(name)[:3]
         alias = parse_locale(get_global("language_aliases").get(language, language))
     except ValueError:
         return Code(code.lower())

@@ -29,6 +29,7 @@ from nmt import Translator
 from nmt.checkpoint import find_model, load_info, load_tokenizer, save_model
 from nmt.config import ExportConfig, ExportFormat, Quantization
 from nmt.export.folder import export
+from nmt.model.fast.layers import multiplies_bfloat16
 from nmt.model.transformer import Transformer
 
 LENGTH = 24  # tokens of each translation by a random model, EOS included
@@ -36,7 +37,7 @@ PLAYERS: dict[str, dict[str, Any]] = {
     "ctranslate2 float32": {"backend": "ctranslate2"},
     "nmt float32": {},
 }
-if torch.backends.cpu.get_cpu_capability() != "AVX2":  # where it is emulated
+if multiplies_bfloat16():  # elsewhere it is emulated
     PLAYERS["nmt bfloat16"] = {"dtype": "bfloat16"}
 
 
