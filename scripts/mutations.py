@@ -48,9 +48,9 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("repeats-of-source", "nmt/translate/synthesis.py", "max(most, count_repeats(source))", "most", "synthesis"),
     ("pair-ratio", "nmt/translate/synthesis.py", "sizes[1] > config.max_ratio", "sizes[1] >= config.max_ratio", "synthesis"),
     ("pair-sides", "nmt/translate/synthesis.py", "number, None, 2)", "1 - number, None, 2)", "synthesis"),
-    # --- nmt/preprocess/context.py, nmt/translate/context.py
-    ("context-gap", PREPROCESS + "context.py", "lines[j] + 1 != lines[j + 1]", "False", "context"),
-    ("context-tag", PREPROCESS + "context.py", "lines[j][self.tag_sizes[side] :]", "lines[j]", "context"),
+    # --- nmt/preprocess/encode.py, nmt/translate/context.py
+    ("context-gap", PREPROCESS + "encode.py", "lines[j] + 1 != lines[j + 1]", "False", "context"),
+    ("context-tag", PREPROCESS + "encode.py", "lines[j][self.tag_sizes[side] :]", "lines[j]", "context"),
     ("context-parts", "nmt/translate/context.py", "len(parts) != num_lines or not", "not", "context"),
     ("state-average", "nmt/training/checks.py", "one * (2 if config.ema_decay else 1)", "one", "preflight"),
     ("state-divided", "nmt/training/checks.py", "state // num_ranks)", "state)", "preflight"),

@@ -11,22 +11,21 @@ reach over a space and whose normalization treats spaces as SentencePiece's own 
 from __future__ import annotations
 
 from array import array
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, replace
 from itertools import chain
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from nmt.config import NORMALIZATIONS
+from nmt.config import NORMALIZATIONS, PreprocessConfig
 from nmt.data.binary import ShardFile, ShardWriter
-from nmt.data.languages import tag_lines
+from nmt.data.languages import SEPARATOR, tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import model_fields
 from nmt.files import replace_file
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import Cleaned, clean
-from nmt.preprocess.context import Contexts
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import read_held_out, read_taken, text_of
@@ -92,7 +91,7 @@ class ShardEncoder:
         if config.data.context:
             lengths = np.stack([src.lengths, tgt.lengths], axis=1)
             contexts = Contexts(cleaned, lengths, self._tokenizers, config)
-            src, tgt = Ids(*contexts.join_ids(*src, 0)), Ids(*contexts.join_ids(*tgt, 1))
+            src, tgt = contexts.join_ids(src, 0), contexts.join_ids(tgt, 1)
             if texts is not None:
                 texts = contexts.join_texts(cleaned.src, 0), contexts.join_texts(cleaned.tgt, 1)
         return src, tgt, texts
@@ -122,9 +121,64 @@ class Ids(NamedTuple):
         return Ids(self.flat[np.repeat(keep, self.lengths)], _cumulate(self.lengths[keep]))
 
 
-def _cumulate(lengths: Array) -> Array:
+def _cumulate(lengths: Sequence[int] | Array) -> Array:
     """Return where each of N parts of a row begins, and the end, (N + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
+
+
+class Contexts:
+    """The lines before each pair of a chunk, which a model of documents reads and writes with it.
+
+    Line i gets i mod (context + 1) lines, so that the model knows every number of them: those from
+    `starts[i]` on, which follow each other without an empty line or one that was left out.
+
+    Args:
+        cleaned: the pairs that are kept.
+        lengths: their tokens on both sides, tags included, EOS not (N, 2).
+        tokenizers: of source and target.
+    """
+
+    def __init__(
+        self,
+        cleaned: Cleaned,
+        lengths: Array,
+        tokenizers: tuple[Tokenizer, Tokenizer],
+        config: PreprocessConfig,
+    ) -> None:
+        tags = cleaned.chunk.source.tags
+        self.tags = (tags.src, tags.tgt)
+        self.tag_sizes = [len(t.encode(tag)) for t, tag in zip(tokenizers, self.tags, strict=True)]
+        self.separators = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
+        bare = lengths - self.tag_sizes  # (N, 2)
+        added = bare + [len(separator) for separator in self.separators]
+        self.starts: list[int] = []
+        lines = cleaned.lines.tolist()
+        for i, line in enumerate(lines):
+            start, sizes = i, lengths[i] + 1  # with EOS
+            for j in range(i - 1, max(i - line % (config.data.context + 1), 0) - 1, -1):
+                sizes = sizes + added[j]
+                is_apart = lines[j] + 1 != lines[j + 1] or 0 in bare[j : j + 2]
+                if is_apart or sizes.max() > config.max_length:
+                    break
+                start = j
+            self.starts.append(start)
+
+    def join_ids(self, ids: Ids, side: int) -> Ids:
+        """Return the ids of all lines with their contexts."""
+        lines = np.split(ids.flat, ids.offsets[1:-1])
+        separator = np.array(self.separators[side], dtype=ids.flat.dtype)
+        joined = []
+        for i, start in enumerate(self.starts):
+            others = (lines[j][self.tag_sizes[side] :] for j in range(start + 1, i + 1))
+            joined.append([lines[start], *(part for one in others for part in (separator, one))])
+        sizes = [sum(map(len, parts)) for parts in joined]
+        every = [part for parts in joined for part in parts]
+        return Ids(np.concatenate([ids.flat[:0], *every]), _cumulate(sizes))
+
+    def join_texts(self, lines: Sequence[str], side: int) -> list[str]:
+        """Return the texts of all lines with their contexts; `lines` have no tags."""
+        joined = [f" {SEPARATOR} ".join(lines[s : i + 1]) for i, s in enumerate(self.starts)]
+        return tag_lines(joined, self.tags[side])
 
 
 class LineEncoder:
