@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
 import shutil
@@ -60,6 +61,9 @@ def preprocess_arguments(root: Path, folder: Path, changes: dict[str, Any]) -> l
 
 def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
     short, empty, latin, home = (tmp_path / n for n in ("short.de", "empty", "latin", "home"))
+    wide, packed = tmp_path / "wide", tmp_path / "packed"
+    wide.write_text("ja\n" * 200, encoding="utf-16")
+    packed.write_bytes(gzip.compress(b"ja\n" * 200))
     short.write_bytes(b"eins\nzwei\n")
     empty.write_bytes(b"")
     latin.write_bytes(b"ja\n" * 7 + "grün\n".encode("latin-1") + b"ja\n" * 192)
@@ -74,8 +78,14 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
         ({"data.valid.src": empty, "data.valid.tgt": empty}, "valid", "empty"),
         ({"data.valid.src": None, "data.valid.tgt": None}, "data.valid.src=FILE"),
         ({"data.train.src": latin}, "latin:8", "byte 3", "0xfc", "iconv"),
-        ({"max_length": 2}, "all 200", "too long", "max_length=2"),
-        ({"data.train.tgt": root / "train.src.txt", "filter.identical": True}, "all 200", "filter"),
+        ({"data.train.src": wide}, "wide is UTF-16", "iconv -f utf-16"),
+        ({"data.train.src": packed}, "packed is a gzip file", "packed.gz"),
+        ({"max_length": 2}, "all 200", "too long", "look at the input or max_length"),
+        (
+            {"data.train.tgt": root / "train.src.txt", "filter.identical": True},
+            "all 200",
+            "or filter.identical",
+        ),
         ({"data_dir": home}, "home exists", "choose another"),
         ({"data_dir": with_run}, "with_run/run would be lost", "move it"),
     ]:

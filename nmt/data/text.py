@@ -7,6 +7,7 @@ number. Preprocessing opens files here too, but reads them in chunks.
 from __future__ import annotations
 
 import bz2
+import codecs
 import contextlib
 import gzip
 import io
@@ -28,6 +29,7 @@ from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
 _KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
+_STARTS = {".gz": b"\x1f\x8b\x08", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
 _FOREIGN = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")  # nobody unpacks these
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
 _LINE_BREAK = re.compile("[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
@@ -126,13 +128,21 @@ def is_stream(name: str | Path) -> bool:
 
 def check_file(path: Path) -> None:
     """Raise a `DataError` unless `path` is a file or stream, and no archive of a kind that nobody
-    unpacks.
+    unpacks, no packed file under a plain name, and no UTF-16.
     """
     if not path.is_file() and not is_stream(path):
         what = "is a folder" if path.is_dir() else "does not exist"
         raise DataError(f"{path} {what}; give the path of a text file")
     if found := _FOREIGN.search(path.name):
         raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {found[0]} first")
+    if path.is_file() and not is_packed(path):
+        with unpacking(str(path)), path.open("rb") as file:
+            start = file.read(_BLOCK_BYTES)
+        for suffix, magic in _STARTS.items():
+            if start.startswith(magic):
+                raise DataError(f"{path} is a {_KINDS[suffix]} file; name it {path.name}{suffix}")
+        if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in start:
+            raise DataError(f"{path} is UTF-16; convert it with iconv -f utf-16 -t utf-8")
 
 
 @contextlib.contextmanager

@@ -76,6 +76,13 @@ class PairCounts:
         for name, places in other.examples.items():
             self.examples[name] = (self.examples.get(name, []) + places)[:NUM_EXAMPLES]
 
+    def reasons(self) -> str:
+        """Return how many were dropped and why, most first, with the first place of each."""
+        return ", ".join(
+            f"{number} {reason} ({self.examples[reason][0]} first)"
+            for reason, number in self.dropped.most_common()
+        )
+
     @classmethod
     def from_json(cls, plain: dict[str, Any]) -> PairCounts:
         """Make the counts whose `vars` were written as JSON."""

@@ -18,9 +18,9 @@ import numpy as np
 
 from nmt.config import PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
-from nmt.errors import ConfigError, nearest
+from nmt.errors import ConfigError, DataError, nearest
 from nmt.preprocess.characters import SCRIPTS, LineSet, foreign_shares, scripts_of
-from nmt.preprocess.clean import Cleaned, Mask
+from nmt.preprocess.clean import Cleaned, Mask, PairCounts
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Sides = tuple[Ints, Ints]
@@ -33,6 +33,16 @@ MIN_LETTER_BYTES = 20
 _MAX_CHARACTERS = 200  # the more the slower; beyond, hardly any answer changes
 _EMPTY = "empty side"
 HELD_OUT = "held out"  # on purpose: taken for validation and test, or near such a pair
+_SETTINGS = {  # that drop pairs, by reason
+    "NUL character": "filter.nul",
+    "identical sides": "filter.identical",
+    "foreign script": "filter.max_foreign",
+    "wrong language": "filter.language",
+    "duplicate": "filter.duplicates",
+    "too long": "max_length",
+    "length ratio": "filter.max_ratio",
+    "unknown tokens": "filter.max_unknown",
+}
 _ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
@@ -87,6 +97,13 @@ def drop_by_tokens(
     keep = np.zeros(len(src), bool)
     keep[stay] = True
     return keep
+
+
+def none_left(counts: PairCounts) -> DataError:
+    """Return the error for text of which no pair is kept, with the settings to look at."""
+    settings = [_SETTINGS[reason] for reason in counts.dropped if reason in _SETTINGS]
+    hint = " or ".join(["look at the input", *settings])
+    return DataError(f"all {counts.read} training pairs were dropped ({counts.reasons()}); {hint}")
 
 
 def check_filters(config: PreprocessConfig) -> None:

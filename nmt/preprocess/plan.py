@@ -22,13 +22,12 @@ import numpy as np
 from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
-from nmt.errors import DataError
 from nmt.files import replace_file
 from nmt.pool import Processes, Workers
 from nmt.preprocess.chunks import Chunk, Span
-from nmt.preprocess.clean import clean
+from nmt.preprocess.clean import PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, find_duplicates, hash_duplicates
-from nmt.preprocess.filters import drop_by_text
+from nmt.preprocess.filters import drop_by_text, none_left
 from nmt.preprocess.held_out import read_taken
 from nmt.preprocess.workspace import Job, Task, read_records, run_stage
 
@@ -87,6 +86,7 @@ def _start_scan(job: Job, limit: int) -> Task:
 
     def scan(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
         keys, path = [np.empty(0, np.uint64)], folder / f"{span.name}.pairs"
+        counts = PairCounts()
         with (
             replace_file(path) as temporary,
             temporary.open("w", encoding="utf-8", newline="\n") as stream,
@@ -95,6 +95,7 @@ def _start_scan(job: Job, limit: int) -> Task:
             for chunk in chunks:
                 cleaned = clean(chunk, config, held_out=False)
                 drop_by_text(cleaned, config, taken=taken)
+                counts.merge(cleaned.counts)
                 numbers = chunk.first_pair + cleaned.rows
                 found = sample_keys(config.seed, span.corpus, numbers)
                 chosen = np.flatnonzero(found < np.uint64(limit))
@@ -106,7 +107,7 @@ def _start_scan(job: Job, limit: int) -> Task:
                     hashes.add(hashed, numbers - span.first_pair)
         with replace_file(path.with_suffix(".keys")) as temporary:
             np.concatenate(keys).tofile(temporary)
-        return {"found": sum(map(len, keys))}
+        return {"found": sum(map(len, keys)), "pairs": vars(counts)}
 
     return scan
 
@@ -117,12 +118,15 @@ def _draw_sample(job: Job, spans: Sequence[Span]) -> np.uint64:
     num_found = 0
     for stage, limit in ((_STAGE, first_limit(size, num_pairs)), (_STAGE + " again", ALL_KEYS)):
         run_stage(job, spans, stage, partial(_start_scan, limit=limit))
-        num_found = sum(record["found"] for record in read_records(job, spans, stage))
+        records = [*read_records(job, spans, stage)]
+        num_found = sum(record["found"] for record in records)
         if num_found >= size or limit == ALL_KEYS:
             break
     if num_found == 0:
-        text = "all %d training pairs have an empty side or are dropped by filters; check the input"
-        raise DataError(text % num_pairs)
+        counts = PairCounts()
+        for record in records:
+            counts.merge(PairCounts.from_json(record["pairs"]))
+        raise none_left(counts)
     keys = [np.fromfile(job.work.plan / f"{span.name}.keys", np.uint64) for span in spans]
     return sample_end(np.concatenate(keys), size)
 

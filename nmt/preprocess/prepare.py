@@ -26,7 +26,7 @@ from nmt.preprocess.chunks import Span, find_spans
 from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, start_encoding
-from nmt.preprocess.filters import HELD_OUT, check_filters
+from nmt.preprocess.filters import HELD_OUT, check_filters, none_left
 from nmt.preprocess.held_out import read_held_out, take_held_out, text_of
 from nmt.preprocess.plan import make_plan
 from nmt.preprocess.report import build_report, report_page
@@ -150,19 +150,12 @@ def _check_kept(job: Job, corpora: Mapping[str, Statistics]) -> None:
     total = PairCounts()
     for corpus in corpora.values():
         total.merge(corpus.pairs)
-    dropped = sorted(total.dropped.items(), key=lambda item: -item[1])
-    reasons = ", ".join(
-        f"{n} {reason} ({total.examples[reason][0]} first)" for reason, n in dropped
-    )
     if total.kept == 0:
-        raise DataError(
-            f"all {total.read} training pairs were dropped ({reasons}); "
-            f"look at the input, or raise max_length={job.config.max_length}"
-        )
+        raise none_left(total)
     percent = 100 * (1 - total.kept / total.read)
-    lost = [(reason, number) for reason, number in dropped if reason != HELD_OUT]
+    lost = [item for item in total.dropped.most_common() if item[0] != HELD_OUT]
     if sum(number for _, number in lost) > _MANY_DROPPED * total.read:
         warning = "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)"
-        log.warning(warning, percent, lost[0][0], reasons)
+        log.warning(warning, percent, lost[0][0], total.reasons())
     elif percent:
-        log.info("dropped %.1f %% of the training pairs: %s", percent, reasons)
+        log.info("dropped %.1f %% of the training pairs: %s", percent, total.reasons())
