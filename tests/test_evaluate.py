@@ -190,8 +190,11 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
     monkeypatch.setattr("nmt.translate.translator.Translator.load", load)
     (tmp_path / "two").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "one").write_text("a\n", encoding="utf-8")
+    (tmp_path / "cut").write_text("a .\n" * 101, encoding="utf-8")
     options = ["model_dir=m", f"src={tmp_path / 'two'}"]
+    cut = [f"{key}={tmp_path / 'cut'}" for key in ("src", "references")]
     for more, message in (
+        (cut, 'references: 101 of 101 lines end in " .", so the text looks tokenized'),
         ([f"references={tmp_path / 'one'}"], "src: 2 lines, reference set 1: 1; they must match"),
         ([f"references={tmp_path / 'two'}", "baseline=absent"], "absent does not exist"),
         (

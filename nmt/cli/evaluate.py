@@ -82,9 +82,11 @@ def _translated(config: EvaluateConfig, baseline: list[str] | None) -> list[_Tes
         tokenize = _tokenizer(config, config.tgt_lang or only)
         references = [list(read_input(path)) for path in config.references]
         sources = list(read_input(config.src))
-        read = {"src": sources} | ({} if baseline is None else {"baseline": baseline})
-        metrics.check_lines(read, references, force=True)
+        metrics.check_lines({"src": sources}, references, force=True)
         tests.append(_Test(references, tokenize, [], sources, asked))
+    for test in tests:  # now, not after a long translation
+        given = {} if baseline is None else {"baseline": baseline}
+        metrics.check_lines(given, test.references, force=config.force)
     return [
         replace(test, hypotheses=translator.translate(test.sources, **test.direction))
         for test in tests

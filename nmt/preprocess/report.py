@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from tabulate import tabulate
 
 from nmt.config import PreprocessConfig
 from nmt.data.languages import describe_languages
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
+from nmt.pages import page_templates
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import KINDS
 from nmt.preprocess.filters import HELD_OUT
@@ -328,40 +328,5 @@ def _details(report: Report) -> Iterator[tuple[str, str]]:
 def report_page(report: Report) -> str:
     """Return report.html. Text of the user is set as text, whatever is in it."""
     splits = {name: report[name] for name in _SPLITS if name in report}
-    template = page_templates().get_template("report.html.j2")
+    template = page_templates(Path(__file__).parent).get_template("report.html.j2")
     return template.render(report=report, splits=splits, sides=_LANGUAGES)
-
-
-def page_templates(*folders: Path) -> Environment:
-    """Return the templates here and in `folders`, which extend page.html.j2."""
-    environment = Environment(
-        loader=FileSystemLoader([*folders, Path(__file__).parent]),
-        autoescape=True,
-        finalize=_shown,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-        keep_trailing_newline=True,
-    )
-    environment.globals.update(percent=percent, ticks=ticks)
-    return environment
-
-
-def _shown(value: object) -> object:
-    """Format numbers; show characters that hide, or turn the text around, as codes."""
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-    if type(value) is str:  # not HTML that a macro has made
-        return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in value)
-    return value
-
-
-def percent(part: float, whole: float = 1.0, digits: int = 2) -> str:
-    """Format a share; nothing of nothing is 0 %."""
-    return f"{part / whole if whole else 0:.{digits}%}"
-
-
-def ticks(end: int, most: int) -> range:
-    """Return about `most` round numbers from 0 to `end`, as the marks of an axis."""
-    steps = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
-    return range(0, end + 1, next(step for step in steps if step * most >= end))

@@ -81,5 +81,5 @@ def orthogonalize(matrix: Tensor) -> Tensor:
     x = x / x.norm().clamp(min=1e-7)  # no singular value is above 1
     for _ in range(_NUM_STEPS):
         gram = x @ x.T
-        x = a * x + (b * gram + c * gram @ gram) @ x
+        x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return x.T if matrix.size(0) > matrix.size(1) else x

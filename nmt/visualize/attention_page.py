@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from nmt.config import VisualizeConfig
-from nmt.preprocess.report import page_templates
+from nmt.pages import page_templates
 from nmt.translate.attention import PairAttention
 from nmt.visualize.words import attention_of
 

@@ -20,7 +20,7 @@ from nmt.data.binary import read_held_out, read_meta
 from nmt.data.languages import tag_lines
 from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
-from nmt.preprocess.report import page_templates
+from nmt.pages import page_templates
 from nmt.preprocess.report import report_page as corpus_page
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import component
