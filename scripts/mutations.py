@@ -412,8 +412,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("advice-duplicates", PREPROCESS + "report.py", "            break  # those", "            pass  # those", "report"),
     ("advice-overlap", PREPROCESS + "report.py", "if rows > pairs and rows > 0.01 * size:", "if rows > pairs and rows > 1.5 * size:", "report"),
     ("advice-unknown", PREPROCESS + "report.py", "_share(side.unknown_tokens, side.tokens)", "_share(side.unknown_tokens, 2 * side.tokens)", "report"),
-    ("page-escape", PREPROCESS + "report.py", "        autoescape=True,", "        autoescape=False,", "report"),
-    ("page-hidden", PREPROCESS + "report.py", "if c.isprintable() else", "if True else", "report"),
+    ("page-escape", "nmt/pages.py", "        autoescape=True,", "        autoescape=False,", "report"),
+    ("page-hidden", "nmt/pages.py", "if c.isprintable() else", "if True else", "report"),
     ("table-corpora", PREPROCESS + "report.py", "][:_MOST_SHOWN]\n        for", "][: _MOST_SHOWN + 1]\n        for", "report"),
     # --- nmt/preprocess/statistics.py
     ("held-out-line", PREPROCESS + "statistics.py", "min(rows) + 1", "max(rows) + 1", "statistics"),
