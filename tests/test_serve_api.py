@@ -271,6 +271,7 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         ({"search": []}, "search is no object"),
         ({"n_best": 5}, "n_best=5 is more than beam_size=4"),
         ({"stream": "yes"}, "stream is not true or false"),
+        ({"n_bset": 2}, "no field 'n_bset'; did you mean n_best"),
         ({"search": {"sampling": True}, "text": "A. " * 65}, "sampling takes 64"),
         ({"search": {"sampling": True}, "text": "\n" * 100_001, "stream": True}, "100001 char"),
     ):

@@ -14,7 +14,7 @@ from starlette.routing import Route
 from torch import Tensor
 
 from nmt.data.languages import Tags, tag_lines
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, nearest
 from nmt.serve.access import HttpError
 from nmt.serve.api import (
     call_of,
@@ -49,6 +49,8 @@ _NUMBERS: dict[str, tuple[type, float, float]] = {  # of search settings: type, 
     "top_p": (float, 1e-6, 1),
     "seed": (int, 0, 2**63 - 1),
 }
+_FIELDS = {"text", "source", "target", "api_key", "format", "stream", "split_sentences"}
+_FIELDS |= {"n_best", "scores", "alignment", "search"}
 
 
 async def translate(request: Request) -> Response:
@@ -65,6 +67,8 @@ async def translate(request: Request) -> Response:
     else:
         params = read_json(await request.body())
     service.admit(request, call, params.get("api_key"))
+    for name in params.keys() - _FIELDS:
+        raise HttpError(400, f"Invalid request: no field {name!r:.50}; {nearest(name, _FIELDS)}")
     texts = texts_param(params, "text")
     source, target = text_param(params, "source"), text_param(params, "target")
     is_stream = _flag(params, "stream")
