@@ -62,6 +62,7 @@ VARIANTS = {
     "R-Drop": "r_drop=5",
     "BPE-dropout": "subword_sampling=0.1",
     "Muon": "optimizer.name=muon",
+    "rotary positions and Muon": "model.positions=rotary optimizer.name=muon",
     "word dropout": "noise.word_dropout=0.1",
     "EMA": "ema_decay=0.999",
 } | {
