@@ -163,6 +163,33 @@ def test_a_run_draws_what_the_folder_and_the_mix_say(
     assert seen == {"a": 60, "b": 28}
 
 
+def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
+    data_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: dict[int, list[set[tuple[int, ...]]]] = {}
+    original = Learner.make_batches
+
+    def watching(learner: Learner, update: Any, *place: int) -> Any:
+        batches = original(learner, update, *place)
+        sources: dict[int, set[tuple[int, ...]]] = {}
+        for rows, some in zip(update.batches, batches, strict=True):
+            ids = [one.src[: one.num_src_tokens].numpy() for one in some]
+            ends = np.concatenate([one.lengths[:, 0] for one in some]).cumsum()
+            parts = np.split(np.concatenate(ids), ends[:-1])
+            for row, part in zip(rows.tolist(), parts, strict=True):
+                sources.setdefault(row, set()).add(tuple(part.tolist()))
+        for row, found in sources.items():
+            seen.setdefault(row, []).append(found)
+        return batches
+
+    monkeypatch.setattr(Learner, "make_batches", watching)
+    mix = ["mix.a=4", "mix.b=0", "mix.c=0", "noise.mask=0.5", "max_updates=5"]  # less than an epoch
+    assert train(data_dir, data_dir / "run", *RUN, *mix) == 0
+    again = [found for found in seen.values() if len(found) > 1]
+    assert len(again) > 4
+    assert sum(found[0] != found[1] for found in again) > 0.8 * len(again)
+
+
 def test_a_run_goes_on_with_its_mix_alone(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

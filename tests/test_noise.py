@@ -95,7 +95,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> 
     return folder
 
 
-def test_a_batch_reads_noise_by_seed_epoch_and_row_and_learns_the_clean_target(
+def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
     data_dir: Path, tmp_path: Path
 ) -> None:
     def read(cut: list[Any], epoch: int, seed: int = 1) -> list[list[list[int]]]:

@@ -1,4 +1,4 @@
-"""Training on text that is cut anew in every epoch: draws, batches, gradients, resuming."""
+"""Training on text that is cut anew in every update: draws, batches, gradients, resuming."""
 
 from __future__ import annotations
 
@@ -106,7 +106,7 @@ def test_every_process_draws_the_same_cuts(
     assert capsys.readouterr().out.strip() in found
 
 
-def test_a_pair_is_cut_by_seed_epoch_and_row_wherever_it_is_batched(
+def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
     data_dir: Path, tmp_path: Path
 ) -> None:
     def draw(cut: list[Any], epoch: int, seed: int = 1) -> list[list[int]]:

@@ -285,7 +285,7 @@ class OptimizerConfig:
 
 @dataclass(kw_only=True)
 class NoiseConfig:
-    """Noise on the tokens of training pairs, new in every epoch (docs/synthesis.md)."""
+    """Noise on the tokens of training pairs, new in every update (docs/synthesis.md)."""
 
     drop: float = option(0.0, "share of source tokens that are left out", low=0, below=1)
     mask: float = option(0.0, "share of source tokens that become <unk>", low=0, below=1)
@@ -337,7 +337,7 @@ class TrainConfig:
     )
     subword_sampling: float = option(
         0.0,
-        "cut words anew in every epoch; bpe: share of merges left out (BPE-dropout), unigram: "
+        "cut words anew in every update; bpe: share of merges left out (BPE-dropout), unigram: "
         "alpha; 0 disables",
         low=0,
         below=1,

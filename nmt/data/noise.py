@@ -1,6 +1,6 @@
-"""How training pairs differ from epoch to epoch: words that are cut into other pieces (BPE-dropout,
-samples of a unigram model), and noise on tokens. Both are functions of (seed, epoch, row) alone, so
-that they are the same for every number of ranks and after resuming.
+"""How training pairs differ each time they come: words that are cut into other pieces (BPE-dropout,
+samples of a unigram model), and noise on tokens. Both are functions of (seed, update, row) alone,
+so that they are the same for every number of ranks and after resuming.
 """
 
 # N source tokens, M target tokens of a pair, both without EOS
@@ -48,9 +48,9 @@ class TokenNoise:
         self.src_starts = [src.prefix, *(src.encode(pair.src_tag) for pair in pairs)]
         self.tgt_starts = [tgt.prefix, *(tgt.encode(pair.tgt_tag) for pair in pairs)]
 
-    def __call__(self, src: Ids, tgt: Ids, epoch: int, row: int) -> tuple[Ids, Ids]:
+    def __call__(self, src: Ids, tgt: Ids, number: int, row: int) -> tuple[Ids, Ids]:
         """Return a source with noise and what the decoder reads in place of the target."""
-        key = np.random.SeedSequence((self.seed, epoch, row), spawn_key=(1,))  # 0: of cuts
+        key = np.random.SeedSequence((self.seed, number, row), spawn_key=(1,))  # 0: of cuts
         draw = np.random.default_rng(key)
         src, tgt = np.array(src), np.array(tgt)  # (N,) (M,), copies
         start = _count_kept(src, self.src_starts)
@@ -86,9 +86,9 @@ class SubwordSampling:
         is_joint = tokenizers.tgt is tokenizers.src
         self.cutters = one, one if is_joint else WordCutter(tokenizers.tgt, amount)
 
-    def __call__(self, src: Ids, tgt: Ids, epoch: int, row: int) -> tuple[Ids, Ids]:
+    def __call__(self, src: Ids, tgt: Ids, number: int, row: int) -> tuple[Ids, Ids]:
         """Return ids of the same text as the source's (N,) and the target's (M,), usually more."""
-        draw = np.random.default_rng(np.random.SeedSequence((self.seed, epoch, row)))
+        draw = np.random.default_rng(np.random.SeedSequence((self.seed, number, row)))
         src, tgt = (c.cut(ids, draw) for c, ids in zip(self.cutters, (src, tgt), strict=True))
         return src, tgt
 

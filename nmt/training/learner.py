@@ -222,12 +222,12 @@ class Learner:
         with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
             return self.objective(batch)  # type: ignore[no-any-return]
 
-    def make_batches(self, update: Update, epoch: int = 0) -> list[list[Batch]]:
+    def make_batches(self, update: Update, draw: int = 0) -> list[list[Batch]]:
         """Return the micro-batches of each batch of this rank, or of one that counts nothing; the
-        text is cut, and has the noise, as in `epoch`.
+        text is cut, and has the noise, of the number `draw`.
         """
         return [
-            [self._make_batch(rows, epoch) for rows in self._micro_batches(batch)]
+            [self._make_batch(rows, draw) for rows in self._micro_batches(batch)]
             for batch in update.batches or [_ANY_ROW]
         ]
 
@@ -237,13 +237,13 @@ class Learner:
         count = -(-batch_cost(self.lengths[rows]) // MICRO_BATCH_TOKENS) if is_cpu else 1
         return np.array_split(rows, min(count, len(rows)))
 
-    def _make_batch(self, rows: Rows, epoch: int = 0) -> Batch:
-        pairs = [self._read(i, epoch) for i in rows.tolist()]
+    def _make_batch(self, rows: Rows, draw: int = 0) -> Batch:
+        pairs = [self._read(i, draw) for i in rows.tolist()]
         reads_eos = self.config.model.source_eos
         inputs = None
         if self.noise is not None:
             keyed = zip(pairs, rows.tolist(), strict=True)
-            noisy = [self.noise(src, tgt, epoch, row) for (src, tgt), row in keyed]
+            noisy = [self.noise(src, tgt, draw, row) for (src, tgt), row in keyed]
             inputs = [tgt for _, tgt in noisy]
             pairs = [(src, tgt) for (src, _), (_, tgt) in zip(noisy, pairs, strict=True)]
         most = self.config.max_tokens if self.device.type == "cuda" else MICRO_BATCH_TOKENS
@@ -257,10 +257,10 @@ class Learner:
         )
         return batch.pin() if self.device.type == "cuda" else batch
 
-    def _read(self, row: int, epoch: int) -> tuple[Ids, Ids]:
+    def _read(self, row: int, draw: int) -> tuple[Ids, Ids]:
         """Return a pair, cut anew where the settings ask for it."""
         src, tgt = self.data[row]
-        return (src, tgt) if self.cuts is None else self.cuts(src, tgt, epoch, row)
+        return (src, tgt) if self.cuts is None else self.cuts(src, tgt, draw, row)
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):

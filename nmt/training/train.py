@@ -151,8 +151,9 @@ class TrainingRun:
         """Make the remaining updates of an epoch, until another stage begins or the run is over."""
         epoch, sampler = self.state.epoch, self.setup.sampler_at(self.state.update)
         updates = sampler.updates(epoch)
-        rest = (updates[i] for i in range(self.state.update_in_epoch, len(updates)))
-        work = ((update, self.learner.make_batches(update, epoch)) for update in rest)
+        rest = ((i, updates[i]) for i in range(self.state.update_in_epoch, len(updates)))
+        # a pair that a mix repeats in an epoch has other noise each time
+        work = ((update, self.learner.make_batches(update, epoch << 32 | i)) for i, update in rest)
         for update, batches in prefetch(work, leave_seconds=60):
             outcome = self.update(update, batches)
             self.state.update += outcome.is_finite
