@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from torch import Tensor
@@ -17,6 +18,8 @@ from nmt.checkpoint import (
 from nmt.config import BestMetric
 from nmt.errors import ModelError
 from nmt.manifest import read_records
+
+log = logging.getLogger(__name__)
 
 
 def average(folders: list[Path], output: Path) -> None:
@@ -62,12 +65,15 @@ def last_checkpoints(run_dir: Path, count: int) -> list[Path]:
 
 
 def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
-    """Return the `count` checkpoints with the best validation scores, best first."""
+    """Return the `count` best checkpoints, best first; log whether better ones are gone."""
     scores = validation_scores(run_dir, metric)
-    scored = [f for f in list_checkpoints(run_dir) if checkpoint_update(f) in scores]
-    sign = -1 if metric is BestMetric.bleu else 1
-    scored.sort(key=lambda folder: sign * scores[checkpoint_update(folder)])
-    return _enough(run_dir, scored, count)[:count]
+    ranked = sorted(scores, key=scores.__getitem__, reverse=metric is BestMetric.bleu)
+    there = {checkpoint_update(folder): folder for folder in list_checkpoints(run_dir)}
+    found = _enough(run_dir, [there[update] for update in ranked if update in there], count)[:count]
+    if gone := [update for update in ranked[:count] if update not in there]:
+        text = "of the %d best updates the checkpoints of %s are gone; keep_best=%d would keep them"
+        log.warning(text, count, ", ".join(map(str, gone)), count)
+    return found
 
 
 def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
@@ -83,6 +89,7 @@ def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:
     if len(folders) < count:
         raise ModelError(
             f"{run_dir} holds {len(folders)} checkpoints that fit, {count} are asked for; "
-            "ask for fewer, or train with a smaller checkpoint_every_updates or a larger keep_last"
+            "ask for fewer, or train with a smaller checkpoint_every_updates or a larger keep_last "
+            "(best=N: keep_best)"
         )
     return folders

@@ -226,12 +226,17 @@ def updates(folders: list[Path]) -> list[int]:
 
 
 def test_the_last_checkpoints_are_the_newest_and_the_best_those_with_the_best_scores(
-    run_dir: Path,
+    run_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert updates(last_checkpoints(run_dir, 2)) == [10, 100_000_000]
     assert updates(last_checkpoints(run_dir, 5)) == [2, 4, 6, 10, 100_000_000]
     assert updates(best_checkpoints(run_dir, 2, BestMetric.loss)) == [6, 4]
     assert updates(best_checkpoints(run_dir, 3, BestMetric.bleu)) == [4, 6, 100_000_000]
+    assert "of the 3 best updates the checkpoints of 3 are gone; keep_best=3" in caplog.text
+    (run_dir / "checkpoints/step-00000004").rename(run_dir / "checkpoints/step-00000003")
+    caplog.clear()
+    assert updates(best_checkpoints(run_dir, 1, BestMetric.bleu)) == [4]
+    assert not caplog.records
 
 
 def test_too_few_checkpoints_are_refused_with_both_numbers(run_dir: Path, tmp_path: Path) -> None:
