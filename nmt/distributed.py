@@ -62,6 +62,8 @@ def is_launched() -> bool:
 def num_processes(devices: int, device: str) -> int:
     """Return how many processes this machine trains with; `devices` 0 is one for each GPU."""
     kind, _, index = device.partition(":")
+    if index and devices > 1:
+        raise ConfigError(f"devices={devices}: device={device} is one alone; use device={kind}")
     num_gpus = torch.cuda.device_count() if kind in ("auto", "cuda") and not index else 0
     if 1 <= num_gpus < devices:
         advice = f"use devices={num_gpus} or device=cpu"

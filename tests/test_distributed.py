@@ -40,10 +40,11 @@ from nmt.distributed import (
     from_main,
     gather,
     is_launched,
+    num_processes,
     process_group,
     sum_over_ranks,
 )
-from nmt.errors import DeviceError
+from nmt.errors import ConfigError, DeviceError
 from nmt.training import validation
 from nmt.training.learner import Learner, Outcome
 from nmt.training.start import Setup
@@ -295,6 +296,13 @@ def test_the_device_of_a_rank_is_the_current_one_alone_too(monkeypatch: pytest.M
     second = torch.device("cuda", 1)
     with process_group(World(), second, 60):
         assert chosen == [second]
+
+
+def test_several_processes_on_one_numbered_gpu_are_refused() -> None:
+    with pytest.raises(ConfigError, match="devices=2: device=cuda:0 is one alone; use device=cuda"):
+        num_processes(2, "cuda:0")
+    assert num_processes(1, "cuda:0") == 1
+    assert num_processes(2, "cpu") == 2
 
 
 def test_a_cpu_has_every_format_and_float32_by_default() -> None:
