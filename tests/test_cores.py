@@ -6,8 +6,11 @@ import os
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
+import torch
+from toy import train
 
 from nmt import cores
 
@@ -29,6 +32,23 @@ def test_threads_are_the_free_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.setattr(cores, "_START", (0.0, 0.0, 0.0))
     monkeypatch.setenv("OMP_NUM_THREADS", "2")
     assert cores.choose_threads(2) == 2  # which torch knows
+
+
+@pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
+def test_a_resumed_run_takes_the_threads_that_the_environment_names(
+    toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for given, before, after in ((None, 2, 2), (None, 1, 2), ("1", 1, 1)):
+        monkeypatch.setattr(cores, "_START", None)
+        monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+        if given is not None:
+            monkeypatch.setenv("OMP_NUM_THREADS", given)
+        torch.set_num_threads(before)
+        try:
+            assert train(toy_data, tmp_path, "num_threads=0", "max_updates=1") == 0
+            assert torch.get_num_threads() == after, (given, before)
+        finally:
+            torch.set_num_threads(1)
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/stat")

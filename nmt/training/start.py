@@ -79,7 +79,8 @@ class Setup:
         state: TrainerState = found["state"]
         self.learner.load_state_dict(found["learner"], found["weights"])
         threads: Any = found.get("num_threads")
-        is_own = self.world.size == 1 and not self.config.num_threads
+        is_chosen = self.config.num_threads or "OMP_NUM_THREADS" in os.environ
+        is_own = self.world.size == 1 and not is_chosen
         if is_own and threads in range(1, (os.cpu_count() or 1) + 1):
             torch.set_num_threads(threads)  # the same bits, whatever is busy now
         log.info("go on after update %d, from %s", state.update, found["folder"])
