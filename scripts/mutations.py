@@ -59,7 +59,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("context-kept", "nmt/translate/lines.py", "            self._last.append(line)\n", "", "context"),
     # --- nmt/data/noise.py
     ("noise-swap", DATA + "noise.py", "(config.swap + 1)", "config.swap", "noise"),
-    ("noise-epoch", DATA + "noise.py", "(self.seed, epoch, row), spawn", "(self.seed, 0, row), spawn", "noise"),
+    ("noise-epoch", DATA + "noise.py", "(self.seed, number, row), spawn", "(self.seed, 0, row), spawn", "noise"),
     ("noise-nothing-left", DATA + "noise.py", "if not stays.any():", "if False:", "noise"),
     # --- nmt/data/binary.py
     ("uint16-bound", DATA + "binary.py", "n <= 1 << 16 else pa.int32()", "n <= (1 << 16) + 1 else pa.int32()", "binary"),
@@ -342,7 +342,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("r-drop-mean", TRAINING + "loss.py", "r_drop / 4 * kl.sum()", "r_drop / 2 * kl.sum()", "loss"),
     ("r-drop-pull", TRAINING + "loss.py", "addcmul_(probs, 1 - kl)", "add_(probs)", "loss"),
     ("r-drop-once", TRAINING + "loss.py", "self.num_passes = 2 if r_drop else 1", "self.num_passes = 1", "gradients"),
-    ("sample-epoch", DATA + "noise.py", "SeedSequence((self.seed, epoch, row)))", "SeedSequence((self.seed, row)))", "subwords"),
+    ("sample-epoch", DATA + "noise.py", "SeedSequence((self.seed, number, row)))", "SeedSequence((self.seed, row)))", "subwords"),
     ("sample-sides", TRAINING + "learner.py", "map(int, sum_over_ranks(counts.sum(0)))", "map(int, sum_over_ranks(counts.sum(0)).flip(0))", "subwords"),
     ("sample-planned", TRAINING + "learner.py", "update = replace(update, num_tokens=num_tokens, num_src", "update = replace(update, num_src", "subwords"),
     ("factored-shape", TRAINING + "learner.py", "wanted = means.get(name, tuple(parameter.shape))", "wanted = tuple(parameter.shape)", "subwords"),
