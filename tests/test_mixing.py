@@ -272,7 +272,9 @@ def test_stages_that_cannot_be_are_one_line(
 ) -> None:
     assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=2") == 0
     warning = "the last of stages begins after update 7; max_updates=2 ends the run before"
-    assert warning in capsys.readouterr().err
+    err = capsys.readouterr().err
+    assert warning in err
+    assert "the learning rate still rises after max_updates=2" in err
     for options, text in (
         ([], "stages was from 3 on "),
         ([*STAGES, "stages.late.start=8"], "from 8 on 0 of 30 pairs of a + 7 of 7"),
