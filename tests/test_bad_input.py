@@ -138,6 +138,7 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
         (("train-00000.arrow", arrow), run, "", "train-00000.arrow is damaged", "nmt-preprocess"),
         (("valid.tgt", None), run, "", "valid.tgt does not exist"),
         (data, tmp_path / "text", "", str(tmp_path / "text")),
+        (data, data, "", "is a data folder; choose another run_dir"),
         (data, run, "max_tokens=3", "max_tokens=3", "longest sentence"),
         (data, run, "device=cuda:77", "device=cuda:77", "device=cpu"),
         (data, root / "run", "seed=5", "seed was 1, is 5"),

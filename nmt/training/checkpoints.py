@@ -43,6 +43,8 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     """Make `run_dir`, remove what a killed run left half written, and lock it during the block, or
     until the process ends. Other ranks wait at most `timeout_seconds` for this one.
     """
+    if (run_dir / "meta.json").exists():  # its manifest would be lost
+        raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
     run_dir.mkdir(parents=True, exist_ok=True)
     lock = FileLock(run_dir / ".lock")
     try:
