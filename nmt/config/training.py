@@ -408,6 +408,8 @@ class TrainConfig:
             valid = value == off or self.init_from is not None
             require(valid, key, value, "needs init_from=FOLDER, a model that is trained already")
         is_lora = self.adapter is Adapter.lora
+        is_used = is_lora or self.adapter_rank == type(self).adapter_rank
+        require(is_used, "adapter_rank", self.adapter_rank, "needs adapter=lora")
         left = {*Part} - {*self.freeze} - {*[Part.embeddings] * is_lora}
         require(bool(left), "freeze", parts, "leaves nothing to train (adapter=lora: no layer)")
         require(not (is_lora and self.ema_decay), "ema_decay", self.ema_decay, "needs adapter=none")
