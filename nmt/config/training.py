@@ -196,9 +196,7 @@ class Schedule(str, Enum):
     inverse_sqrt = "inverse_sqrt"  # the same curve from the peak in peak_learning_rate
     cosine = "cosine"  # half a cosine to 0 at max_updates; better for short runs
     linear = "linear"  # a line to 0 at max_updates
-    wsd = (
-        "wsd"  # warm-up, stable, decay: the peak, and a fall to 0 at the end, Haegele et al. (2024)
-    )
+    wsd = "wsd"  # warm-up, stable, decay: the peak, then a fall to 0, Haegele et al. (2024)
 
 
 class BestMetric(str, Enum):
