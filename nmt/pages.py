@@ -7,10 +7,10 @@ from pathlib import Path
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 
-def page_templates(*folders: Path) -> Environment:
-    """Return the templates in `folders`, which extend page.html.j2."""
+def page_templates(folder: Path) -> Environment:
+    """Return the templates in `folder`, which extend page.html.j2."""
     environment = Environment(
-        loader=FileSystemLoader([*folders, Path(__file__).parent]),
+        loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
         finalize=_shown,
         undefined=StrictUndefined,

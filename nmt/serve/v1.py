@@ -67,7 +67,7 @@ async def translate(request: Request) -> Response:
     else:
         params = read_json(await request.body())
     service.admit(request, call, params.get("api_key"))
-    for name in params.keys() - _FIELDS:
+    for name in sorted(params.keys() - _FIELDS):
         raise HttpError(400, f"Invalid request: no field {name!r:.50}; {nearest(name, _FIELDS)}")
     texts = texts_param(params, "text")
     source, target = text_param(params, "source"), text_param(params, "target")
