@@ -23,11 +23,13 @@ from torch import Tensor
 from variants import VARIANTS
 
 from nmt.config import Activation, ModelConfig, NormLayer, Positions
+from nmt.model.fast import freeze
 from nmt.model.transformer import FeedForward, MultiHeadAttention, causal_mask, padding_mask
 from nmt.model.variants import new_norm, rotate
 
 LENGTHS = [7, 3, 5, 1]
 B, T = 4, 6
+LISTED = ("learned", "learned, pre", "rotary", "deep encoder")  # stepped through as a list
 
 
 def models() -> Any:
@@ -179,7 +181,10 @@ def test_steps_with_a_cache_are_the_plain_page_at_once() -> None:
     source, tgt = random_source(LENGTHS), random_target(B, 20)
     for name, model in models():
         expected = hidden_states(plain(model), *source, tgt)
-        assert_near(decode_by_steps(model, *source, tgt), expected, name)
+        for _ in range(2):  # as it is, then frozen
+            assert_near(decode_by_steps(model, *source, tgt), expected, name)
+            freeze(model)
+        assert bool(model.frozen_layers()) is (name in LISTED), name
 
 
 @torch.inference_mode()
@@ -190,6 +195,8 @@ def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() 
         if model.config.positions.is_sinusoidal and model.config.num_kv_heads is None:
             continue  # a cache has nothing new
         twin, (src, lengths) = plain(model), random_source([5, 3, 6, 2, 4])
+        if name == "rotary":  # others with rotary positions step through their modules
+            freeze(model)
         cache = model.start(src[:3], lengths[:3])
         read = [[] for _ in range(3)]  # the tokens of each row
         numbers = [0, 1, 2]  # and its sentence

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.model.fast.layers import rounded
-from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
+from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask, rotations
 from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
@@ -105,6 +105,7 @@ class DecoderCache:
         self._reads: dict[tuple[int, int], Reads] = {}
         self._source_reads: dict[tuple[int, int], Reads] = {}
         self._distances: Tensor | None = None  # of this step, once they are asked for
+        self._rotations: Tensor | None = None
         self._num_kept = 0  # columns after those without use were dropped last
 
     def add_source(self, module: nn.Module, keys: Tensor, values: Tensor) -> None:
@@ -119,7 +120,7 @@ class DecoderCache:
         own = self.grid.beams.unsqueeze(1) == torch.arange(self.grid.shape[1])  # (R, W)
         self.visible = torch.cat([self.visible, own], dim=1)  # (R, C)
         self.num_positions += 1
-        self._bias = self._distances = None
+        self._bias = self._distances = self._rotations = None
         self._reads.clear()
 
     @property
@@ -193,6 +194,12 @@ class DecoderCache:
             return torch.full((), newest, device=self.device)
         ages = newest - self.starts[self.sentences]  # (R,)
         return send(F.pad(ages, (0, self.grid.num_collected - len(ages))), self.device)
+
+    def rotations(self, size: int) -> Tensor:
+        """Return what turns the newest queries and keys, (R or more or 1, 1, size/2)."""
+        if self._rotations is None:
+            self._rotations = rotations(self.ages().view(-1, 1), size)
+        return self._rotations
 
     def distances(self) -> Tensor:
         """Return how far before its newest token a hypothesis has the token of a column that it may

@@ -1,7 +1,8 @@
 """A step through a decoder whose weights no longer change, as a plain list of operations.
 
 For a few rows, calling modules and looking up what they hold takes as long as computing. This is
-the decoder of the paper on a CPU, with either norm; other models step through their modules.
+the decoder of the paper on a CPU, with either norm, and with rotary positions; other models step
+through their modules.
 """
 
 # R rows, the live hypotheses and some more; D d_model, H heads, F d_ff; B sentences, W beams of the
@@ -18,6 +19,7 @@ from nmt.config import Activation
 from nmt.model.fast.attention import attend_by_places
 from nmt.model.fast.cache import DecoderCache
 from nmt.model.fast.layers import Weights, frozen_linear
+from nmt.model.fast.packing import as_pairs
 from nmt.model.transformer import DecoderLayer
 
 
@@ -27,6 +29,7 @@ class FrozenLayer(NamedTuple):
     own: nn.Module  # self-attention, the key to its part of the cache
     source: nn.Module  # cross-attention
     num_heads: int
+    is_rotary: bool
     is_post_norm: bool
     norms: list[tuple[Tensor, Tensor, float]]  # of each sub-layer: weight, bias (D,) and epsilon
     own_in: Weights  # queries, keys and values (3D, D)
@@ -47,7 +50,7 @@ def freeze_layer(layer: DecoderLayer) -> FrozenLayer | None:
         layer.cross_attention_norm,
         layer.feed_forward_norm,
     ]
-    is_plain = own.relation is None and not own.is_rotary and own.query_norm is None
+    is_plain = own.relation is None and own.query_norm is None
     has_all_heads = own.sizes[1] == own.sizes[0]
     is_known = all(type(norm) is nn.LayerNorm for norm in norms)
     if not (is_plain and has_all_heads and is_known and feed.activation is Activation.relu):
@@ -56,6 +59,7 @@ def freeze_layer(layer: DecoderLayer) -> FrozenLayer | None:
         own,
         source,
         own.num_heads,
+        own.is_rotary,
         layer.is_post_norm,
         [(norm.weight, norm.bias, norm.eps) for norm in norms],
         own_in=own.in_projection.frozen(),
@@ -80,7 +84,12 @@ def step_through(layers: list[FrozenLayer], x: Tensor, cache: DecoderCache) -> T
 
 
 def _attend_to_own(layer: FrozenLayer, x: Tensor, cache: DecoderCache) -> Tensor:
-    parts = cache.grid.spread(frozen_linear(x, layer.own_in))  # (B, W, 3D)
+    rows = frozen_linear(x, layer.own_in)  # (R, 3D)
+    if layer.is_rotary:
+        heads = rows.view(len(rows), 3 * layer.num_heads, -1)  # (R, 3H, D/H)
+        turned = as_pairs(heads[:, : 2 * layer.num_heads])  # queries and keys
+        turned *= cache.rotations(heads.size(2))
+    parts = cache.grid.spread(rows)  # (B, W, 3D)
     cells = parts.view(*parts.shape[:2], 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)
     keys, values = cache.append(layer.own, cells[1:])  # cells are (3, B, H, W, D/H)
     reads = cache.reads(layer.num_heads, values.size(2))
