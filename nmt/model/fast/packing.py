@@ -226,7 +226,7 @@ def rotations(positions: Tensor, size: int, dtype: torch.dtype = torch.float32) 
 
 def as_pairs(x: Tensor) -> Tensor:
     """View `x` (..., d), float32 or float64, as complex numbers (..., d/2)."""
-    return torch.view_as_complex(x.unflatten(-1, (-1, 2)))
+    return torch.view_as_complex(torch.unflatten(x, -1, (-1, 2)))
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:
