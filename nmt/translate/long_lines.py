@@ -34,13 +34,7 @@ def split_line(text: str, max_tokens: int, encode: Encode) -> list[list[int]]:
     A sentence that fits is a part of its own: that is what a model of sentences was trained on.
     Within a longer one, parts are as long as they may be.
     """
-    parts: list[list[int]] = []
-    for ids, piece in _measured(_cut(text, sentence_ends(text)), encode):
-        if len(ids) <= max_tokens:
-            parts.append(ids)
-        else:
-            parts += _split_sentence(piece, len(ids), max_tokens, encode)
-    return [ids for ids in parts if ids]
+    return [ids for ids in _fit(_cut(text, sentence_ends(text)), max_tokens, encode) if ids]
 
 
 def join_parts(texts: Iterable[str]) -> str:
@@ -60,36 +54,34 @@ def sentence_ends(text: str) -> Iterator[int]:
             yield match.end()
 
 
-def _split_sentence(
-    text: str, num_tokens: int, max_tokens: int, encode: Encode
-) -> Iterator[list[int]]:
-    """Cut a sentence of `num_tokens` at clauses, what is left too long at spaces, then anywhere."""
+def _fit(pieces: list[str], max_tokens: int, encode: Encode) -> Iterator[list[int]]:
+    """Yield the ids of each piece, or of the parts of one that is too long."""
+    for ids, piece in zip(encode(pieces), pieces, strict=True):
+        smaller = [] if len(ids) <= max_tokens else _divide(piece, len(ids), max_tokens, encode)
+        if len(smaller) > 1:
+            yield from _fit(smaller, max_tokens, encode)
+        elif smaller:  # one character of more bytes than max_tokens
+            yield encode(smaller)[0][:max_tokens]
+        else:
+            yield ids
+
+
+def _divide(text: str, num_tokens: int, max_tokens: int, encode: Encode) -> list[str]:
+    """Cut a text of `num_tokens`, too many, at clauses, or else at spaces, or else anywhere."""
     for end_of in (_CLAUSE_END, _SPACE):
         pieces = _cut(text, (match.end() for match in end_of.finditer(text)))
-        if len(pieces) > 1:
-            for ids, piece in _measured(_pack(pieces, max_tokens, encode), encode):
-                if len(ids) <= max_tokens:
-                    yield ids
-                else:
-                    yield from _split_sentence(piece, len(ids), max_tokens, encode)
-            return
+        if len(pieces) > 1 and len(packed := _pack(pieces, max_tokens, encode)) > 1:
+            return packed
     step = max(1, len(text) * max_tokens // num_tokens - 1)
     reach = min(step - 1, _MAX_JOINED)
-    pieces = _cut(text, (_character_start(text, i, reach) for i in range(step, len(text), step)))
-    for ids, piece in _measured(pieces, encode):
-        if len(ids) <= max_tokens:
-            yield ids
-        elif len(pieces) > 1:
-            yield from _split_sentence(piece, len(ids), max_tokens, encode)
-        else:  # one character of more bytes than max_tokens
-            yield ids[:max_tokens]
+    return _cut(text, (_character_start(text, i, reach) for i in range(step, len(text), step)))
 
 
 def _pack(pieces: list[str], max_tokens: int, encode: Encode) -> list[str]:
     """Put neighbours together as long as their tokens fit."""
     packed: list[str] = []
     room = 0
-    for (ids, _), piece in zip(_measured(pieces, encode), pieces, strict=True):
+    for ids, piece in zip(encode(pieces), pieces, strict=True):
         if packed and len(ids) <= room:
             packed[-1] += piece
             room -= len(ids)
@@ -104,10 +96,6 @@ def _cut(text: str, places: Iterable[int]) -> list[str]:
     starts = [0, *places, len(text)]
     pieces = [text[start:end] for start, end in zip(starts, starts[1:], strict=False)]
     return [piece for piece in pieces if piece.strip()]
-
-
-def _measured(pieces: list[str], encode: Encode) -> Iterator[tuple[list[int], str]]:
-    return zip(encode(pieces), pieces, strict=True)
 
 
 def _character_start(text: str, place: int, reach: int) -> int:
