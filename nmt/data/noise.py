@@ -156,23 +156,19 @@ class WordCutter:
 
     def _walk(self, text: str, draw: Random) -> list[str]:
         """Draw a path from the end of the word to its start, after summing over all of them."""
-        sums = [0.0]  # log of the sum over the ways to cut so many characters
-        ways: list[list[tuple[int, float]]] = [[]]  # where their last piece starts, and its share
+        sums = {0: 0.0}  # log of the sum over the ways to cut so many characters, where there are
+        ways: dict[int, list[tuple[int, float]]] = {}  # starts of their last piece, with shares
         for end in range(1, len(text) + 1):
-            spans = ((start, text[start:end]) for start in range(max(0, end - self.longest), end))
+            spans = ((i, text[i:end]) for i in range(max(0, end - self.longest), end) if i in sums)
             logs = [
                 (i, sums[i] + self.amount * self.scores[s]) for i, s in spans if s in self.scores
             ]
-            highest = max((value for _, value in logs), default=-math.inf)
-            if highest == -math.inf:
-                sums.append(-math.inf)
-                ways.append([])
-                continue
-            total = highest + math.log(sum(math.exp(value - highest) for _, value in logs))
-            sums.append(total)
-            ways.append([(start, math.exp(value - total)) for start, value in logs])
+            if logs:
+                highest = max(value for _, value in logs)
+                sums[end] = highest + math.log(sum(math.exp(v - highest) for _, v in logs))
+                ways[end] = [(i, math.exp(value - sums[end])) for i, value in logs]
         pieces, end = [], len(text)
-        while end and ways[end]:
+        while end in ways:
             starts, shares = zip(*ways[end], strict=True)
             (start,) = draw.choices(starts, shares)
             pieces.append(text[start:end])
