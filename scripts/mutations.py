@@ -98,7 +98,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("copy-length", DATA + "text.py", "draw.randint(8, 12)", "draw.randint(7, 12)", "bundled"),
     ("held-out-numbers", DATA + "text.py", "(10_000, 10_300, 10_800)", "(10_000, 10_300, 10_799)", "bundled"),
     # --- nmt/data/tokenizer.py, vocabulary.py
-    ("decoded-break", DATA + "tokenizer.py", '.replace("\\r", " ")', "", "tokenizer"),
+    ("decoded-break", DATA + "text.py", '"[\\n\\r', '"[\\n', "tokenizer"),
     ("tokenizer-sum", DATA + "tokenizer.py", "if sha256 not in (None, tokenizers.sha256):", "if False:", "separate_vocabularies checkpoints"),
     ("lacking-symbol", DATA + "tokenizer.py", "tokenizer.eos_id) < 0:", "tokenizer.eos_id) < -1:", "tokenizer"),
     ("user-symbol", DATA + "vocabulary.py", "if symbol not in added and not _is_symbol(model, symbol):", "if False:", "tokenizer"),

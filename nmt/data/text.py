@@ -32,7 +32,7 @@ _KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
 _STARTS = {".gz": b"\x1f\x8b\x08", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
 _FOREIGN = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")  # nobody unpacks these
 # What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
-_LINE_BREAK = re.compile("[\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
+_LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
 _PATIENCE_SECONDS = 0.05  # between two lines of one writer
 

@@ -18,6 +18,7 @@ from typing import TypeAlias
 
 import sentencepiece
 
+from nmt.data.text import on_one_line
 from nmt.errors import DataError, ModelError
 from nmt.files import write_json
 from nmt.manifest import verify
@@ -110,7 +111,7 @@ class Tokenizer:
             if text.startswith(tag):
                 text = text.removeprefix(tag).removeprefix(" ")
                 break
-        return _on_one_line(text)
+        return on_one_line(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
         """Show ids as pieces, for people to read."""
@@ -220,7 +221,7 @@ class MappedTokenizer(Tokenizer):
         pieces = [self._pieces[i] for i in ids if i not in self._hidden]
         text: str = self._processor.decode(pieces) if pieces else ""
         # pieces that this model lacks, such as those of the source, keep their ▁
-        return _on_one_line(text.removeprefix("▁").replace("▁", " "))
+        return on_one_line(text.removeprefix("▁").replace("▁", " "))
 
 
 @dataclass(frozen=True)
@@ -301,10 +302,6 @@ def read_model(path: Path) -> bytes:
     except RuntimeError:
         raise ModelError(f"{path} is no SentencePiece model; copy or make it again") from None
     return model
-
-
-def _on_one_line(text: str) -> str:
-    return text.replace("\n", " ").replace("\r", " ")
 
 
 def open_model(model: bytes) -> sentencepiece.SentencePieceProcessor:

@@ -24,7 +24,6 @@ from typing import Any, TypeVar
 
 from nmt.config import OutputFormat, TooLong, require
 from nmt.data.languages import Tags, encode_sources, encode_starts
-from nmt.data.text import on_one_line
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
@@ -360,7 +359,7 @@ def join_hypotheses(
     """Return the translation of a line whose segments begin at `starts` in its source tokens."""
     bare = [part.tokens[:-1] if part.finished else part.tokens for part in parts]
     ids = [token for part in parts[:-1] for token in part.tokens] + bare[-1]
-    texts = [on_one_line(tokenizer.decode(tokens)) for tokens in bare]
+    texts = [tokenizer.decode(tokens) for tokens in bare]
     pairs = zip(parts, starts, strict=False)
     places = [start + place for part, start in pairs for place in part.alignment or []]
     return Translation(
