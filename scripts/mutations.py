@@ -316,7 +316,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("gpu-integers", FAST + "transfer.py", "else part.long()", "else part.short()", "device"),
     ("gpu-close", SEARCH + "hypotheses.py", "*fetch(*given)]", "*(fetch(x)[0] for x in given)]", "device"),
     ("gpu-validation", TRAINING + "validation.py", "sums.append(nll)", "sums.append(nll.cpu())", "device"),
-    ("gpu-scores", "nmt/translate/backend.py", "log_probs = of_all[row, :length]", "log_probs = scored.log_probs[row, :length].cpu()", "device"),
+    ("gpu-scores", "nmt/translate/backend.py", "tokens = of_all[row, :length]", "tokens = scored.log_probs[row, :length].cpu()", "device"),
     ("shard-missing", TRAINING + "learner.py", "for _ in range(missing):", "for _ in range(0):", "sharding"),
     ("shard-average", TRAINING + "sharding.py", "part = nn.Parameter(self._divide(parameter)", "part = nn.Parameter(self._divide(parameter) * 0", "sharding"),
     ("shard-moments", TRAINING + "sharding.py", "self._divide(v) if v.dim()", "self._divide(v) * 0 if v.dim()", "sharding"),

@@ -10,6 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -24,6 +25,7 @@ from nmt.model.fast import FastTransformer
 from nmt.search.hypotheses import ControlIds, Hypothesis
 from nmt.search.search import search
 from nmt.search.stepper import Stepper
+from nmt.translate.backend import NativeBackend
 
 IDS = ControlIds(PAD, BOS, EOS)
 SYMBOLS = 6
@@ -44,6 +46,19 @@ def find(
     stepper: Stepper, source: Source, config: SearchConfig, **more: Any
 ) -> list[list[Hypothesis]]:
     return search(stepper, *source, config, IDS, **more)
+
+
+def score_ids(
+    stepper: Stepper,
+    rows: Sequence[Sequence[int]],
+    targets: Sequence[Sequence[int]],
+    config: SearchConfig,
+    max_tokens: int = 4096,
+) -> list[Hypothesis]:
+    """Score pairs of ids as the native backend does, with a tokenizer of `IDS`."""
+    side = SimpleNamespace(pad_id=PAD, bos_id=BOS, eos_id=EOS)
+    tokenizer: Any = SimpleNamespace(src=side, tgt=side)
+    return NativeBackend(stepper, tokenizer).score(rows, targets, config, max_tokens)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from conftest import random_source, tiny_config
 from device import GPU, DeviceTensor, a_device, replaced
-from searching import IDS, LENGTHS, decided_model
+from searching import IDS, LENGTHS, decided_model, score_ids
 from test_compiled import draw_pairs
 from torch import Tensor
 from toy import write_data
@@ -29,7 +29,6 @@ from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.training.loss import Objective
 from nmt.training.microbatches import make_batch
 from nmt.training.start import Setup
-from nmt.translate.backend import score_pairs
 
 CPU = torch.device("cpu")
 PAIRS = [(5, 4), (9, 9), (3, 8), (12, 2), (7, 7)]
@@ -170,12 +169,12 @@ def test_scoring_waits_for_the_device_once_a_batch() -> None:
         [[2 + i % 20 for i in side] for side in sides] for sides in zip(*pairs, strict=True)
     )
     config, stepper = SearchConfig(alignment=True), ModelStepper(decided_model())
-    expected = score_pairs(stepper, rows, targets, config, IDS, max_tokens=40)
+    expected = score_ids(stepper, rows, targets, config, max_tokens=40)
     with a_device() as device:
         stepper = ModelStepper(decided_model().to(GPU))
         device.waits.clear()
-        found = score_pairs(stepper, rows, targets, config, IDS, max_tokens=40)
-    assert set(device.waits) == {"backend.score_pairs: from the device"}
+        found = score_ids(stepper, rows, targets, config, max_tokens=40)
+    assert set(device.waits) == {"backend.score: from the device"}
     assert 1 < device.waits.total() < len(rows)
     assert [h.alignment for h in found] == [h.alignment for h in expected]
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-5)

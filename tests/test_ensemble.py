@@ -10,13 +10,13 @@ import pytest
 import torch
 from conftest import random_source, sentences, tokenizer_config
 from searching import (
-    IDS,
     LENGTHS,
     assert_same,
     config,
     decided_model,
     find,
     save_tiny,
+    score_ids,
     teacher_forced,
 )
 
@@ -25,7 +25,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.search.stepper import EnsembleStepper, ModelStepper
-from nmt.translate.backend import load_models, score_pairs
+from nmt.translate.backend import load_models
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 
@@ -47,7 +47,7 @@ def test_each_step_is_the_mean_of_full_forward_passes_and_scored_the_same() -> N
             finished = [h for h in hypotheses if h.finished]
             rows = [source[0][row, : source[1][row] - 1].tolist()] * len(finished)
             targets = [h.tokens[:-1] for h in finished]
-            again = score_pairs(stepper, rows, targets, settings, IDS)
+            again = score_ids(stepper, rows, targets, settings)
             assert_same(again, finished, tolerance=1e-4)
             count += len(finished)
     assert count > 3

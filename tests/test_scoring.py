@@ -12,14 +12,14 @@ import pytest
 import torch
 from conftest import EOS, VOCAB_SIZE, sentences
 from exporting import short_sentences
-from searching import IDS, decided_model, save_tiny, teacher_forced
+from searching import decided_model, save_tiny, score_ids, teacher_forced
 from toy import command
 
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search import stepper as stepper_module
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import load_models, score_pairs
+from nmt.translate.backend import load_models
 
 Rows = list[list[int]]
 SRC = ["", *sentences(12, seed=3), "the </s> <pad> house", "größer", ""]
@@ -37,7 +37,7 @@ def random_rows(count: int, seed: int) -> list[list[int]]:
 def log_probs_of(
     stepper: ModelStepper, rows: Rows, targets: Rows, max_tokens: int = 4096
 ) -> list[list[float]]:
-    found = score_pairs(stepper, rows, targets, SearchConfig(), IDS, max_tokens=max_tokens)
+    found = score_ids(stepper, rows, targets, SearchConfig(), max_tokens)
     return [hypothesis.token_log_probs for hypothesis in found]
 
 

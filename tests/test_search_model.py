@@ -17,6 +17,7 @@ from searching import (
     config,
     decided_model,
     find,
+    score_ids,
     teacher_forced,
 )
 from torch import Tensor
@@ -26,7 +27,6 @@ from nmt.model.fast import freeze
 from nmt.search.hypotheses import Hypothesis, SearchTask
 from nmt.search.search import BeamSearch, length_limits
 from nmt.search.stepper import EnsembleStepper, ModelStepper
-from nmt.translate.backend import score_pairs
 
 MODES: dict[str, dict[str, Any]] = {
     "greedy": {"beam_size": 1},
@@ -92,7 +92,7 @@ def scored_again(
 ) -> list[Hypothesis]:
     src = source[0][row, : source[1][row] - 1].tolist()
     targets = [h.tokens[:-1] for h in found]
-    return score_pairs(stepper, [src] * len(found), targets, config, IDS, max_tokens=60)
+    return score_ids(stepper, [src] * len(found), targets, config, max_tokens=60)
 
 
 @every_mode

@@ -135,44 +135,30 @@ class NativeBackend:
     def score(
         self, rows: Sequence[Ids], targets: Sequence[Ids], config: SearchConfig, max_tokens: int
     ) -> list[Hypothesis]:
-        """Score by `score_pairs`."""
-        return score_pairs(self.stepper, rows, targets, config, self._ids, max_tokens=max_tokens)
-
-
-def score_pairs(
-    stepper: Stepper,
-    rows: Sequence[Ids],
-    targets: Sequence[Ids],
-    config: SearchConfig,
-    ids: ControlIds,
-    *,
-    max_tokens: int = 4096,
-) -> list[Hypothesis]:
-    """Do what `Backend.score` asks for, by one forward pass a batch (teacher forcing)."""
-    if not rows:
-        return []
-    found: dict[int, Hypothesis] = {}
-    src_ids = ids.src or ids
-    pairs = zip(rows, targets, strict=True)
-    lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in pairs], dtype=np.int32)
-    for batch in bucket(lengths, max(max_tokens, int(lengths.max())), np.arange(len(lengths))):
-        src = pad([rows[i] for i in batch], pad_id=src_ids.pad, eos=src_ids.eos)  # (B, S)
-        outputs = [targets[i] for i in batch]
-        tgt_in = pad(outputs, pad_id=ids.pad, bos=ids.bos)  # (B, T)
-        tgt_out = pad(outputs, pad_id=ids.pad, eos=ids.eos)  # (B, T)
-        src_lengths = torch.from_numpy(lengths[batch, 0]).long()  # (B,)
-        task = SearchTask(src, src_lengths, config, ids, (), lengths[batch, 1].tolist(), n_best=1)
-        scored = stepper.score(src, src_lengths, tgt_in, tgt_out, attention=task.needs_attention)
-        of_all, *attention = fetch(*(x for x in scored if x is not None))  # (B, T), [(B, T, S)]
-        for i, length in enumerate(task.limits):
-            row = slice(i, i + 1)
-            log_probs = of_all[row, :length]  # (1, T)
-            live = Live(torch.tensor([i]), log_probs.sum(dim=1), tgt_out[row, :length], log_probs)
-            if attention:
-                weights = attention[0][row, :length]  # (1, T, S)
-                live = replace(live, aligned=weights.argmax(dim=2), attended=weights.sum(dim=1))
-            found |= {int(batch[i]): hypothesis for _, hypothesis in task.close(live)}
-    return [found[i] for i in range(len(rows))]
+        """Score by one forward pass a batch (teacher forcing)."""
+        if not rows:
+            return []
+        found: dict[int, Hypothesis] = {}
+        ids, pairs = self._ids, zip(rows, targets, strict=True)
+        lengths = np.array([(len(s) + 1, len(t) + 1) for s, t in pairs], dtype=np.int32)
+        for batch in bucket(lengths, max(max_tokens, int(lengths.max())), np.arange(len(lengths))):
+            source = pad_source([rows[i] for i in batch], self.tokenizer)  # (B, S), (B,)
+            outputs = [targets[i] for i in batch]
+            tgt_in = pad(outputs, pad_id=ids.pad, bos=ids.bos)  # (B, T)
+            tgt_out = pad(outputs, pad_id=ids.pad, eos=ids.eos)  # (B, T)
+            task = SearchTask(*source, config, ids, (), lengths[batch, 1].tolist(), n_best=1)
+            attends = task.needs_attention
+            scored = self.stepper.score(*source, tgt_in, tgt_out, attention=attends)
+            of_all, *attention = fetch(*(x for x in scored if x is not None))  # (B, T), [(B, T, S)]
+            for i, length in enumerate(task.limits):
+                row = slice(i, i + 1)
+                log_probs, tokens = of_all[row, :length], tgt_out[row, :length]  # (1, T)
+                live = Live(torch.tensor([i]), log_probs.sum(dim=1), tokens, log_probs)
+                if attention:
+                    weights = attention[0][row, :length]  # (1, T, S)
+                    live = replace(live, aligned=weights.argmax(dim=2), attended=weights.sum(dim=1))
+                found |= {int(batch[i]): hypothesis for _, hypothesis in task.close(live)}
+        return [found[i] for i in range(len(rows))]
 
 
 def load_models(
