@@ -297,8 +297,7 @@ class BatchSearch:
         return num_taken
 
     def _search(self, rows: Sequence[Segment], keys: Sequence[int]) -> list[Outcome]:
-        prefixes = [row.prefix for row in rows]
-        batch = ([row.ids for row in rows], self.config, prefixes if any(prefixes) else None)
+        batch = ([row.ids for row in rows], self.config, [row.prefix for row in rows])
         try:
             found = self.backend.search(SearchRequest(*batch, keys, self.n_best, self.with_scores))
         except Exception as error:  # whatever it is, the other segments are to be translated

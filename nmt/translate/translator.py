@@ -284,7 +284,7 @@ class Translator:
         else:
             some = [row for row in rows if row]
             begin = encode_starts(tgt, [""], tags.tgt) * len(some)
-            request = SearchRequest(some, config, begin if any(begin) else None, n_best=1)
+            request = SearchRequest(some, config, begin, n_best=1)
             best = iter(self.backend.search(request) if some else [])
             found = [
                 [t for t in next(best)[0].tokens if t != tgt.eos_id] if row else [] for row in rows
