@@ -87,8 +87,7 @@ def preflight(
             has_failed = True
         if has_failed:
             gc.collect()  # only here, where the error no longer holds the tensors of its frames
-        if device.type == "cuda":
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing without a GPU in use
         return not has_failed
 
     if device.type == "cuda":

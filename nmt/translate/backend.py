@@ -312,8 +312,7 @@ class BatchSearch:
         # outside the except block, where the error would keep the memory of the batch alive
         if len(rows) == 1:
             return [Failure(reason)]
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+        torch.cuda.empty_cache()  # does nothing without a GPU in use
         log.warning("a batch of %d sentences failed (%s); trying its halves", len(rows), reason)
         half = len(rows) // 2
         return self._search(rows[:half], keys[:half]) + self._search(rows[half:], keys[half:])
