@@ -154,19 +154,13 @@ class _Mlflow:
         uri = os.environ.get("MLFLOW_TRACKING_URI", (run.folder / "mlflow").as_uri())
         self._client: Any = mlflow.MlflowClient(tracking_uri=uri)
         title = os.environ.get("MLFLOW_EXPERIMENT_NAME", "nmt")
-        experiment = self._client.get_experiment_by_name(title)
-        if experiment is None:
-            number = self._client.create_experiment(title)
-        else:
-            number = experiment.experiment_id
+        there = self._client.get_experiment_by_name(title)
+        number = there.experiment_id if there else self._client.create_experiment(title)
         found = self._client.search_runs([number], f"tags.nmt_run = '{run.id}'", max_results=1)
-        if found:
-            self._id = found[0].info.run_id
-        else:
-            tags = {"nmt_run": run.id}
-            self._id = self._client.create_run(
-                number, run_name=run.folder.name, tags=tags
-            ).info.run_id
+        name, tags = run.folder.name, {"nmt_run": run.id}
+        one = found[0] if found else self._client.create_run(number, run_name=name, tags=tags)
+        self._id = one.info.run_id
+        if not found:
             for key, value in run.config.items():
                 self._client.log_param(self._id, key, value)
         names = self._client.get_run(self._id).data.metrics
