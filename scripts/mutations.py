@@ -356,7 +356,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("micro-batch-lost", TRAINING + "learner.py", "sums[i] += torch.stack", "sums[i] = torch.stack", "gradients distributed"),
     ("clip-after-scale", TRAINING + "learner.py", "self.scaler.unscale_(self.optimizer)  # what", "# what", "gradients guard"),
     ("skip-nothing", TRAINING + "learner.py", "math.isfinite(self.loss_sum) and math.isfinite(self.gradient_norm)", "math.isfinite(self.loss_sum)", "distributed guard"),
-    ("gradient-kept", TRAINING + "learner.py", "            self.scaler.update()\n        self.clear_gradient()\n", "            self.scaler.update()\n", "gradients"),
+    ("gradient-kept", TRAINING + "learner.py", "        self.scaler.update()\n        self.clear_gradient()\n", "        self.scaler.update()\n", "gradients"),
     ("trained-weights", TRAINING + "learner.py", 'state.get("trained", weights)', "weights", "resume"),
     ("padding-sentence", TRAINING + "microbatches.py", "round_to - num_tokens % round_to", "round_to - num_src_tokens % round_to", "gradients fast"),
     ("target-shift", TRAINING + "microbatches.py", "for ids in (bos, row)]", "for ids in (row, bos)]", "gradients fast"),

@@ -129,8 +129,9 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     data_dir: Path, tmp_path: Path
 ) -> None:
     learner = make_setup(data_dir, tmp_path, subword_sampling=0.3).learner
-    rows = list(range(12))
-    pairs = [tuple(np.array(side) for side in learner._read(row, 2)) for row in rows]
+    rows, cuts = list(range(12)), learner.cuts
+    assert cuts is not None
+    pairs = [tuple(map(np.array, cuts(*learner.data[row], 2, row))) for row in rows]
     planned = learner.lengths[rows].sum(0)
     update = Update([np.array(rows[:5]), np.array(rows[5:])], *map(int, planned[::-1]))
     outcome = learner.update(update, learner.make_batches(update, 2), 0.0, is_stop_asked=False)

@@ -175,8 +175,7 @@ class Learner:
                 torch.autograd.graph.increment_version(list(self.model.parameters()))
             if self.average is not None:
                 self.average.update(self.model)
-        if self.scaler.is_enabled():
-            self.scaler.update()
+        self.scaler.update()
         self.clear_gradient()
         return outcome
 
@@ -238,29 +237,25 @@ class Learner:
         return np.array_split(rows, min(count, len(rows)))
 
     def _make_batch(self, rows: Rows, draw: int = 0) -> Batch:
-        pairs = [self._read(i, draw) for i in rows.tolist()]
-        reads_eos = self.config.model.source_eos
-        inputs = None
-        if self.noise is not None:
-            keyed = zip(pairs, rows.tolist(), strict=True)
-            noisy = [self.noise(src, tgt, draw, row) for (src, tgt), row in keyed]
-            inputs = [tgt for _, tgt in noisy]
-            pairs = [(src, tgt) for (src, _), (_, tgt) in zip(noisy, pairs, strict=True)]
+        pairs: list[tuple[Ids, Ids]] = []
+        inputs: list[Ids] = []  # of the decoder
+        for row in rows.tolist():
+            pair: tuple[Ids, Ids] = self.data[row]
+            if self.cuts is not None:
+                pair = self.cuts(*pair, draw, row)
+            src, read = pair if self.noise is None else self.noise(*pair, draw, row)
+            pairs.append((src, pair[1]))
+            inputs.append(read)
         most = self.config.max_tokens if self.device.type == "cuda" else MICRO_BATCH_TOKENS
         batch = make_batch(
             pairs,
             self.tokenizer,
             inputs,
             round_to=ROWS_STEP,
-            source_eos=reads_eos,
+            source_eos=self.config.model.source_eos,
             static_tokens=most if self.config.static_shapes else 0,
         )
         return batch.pin() if self.device.type == "cuda" else batch
-
-    def _read(self, row: int, draw: int) -> tuple[Ids, Ids]:
-        """Return a pair, cut anew where the settings ask for it."""
-        src, tgt = self.data[row]
-        return (src, tgt) if self.cuts is None else self.cuts(src, tgt, draw, row)
 
     def _no_sync(self) -> AbstractContextManager[Any]:
         if isinstance(self.objective, DistributedDataParallel):
