@@ -180,25 +180,22 @@ class Objective(nn.Module):
             self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)[real]
             for _ in range(self.num_passes)  # with dropout of their own
         ]
-        return smoothed_cross_entropy(
-            torch.stack(passes, dim=1).flatten(0, 1) if len(passes) > 1 else passes[0],  # (N, D)
-            self.model.output_matrix,
-            batch.tgt_out[real].repeat_interleave(self.num_passes),
-            smoothing=self.smoothing,
-            bias=self.model.output_bias,
-            softmax=self.softmax,
-        )
+        hidden = torch.stack(passes, dim=1).flatten(0, 1) if len(passes) > 1 else passes[0]
+        return self._loss(hidden, batch.tgt_out[real].repeat_interleave(self.num_passes))
 
     def compute_all(
         self, src: Tensor, tgt_in: Tensor, tgt_out: Tensor, sources: Packing, targets: Packing
     ) -> tuple[Tensor, Tensor]:
         """Return what `forward` does, of a batch with padding, which is known by its target ids."""
-        model = self.model
+        return self._loss(self.model(src, sources, tgt_in, targets), tgt_out)
+
+    def _loss(self, hidden: Tensor, wanted: Tensor) -> tuple[Tensor, Tensor]:
+        """Return what `forward` does, of outputs of the decoder (N, D) and wanted ids (N,)."""
         return smoothed_cross_entropy(
-            model(src, sources, tgt_in, targets),  # (M, D)
-            model.output_matrix,
-            tgt_out,
+            hidden,
+            self.model.output_matrix,
+            wanted,
             smoothing=self.smoothing,
-            bias=model.output_bias,
+            bias=self.model.output_bias,
             softmax=self.softmax,
         )
