@@ -108,15 +108,14 @@ class TokenBatchSampler:
         """
         sizes = self.mix.sizes(epoch)
         num_pools = -(-sum(sizes) // _POOL_PAIRS)
-        if num_pools == 1:  # as many updates as come out
-            starts = [0, len(self._plan(epoch, 0, 1, None))]
-            return Updates(lambda pool: self._plan(epoch, pool, 1, None), starts, sum(sizes))
-        starts = self._pool_starts(sizes, num_pools)
+        starts = self._pool_starts(sizes, num_pools) if num_pools > 1 else []
 
         def plan(pool: int) -> list[Update]:
-            return self._plan(epoch, pool, num_pools, starts[pool + 1] - starts[pool])
+            num_updates = starts[pool + 1] - starts[pool] if starts else None
+            return self._plan(epoch, pool, num_pools, num_updates)
 
-        return Updates(plan, starts, sum(sizes))
+        # a single pool makes as many updates as come out
+        return Updates(plan, starts or [0, len(plan(0))], sum(sizes))
 
     def rows_to_try(self) -> Rows:
         """Return pairs among which are the largest batches: a sample with the longest pairs."""
