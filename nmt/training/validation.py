@@ -59,8 +59,7 @@ class Validation:
         sums = []
         for rows in batches[self.world.rank :: self.world.size]:
             pairs = [self.data[int(i)] for i in rows]
-            reads_eos = self.config.model.source_eos
-            batch = make_batch(pairs, self.tokenizer, source_eos=reads_eos).to(device)
+            batch = make_batch(pairs, self.tokenizer, source_eos=model.config.source_eos).to(device)
             hidden = model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
             output, bias = model.output_matrix, model.output_bias
             _, nll = smoothed_cross_entropy(hidden, output, batch.tgt_out, smoothing=0.0, bias=bias)
