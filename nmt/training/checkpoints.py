@@ -46,19 +46,16 @@ def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     if (run_dir / "meta.json").exists():  # its manifest would be lost
         raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
     run_dir.mkdir(parents=True, exist_ok=True)
-    lock = FileLock(run_dir / ".lock")
     try:
-        lock.acquire(timeout=min(_LOCK_SECONDS, timeout_seconds / 2))
+        held = FileLock(run_dir / ".lock").acquire(timeout=min(_LOCK_SECONDS, timeout_seconds / 2))
     except Timeout:
         raise ConfigError(
             f"run_dir={run_dir}: another nmt-train is at work there; wait for it, stop it, or "
             "choose another run_dir"
         ) from None
-    try:
+    with held:
         remove_leftovers(run_dir / "checkpoints")
         yield
-    finally:
-        lock.release()
 
 
 def save_config(run_dir: Path, config_yaml: str) -> None:
