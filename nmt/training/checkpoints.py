@@ -166,14 +166,14 @@ def load_state(folder: Path) -> dict[str, Any]:
     verify(folder, FILE)
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        if not isinstance(content, dict):
+            raise ValueError("no dict")
     except FileNotFoundError:
         message = f"{path} does not exist; the folder is no checkpoint to go on from"
         raise ModelError(message) from None
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
         message = f"{path} is damaged; remove {folder} to go on from the one before"
         raise ModelError(message) from None
-    if not isinstance(content, dict):
-        raise ModelError(f"{path} is damaged; remove {folder} to go on from the one before")
     if pop_version(content, path, FORMAT_VERSION) == 1:
         content["learner"] = {"optimizer": content.get("optimizer"), "precision": {}}
     content["state"] = to_dataclass(TrainerState, content.get("state"), path, "state")
