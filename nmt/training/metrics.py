@@ -1,4 +1,4 @@
-"""Where the figures of a run go: `metrics.jsonl`, trackers, the terminal."""
+"""Where the figures of a run go: `metrics.jsonl` and trackers."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from typing import Any
 from nmt.config import TrainConfig
 from nmt.files import replace_file
 from nmt.manifest import mark_end, read_records, seal
-from nmt.progress import Progress
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Outcome
 from nmt.training.trackers import Feed, check_trackers
@@ -47,7 +46,7 @@ class Meter:
 
 
 class RunLog:
-    """Writes a run's figures to files and to the terminal; on rank 0, elsewhere it does nothing.
+    """Writes a run's figures to files; on rank 0, elsewhere it does nothing.
 
     `metrics.jsonl` has one object a line. A file that can no longer be written, for example on a
     full disk, does not end the run.
@@ -67,12 +66,6 @@ class RunLog:
             self.lost_validation = _truncate(self._path, state)
         self._file = self._path.open("ab", buffering=0)
         self._feeds = [Feed(n, run_dir, num_sentences=config.tracker_sentences) for n in trackers]
-        self._progress = Progress("train", "updates", total=config.max_updates, done=state.update)
-
-    def advance(self) -> None:
-        """Count one update."""
-        if self.is_main:
-            self._progress.update()
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one record to the files; it has the key `update`."""
@@ -90,23 +83,9 @@ class RunLog:
         for feed in self._feeds:
             feed.notify()
 
-    def show(self, record: dict[str, Any]) -> None:
-        """Show the newest figures on the terminal."""
-        if self.is_main:
-            self._progress.show(
-                f"loss {record['loss']:.3f}, lr {record['learning_rate']:.2e}, "
-                f"tok/s {record['tokens_per_second']:.0f}"
-            )
-
-    def note(self, text: str) -> None:
-        """Write a line to the terminal."""
-        if self.is_main:
-            self._progress.note(text)
-
     def close(self) -> None:
-        """Write what is buffered and leave the terminal as it is."""
+        """Send trackers the rest."""
         if self.is_main:
-            self._progress.close()
             self._file.close()
             for feed in self._feeds:
                 feed.close()

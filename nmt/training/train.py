@@ -20,6 +20,7 @@ from nmt.config import BestMetric, TrainConfig
 from nmt.data.batching import Update
 from nmt.distributed import World, from_main, gather
 from nmt.errors import NmtError, StoppedError
+from nmt.progress import Progress
 from nmt.training import checkpoints, costs
 from nmt.training.checkpoints import Saver, TrainerState
 from nmt.training.checks import SpikeDetector, describe_batches, listen
@@ -51,6 +52,7 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
         stack.enter_context(setup.learner.connected())
         run = TrainingRun(setup, state, stop)
         stack.callback(run.log.close)
+        stack.enter_context(run.progress)
         was_over = run.is_complete()
         run.validate_late()
         while not (run.is_stopped or run.is_complete()):
@@ -115,6 +117,10 @@ class TrainingRun:
             setup.describe(state)
         self.flops_per_second = self.learner.measure_rate()
         self.log = RunLog(setup.run_dir, state, config, is_main=world.is_main)
+        self.progress = Progress(
+            "train", "updates",
+            total=config.max_updates, done=state.update, has_bar=world.is_main,
+        )  # fmt: skip
         self.saver: Saver | None = None  # on rank 0
         if world.is_main:
             self.saver = Saver(setup.run_dir, update=state.update, keep_last=config.keep_last)
@@ -166,7 +172,7 @@ class TrainingRun:
             if self.is_stopped or self.is_complete():
                 return
             if next_sampler is not sampler:
-                self.log.note(f"a stage begins: an epoch draws {next_sampler.mix}")
+                self.progress.note(f"a stage begins: an epoch draws {next_sampler.mix}")
                 return
 
     def update(self, update: Update, batches: list[list[Batch]]) -> Outcome:
@@ -202,13 +208,13 @@ class TrainingRun:
         sums = zip(update.batches, outcome.batch_losses.tolist(), strict=False)
         here = [(rows, loss_sum / int(lengths[rows, 1].sum())) for rows, loss_sum in sums]
         reason = describe_batches([batch for part in gather(here) for batch in part])
-        self.log.note(f"update {number}: {event}: loss {loss:.4g}; {reason}")
+        self.progress.note(f"update {number}: {event}: loss {loss:.4g}; {reason}")
         self.log.write({"update": number, "event": event, "batch": reason})
         return reason
 
     def after_update(self, outcome: Outcome) -> None:
         """Log, save and validate, each when it is due."""
-        self.log.advance()
+        self.progress.update()
         if self.is_due(self.config.log_every_updates):
             self._log_figures(outcome)
         validates = self.is_due(self.config.validate_every_updates)
@@ -228,7 +234,10 @@ class TrainingRun:
             "memory_bytes": costs.peak_memory_bytes(self.learner.device),
         }
         self.log.write(record)
-        self.log.show(record)
+        self.progress.show(
+            f"loss {record['loss']:.3f}, lr {record['learning_rate']:.2e}, "
+            f"tok/s {record['tokens_per_second']:.0f}"
+        )
         self.meter = Meter()
 
     def validate(self) -> None:
@@ -238,7 +247,7 @@ class TrainingRun:
         record["validation_seconds"] = time.perf_counter() - start_seconds
         self.log.write({"update": self.state.update, **record})
         figures = ", ".join(f"{name} {value:.4g}" for name, value in record.items())
-        self.log.note(f"update {self.state.update}: {figures}")
+        self.progress.note(f"update {self.state.update}: {figures}")
         self.state.validated = self.state.update
         metric = self.config.best_metric
         badness = record[f"valid_{metric.value}"] * (-1 if metric is BestMetric.bleu else 1)
