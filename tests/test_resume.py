@@ -19,17 +19,18 @@ from ranks import child, ranks, run_ranks
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.checkpoint import load_info
-from nmt.config import TrainConfig
+from nmt.config import ModelConfig, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData
 from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.errors import EXIT_STOPPED, ConfigError, ModelError
+from nmt.errors import EXIT_STOPPED, ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training import checkpoints
 from nmt.training.checkpoints import (
     TrainerState,
+    adopt_model,
     check_fingerprint,
     fingerprint,
     load_initial_weights,
@@ -278,9 +279,10 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     caplog.set_level("INFO", "nmt")
     old, short = Tokenizer.load(toy_data / "tokenizer.model"), str(root / "short")
     config = TrainConfig(data_dir=str(toy_data), init_from=short)
-    expected = r"num_encoder_layers=1, not 6, .*d_model=16, not 512.*; give these settings its"
-    with pytest.raises(ModelError, match=expected):
-        load_initial_weights(config, old, {})
+    expected = "model.d_model=32: init_from=.*short/checkpoints/step-.* has 16; leave it out"
+    with pytest.raises(ConfigError, match=expected):
+        adopt_model(replace(config, model=ModelConfig(d_model=32)))
+    assert adopt_model(config).model.num_encoder_layers == 1
     before = read_weights(root / "short")
     info = load_info(root / "short/checkpoints/latest")
     new = train_tokenizer([*sentences(50), "red house"], tokenizer_config(vocab_size=300))

@@ -215,19 +215,13 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
 def load_initial_weights(
     config: TrainConfig, tokenizer: Tokenizers, fresh: dict[str, Tensor]
 ) -> dict[str, Tensor]:
-    """Read the weights that `init_from` names; the architecture must be that of this run.
+    """Read the weights that `init_from` names, whose architecture `adopt_model` gave this run.
 
     With another tokenizer, the embeddings of pieces that both have are kept, and the other rows are
     those of `fresh`, the weights of a new model.
     """
     folder = checkpoint.find_model(resolve(str(config.init_from)))
     info = checkpoint.load_info(folder)
-    theirs, ours = asdict(info.model), asdict(config.model)
-    different = [k for k in ours if ours[k] != theirs[k] and not k.endswith("dropout")]
-    if different:
-        names = {k: [getattr(x, "value", x) for x in (theirs[k], ours[k])] for k in different}
-        shown = ", ".join(f"model.{k}={old}, not {new}" for k, (old, new) in names.items())
-        raise ModelError(f"init_from={folder}: has {shown}; give these settings its values")
     weights = checkpoint.load_weights(folder)
     if info.tokenizer_sha256 != tokenizer.sha256:
         old = checkpoint.load_tokenizer(folder, info)
