@@ -318,7 +318,7 @@ class TrainConfig:
         dict, "weight of named corpora instead of preprocessing's, e.g. mix.news=2; 0 leaves out"
     )
     mix_temperature: float | None = option(
-        None, "evens out the shares of corpora; null: as preprocessed"
+        None, "evens out the shares of corpora; null: as preprocessed", low=1
     )
     stages: dict[str, StageConfig] = option(dict, "stages of data with other weights, by name")
     stage_patience: bool = option(False, "let patience count in the last of stages, and end it")
@@ -398,9 +398,6 @@ class TrainConfig:
         valid = not (self.stages and self.patience) or self.stage_patience
         rule = "may end the run before its last stage; set stage_patience=true to count in that"
         require(valid, "patience", self.patience, rule)
-        temperature = self.mix_temperature
-        valid = temperature is None or 1 <= temperature <= MOST
-        require(valid, "mix_temperature", temperature, "must be at least 1")
         parts = ",".join(part.value for part in self.freeze)
         for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
             valid = value == off or self.init_from is not None
