@@ -14,6 +14,8 @@ DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
 MOST = 10**9  # of a number whose range has no upper bound of its own
 LARGEST_SEED = 2**63 - 1
+CORES = "CPU threads; 0: the cores that are idle at the start"
+NUMBER_FORMAT = "of matrix multiplications: float32, bfloat16, float16, auto"
 VERIFY = "compare files with the checksums in the manifest of their folder"
 E = TypeVar("E", bound=Enum)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.config.options import DEFAULT_RUN_DIR, VERIFY, DType, check_ranges, option, require
+from nmt.config.options import CORES, DEFAULT_RUN_DIR, VERIFY, DType, check_ranges, option, require
 from nmt.config.translate import Engine
 
 
@@ -23,9 +23,7 @@ class ServeConfig:
     dtype: DType = option(
         DType.float32, "number format of matrix products: float32, bfloat16, float16, auto"
     )
-    num_threads: int = option(
-        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
-    )
+    num_threads: int = option(0, CORES, low=0, high=1024)
     num_workers: int | None = option(
         None,
         "processes that search with backend=native on a CPU of Linux and share num_threads; 0: "

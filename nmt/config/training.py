@@ -8,10 +8,12 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nmt.config.options import (
+    CORES,
     DEFAULT_DATA_DIR,
     DEFAULT_RUN_DIR,
     LARGEST_SEED,
     MOST,
+    NUMBER_FORMAT,
     VERIFY,
     DType,
     Normalization,
@@ -44,15 +46,11 @@ class Positions(str, Enum):
 
     sinusoidal = "sinusoidal"  # sines and cosines interleaved, as the paper writes it
     sinusoidal_concat = "sinusoidal_concat"  # one half sine, the other cosine, as in Tensor2Tensor
-    sinusoidal_halves = (
-        "sinusoidal_halves"  # the same order of the paper's wavelengths, as in Marian
-    )
+    sinusoidal_halves = "sinusoidal_halves"  # in that order, the paper's wavelengths, as in Marian
     learned = "learned"  # a vector for each of num_positions, for each side (table 3, row E)
     relative = "relative"  # vectors of distances, for keys and values, Shaw et al. (2018)
     rotary = "rotary"  # queries and keys turned by their position, Su et al. (2021)
-    alibi = (
-        "alibi"  # less attention with distance, to both sides in the encoder, Press et al. (2022)
-    )
+    alibi = "alibi"  # less attention with distance, in the encoder both ways, Press et al. (2022)
 
     @property
     def is_sinusoidal(self) -> bool:
@@ -372,7 +370,7 @@ class TrainConfig:
         Sharding.none, "full: divide weights and optimizer among devices; less memory, slower"
     )
     timeout_seconds: int = option(120, "how long ranks wait for each other", low=1, high=10**7)
-    dtype: DType = option(DType.auto, "of matrix multiplications: float32, bfloat16, float16, auto")
+    dtype: DType = option(DType.auto, NUMBER_FORMAT)
     tf32: bool = option(False, "use TF32 for float32 matrix multiplications on the GPU")
     compile: bool | None = option(None, "use torch.compile; null: on a GPU where it works")
     static_shapes: bool = option(
@@ -380,9 +378,7 @@ class TrainConfig:
     )
     activation_checkpointing: bool = option(False, "keep only layer inputs: less memory, more time")
     dry_run: bool = option(False, "try the largest batch and some updates, report, write nothing")
-    num_threads: int = option(
-        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
-    )
+    num_threads: int = option(0, CORES, low=0, high=1024)
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:

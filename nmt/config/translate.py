@@ -7,7 +7,9 @@ from enum import Enum
 from typing import Any
 
 from nmt.config.options import (
+    CORES,
     DEFAULT_RUN_DIR,
+    NUMBER_FORMAT,
     VERIFY,
     DType,
     Normalization,
@@ -18,6 +20,8 @@ from nmt.config.options import (
     unnamed,
 )
 from nmt.errors import ConfigError
+
+_MEAN = "mean of an ensemble: probabilities or log_probabilities"
 
 
 class Combine(str, Enum):
@@ -75,9 +79,7 @@ class TranslationConfig:
     top_k: int | None = option(None, "sampling: number of candidates, the likeliest tokens; 0: all")
     top_p: float | None = option(None, "sampling: total probability of the candidates; 1: all")
     seed: int | None = option(None, "sampling: the same seed gives the same samples")
-    combine: Combine = option(
-        Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
-    )
+    combine: Combine = option(Combine.probabilities, _MEAN)
     too_long: TooLong = option(TooLong.split, "longer lines: split, truncate or error")
     max_source_length: int = option(  # a character is at most 4 bytes, each a token at worst
         256, "most source tokens translated at once, EOS included", low=8
@@ -92,12 +94,8 @@ class TranslationConfig:
     scheduler: str | None = option(
         None, "Dask scheduler whose workers translate, for example tcp://host:8786"
     )
-    dtype: DType = option(
-        DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
-    )
-    num_threads: int = option(
-        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
-    )
+    dtype: DType = option(DType.float32, NUMBER_FORMAT)
+    num_threads: int = option(0, CORES, low=0, high=1024)
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
@@ -199,19 +197,13 @@ class ScoreConfig:
     word_reward: float | None = option(None, "of score: nats added for each token, EOS included")
     coverage_penalty: float | None = option(None, "of score: beta of Wu et al. (2016)")
     alignment: bool = option(False, "format=json: source token of each target token")
-    combine: Combine = option(
-        Combine.probabilities, "mean of an ensemble: probabilities or log_probabilities"
-    )
+    combine: Combine = option(Combine.probabilities, _MEAN)
     max_tokens: int = option(4096, "bound on one batch: rows * longest side", low=1)
     window_lines: int = option(8192, "lines read, sorted by length and scored at a time", low=1)
     backend: Engine = option(Engine.native, "native, or ctranslate2 for an exported folder")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    dtype: DType = option(
-        DType.float32, "of matrix multiplications: float32, bfloat16, float16, auto"
-    )
-    num_threads: int = option(
-        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
-    )
+    dtype: DType = option(DType.float32, NUMBER_FORMAT)
+    num_threads: int = option(0, CORES, low=0, high=1024)
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
@@ -336,9 +328,7 @@ class EvaluateConfig:
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
     device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    num_threads: int = option(
-        0, "CPU threads; 0: the cores that are idle at the start", low=0, high=1024
-    )
+    num_threads: int = option(0, CORES, low=0, high=1024)
     verify: bool = option(True, VERIFY)
 
     def __post_init__(self) -> None:
