@@ -22,12 +22,8 @@ from typing import Any, NoReturn
 
 import torch
 from omegaconf import OmegaConf
+from torch.distributed.elastic.multiprocessing import errors
 from torch.distributed.elastic.multiprocessing.api import DefaultLogsSpecs, SignalException
-from torch.distributed.elastic.multiprocessing.errors import (
-    ChildFailedError,
-    ProcessFailure,
-    record,
-)
 from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
 from nmt.average import validation_scores
@@ -37,16 +33,7 @@ from nmt.cli.data_folder import Preparation, ensure_data
 from nmt.cli.main import log_to_stderr
 from nmt.config import BestMetric, TrainConfig, resolve
 from nmt.distributed import find_device, find_world, is_launched, num_processes, process_group
-from nmt.errors import (
-    EXIT_INTERRUPTED,
-    EXIT_STOPPED,
-    EXIT_USER,
-    LINE_ERRORS,
-    NmtError,
-    PeerError,
-    RankError,
-    StoppedError,
-)
+from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS, NmtError, PeerError, RankError, StoppedError
 from nmt.export.folder import announce
 from nmt.training.checkpoints import adopt_model
 from nmt.training.train import dry_run, train
@@ -66,7 +53,7 @@ def run(
     """
     if is_launched():
         threading.Thread(target=_watch_parent, args=[os.getppid()], daemon=True).start()
-        record(_train_rank)(config, config_yaml, preparation)  # writes to a file why a rank failed
+        errors.record(_train_rank)(config, config_yaml, preparation)  # writes why a rank failed
     elif (count := num_processes(config.devices, config.device)) > 1:
         ensure_data(config, preparation, may_write=not config.dry_run)
         _launch(count, config_yaml, timeout_seconds=config.timeout_seconds)
@@ -141,7 +128,7 @@ def _launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> No
         number = None
         try:
             elastic_launch(config, sys.executable)("-m", "nmt.cli.train", str(path))
-        except ChildFailedError as error:
+        except errors.ChildFailedError as error:
             _report(error.failures.values())
         except SignalException as error:
             number = error.sigval
@@ -166,7 +153,7 @@ def _report_signal(number: signal.Signals, folder: Path) -> NoReturn:
     raise StoppedError(text)
 
 
-def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
+def _report(failures: Iterable[errors.ProcessFailure]) -> NoReturn:
     """Raise the error of the rank nearest to the cause, of several the first in time: one that
     failed by itself; killed or waiting in vain; that lost another rank; that the launcher ended.
     """
@@ -186,9 +173,9 @@ def _report(failures: Iterable[ProcessFailure]) -> NoReturn:
         shown = f"rank {failure.local_rank}: {text if is_plain else f'{kind}: {text}'}"
         causes.append((place, failure.timestamp, failure.local_rank, failure.exitcode, text, shown))
     _, _, rank, exitcode, text, shown = min(causes)
-    if exitcode == EXIT_STOPPED:
+    if exitcode == StoppedError.exit_status:
         raise StoppedError(text)
-    if exitcode == EXIT_USER:
+    if exitcode == NmtError.exit_status:
         raise NmtError(f"rank {rank}: {text}")
     raise RankError(shown)
 
