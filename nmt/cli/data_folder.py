@@ -55,10 +55,9 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
     `DataError` for a folder that was made otherwise, or that is not there and must not be written.
     """
     place, made_of = resolve(config.data_dir), _made_of(config.data_dir)
-    exists = (place / "meta.json").exists()
     missing = f"{place} {'is no data folder' if place.is_dir() else 'does not exist'}; make it with"
     if preparation is None:
-        if not exists:
+        if made_of is None:
             files = [f"data.{s}.{side}=FILE" for s in ("train", "valid") for side in ("src", "tgt")]
             own = [*files, f"data_dir={config.data_dir}"]  # the other is of text that is included
             hint = command_line("preprocess", [] if config.data_dir == DEFAULT_DATA_DIR else own)
@@ -66,7 +65,7 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
         return
     data, arguments = preparation
     hint = command_line("preprocess", arguments)
-    if not exists:
+    if made_of is None:
         if not may_write:
             raise DataError(f"{missing}: {hint}")
         log.info("%s is not there; preparing it, as this does: %s", config.data_dir, hint)
@@ -85,7 +84,7 @@ def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_wri
             )
 
 
-def _made_of(data_dir: str) -> dict[str, str]:
-    """Return what a data folder remembers; nothing without one, or of an older nmt."""
+def _made_of(data_dir: str) -> dict[str, str] | None:
+    """Return what a data folder remembers, one of an older nmt nothing; None without a folder."""
     place = resolve(data_dir)
-    return read_meta(place).made_of if (place / "meta.json").exists() else {}
+    return read_meta(place).made_of if (place / "meta.json").exists() else None
