@@ -31,7 +31,6 @@ class Argument:
 
     key: str
     value: str
-    raw: str  # as it can be typed again
     override: str  # for Hydra
     is_for_data: bool = False  # of nmt-preprocess alone, which prepares data for nmt-train
 
@@ -76,7 +75,7 @@ def check_argument(word: str, command: Command, *, is_sweep: bool = False) -> Ar
     choices of a config group are checked when all are known.
     """
     if word.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~")):
-        return Argument(word.lstrip("+~").partition("=")[0], "", word, word)
+        return Argument(word.lstrip("+~").partition("=")[0], "", word)
     key, equals, value = word.removeprefix("+").removeprefix("+").partition("=")
     if not equals:
         key, value = plain_setting(word, "true")
@@ -87,19 +86,20 @@ def check_argument(word: str, command: Command, *, is_sweep: bool = False) -> Ar
             is_folder = group == "model" and any(s.key == "model_dir" for s in command.settings)
             hint = f"; it reads a folder: model_dir={value}" if is_folder else ""
             raise ConfigError(f"{group}={value}: does nothing in nmt-{command.name}{hint}")
-        return Argument(group, value, f"{group}={value}", f"{group}={value}")
+        return Argument(group, value, f"{group}={value}")
     key, value = plain_setting(key, value)
     key, setting, is_named = _find_setting(key, value, command)
     values = value.split(",") if is_sweep and not re.search(r"[\[({'\"]", value) else [value]
-    typed = ",".join(_hydra_value(one, setting.hint, is_sweep=is_sweep) for one in values)
+    is_function = is_sweep and _SWEEP.fullmatch(value)
+    typed = value if is_function else ",".join(_hydra_value(v, setting.hint) for v in values)
     override = f"{'++' if is_named else ''}{key}={typed}"  # ++ adds a name or changes its value
     is_for_data = all(setting.key != own.key for own in command.settings)
-    return Argument(key, value, f"{key}={value}", override, is_for_data)
+    return Argument(key, value, override, is_for_data)
 
 
-def _hydra_value(value: str, hint: Any, *, is_sweep: bool) -> str:
+def _hydra_value(value: str, hint: Any) -> str:
     """Return a value as Hydra reads it, whole, and numbers as Python writes them."""
-    if value == "null" or (is_sweep and _SWEEP.fullmatch(value)):
+    if value == "null":
         return value
     if hint in (str, str | None) and not _QUOTED.fullmatch(value):
         return _quote(value)

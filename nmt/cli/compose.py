@@ -98,8 +98,7 @@ def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) 
         if argument.key == "experiment":
             name = argument.override.partition("=")[2]
             path = os.path.relpath(_PATHS[name]) if name in _PATHS else name
-            argument.raw = f"experiment={path}"
-            composed.experiment = path
+            argument.value = composed.experiment = path
     config, config_yaml = to_config(composed, command.schema)
     if command.name == "preprocess" and config.data.made_by:
         config.data.made_by = script_line(config.data.made_by)
@@ -110,7 +109,7 @@ def _configs(command: Command, composed: DictConfig, arguments: list[Argument]) 
         return config, config_yaml, None
     preparation: PreprocessConfig = _compose(COMMANDS["preprocess"], data)[0]
     preparation.data_dir, preparation.num_threads = config.data_dir, config.num_threads
-    typed = [a.raw for a in data]
+    typed = [f"{a.key}={a.value}" for a in data]
     if any(a.key == "data_dir" for a in arguments):
         typed.append(f"data_dir={config.data_dir}")
     return config, config_yaml, (preparation, typed)
