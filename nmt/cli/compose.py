@@ -36,13 +36,11 @@ from nmt.manifest import set_verify
 
 _SPLITS = ("train", "valid", "test")
 _TEXT = ("src", "tgt", "tsv", "jsonl", "dataset", "dataset_config", "dataset_split")
-_LOGS = ("hydra_logging", "job_logging")  # disabled, since our loggers write to stderr
 _HYDRA: dict[str, Any] = {
     "output_subdir": None,
     "run": {"dir": "."},
     "sweep": {"dir": "runs", "subdir": "."},
     "job": {"chdir": False},
-    **{name: {"disable_existing_loggers": False} for name in _LOGS},
 }
 _IS_1_3 = hydra.__version__.startswith("1.3")  # later ones warn of what it needs, or lacks
 _VERSION: dict[str, Any] = {"version_base": "1.3"} if _IS_1_3 else {}
@@ -143,7 +141,8 @@ def _store(command: Command, arguments: list[Argument]) -> None:
         {"data": "numbers" if is_bare else "files"},
         {"model": "base"},
         {"experiment": None},
-        *({f"override hydra/{name}": "disabled"} for name in _LOGS),
+        {"override hydra/hydra_logging": "none"},  # our loggers write to stderr
+        {"override hydra/job_logging": "none"},
     ]
     node = {"defaults": primary, "hydra": _HYDRA, **defaults}
     ConfigStore.instance().store(command.name, node, **_REPLACE)
