@@ -13,6 +13,7 @@ import re
 import sys
 import typing
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -77,12 +78,10 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., Any])
 def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
     """Return what the command is called with."""
     _store(command, arguments)
-    overrides = _overrides(command, arguments)
-    if GlobalHydra.instance().is_initialized():  # in a run of a sweep
-        composed = hydra.compose(command.name, overrides)
-    else:
-        with hydra.initialize_config_module("nmt.configs", **_VERSION):
-            composed = hydra.compose(command.name, overrides)
+    with ExitStack() as stack:
+        if not GlobalHydra.instance().is_initialized():  # as it is in a run of a sweep
+            stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION))
+        composed = hydra.compose(command.name, _overrides(command, arguments))
     return _configs(command, composed, arguments)
 
 
@@ -208,9 +207,8 @@ def _find_own(folder: Path) -> Iterator[tuple[tuple[str, str], Path]]:
     """
     if not folder.is_dir():
         raise ConfigError(f"{folder}: there is no such folder of configs")
-    yield from ((("experiment", path.stem), path) for path in sorted(folder.glob("*.yaml")))
-    for group in GROUPS:
-        yield from (((group, path.stem), path) for path in sorted((folder / group).glob("*.yaml")))
+    for group, place in (("experiment", folder), *((group, folder / group) for group in GROUPS)):
+        yield from (((group, path.stem), path) for path in sorted(place.glob("*.yaml")))
 
 
 def _register_choices(argument: Argument, own: Mapping[tuple[str, str], Path]) -> None:
@@ -284,8 +282,11 @@ def _fitted(value: Any, hint: Any, key: str) -> Any:
     """
     if is_list(hint) and isinstance(value, str):
         return [value]
-    if isinstance(value, str | float) and not isinstance(value, bool):
-        return plain_value(str(value), hint) if isinstance(value, str) else _whole(value, hint)
+    if isinstance(value, str):
+        return plain_value(value, hint)
+    if isinstance(value, float):  # YAML reads 1e5 as one
+        is_whole = int in (hint, *typing.get_args(hint)) and value.is_integer()
+        return int(value) if is_whole else value
     if not isinstance(value, dict):
         if value is not None and dataclasses.is_dataclass(hint):
             raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
@@ -302,9 +303,3 @@ def _fitted(value: Any, hint: Any, key: str) -> Any:
             near = nearest(f"{key}.{name}", [f"{key}.{option}" for option in inner])
             raise ConfigError(f"{key}.{name}: there is no such setting; {near}")
     return {name: _fitted(item, inner[name], f"{key}.{name}") for name, item in value.items()}
-
-
-def _whole(value: float, hint: Any) -> float:
-    """Return a whole number, as YAML reads 1e5, for a setting that holds one."""
-    is_int = int in (hint, *typing.get_args(hint)) and float not in (hint, *typing.get_args(hint))
-    return int(value) if is_int and value.is_integer() else value
