@@ -439,7 +439,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("range-high", "nmt/config/options.py", "or value <= high", "or value < high + 1", "config"),
     ("plus-kept", "nmt/cli/arguments.py", 'word.removeprefix("+").removeprefix("+").partition', 'word.removeprefix("+").partition', "arguments"),
     ("word-of-others", "nmt/cli/arguments.py", "for meant in (key, SAME.get(key, key)):", "for meant in (key,):", "arguments"),
-    ("flag-value", "nmt/cli/arguments.py", r're.match(r"-(?!\d)", rest[0]) is None', 'not rest[0].startswith("-")', "arguments"),
+    ("flag-value", "nmt/cli/arguments.py", r"=|-(?!\d)", "=|-", "arguments"),
     ("number-word", "nmt/config/words.py", '"k": 1_000,', '"k": 1_024,', "arguments"),
     ("seed-rounded", "nmt/config/words.py", "text.isdigit() or ", "", "arguments"),
     ("training-keys", "nmt/cli/compose.py", '("dtype", "max_tokens", "seed")', '("dtype", "seed")', "first_hour"),

@@ -20,7 +20,7 @@ GROUPS = ("model", "data", "experiment")
 _VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-completion", "-sc")
 _FLAGS = ("--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
-_SETTING = re.compile(r"[+~]*[\w./@:-]+=")
+_NO_VALUE = re.compile(r"[+~]*[\w./@:-]+=|-(?!\d)")  # a setting, or a flag; -1 is a value
 _QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
 _SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(.*\)")
 
@@ -62,8 +62,7 @@ def read_arguments(words: list[str], command: Command) -> Arguments:
             read.flags.append(word)
         else:
             if word.startswith("-"):  # --beam-size 4, --beam_size=4 or --sampling
-                has_value = bool(rest) and not _SETTING.match(rest[0])
-                has_value = has_value and re.match(r"-(?!\d)", rest[0]) is None
+                has_value = bool(rest) and not _NO_VALUE.match(rest[0])
                 value = value if equals else rest.pop(0) if has_value else "true"
                 word = f"{name.lstrip('-').replace('-', '_')}={value}"
             read.arguments.append(check_argument(word, command, is_sweep=is_sweep))
