@@ -269,13 +269,13 @@ def command_help(command: Command) -> str:
     return "\n\n".join(part for part in parts if part)
 
 
-def command_line(name: str, arguments: Iterable[str] = (), **settings: str | None) -> str:
+def command_line(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
     """Return `nmt-NAME` with its arguments as it can be typed into a shell here."""
     program = [f"nmt-{name}"]
     if shutil.which(program[0]) is None:  # in an environment that is not active
         beside = Path(sys.argv[0]).with_name(program[0])
         program = [str(beside)] if beside.is_file() else [sys.executable, "-m", "nmt", name]
-    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    given = (f"{key}={value}" for key, value in settings.items())
     return shlex.join([*program, *arguments, *given])
 
 

@@ -280,10 +280,8 @@ def _fitted(value: Any, hint: Any, key: str) -> Any:
     """Check the keys in `value` against its type; as on the command line, one text may stand for a
     list of one, and 100k or 1e5 for a whole number.
     """
-    if is_list(hint) and isinstance(value, str):
-        return [value]
     if isinstance(value, str):
-        return plain_value(value, hint)
+        return [value] if is_list(hint) else plain_value(value, hint)
     if isinstance(value, float):  # YAML reads 1e5 as one
         is_whole = int in (hint, *typing.get_args(hint)) and value.is_integer()
         return int(value) if is_whole else value

@@ -75,7 +75,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     job = {**describe_job(work.config, work.search), **own, "is_reversed": is_reversed}
     has_stream = any(map(is_stream, files))
     counts = None if has_stream else read_counts(folder, job, lambda: _read(files))
-    is_named = config.output != type(config).__dataclass_fields__["output"].default
+    is_named = config.output != type(config).output
     if counts is None and not is_named and summary.exists():
         raise DataError(
             f"{config.output} holds a corpus of another model, text or settings; give "

@@ -348,7 +348,7 @@ class EvaluateConfig:
         without["model_dir"] = ("src", "split", "src_lang", "device")
         for needed, keys in without.items():
             for key in keys if getattr(self, needed) is None else ():
-                value, default = getattr(self, key), type(self).__dataclass_fields__[key].default
+                value, default = getattr(self, key), getattr(type(self), key)
                 require(value == default, key, value, f"does nothing without {needed}")
         is_usual = self.src is None or self.split is HeldOutSplit.test
         require(is_usual, "split", self.split, "is of data_dir; leave out src")
