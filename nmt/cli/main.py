@@ -106,7 +106,3 @@ def log_to_stderr() -> None:
     is_main = os.environ.get("RANK", "0") == "0"
     logger.setLevel(logging.INFO if is_main else logging.WARNING)
     logger.propagate = False
-
-
-if __name__ == "__main__":
-    sys.exit(nmt())

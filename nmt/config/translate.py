@@ -141,7 +141,6 @@ class SynthesisConfig(TranslationConfig):
     """Settings of the commands that make a corpus of text and its translations."""
 
     input: list[str] | None = option(None, "text to translate: file, glob, list or - (stdin)")
-    output: str = option("data/synthetic", "folder to write: src.txt, tgt.txt, summary.json")
     max_ratio: float = option(3.0, "largest ratio of both sides' numbers of tokens; 0 disables")
     max_repeats: int = option(
         4, "times in a row that the same tokens may stand in a translation; 0 disables", low=0
