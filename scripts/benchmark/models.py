@@ -16,8 +16,10 @@ from nmt.config import (
     ExportConfig,
     ExportFormat,
     ModelConfig,
+    Optimizer,
     OptimizerConfig,
     Quantization,
+    Schedule,
     TrainConfig,
 )
 from nmt.distributed import World
@@ -49,7 +51,12 @@ def train(
             data_dir=str(corpus.data_dir),
             run_dir=str(run_dir),
             model=model,
-            optimizer=OptimizerConfig(warmup_steps=400, learning_rate_scale=0.6),
+            optimizer=OptimizerConfig(
+                name=Optimizer.muon,
+                schedule=Schedule.cosine,
+                peak_learning_rate=0.003,
+                warmup_steps=updates // 6,
+            ),
             max_updates=updates,
             validate_every_updates=updates,
             checkpoint_every_updates=updates,

@@ -37,7 +37,7 @@ _DEFAULTS: dict[str, dict[str, Any]] = {
         "steps": 1,
         "turn_seconds": 6.0,
         "translate_model": parse_model("small"),
-        "model_updates": 600,
+        "model_updates": 1000,
         "lines": 400,
         "lengths": [0, 16],
         "dtype": "float32",
