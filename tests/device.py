@@ -91,8 +91,6 @@ class Device(TorchDispatchMode):
         here = [x for x in tensors if isinstance(x, DeviceTensor)]
         to = kwargs.get("device")
         goes_there = bool(here) if to is None else torch.device(to).type != "cpu"
-        if name == "_conj":  # a view whose bit the kernels called from here do not see
-            func = torch.ops.aten.conj_physical.default
         if name == "_has_compatible_shallow_copy_type":
             return False
         if name == "_to_copy":

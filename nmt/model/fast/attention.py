@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from nmt.model.fast.cache import DecoderCache, Reads
 from nmt.model.fast.layers import FastLinear
-from nmt.model.fast.packing import PackedMask, as_pairs, attend_packed, rotations
+from nmt.model.fast.packing import PackedMask, attend_packed
 from nmt.model.transformer import AttentionRecord, Mask, MultiHeadAttention, attend
 from nmt.model.variants import distances, repeat_heads
 
@@ -105,17 +105,6 @@ class FastAttention(MultiHeadAttention):
         in_projection, d_model = cast(FastLinear, self.in_projection), memory.size(-1)
         both = in_projection.block(memory, d_model, sum(self.sizes))  # (M, 2 D or less)
         return [part.view(len(memory), -1, self.head_size) for part in both.chunk(2, dim=-1)]
-
-    def place(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> list[Tensor]:
-        """Do what the plain page does; pairs of dimensions are turned as complex numbers, at a
-        tenth of the time, but for compiled graphs, which have none.
-        """
-        if positions is None or not self.is_rotary or torch.compiler.is_compiling():
-            return super().place(queries, keys, positions)
-        dtype = torch.promote_types(queries.dtype, torch.float32)
-        turns = rotations(positions, self.head_size, dtype)  # (N, 1, D/H/2)
-        both = (as_pairs(x.to(dtype)) * turns for x in super().place(queries, keys, None))
-        return [torch.view_as_real(x).flatten(-2).to(queries.dtype) for x in both]
 
     def _project_step(self, x: Tensor, memory: Tensor, cache: DecoderCache) -> list[Tensor]:
         """Compute the queries (B, H, W, D/H) of `x` (R, D); return them with the keys and values

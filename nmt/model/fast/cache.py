@@ -20,8 +20,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.model.fast.layers import rounded
-from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask, rotations
+from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
 from nmt.model.fast.transfer import send
+from nmt.model.variants import ROTARY_BASE
 
 CPU = torch.device("cpu")
 _ROOM = 16  # steps for which columns are added at once, since all are copied then
@@ -196,9 +197,13 @@ class DecoderCache:
         return send(F.pad(ages, (0, self.grid.num_collected - len(ages))), self.device)
 
     def rotations(self, size: int) -> Tensor:
-        """Return what turns the newest queries and keys, (R or more or 1, 1, size/2)."""
+        """Return what `rotate` turns the newest queries and keys (R, heads, size) by, as complex
+        numbers (R or more or 1, 1, size/2) that pairs of dimensions are multiplied with.
+        """
         if self._rotations is None:
-            self._rotations = rotations(self.ages().view(-1, 1), size)
+            steps = torch.arange(0, size, 2, device=self.device)  # (size/2,)
+            angle = self.ages().view(-1, 1, 1) * ROTARY_BASE ** (-steps / size)
+            self._rotations = torch.polar(torch.ones_like(angle), angle)
         return self._rotations
 
     def distances(self) -> Tensor:

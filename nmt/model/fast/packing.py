@@ -23,7 +23,6 @@ from torch import Tensor
 
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import causal_mask
-from nmt.model.variants import ROTARY_BASE
 
 log = logging.getLogger(__name__)
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
@@ -212,21 +211,6 @@ class _ShortAttention(torch.autograd.Function):
             torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys],
         )
         return *(x.view(*ctx.shape[:2], *x.shape[1:]) for x in found), None
-
-
-def rotations(positions: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return what `rotate` turns queries and keys (..., size) at `positions` (...) by, as complex
-    numbers (..., size/2) to multiply pairs of dimensions with.
-    """
-    dtype = torch.promote_types(dtype, torch.float32)
-    steps = torch.arange(0, size, 2, device=positions.device, dtype=dtype)  # (size/2,)
-    angle = positions.unsqueeze(-1) * ROTARY_BASE ** (-steps / size)  # (..., size/2)
-    return torch.polar(torch.ones_like(angle), angle)
-
-
-def as_pairs(x: Tensor) -> Tensor:
-    """View `x` (..., d), float32 or float64, as complex numbers (..., d/2)."""
-    return torch.view_as_complex(torch.unflatten(x, -1, (-1, 2)))
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:

@@ -19,7 +19,6 @@ from nmt.config import Activation
 from nmt.model.fast.attention import attend_by_places
 from nmt.model.fast.cache import DecoderCache
 from nmt.model.fast.layers import Weights, frozen_linear
-from nmt.model.fast.packing import as_pairs
 from nmt.model.transformer import DecoderLayer
 
 
@@ -86,9 +85,9 @@ def step_through(layers: list[FrozenLayer], x: Tensor, cache: DecoderCache) -> T
 def _attend_to_own(layer: FrozenLayer, x: Tensor, cache: DecoderCache) -> Tensor:
     rows = frozen_linear(x, layer.own_in)  # (R, 3D)
     if layer.is_rotary:
-        heads = rows.view(len(rows), 3 * layer.num_heads, -1)  # (R, 3H, D/H)
-        turned = as_pairs(heads[:, : 2 * layer.num_heads])  # queries and keys
-        turned *= cache.rotations(heads.size(2))
+        heads = rows.view(len(rows), 3 * layer.num_heads, -1, 2)  # (R, 3H, D/H/2, 2)
+        both = torch.view_as_complex(heads[:, : 2 * layer.num_heads])  # queries and keys
+        both *= cache.rotations(2 * heads.size(2))
     parts = cache.grid.spread(rows)  # (B, W, 3D)
     cells = parts.view(*parts.shape[:2], 3, layer.num_heads, -1).permute(2, 0, 3, 1, 4)
     keys, values = cache.append(layer.own, cells[1:])  # cells are (3, B, H, W, D/H)
