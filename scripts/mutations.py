@@ -411,7 +411,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     # --- nmt/preprocess/report.py
     ("quantile-side", PREPROCESS + "report.py", "np.searchsorted(sums, share * sums[-1])", "np.searchsorted(sums, share * sums[-1] + 1)", "report"),
     ("bar-width", PREPROCESS + "report.py", "(statistics.sides[side].longest + 1) // _MOST_BARS", "statistics.sides[side].longest // 25", "report reference"),
-    ("steep", PREPROCESS + "report.py", "np.minimum(*middles) > _STEEP", "np.minimum(*middles) > _STEEP + 1", "reference"),
+    ("steep", PREPROCESS + "report.py", "np.minimum(*middles) > _STEEP", "np.minimum(*middles) > _STEEP + 1", "report"),
     ("advice-duplicates", PREPROCESS + "report.py", "            break  # those", "            pass  # those", "report"),
     ("advice-overlap", PREPROCESS + "report.py", "if rows > pairs and rows > 0.01 * size:", "if rows > pairs and rows > 1.5 * size:", "report"),
     ("advice-unknown", PREPROCESS + "report.py", "_share(side.unknown_tokens, side.tokens)", "_share(side.unknown_tokens, 2 * side.tokens)", "report"),

@@ -9,10 +9,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from ranks import Child, child, run_ranks
 from toy import assert_same_weights, train
+
+from nmt.cli.train import _report
+from nmt.errors import RankError
 
 ENDLESS = ["valid_bleu=false", "max_updates=1000000", "log_every_updates=1000000"]
 TWO = [*ENDLESS, "devices=2"]
@@ -125,3 +130,18 @@ def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_pa
     last = r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence"
     assert re.match(last, lines[-1])
     assert "Traceback" not in one.stderr
+
+
+def test_of_several_failures_the_one_nearest_to_the_cause_is_named() -> None:
+    texts = [  # from the cause outwards
+        "ValueError: a mistake",
+        "PeerError: no answer from another rank",
+        "PeerError: lost another rank",
+    ]
+    failures: list[Any] = [
+        SimpleNamespace(exitcode=1, message={"message": text}, timestamp=-rank, local_rank=rank)
+        for rank, text in enumerate(texts)  # the others were earlier
+    ]
+    for rank, text in enumerate(texts):
+        with pytest.raises(RankError, match=rf"rank {rank}: .*{text.partition(': ')[2]}"):
+            _report(failures[rank:])

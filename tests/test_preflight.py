@@ -24,6 +24,7 @@ from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
 from nmt.training import checks, learner
 from nmt.training.checks import (
+    _most_tokens,
     check_model_fits,
     is_out_of_memory,
     largest_batches,
@@ -193,3 +194,11 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
     with pytest.raises(ConfigError, match="use a smaller model"):
         learner.Learner(config, data, tokenizer, World(), CPU)
     assert places == ["meta"]
+
+
+def test_what_is_advised_fits_and_is_near_the_most_that_does() -> None:
+    for most in range(8, 4096, 31):
+        advised = _most_tokens(lambda tokens, most=most: tokens <= most, 8, 4096)
+        assert advised is not None
+        assert max(8, 0.8 * most - 1) <= advised <= most, most
+    assert _most_tokens(lambda _: False, 8, 4096) is None

@@ -136,6 +136,19 @@ def test_characters_with_a_piece_and_odd_ones_are_counted_apart(tokenizer: Token
     assert side["characters"] == total
 
 
+def test_pairs_are_steep_beyond_three_times_the_tokens(tokenizer: Tokenizer) -> None:
+    def num_tokens(line: str) -> int:
+        return len(tokenizer.encode(line)) + 1  # EOS
+
+    lines = [" ".join(["tree"] * times) for times in range(1, 12)]
+    ratios = [num_tokens(line) / num_tokens(lines[0]) for line in lines]
+    assert any(3 < ratio < 3.9 for ratio in ratios)
+    for line, ratio in zip(lines, ratios, strict=True):
+        for src, tgt in ((line, lines[0]), (lines[0], line)):
+            found = report(tokenizer, part(tokenizer, [src] * 9, [tgt] * 9))["train"]
+            assert found["steep_pairs"] == (9 if ratio > 3 else 0), ratio
+
+
 def test_quantiles_and_bars_are_those_of_the_lengths(tokenizer: Tokenizer) -> None:
     shares = {"median": 0.5, "p90": 0.9, "p99": 0.99}
     for lines in (SRC, [" ".join(SRC[: 1 + n % 20]) for n in range(300)]):
