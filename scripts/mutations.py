@@ -270,7 +270,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("embedding-share", MODEL + "transformer.py", "config.dropout if config.embedding_dropout is None else config.embedding_dropout", "config.dropout", "fast"),
     ("rotations-kept", FAST + "cache.py", "self._bias = self._distances = self._rotations = None", "self._bias = self._distances = None", "variants"),
     ("keys-turned", FAST + "step.py", "heads[:, : 2 * layer.num_heads]", "heads[:, : layer.num_heads]", "variants"),
-    ("pairs-turned", FAST + "cache.py", "-steps / size)", "-steps)", "variants"),
+    ("pairs-turned", MODEL + "variants.py", "-steps / size)", "-steps)", "variants"),
     # --- nmt/model/variants.py
     ("rms-eps", MODEL + "variants.py", "self.weight.to(x.dtype), self.eps)", "self.weight.to(x.dtype), 1e-6)", "variants"),
     ("shared-heads", MODEL + "variants.py", "x.repeat_interleave(times, dim=dim)", "torch.cat([x] * times, dim=dim)", "variants"),

@@ -74,13 +74,18 @@ def rotate(x: Tensor, positions: Tensor) -> Tensor:
 
     `positions` broadcasts to (...). Angles, sines and cosines are float32 at least.
     """
-    size, dtype = x.size(-1), torch.promote_types(x.dtype, torch.float32)
-    steps = torch.arange(0, size, 2, device=x.device, dtype=dtype)  # (d/2,)
-    angle = positions.unsqueeze(-1) * ROTARY_BASE ** (-steps / size)  # (..., d/2)
+    dtype = torch.promote_types(x.dtype, torch.float32)
+    angle = rotary_angles(positions, x.size(-1), dtype)  # (..., d/2)
     cos, sin = angle.cos(), angle.sin()
     even, odd = x[..., 0::2].to(dtype), x[..., 1::2].to(dtype)  # (..., d/2)
     turned = torch.stack([even * cos - odd * sin, odd * cos + even * sin], dim=-1)
     return turned.flatten(-2).to(x.dtype)  # (..., d)
+
+
+def rotary_angles(positions: Tensor, size: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Compute by how much `rotate` turns each pair of `size` dimensions, (..., size/2)."""
+    steps = torch.arange(0, size, 2, device=positions.device, dtype=dtype)  # (size/2,)
+    return positions.unsqueeze(-1) * ROTARY_BASE ** (-steps / size)
 
 
 def distances(num_queries: int, num_keys: int, device: torch.device) -> Tensor:

@@ -39,7 +39,7 @@ _EXPORTS = {
 def train(
     name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings, updates: int
 ) -> Path:
-    """Train a model for a few minutes, once for a cache; return its folder.
+    """Train a model, once for a cache; return its folder.
 
     That is enough for translations of sensible length.
     """

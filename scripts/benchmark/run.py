@@ -1,6 +1,6 @@
 """Measures nmt beside other toolkits, on the same work, within one run.
 
-python scripts/benchmark/run.py                    everything, about 25 minutes on two cores
+python scripts/benchmark/run.py                    everything, 22 minutes and more
 python scripts/benchmark/run.py --quick            a look at everything, some minutes
 python scripts/benchmark/run.py --only train --engines nmt,fairseq --models base
 python scripts/benchmark/run.py --device cuda --here --corpus FOLDER --src en --tgt fr

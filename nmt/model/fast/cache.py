@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from nmt.model.fast.layers import rounded
 from nmt.model.fast.packing import MASKED, MIN_WIDTH, Packing, additive_mask
 from nmt.model.fast.transfer import send
-from nmt.model.variants import ROTARY_BASE
+from nmt.model.variants import rotary_angles
 
 CPU = torch.device("cpu")
 _ROOM = 16  # steps for which columns are added at once, since all are copied then
@@ -201,8 +201,7 @@ class DecoderCache:
         numbers (R or more or 1, 1, size/2) that pairs of dimensions are multiplied with.
         """
         if self._rotations is None:
-            steps = torch.arange(0, size, 2, device=self.device)  # (size/2,)
-            angle = self.ages().view(-1, 1, 1) * ROTARY_BASE ** (-steps / size)
+            angle = rotary_angles(self.ages().view(-1, 1), size)
             self._rotations = torch.polar(torch.ones_like(angle), angle)
         return self._rotations
 
