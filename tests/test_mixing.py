@@ -10,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from conftest import tiny_config
 from folders import write_folder
 from toy import assert_same_weights, make_setup, read_records, train
 
@@ -21,6 +23,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import World
 from nmt.errors import ConfigError
 from nmt.training.learner import Learner
+from nmt.training.start import Setup
 
 SIZES = {"a": 30, "b": 7, "c": 100}
 
@@ -265,6 +268,18 @@ def test_the_data_of_a_stage_does_not_depend_on_the_ranks(data_dir: Path) -> Non
                 sorted(r for u in some for b in u.batches for r in b) for some in ([one], others)
             ]
             assert rows[0] == rows[1]
+
+
+def test_only_the_first_rank_warns_of_what_all_know(
+    data_dir: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = TrainConfig(
+        data_dir=str(data_dir), model=tiny_config(), max_updates=2, device="cpu", valid_bleu=False
+    )
+    for rank, count in ((0, 1), (1, 0)):
+        caplog.clear()
+        Setup(config, World(rank=rank, size=2), torch.device("cpu"))
+        assert caplog.text.count("the learning rate still rises") == count
 
 
 def test_stages_that_cannot_be_are_one_line(

@@ -54,10 +54,10 @@ class Setup:
             )
             for start, mix in [(0, {}), *stages]
         }
-        if (last := max(self.samplers)) >= config.max_updates:
+        if (last := max(self.samplers)) >= config.max_updates and world.is_main:
             text = "the last of stages begins after update %d; max_updates=%d ends the run before"
             log.warning(text, last, config.max_updates)
-        if (warmup := config.optimizer.warmup_steps) >= config.max_updates:
+        if (warmup := config.optimizer.warmup_steps) >= config.max_updates and world.is_main:
             text = "optimizer.warmup_steps=%d: the learning rate still rises after max_updates=%d"
             log.warning(text, warmup, config.max_updates)
         mixes = {start: sampler.mix for start, sampler in self.samplers.items()}
