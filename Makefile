@@ -33,7 +33,7 @@ test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile
 
 test-all: $(INSTALLED)
-	$(BIN)/python -m pytest -m "slow or not slow"
+	$(BIN)/python -m pytest -n auto --dist loadfile -m ""
 
 check: check-style test
 

@@ -15,6 +15,7 @@ from nmt.cli.main import main
 from nmt.config import ADVICE, SAME, DType, Schedule
 
 
+@pytest.mark.slow
 def test_words_of_other_toolkits_mean_our_settings() -> None:
     for command, typed, key, expected in (
         ("train", "gpus=2", "devices", 2),
@@ -57,6 +58,7 @@ def test_every_word_of_others_leads_to_a_setting_of_some_command() -> None:
     assert not SAME.keys() & ADVICE.keys()
 
 
+@pytest.mark.slow
 def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line() -> None:
     for command, typed, expected in (
         ("train", "lr=5e-4", "write optimizer.peak_learning_rate=5e-4 "),
@@ -109,6 +111,7 @@ def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / "my"
 
 
+@pytest.mark.slow
 def test_own_yaml_is_found_by_folder_path_or_search_path(recipes: Path) -> None:
     small = "my/model/small.yaml"
     for typed in (

@@ -21,6 +21,8 @@ from nmt.translate.attention import PairAttention
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import render_page
 
+pytestmark = pytest.mark.slow
+
 HOSTILE = [
     "</script><script>document.title = 'taken'</script>",
     "<img src=x onerror=\"document.title = 'taken'\"> & \"quotes\" 'single' `back` ${1}",

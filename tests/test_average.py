@@ -77,6 +77,7 @@ def load(folder: Path) -> Transformer:
 # --- one model folder
 
 
+@pytest.mark.slow
 def test_a_loaded_model_gives_the_logits_of_the_saved_one(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

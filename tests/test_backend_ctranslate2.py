@@ -29,6 +29,8 @@ from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import Backend, NativeBackend, SearchRequest, load_models
 from nmt.translate.ctranslate2 import load_ctranslate2
 
+pytestmark = pytest.mark.slow
+
 LINES = short_sentences(20)
 SMALL = replace(SearchConfig(), max_length_b=10)
 Engines = tuple[Backend, Backend, Tokenizer]

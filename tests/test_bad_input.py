@@ -15,6 +15,8 @@ from toy import command, train, write_corpus
 
 from nmt.manifest import MANIFEST
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:

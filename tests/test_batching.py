@@ -260,7 +260,7 @@ def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
     assert (one.longest, one.rows_to_try().tolist()) == (7, [0, 2])
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_forty_million_pairs_are_planned_in_bounded_time_and_memory() -> None:
     lengths = np.random.default_rng(0).integers(3, 40, (40_000_000, 2), dtype=np.uint16)
     one = sampler(lengths, 4096, tokens_per_update=25_000)

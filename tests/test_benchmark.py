@@ -115,7 +115,7 @@ def measure(folder: Path, part: str) -> Any:
     return section
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_training_counts_real_tokens_and_translation_of_fixed_length_that_many(
     tmp_path: Path,
 ) -> None:

@@ -168,6 +168,7 @@ def read_all(pickled: bytes, channel: Any) -> None:
     channel.send((total, anonymous_bytes() - before))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="asks Linux for memory")
 @pytest.mark.parametrize("method", ["spawn", "fork"])
 def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, method: str) -> None:

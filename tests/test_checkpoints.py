@@ -78,6 +78,7 @@ def bound_files() -> Iterator[Callable[[int], None]]:
     signal.signal(signal.SIGXFSZ, handler)
 
 
+@pytest.mark.slow
 def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the_end(
     whole: Path, toy_data: Path, tmp_path: Path, bound_files: Callable[[int], None],
     capfd: pytest.CaptureFixture[str],
@@ -112,6 +113,7 @@ def test_a_line_of_metrics_that_is_cut_off_is_left_out(
     assert [record["update"] for record in read_records(tmp_path, "loss")] == [1, 3]
 
 
+@pytest.mark.slow
 def test_scores_of_another_metric_are_no_bar(toy_data: Path, tmp_path: Path) -> None:
     options = ["validate_every_updates=2", "checkpoint_every_updates=2", "valid_bleu=true"]
     for last, metric in ((2, "bleu"), (6, "loss")):
@@ -143,6 +145,7 @@ def fill(disk: Path) -> None:
             return
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_no_run_and_loses_nothing(
     whole: Path, toy_data: Path, small_disk: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -165,6 +168,7 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(
     assert re.fullmatch(r"nmt-train: /.*/disk/other.*: Read-only file system", last)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_linked_its_newest_checkpoint_links_it_later(
     whole: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -186,6 +190,7 @@ def truncate(path: Path) -> None:
     os.truncate(path, path.stat().st_size // 2)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
     whole: Path, toy_data: Path, tmp_path: Path, capfd: Any, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -231,6 +236,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
 # --- never none, and no waiting
 
 
+@pytest.mark.slow
 def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -256,6 +262,7 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     assert steps(run) == [12]
 
 
+@pytest.mark.slow
 def test_saving_does_not_hold_up_training(
     whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,6 +98,7 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
         assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds[1]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("_small_blocks")
 def test_spans_of_any_size_hold_all_pairs_and_each_is_read_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -186,6 +187,7 @@ for name in sys.argv[1:]:
 """
 
 
+@pytest.mark.slow
 def test_long_lines_take_no_memory_and_shift_no_other(tmp_path: Path) -> None:
     paths = []
     for name, holes in {"gigantic": [100_000_000], "longest": [1 << 20] * 100}.items():

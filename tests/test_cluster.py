@@ -28,6 +28,7 @@ def scheduler() -> Iterator[str]:
         yield local.scheduler_address
 
 
+@pytest.mark.slow
 def test_preprocessing_writes_the_same_bytes(scheduler: str, tmp_path: Path) -> None:
     corpus = [*write_corpus(tmp_path), "shard_pairs=70", "data.test.num_pairs=5"]
     for name, more in (("one", "num_threads=1"), ("two", f"scheduler={scheduler}")):
@@ -36,6 +37,7 @@ def test_preprocessing_writes_the_same_bytes(scheduler: str, tmp_path: Path) -> 
     assert not list(tmp_path.glob(".*"))  # work folders
 
 
+@pytest.mark.slow
 def test_translation_is_in_order_and_the_same(scheduler: str, tmp_path: Path) -> None:
     lines = ["the house", "", "a green tree", "the " * 40] * 20
     places = [f"model_dir={write_model(tmp_path / 'model')}", f"input={tmp_path / 'in'}"]
@@ -89,6 +91,7 @@ def test_no_scheduler_and_a_lost_one_are_one_line(
     assert "Traceback" not in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_task_that_ends_its_workers_is_one_line() -> None:
     quick = {"distributed.scheduler.allowed-failures": 0}
     with (

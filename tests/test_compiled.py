@@ -41,8 +41,9 @@ def raise_traced(*_: Any) -> Any:
     raise Traced
 
 
-@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.slow)])
-@pytest.mark.parametrize("has_flash", [True, pytest.param(False, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("checkpointing", [False, pytest.param(True, marks=pytest.mark.long)])
+@pytest.mark.parametrize("has_flash", [True, pytest.param(False, marks=pytest.mark.long)])
 def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     tokenizer: Tokenizer, has_flash: bool, checkpointing: bool
 ) -> None:
@@ -72,6 +73,7 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     assert ("scaled_dot_product_attention" in text) != has_flash
 
 
+@pytest.mark.slow
 def test_the_graph_of_a_model_is_one_for_several_ranks_too(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -99,7 +101,7 @@ def test_the_graph_of_a_model_is_one_for_several_ranks_too(
     assert len(graphs) == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
     tokenizer: Tokenizer, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -165,7 +167,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
         Compiler().compile(model.forward)(*inputs)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_every_choice_of_layers_is_one_graph_without_breaks(tokenizer: Tokenizer) -> None:
     Compiler()
     graphs: list[torch.fx.GraphModule] = []

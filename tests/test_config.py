@@ -69,6 +69,7 @@ def assert_refused(command: str, arguments: str, *expected: str) -> None:
 # --- the YAML in configs/
 
 
+@pytest.mark.slow
 def test_files_that_are_named_replace_the_text_of_an_experiment() -> None:
     for experiment, name in (("multi30k", "bentrevett/multi30k"), ("iwslt14", "bbaaaa/iwslt14")):
         data = composed("preprocess", f"experiment={experiment}").data
@@ -88,6 +89,7 @@ def test_files_that_are_named_replace_the_text_of_an_experiment() -> None:
     assert part.train.dataset == "wmt/wmt14"
 
 
+@pytest.mark.slow
 def test_every_yaml_composes_and_sets_what_some_command_has() -> None:
     for command in COMMANDS.values():
         for group, name in CHOICES:
@@ -113,6 +115,7 @@ def test_base_and_big_spell_out_every_hyperparameter() -> None:
         assert more <= set(content)
 
 
+@pytest.mark.slow
 def test_recipes_are_the_papers() -> None:
     assert composed("train", "model=base") == composed("train") == TrainConfig()
     big = composed("train", "model=big")
@@ -125,6 +128,7 @@ def test_recipes_are_the_papers() -> None:
     assert config.tokenizer.vocab_size == 32_000
 
 
+@pytest.mark.slow
 def test_presets_of_other_layers_have_the_size_of_base_and_can_be_exported() -> None:
     for name, expected in (("modern", 62_979_456), ("deep_shallow", 60_978_688)):
         config = composed("train", f"model={name}").model
@@ -145,6 +149,7 @@ def test_the_resolved_yaml_holds_every_setting() -> None:
 # --- what users type
 
 
+@pytest.mark.slow
 def test_what_is_typed_wins_over_the_experiment_and_has_its_type() -> None:
     words = ["max_updates=7", "experiment=multi30k", "model.embedding_dropout=0.2"]
     config = composed("train", *words)
@@ -160,6 +165,7 @@ def test_what_is_typed_wins_over_the_experiment_and_has_its_type() -> None:
     )
 
 
+@pytest.mark.slow
 def test_paths_and_lists_need_no_quotes_and_one_element_no_brackets() -> None:
     paths = ["a=b.txt", "a,b.txt", "Grüße.txt", "你好", "~/x y.txt", "it's.txt", "{a}.txt", "a\\b"]
     paths += ["a\\", "'tis", "a\\'b", "#1;2", "'", "'a' or 'b'", '"a", "b"']
@@ -184,6 +190,7 @@ def test_files_are_the_corpus_when_files_are_named() -> None:
     assert composed("preprocess").data.corpus == "numbers"
 
 
+@pytest.mark.slow
 def test_named_settings_are_typed_with_and_without_plus_or_as_one_mapping() -> None:
     typed = ["news.src=a,b.en", "news.tgt=c=d.de", "news.src_tag=<2de>", "web-2.tsv=[x,y]"]
     for plus in ("", "+"):
@@ -262,6 +269,7 @@ def test_a_mistyped_key_names_the_nearest() -> None:
             from_yaml(PreprocessConfig, data=changes)
 
 
+@pytest.mark.slow
 def test_a_bad_value_names_key_and_rule() -> None:
     for arguments, *expected in [
         ("max_updates=many", "max_updates"),

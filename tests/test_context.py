@@ -52,6 +52,7 @@ def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -
     return found
 
 
+@pytest.mark.slow
 def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,6 +120,7 @@ def without_separators(text: str) -> str:
     return " ".join(part.strip() for part in text.split("<sep>") if part.strip())
 
 
+@pytest.mark.slow
 def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -143,6 +145,7 @@ def test_a_translation_is_the_part_after_the_separator_or_that_of_the_line_alone
         assert 2 <= sum(ways) < len(LINES) - 10
 
 
+@pytest.mark.slow
 def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path) -> None:
     outputs = []
     for number in range(2):
@@ -162,6 +165,7 @@ def test_a_job_that_goes_on_knows_the_lines_before(folder: Path, tmp_path: Path)
     assert found[2] == outputs[1][place]
 
 
+@pytest.mark.slow
 def test_a_context_that_cannot_be_is_one_line(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

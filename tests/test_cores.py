@@ -34,6 +34,7 @@ def test_threads_are_the_free_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> 
     assert cores.choose_threads(2) == 2  # which torch knows
 
 
+@pytest.mark.slow
 @pytest.mark.skipif((os.cpu_count() or 1) < 2, reason="needs two cores")
 def test_a_resumed_run_takes_the_threads_that_the_environment_names(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -152,6 +152,7 @@ def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:
         assert count_lines(str(upper)) == 2, suffix
 
 
+@pytest.mark.slow
 def test_zeros_between_and_after_the_streams_of_an_xz_file_are_skipped(tmp_path: Path) -> None:
     path, first, second = tmp_path / "text.xz", pack(b"a\nb", "xz"), pack(b"c\n", "xz")
     for size in (4, 8, 200_000):

@@ -33,6 +33,7 @@ def lengths_of(*pairs: tuple[int, int]) -> np.ndarray:
     return np.array(pairs, dtype=np.int32)
 
 
+@pytest.mark.slow
 def test_operations_equal_those_that_torch_counts_without_padding(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

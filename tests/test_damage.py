@@ -239,6 +239,7 @@ def fill_and_die(place: Path, number: int) -> bool:
     return os.waitpid(process, 0)[1] == 0
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_call_leaves_the_old_or_the_new_folder_under_the_name(tmp_path: Path) -> None:
     seen, number, is_done = set(), 0, False
     while not is_done:
@@ -303,6 +304,7 @@ def test_where_names_cannot_be_exchanged_two_renames_do_and_a_kill_between_is_un
     assert (tmp_path / "data/text").read_text() == "new"
 
 
+@pytest.mark.slow
 def test_a_full_disk_is_one_line_and_leaves_everything_as_it_was(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

@@ -87,6 +87,7 @@ def losses(setup: Setup) -> list[float]:
     return [outcome.loss_sum, setup.validation.loss(learner.best_model)["valid_loss"]]
 
 
+@pytest.mark.slow
 def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
     data_dir: Path,
 ) -> None:
@@ -107,6 +108,7 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             assert found == pytest.approx(expected, rel=1e-6 if name == "plain" else 2e-3), name
 
 
+@pytest.mark.slow
 def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
     source = random_source(LENGTHS)
     prefixes = [[5, 6], *[[]] * (len(LENGTHS) - 1)]
@@ -138,6 +140,7 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
             assert ours == theirs, name
 
 
+@pytest.mark.slow
 def test_sentences_join_a_search_on_the_device() -> None:
     config = SearchConfig(max_length_b=10, beam_size=3)
 

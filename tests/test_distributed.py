@@ -133,6 +133,7 @@ def exact(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str,
     return exact_gradient(learner, list(range(len(LENGTHS))))
 
 
+@pytest.mark.slow
 def test_gradients_are_the_same_however_ranks_share_the_batches(
     shared: Path, exact: dict[str, Tensor]
 ) -> None:
@@ -233,6 +234,7 @@ def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
         (folder / f"{world.size}-{world.rank}.json").write_text(json.dumps(record))
 
 
+@pytest.mark.slow
 def test_validation_figures_are_the_same_for_any_number_of_ranks(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -264,6 +266,7 @@ def exchange(folder: Path) -> None:
             time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_a_rank_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None:
     with ranks(tmp_path, 2, exchange, tmp_path) as (first, second):
         assert first.wait(60) == 1

@@ -30,6 +30,7 @@ from nmt.translate.backend import load_models
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_each_step_is_the_mean_of_full_forward_passes_and_scored_the_same() -> None:
     source, count = random_source(LENGTHS[:6]), 0

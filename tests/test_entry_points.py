@@ -45,6 +45,7 @@ def test_every_command_has_its_script_and_its_function() -> None:
         _ = entry.nonsense
 
 
+@pytest.mark.slow
 def test_help_needs_less_than_a_second() -> None:
     for name in COMMANDS:
         before = os.times()
@@ -64,6 +65,7 @@ def test_nmt_alone_lists_the_commands_and_an_unknown_one_names_the_nearest() -> 
     assert result.stderr == "nmt: no command trian; did you mean train or translate?\n"
 
 
+@pytest.mark.slow
 def test_hydra_shows_the_composed_config_and_completes_words() -> None:
     result = run("nmt-train", "+model=big", "--cfg", "job")
     assert result.returncode == 0
@@ -72,6 +74,7 @@ def test_hydra_shows_the_composed_config_and_completes_words() -> None:
     assert result.stdout.split() == ["model=base", "model=big"]
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_choice_until_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -89,6 +92,7 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     assert seen == [(last, "a,b c") for last in (1, 2, 3)]  # of nmt-train alone it has others
 
 
+@pytest.mark.slow
 def test_files_that_are_typed_replace_those_of_an_experiment_in_a_sweep_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -104,6 +108,7 @@ def test_files_that_are_typed_replace_those_of_an_experiment_in_a_sweep_too(
     assert seen == [(["src"], ["num_pairs"])] * 2
 
 
+@pytest.mark.slow
 def test_commands_import_what_they_need_and_garbage_collection_goes_over_none_of_it() -> None:
     code = "import sys, nmt, nmt.cli.main; print('torch' in sys.modules, 'hydra' in sys.modules)"
     assert python(code) == ["False", "False"]
@@ -126,6 +131,7 @@ def test_a_closed_pipe_is_no_error() -> None:
         assert process.returncode == 0
 
 
+@pytest.mark.slow
 def test_a_closed_stdout_is_no_error_where_nothing_is_written_to_it(tmp_path: Path) -> None:
     for command in ("nmt --help", f"nmt-visualize what=mask output={tmp_path}/mask.png"):
         done = run_shell(f"{SCRIPTS}/{command} >&-")

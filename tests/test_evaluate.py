@@ -160,6 +160,7 @@ def test_text_that_the_tokenizer_cannot_cut_is_named_with_what_can(
         assert len(caplog.records) == bool(remedy), text
 
 
+@pytest.mark.slow
 def test_language_of_the_model_picks_the_tokenizer_and_a_missing_one_stops_training_at_once(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +182,7 @@ def test_language_of_the_model_picks_the_tokenizer_and_a_missing_one_stops_train
         assert (f"tok:{tokenizer}" in capfd.readouterr().out) == bool(tokenizer), more
 
 
+@pytest.mark.slow
 def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +208,7 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
         assert message in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_systems_that_hardly_differ_are_not_significant() -> None:
     for method in Method:
         same = bleu_comparison(GOOD, GOOD, method)
@@ -218,6 +221,7 @@ def test_systems_that_hardly_differ_are_not_significant() -> None:
         assert equal.difference_low < 0 < equal.difference_high
 
 
+@pytest.mark.slow
 def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores() -> None:
     for method in Method:
         result = bleu_comparison(GOOD, BAD, method)
@@ -232,6 +236,7 @@ def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores
             assert c.difference_low < c.difference < c.difference_high
 
 
+@pytest.mark.slow
 def test_comparison_equals_the_paired_test_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
     other = damaged(REFERENCE, 0.12, seed=6)
     systems: list[tuple[str, Sequence[str]]] = [("a", other), ("b", GOOD)]

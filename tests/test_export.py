@@ -38,6 +38,7 @@ def model(tmp_path: Path, tokenizer: Tokenizer) -> Path:
     return random_model(tmp_path / "model", tokenizer)
 
 
+@pytest.mark.slow
 def test_what_check_exportable_returns_is_what_export_does(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

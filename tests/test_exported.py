@@ -44,6 +44,8 @@ from nmt.translate.attention import KINDS
 from nmt.translate.backend import load_models
 from nmt.translate.translator import Translator
 
+pytestmark = pytest.mark.slow
+
 POST, PRE = "post-sinusoidal", "pre-sinusoidal_concat"  # the trained models
 SHAPES: dict[str, dict[str, Any]] = {  # of random models
     "pre, deep decoder": {"norm": Norm.pre, "num_encoder_layers": 1, "num_decoder_layers": 3},

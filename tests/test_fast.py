@@ -115,6 +115,7 @@ def test_the_accelerated_model_is_the_plain_one_forward_and_backward(library: bo
             assert_near(ours.grad, theirs.grad, (case, name), rtol=1e-4)
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_steps_with_frozen_weights_are_the_plain_model_at_once(library: bool) -> None:
     source, tgt = random_source(LENGTHS), random_target(B, 20)
@@ -210,6 +211,7 @@ def test_threads_translate_with_one_model_at_once(library: bool) -> None:
     assert_near(found, expected, atol=1e-6, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_under_autocast_the_model_is_the_plain_one_but_for_rounding() -> None:
     for case, model in models():
         exact = forward(plain(model))
@@ -321,6 +323,7 @@ def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
     assert (batch.num_src_tokens, batch.num_tokens) == (6, 7)
 
 
+@pytest.mark.slow
 def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
     draw = random.Random(0)
     ids = [[draw.randrange(4, 300) for _ in range(draw.randint(1, 13))] for _ in range(14)]

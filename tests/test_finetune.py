@@ -74,6 +74,7 @@ def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
                 torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> None:
     old = read_weights(base / "run")
     cases = {
@@ -96,6 +97,7 @@ def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> N
         assert (parameter.grad is None) == name.startswith(("encoder_", "embedding.")), name
 
 
+@pytest.mark.slow
 def test_adapters_train_what_is_not_frozen_and_resume_exactly(base: Path, tmp_path: Path) -> None:
     old = read_weights(base / "run")
     lora = ["adapter=lora", "adapter_rank=2", "freeze=[encoder]", "max_updates=8"]
@@ -109,6 +111,7 @@ def test_adapters_train_what_is_not_frozen_and_resume_exactly(base: Path, tmp_pa
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 
+@pytest.mark.slow
 def test_settings_that_contradict_are_refused(base: Path, tmp_path: Path) -> None:
     wrong = {
         "freeze=encoder: needs init_from": {"freeze": [Part.encoder]},
@@ -133,6 +136,7 @@ def test_settings_that_contradict_are_refused(base: Path, tmp_path: Path) -> Non
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_an_imported_model_trains_on_translates_and_exports(tmp_path: Path) -> None:
     shape = MARIAN["swish, bias"]
     model_dir = imported(write_marian(tmp_path / "opus", 1, shape))

@@ -71,6 +71,7 @@ def check_data(*arguments: str) -> str:
     return ""
 
 
+@pytest.mark.slow
 def test_every_hint_is_the_command_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -115,6 +116,7 @@ def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
     assert done.returncode == 0, words
 
 
+@pytest.mark.slow
 def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -145,6 +147,7 @@ def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
     assert "data.corpus was unset" in check_data("experiment=copy", "data_dir=data/prepared")
 
 
+@pytest.mark.slow
 def test_training_prepares_the_bytes_that_preprocessing_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -159,6 +162,7 @@ def test_training_prepares_the_bytes_that_preprocessing_writes(
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_an_experiment_sets_the_folders_of_every_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -185,6 +189,7 @@ def test_an_experiment_sets_the_folders_of_every_command(
     assert "chrF" in told.out
 
 
+@pytest.mark.slow
 def test_averages_and_exports_replace_nothing_that_was_not_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_data: Path,
     capfd: pytest.CaptureFixture[str],
@@ -222,6 +227,7 @@ def test_averages_and_exports_replace_nothing_that_was_not_named(
     assert find_model(Path("runs/default")) == average.resolve()
 
 
+@pytest.mark.slow
 def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
     toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -253,6 +259,7 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_data: Path
 ) -> None:

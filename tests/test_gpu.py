@@ -137,7 +137,7 @@ def test_steps_of_the_optimizer_equal_the_papers_algorithm_by_hand() -> None:
     check_steps(DEVICE.type)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_compiled_losses_and_gradients_are_the_plain_ones(tokenizer: Tokenizer) -> None:
     def run(make: Callable[[], Compiler | None]) -> list[Tensor]:
         model = tiny_model(vocab_size=tokenizer.vocab_size).to(DEVICE).train()

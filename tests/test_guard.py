@@ -70,6 +70,7 @@ def named_pairs(text: str) -> list[int]:
 # --- what is not finite
 
 
+@pytest.mark.slow
 def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
     bad_run: Path, toy_data: Path
 ) -> None:
@@ -103,6 +104,7 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
         assert 0 < record["target_tokens_per_second"] < record["tokens_per_second"]
 
 
+@pytest.mark.slow
 def test_a_left_out_update_changes_nothing(
     bad_run: Path, toy_data: Path, tmp_path: Path, poisoned: Callable[[int, float], None]
 ) -> None:
@@ -132,6 +134,7 @@ def test_a_left_out_update_changes_nothing(
         assert all(torch.equal(moments[name], saved["state"][i][name]) for name in moments)
 
 
+@pytest.mark.slow
 def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
     bad_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -166,6 +169,7 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
 # --- float16
 
 
+@pytest.mark.slow
 def test_overflows_lower_the_scale_and_do_not_end_the_run(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,6 +210,7 @@ def test_a_spike_stands_out_of_the_losses_before_it() -> None:
     assert not any(detector.is_spike(loss) for loss in (1.0, 50.0, 1.0, 900.0))
 
 
+@pytest.mark.slow
 def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poisoned: Any
 ) -> None:

@@ -68,6 +68,7 @@ def test_no_sentence_is_in_two_sets_and_no_other_pair_is_lost(tmp_path: Path) ->
     assert report["overlap"]["valid"]["normalised"]["sources"]["held_out_rows"] == 0
 
 
+@pytest.mark.slow
 def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -94,6 +95,7 @@ def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(
     assert held_out(more)["test"] == held_out(expected)["test"]
 
 
+@pytest.mark.slow
 def test_share_is_that_of_the_pairs_and_corpora_keep_their_tags(tmp_path: Path) -> None:
     arguments = ["data.valid.num_pairs=0.1", *SMALL, f"data_dir={tmp_path / 'd'}"]
     texts = {}
@@ -114,6 +116,7 @@ def test_share_is_that_of_the_pairs_and_corpora_keep_their_tags(tmp_path: Path) 
         assert normal_form(tgt) not in taken
 
 
+@pytest.mark.slow
 def test_what_cannot_be_taken_is_refused(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     write_pairs(tmp_path / "a.tsv", 50)
     train = f"data.train.tsv={tmp_path / 'a.tsv'}"

@@ -173,6 +173,7 @@ def test_wheel_is_downloaded_once_unless_damaged_and_a_failure_is_quoted_and_lea
         assert list((tmp_path / "new").iterdir()) == []
 
 
+@pytest.mark.slow
 def test_script_writes_line_aligned_files_where_the_experiment_reads_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -16,15 +16,6 @@ from exporting import exported, random_model
 from importing import imported, randomize, shuffled, train_spm
 from safetensors.torch import load_file
 from serving import loaded, running
-from transformers import (
-    M2M100Config,
-    M2M100ForConditionalGeneration,
-    M2M100Tokenizer,
-    MarianConfig,
-    MarianMTModel,
-    MarianTokenizer,
-)
-from transformers.utils import logging
 
 from nmt.checkpoint import load_info
 from nmt.config import (
@@ -45,10 +36,18 @@ from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
 from nmt.visualize.words import shown_pieces
 
-logging.set_verbosity_error()
-logging.disable_progress_bar()
+pytestmark = pytest.mark.slow
+
 LINES = [*sentences(200)][:200]
 LIMIT = 8  # tokens of a translation
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> None:
+    from transformers.utils import logging  # takes a second
+
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -84,6 +83,8 @@ M2M100: dict[str, dict[str, Any]] = {
 
 def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     """Write a random MarianMT model with its tokenizer as OPUS-MT's repositories have them."""
+    import transformers
+
     folder.mkdir()
     shape = dict(shape)
     names = ("bias", "separate", "half", "pickle")
@@ -107,8 +108,10 @@ def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     special |= {"decoder_start_token_id": ids["<pad>"], "bad_words_ids": [[ids["<pad>"]]]}
     if is_separate:
         special |= {"decoder_vocab_size": len(tgt_ids), "share_encoder_decoder_embeddings": False}
-    config = MarianConfig(vocab_size=len(ids) + 2 * (not is_separate), **special, **shape)
-    model = MarianMTModel(config)
+    config = transformers.MarianConfig(
+        vocab_size=len(ids) + 2 * (not is_separate), **special, **shape
+    )
+    model = transformers.MarianMTModel(config)
     randomize(model, seed)
     if config.tie_word_embeddings:
         model.tie_weights()
@@ -126,6 +129,8 @@ def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
 
 def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     """Write a random M2M100 model with its tokenizer."""
+    import transformers
+
     folder.mkdir()
     spm = folder / "sentencepiece.bpe.model"
     pieces = train_spm(spm, seed, 60)
@@ -135,10 +140,10 @@ def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*start, *pieces]))}
     (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(spm)}
-    tokenizer = M2M100Tokenizer(**files, src_lang="en", tgt_lang="fr")
+    tokenizer = transformers.M2M100Tokenizer(**files, src_lang="en", tgt_lang="fr")
     tokenizer.save_pretrained(folder)
-    config = M2M100Config(vocab_size=len(vocab) + 108, **shape)
-    model = M2M100ForConditionalGeneration(config)
+    config = transformers.M2M100Config(vocab_size=len(vocab) + 108, **shape)
+    model = transformers.M2M100ForConditionalGeneration(config)
     randomize(model, seed)
     model.tie_weights()
     model.save_pretrained(folder)
@@ -147,6 +152,7 @@ def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
 
 def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
     """Compare ids of text, logits, and the results of search with those of transformers."""
+
     model_dir = imported(folder)
     loaded = load_models([model_dir], device="cpu")
     model, ours = loaded.backend.stepper.model, loaded.tokenizer
@@ -190,21 +196,27 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
 def test_marian_models_compute_what_transformers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    import transformers
+
     for seed, (name, shape) in enumerate(MARIAN.items()):
         folder = write_marian(tmp_path / name.replace(", ", "-"), seed, shape)
-        model = MarianMTModel.from_pretrained(folder, dtype=torch.float32)
-        check(folder, name, model, MarianTokenizer.from_pretrained(folder))
+        model = transformers.MarianMTModel.from_pretrained(folder, dtype=torch.float32)
+        check(folder, name, model, transformers.MarianTokenizer.from_pretrained(folder))
     shown = run_readme(imported(folder), monkeypatch)
     assert shown.strip()
     assert "▁" not in shown
 
 
 def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
+    import transformers
+
     for seed, (name, shape) in enumerate(M2M100.items()):
         folder = write_m2m100(tmp_path / name.replace(", ", "-"), seed, shape)
-        model = M2M100ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32)
+        model = transformers.M2M100ForConditionalGeneration.from_pretrained(
+            folder, dtype=torch.float32
+        )
         options = {"src_lang": "en", "tgt_lang": "fr"}
-        check(folder, name, model, M2M100Tokenizer.from_pretrained(folder, **options))
+        check(folder, name, model, transformers.M2M100Tokenizer.from_pretrained(folder, **options))
 
 
 def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -334,8 +346,12 @@ def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
 
 
 def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Path) -> None:
+    import transformers
+
     folder = write_m2m100(tmp_path / "m2m", 3, M2M100["m2m"])
-    theirs = M2M100ForConditionalGeneration.from_pretrained(folder, dtype=torch.float32).eval()
+    theirs = transformers.M2M100ForConditionalGeneration.from_pretrained(
+        folder, dtype=torch.float32
+    ).eval()
     model_dir = imported(folder, src_lang="en", tgt_lang="fr")
     translator = Translator.load(model_dir, device="cpu")
     search: dict[str, Any] = {"beam_size": 1, "max_length_a": 0, "max_length_b": 12}
@@ -343,7 +359,7 @@ def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Pat
     texts = {}
     for src_lang, tgt_lang in (("en", "fr"), ("de", "fr"), ("en", "zu"), ("zu", "de")):
         where = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-        tokenizer = M2M100Tokenizer.from_pretrained(folder, **where)
+        tokenizer = transformers.M2M100Tokenizer.from_pretrained(folder, **where)
         [best] = translator.n_best(LINES[:1], **search, **where)[0]
         batch = tokenizer(LINES[:1], return_tensors="pt")
         first = {"forced_bos_token_id": tokenizer.get_lang_id(tgt_lang), "max_length": 13}

@@ -24,6 +24,8 @@ from test_import_toolkits import write_fairseq, write_opennmt
 from test_import_toolkits import write_marian as write_npz
 from toy import command
 
+pytestmark = pytest.mark.slow
+
 Damage = Callable[[Path], object]
 
 

@@ -24,6 +24,8 @@ from nmt.errors import ConfigError, DataError
 from nmt.translate.lines import LineOptions, Window, encode_window
 from nmt.visualize.words import record_search
 
+pytestmark = pytest.mark.slow
+
 WORDS = {
     "en": ["red", "green", "big", "house", "tree", "sees"],
     "de": ["rot", "grün", "groß", "Haus", "Baum", "sieht"],

@@ -69,6 +69,7 @@ def trains_on(one: Child, run_dir: Path) -> None:
     one.wait_until(lambda: last_update(run_dir) >= goal)
 
 
+@pytest.mark.slow
 def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with launched(tmp_path, toy_data, run, *TWO) as one:
@@ -82,7 +83,7 @@ def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Pat
         assert not any(is_alive(pid) for pid in pids)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     toy_data: Path, tmp_path: Path
 ) -> None:
@@ -106,7 +107,7 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     assert_same_weights(tmp_path / "whole", run)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     with launched(tmp_path, toy_data, run, *TWO, "timeout_seconds=5") as one:
@@ -121,7 +122,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_p
         assert not any(is_alive(pid) for pid in pids)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_path: Path) -> None:
     options = [*TWO, "max_tokens=3"]
     with launched(tmp_path, toy_data, tmp_path / "run", *options) as one:

@@ -21,7 +21,7 @@ def exact_share(data_dir: Path, run_dir: Path) -> float:
     return sum(hypothesis == reference for hypothesis, reference in pairs) / len(references)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_corpora_that_come_along_are_learned(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

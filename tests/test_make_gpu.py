@@ -15,6 +15,8 @@ from typing import Any
 
 import pytest
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu.py"
 # each of these takes a process that imports everything again, or a compiler
@@ -78,7 +80,7 @@ def test_parts_run_on_a_processor_and_their_figures_are_written(tmp_path: Path) 
     assert "| base_plain | ok" in page
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("names", SLOW, ids="-".join)
 def test_the_other_parts_run_on_a_processor_too(tmp_path: Path, names: list[str]) -> None:
     status, content = rehearse(tmp_path, "--parts", "data", *names)

@@ -193,6 +193,7 @@ def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
     assert sum(found[0] != found[1] for found in again) > 0.8 * len(again)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_its_mix_alone(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -205,6 +206,7 @@ def test_a_run_goes_on_with_its_mix_alone(
     assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "mix.b=4") == 0  # b=4 as before
 
 
+@pytest.mark.slow
 def test_a_mixed_run_that_stops_in_any_pool_goes_on_with_the_same_bits(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -225,6 +227,7 @@ STAGES = ["stages.late.start=7", "stages.late.mix.b=1", "stages.late.mix.a=0"]
 STAGES += ["stages.first.start=3", "stages.first.mix.c=0", "model.dropout=0.1"]
 
 
+@pytest.mark.slow
 def test_a_stage_draws_its_own_mix_from_its_update_on(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -246,6 +249,7 @@ def test_a_stage_draws_its_own_mix_from_its_update_on(
     assert "a stage begins: an epoch draws 0 of 30 pairs of a + 7 of 7 pairs of b + 100" in error
 
 
+@pytest.mark.slow
 def test_a_stage_begins_a_new_epoch_wherever_the_run_is_cut(data_dir: Path) -> None:
     every = ["checkpoint_every_updates=100", "validate_every_updates=100", "max_updates=10"]
     assert train(data_dir, data_dir / "whole", *RUN, *STAGES, *every) == 0
@@ -282,6 +286,7 @@ def test_only_the_first_rank_warns_of_what_all_know(
         assert caplog.text.count("the learning rate still rises") == count
 
 
+@pytest.mark.slow
 def test_stages_that_cannot_be_are_one_line(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -303,6 +308,7 @@ def test_stages_that_cannot_be_are_one_line(
         assert text in capsys.readouterr().err.strip().splitlines()[-1], options
 
 
+@pytest.mark.slow
 def test_patience_counts_in_the_last_stage_alone(data_dir: Path) -> None:
     often = ["validate_every_updates=1", "checkpoint_every_updates=1", "max_updates=30"]
     often += ["optimizer.learning_rate_scale=1e-30"]  # no validation is better than the first

@@ -135,6 +135,7 @@ def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_p
     assert real < 0.85 * planned[0]
 
 
+@pytest.mark.slow
 def test_runs_with_noise_resume_exactly_and_validate_without_it(
     data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -101,7 +101,7 @@ def test_brackets_are_counted_as_evalb_does(parsing: Any) -> None:
         assert score.percent()["F1"] == pytest.approx(f1), gold
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_small_model_parses_text_of_a_small_grammar(
     parsing: Any,
     tmp_path: Path,

@@ -88,6 +88,7 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
     path.write_text(json.dumps([message, len(batches), thrice_fails]))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is Linux's")
 def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
@@ -105,6 +106,7 @@ def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Pa
     assert thrice_fails  # the advice is no more cautious than it must be
 
 
+@pytest.mark.slow
 def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
     model, lengths = tiny_model().train(), draw_lengths(50, 20)
     before = [weight.detach().clone() for weight in model.parameters()]

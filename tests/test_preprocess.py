@@ -35,6 +35,7 @@ def arguments(place: Path, data_dir: Path, *changes: str) -> list[str]:
     return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}", *changes]
 
 
+@pytest.mark.slow
 def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(place: Path) -> None:
     kept = [[int(re.match(r"\d+", line)[0]) for line in pair] for pair in read_back(place / "data")]  # type: ignore[index]
     assert all(src == tgt for src, tgt in kept)
@@ -98,6 +99,7 @@ def test_corpora_are_shards_of_their_own_with_their_tags(tmp_path: Path) -> None
     assert tagged == [False] * sizes[0] + [True] * sizes[1]
 
 
+@pytest.mark.slow
 def test_a_line_that_is_nothing_but_its_tag_is_empty(tmp_path: Path) -> None:
     lines = [f"word {n}\twort {n}" for n in range(30)]
     lines[3], lines[4] = "\u200b\twort 3", "word 4\t\u200b \u200b"  # normalized away
@@ -111,6 +113,7 @@ def test_a_line_that_is_nothing_but_its_tag_is_empty(tmp_path: Path) -> None:
         assert dropped == {"empty side": 2, "held out": 2}, more
 
 
+@pytest.mark.slow
 def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     for side in ("src", "tgt"):
         lines = [f"{n % 5500} {side}" for n in range(6000)]  # two chunks
@@ -126,6 +129,7 @@ def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 500}
 
 
+@pytest.mark.slow
 def test_report_only_writes_nothing_and_many_drops_are_a_warning(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -139,6 +143,7 @@ def test_report_only_writes_nothing_and_many_drops_are_a_warning(
     assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]
 
 
+@pytest.mark.slow
 def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -153,6 +158,7 @@ def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
     assert found["tokenizer.model"] != (place / "data/tokenizer.model").read_bytes()
 
 
+@pytest.mark.slow
 def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> None:
     assert command("preprocess", *arguments(place, tmp_path / "data", "keep_text=true")) == 0
     texts = [
@@ -168,6 +174,7 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
     assert not any(odd in text for pair in texts for text in pair for odd in ODD[:7])
 
 
+@pytest.mark.slow
 def test_nothing_heavy_is_imported() -> None:
     code = (
         "import sys, nmt.cli.tasks, nmt.preprocess.prepare\n"

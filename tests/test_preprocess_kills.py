@@ -28,6 +28,8 @@ from nmt.preprocess import workspace
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.preprocess.workspace import open_workspace
 
+pytestmark = pytest.mark.slow
+
 KILLED = -signal.SIGKILL
 
 

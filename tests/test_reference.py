@@ -15,9 +15,13 @@ import random
 import tempfile
 from pathlib import Path
 
+import pytest
+
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
 from nmt.files import write_json
+
+pytestmark = pytest.mark.slow
 
 REFERENCE = Path(__file__).parent / "reference" / "preprocess.json"
 _EN = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge", "don't"]

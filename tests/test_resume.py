@@ -38,6 +38,8 @@ from nmt.training.checkpoints import (
 )
 from nmt.training.checks import listen
 
+pytestmark = pytest.mark.slow
+
 SMALL = ["valid_bleu=false", "max_updates=20"]
 # dropout and accumulation are on in any case; several epochs pass
 RICH = [

@@ -103,6 +103,7 @@ def scored(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run_score(folder, "format=json", *arguments)]
 
 
+@pytest.mark.slow
 def test_text_output_is_the_measure_that_is_asked_for(folder: Path) -> None:
     objects = scored(folder)
     assert [o["index"] for o in objects] == list(range(len(SRC)))
@@ -135,6 +136,7 @@ def test_two_empty_lines_score_0_and_one_is_scored_as_it_is(
     assert lengths[-2] == 1  # a source without a target: EOS
 
 
+@pytest.mark.slow
 def test_mistakes_are_one_line(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (folder / "short").write_text("a\nb\n", encoding="utf-8")
     for arguments, message in (
@@ -159,6 +161,7 @@ def test_one_side_may_come_from_stdin(folder: Path, monkeypatch: pytest.MonkeyPa
     assert run_score(folder, "tgt=-") == expected
 
 
+@pytest.mark.slow
 def test_an_ensemble_scores_the_mean_of_its_models(folder: Path) -> None:
     models = [f"model_dir={folder / name}" for name in ("model1", "model2")]
     both = f"model_dir=[{folder / 'model1'},{folder / 'model2'}]"
@@ -172,6 +175,7 @@ def test_an_ensemble_scores_the_mean_of_its_models(folder: Path) -> None:
 # --- what nmt-translate says of the same tokens
 
 
+@pytest.mark.slow
 def test_nmt_score_gives_of_a_translation_what_nmt_translate_gave(
     trained_models: dict[str, Path], tmp_path: Path
 ) -> None:

@@ -164,6 +164,7 @@ def test_each_sentence_has_its_own_limit_and_leaves_the_batch_when_it_is_done(
     assert len(stepper.num_rows) == 11
 
 
+@pytest.mark.slow
 @every_rule
 def test_fewer_results_are_the_first_of_more_and_found_with_less_work(rule: dict[str, Any]) -> None:
     source, settings = toy_source(4, 2, 7, 1), config(4, a=1.0, b=20, **rule)

@@ -72,6 +72,7 @@ def row_alone(source: Source, row: int) -> Source:
     return source[0][row : row + 1, : int(length)], length
 
 
+@pytest.mark.slow
 @every_mode
 def test_a_translation_depends_on_no_neighbor(mode: dict[str, Any]) -> None:
     stepper, settings = ModelStepper(decided_model()), config(a=1.0, b=8, **mode)

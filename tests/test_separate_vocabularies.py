@@ -32,6 +32,8 @@ from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.training.microbatches import make_batch
 
+pytestmark = pytest.mark.slow
+
 SHAPE = [
     "model.d_model=32",
     "model.d_ff=64",

@@ -50,6 +50,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield found
 
 
+@pytest.mark.slow
 def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
     tmp_path: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
 ) -> None:
@@ -200,6 +201,7 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
         assert server.service.scheduler.num_waiting == 0
 
 
+@pytest.mark.slow
 def test_a_full_queue_a_deadline_and_a_share_are_refused_and_others_unharmed(
     tokenizer: Tokenizer, pool: ThreadPoolExecutor
 ) -> None:
@@ -285,6 +287,7 @@ def raw(
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 
 
+@pytest.mark.slow
 def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> None:
     models, _ = copying(tokenizer)
     with running(models, body_timeout_seconds=0.5, max_body_bytes=4096) as server:
@@ -323,6 +326,7 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         eventually(lambda: server.service.bodies.held_bytes == 0)
 
 
+@pytest.mark.slow
 def test_connections_without_a_request_are_closed(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -339,6 +343,7 @@ def test_connections_without_a_request_are_closed(
         assert slow.result(10) == "the tree"
 
 
+@pytest.mark.slow
 def test_a_stream_is_read_as_it_is_translated(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -492,6 +497,7 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
     service.close()
 
 
+@pytest.mark.slow
 def test_signals_drain_and_reload_without_a_lost_request(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

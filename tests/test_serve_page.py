@@ -15,7 +15,7 @@ from serving import Running, copying, loaded, running, tiny_folder
 from nmt.data.tokenizer import Tokenizer
 from nmt.serve.models import Models
 
-pytestmark = needs_browser
+pytestmark = [pytest.mark.slow, needs_browser]
 
 
 class Page:

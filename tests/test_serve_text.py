@@ -143,6 +143,7 @@ def test_no_tag_is_lost_doubled_or_badly_nested_whatever_the_markup() -> None:
 BOLD = "<b>x</b> "
 
 
+@pytest.mark.slow
 def test_hostile_markup_takes_linear_time() -> None:
     for unit, count in (
         ("<", 9000),
@@ -164,6 +165,7 @@ def test_hostile_markup_takes_linear_time() -> None:
         assert seconds[1] < 24 * seconds[0] + 0.05, (unit, seconds)  # 64 times if it were squared
 
 
+@pytest.mark.slow
 def test_many_line_ends_take_linear_time() -> None:
     cue = "1\n00:00:01,000 --> 00:00:02,000\n"
     for work, count in (

@@ -46,6 +46,7 @@ def eventually(claim: Callable[[], bool], seconds: float = 20) -> None:
         time.sleep(0.01)
 
 
+@pytest.mark.slow
 def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_killed(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
@@ -123,6 +124,7 @@ def test_sentences_join_when_they_are_a_quarter_or_after_four_steps() -> None:
     assert [rule(n, 8) for n in (2, 1, 0, 1)] == [True, False, False, False]
 
 
+@pytest.mark.slow
 def test_weights_that_a_worker_cannot_load_are_one_error(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:

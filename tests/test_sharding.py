@@ -9,7 +9,6 @@ import pytest
 import torch
 from conftest import tiny_config
 from ranks import run_ranks
-from torch.distributed.tensor import DTensor
 from toy import read_weights, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig
@@ -52,6 +51,8 @@ def train_part(data_dir: Path, run_dir: Path, sharding: str, max_updates: int) -
         num_threads=1,
         device="cpu",
     )
+    from torch.distributed.tensor import DTensor  # takes 2 s
+
     world, original = find_world(), Learner.update
 
     def checking(learner: Learner, *args: Any, **named: Any) -> Any:
@@ -76,6 +77,7 @@ def content(run_dir: Path) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.slow
 def test_sharded_ranks_train_the_same_weights_and_go_on_from_the_same_files(
     data_dir: Path, tmp_path: Path
 ) -> None:

@@ -303,6 +303,7 @@ def read_dataset(tmp_path: Path, split: str = "train", **changes: Any) -> Pairs:
     return read(find_sources(config, split, tmp_path / "spool"))
 
 
+@pytest.mark.slow
 def test_the_layouts_of_the_hub_give_the_pairs_of_a_split(tmp_path: Path, wmt14: Path) -> None:
     for has_readme, (ours, theirs) in itertools.product((False, True), OURS.items()):
         if has_readme:

@@ -101,6 +101,7 @@ def test_updates_are_the_same_and_gradients_stay_where_they_are(
     assert (weights[0] - weights[1]).norm() < 1e-3 * weights[0].norm()
 
 
+@pytest.mark.slow
 def test_model_and_loss_are_one_graph_without_breaks(tokenizer: Tokenizer) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen")
     torch.compiler.reset()

@@ -15,6 +15,8 @@ from translating import fork, status, translate, write_lines, write_model
 from nmt import progress
 from nmt.data.text import packed, read_lines
 
+pytestmark = pytest.mark.slow
+
 LINES = [*sentences(5, seed=4), "", "the last"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
 

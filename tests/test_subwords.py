@@ -34,6 +34,7 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place / "data"
 
 
+@pytest.mark.slow
 def test_cuts_keep_the_text_and_grow_with_the_amount() -> None:
     for kind in (TokenizerType.bpe, TokenizerType.unigram):
         tokenizer = train_tokenizer(
@@ -96,6 +97,7 @@ def print_cuts(model: bytes) -> None:
     print([sampling(ids, ids, 0, row)[0].tolist() for row in range(20)])
 
 
+@pytest.mark.slow
 def test_every_process_draws_the_same_cuts(
     tokenizer: Tokenizer, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -144,6 +146,7 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     assert outcome.gradient_norm == pytest.approx(float(norm), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
     data_dir: Path, tmp_path: Path
 ) -> None:

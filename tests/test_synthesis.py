@@ -140,6 +140,7 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
     assert (counts.looping, counts.ratio, counts.pairs) == (0, 0, 5)
 
 
+@pytest.mark.slow
 def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -169,6 +170,7 @@ def test_a_corpus_is_the_lines_with_what_nmt_translate_says_of_them(
     assert "data.corpora.bt.src_tag=<bt>" in err
 
 
+@pytest.mark.slow
 def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
     folder: Path, tmp_path: Path, toy_data: Path
 ) -> None:
@@ -227,6 +229,7 @@ def kill_often(task: Callable[[], int], log: Path, rounds: int) -> None:
     assert status(fork(task, log)) == 0, log.read_text(encoding="utf-8")
 
 
+@pytest.mark.slow
 def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -244,6 +247,7 @@ def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
     assert corpus(out) == corpus(folder / "backtranslate")
 
 
+@pytest.mark.slow
 def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
     folder: Path, tmp_path: Path
 ) -> None:
@@ -282,6 +286,7 @@ def test_a_kill_at_any_call_that_changes_a_name_at_the_end_loses_nothing(
     assert call >= 10
 
 
+@pytest.mark.slow
 def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -338,6 +343,7 @@ def test_what_cannot_be_is_one_line(
         distill(folder, Path("data/distilled"), max_ratio=3.0)
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(folder: Path, tmp_path: Path) -> None:
     lines = [line[:40] for line in sentences(500, seed=3)]
     few, many = write_lines(tmp_path / "few", lines), tmp_path / "many"

@@ -147,6 +147,7 @@ def assert_holds(name: str, run_dir: Path, lines: list[dict[str, Any]]) -> None:
     assert READ[name](run_dir) == points(lines), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", READ)  # each needs a library of its own
 def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: Path) -> None:
     pytest.importorskip(name)
@@ -182,7 +183,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
     assert_holds(name, run_dir, lines)
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("name", READ)  # each needs a library of its own
 def test_a_killed_and_resumed_run_is_one_run_without_doubled_steps(
     name: str, toy_data: Path, run_dir: Path
@@ -215,6 +216,7 @@ def test_a_killed_and_resumed_run_is_one_run_without_doubled_steps(
         assert parameter.read_text() == "20"
 
 
+@pytest.mark.slow
 def test_a_tracker_that_never_answers_costs_a_run_nothing(
     toy_data: Path, run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -240,6 +242,7 @@ def test_a_tracker_that_never_answers_costs_a_run_nothing(
     assert len(read_records(run_dir, "loss")) == 12
 
 
+@pytest.mark.slow
 def test_a_tracker_that_fails_is_one_warning(
     run_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

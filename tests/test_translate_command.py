@@ -57,6 +57,7 @@ def output_of(model: Path, *arguments: str, folder: Path) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_line_i_answers_line_i_whatever_is_in_the_text(model: Path, tmp_path: Path) -> None:
     (tmp_path / "in").write_bytes(b"\n".join(HOSTILE))
     translator = Translator.load(model, device="cpu")
@@ -107,6 +108,7 @@ def serve(model: Path, folder: Path, stdin: int, *close: int) -> tuple[int, int]
     return pid, reader
 
 
+@pytest.mark.slow
 def test_an_answer_does_not_wait_for_the_next_line(model: Path, tmp_path: Path) -> None:
     stdin, writer = os.pipe()
     pid, reader = serve(model, tmp_path, stdin, writer)
@@ -159,6 +161,7 @@ def test_without_a_terminal_progress_is_lines_of_log(
     assert "\r" not in err
 
 
+@pytest.mark.slow
 def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Path) -> None:
     lines = [line[:40] for line in sentences(500, seed=3)]
     few, many = write_lines(tmp_path / "few", lines), tmp_path / "many"
@@ -178,6 +181,7 @@ def test_memory_does_not_grow_with_the_number_of_lines(model: Path, tmp_path: Pa
     assert after < before + 15  # MiB; 50,000 results kept would be 25 or more
 
 
+@pytest.mark.slow
 def test_a_sentence_that_fails_is_named_and_the_rest_is_written(
     model: Path,
     tmp_path: Path,
@@ -234,6 +238,7 @@ def test_json_tells_all_of_every_hypothesis(model: Path, tmp_path: Path) -> None
     assert records[9]["hypotheses"] == [empty | {"finished": True}]
 
 
+@pytest.mark.slow
 def test_prefixes_start_the_translations_and_must_be_as_many(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,6 +255,7 @@ def test_prefixes_start_the_translations_and_must_be_as_many(
     assert f"{tmp_path}/in has 5 lines, {tmp_path}/prefixes 4; " in err
 
 
+@pytest.mark.slow
 def test_several_model_folders_are_an_ensemble(model: Path, tmp_path: Path) -> None:
     other = write_model(tmp_path / "other", seed=3)
     places = [f"input={write_lines(tmp_path / 'in', sentences(20, seed=2))}"]
@@ -263,6 +269,7 @@ def test_several_model_folders_are_an_ensemble(model: Path, tmp_path: Path) -> N
     assert Translator.load([model, other], device="cpu").translate(lines) == both
 
 
+@pytest.mark.slow
 def test_a_wrong_setting_is_one_line(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

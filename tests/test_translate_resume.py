@@ -18,6 +18,8 @@ from translating import fork, kill, start, status, translate, write_lines, write
 
 from nmt.translate import resume
 
+pytestmark = pytest.mark.slow
+
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(200, seed=5))]
 OPTIONS = ["window_lines=20", "format=json", "n_best=2"]
 

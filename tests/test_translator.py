@@ -354,6 +354,7 @@ def test_loading_refuses_a_choice_that_is_none_by_name(
             Translator.load([folder, folder], device="cpu", **{key: "xyz"})
 
 
+@pytest.mark.slow
 def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> None:
     lines = LINES[1:12] * 2
     first = translator.translate(lines, sampling=True, max_tokens=1)
@@ -366,6 +367,7 @@ def test_draws_depend_on_neither_batch_nor_number(translator: Translator) -> Non
 # --- threads
 
 
+@pytest.mark.slow
 def test_threads_get_what_one_gets(translator: Translator, tokenizer: Tokenizer) -> None:
     """Also beside a sentence longer than the table of positions, which all of them then renew."""
     texts = [random.Random(k).sample(LINES, 12) + ["the " * (520 + 40 * k)] for k in range(8)]

@@ -8,6 +8,7 @@ import itertools
 import math
 from typing import Any
 
+import pytest
 import torch
 from conftest import (
     assert_near,
@@ -187,6 +188,7 @@ def test_steps_with_a_cache_are_the_plain_page_at_once() -> None:
         assert bool(model.frozen_layers()) is (name in LISTED), name
 
 
+@pytest.mark.slow
 @torch.inference_mode()
 def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() -> None:
     """Beams change places, sentences end and others join, so that columns mean other positions."""

@@ -263,6 +263,7 @@ def test_a_run_is_drawn_while_it_goes_on(tmp_path: Path) -> None:
         runs.read_metrics(tmp_path / "c")
 
 
+@pytest.mark.slow
 def test_a_report_says_what_the_commands_say(
     place: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -311,6 +312,7 @@ def test_a_curve_is_in_its_plot() -> None:
 # --- the command
 
 
+@pytest.mark.slow
 def test_every_picture_of_the_gallery_is_made_by_its_command(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -335,6 +337,7 @@ def test_every_picture_of_the_gallery_is_made_by_its_command(
     assert all((ROOT / "docs" / name).stat().st_size < 200_000 for name in shown)
 
 
+@pytest.mark.slow
 def test_attention_of_validation_sentences_is_sent_for_each_validation(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -359,6 +362,7 @@ def test_attention_of_validation_sentences_is_sent_for_each_validation(
         assert len(different) == len(updates)  # the model changes from one to the next
 
 
+@pytest.mark.slow
 def test_without_arguments_it_lists_what_it_can_draw(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

@@ -8,6 +8,7 @@ the user types must be keys of that dataclass; `nmt.cli.arguments` reads them.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import os
 import re
 import sys
@@ -129,11 +130,11 @@ def _overrides(command: Command, arguments: list[Argument]) -> list[str]:
 def _store(command: Command, arguments: list[Argument]) -> None:
     """Give Hydra the defaults of the command's settings, and of the config groups."""
     keys = {argument.key for argument in arguments}
-    defaults: Any = OmegaConf.to_container(OmegaConf.structured(command.schema))
+    defaults = _defaults(command.schema)
     if "model_dir" in defaults and "run_dir" not in defaults:  # where an experiment trains
         has_model = defaults["model_dir"] is not None
         if has_model or ("experiment" in keys and "hypotheses" not in keys):
-            defaults |= {"run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
+            defaults = {**defaults, "run_dir": DEFAULT_RUN_DIR, "model_dir": "${run_dir}"}
     is_bare = not any(key == "experiment" or key.startswith("data.") for key in keys)
     primary: list[Any] = [
         "_self_",
@@ -145,6 +146,11 @@ def _store(command: Command, arguments: list[Argument]) -> None:
     ]
     node = {"defaults": primary, "hydra": _HYDRA, **defaults}
     ConfigStore.instance().store(command.name, node, **_REPLACE)
+
+
+@functools.cache
+def _defaults(schema: type[Any]) -> Any:
+    return OmegaConf.to_container(OmegaConf.structured(schema))
 
 
 # --- Hydra's own flags and sweeps
