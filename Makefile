@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN = $(VENV)/bin
 INSTALLED = $(VENV)/.installed
 
-.PHONY: install demo benchmark test test-all check check-style format wheel clean torture gpu
+.PHONY: install demo benchmark test test-slow test-all check check-style format wheel clean torture gpu
 
 install: $(INSTALLED)
 
@@ -31,6 +31,9 @@ torture: $(INSTALLED)
 
 test: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile
+
+test-slow: $(INSTALLED)
+	$(BIN)/python -m pytest -n auto --dist loadfile -m "slow and not long"
 
 test-all: $(INSTALLED)
 	$(BIN)/python -m pytest -n auto --dist loadfile -m ""

@@ -55,7 +55,7 @@ def train(
                 name=Optimizer.muon,
                 schedule=Schedule.cosine,
                 peak_learning_rate=0.003,
-                warmup_steps=updates // 6,
+                warmup_steps=max(1, updates // 6),
             ),
             max_updates=updates,
             validate_every_updates=updates,
