@@ -5,8 +5,9 @@
     python scripts/mutate.py --list                 names, and whether the text is still there
 
 Each break is made in a copy of the tree. The tests that should notice run first, the rest of the
-default suite only when those pass; slow ones never do. Results are kept in build/mutations.json, so that a second run
-goes on; a break whose text has changed is done again. Exit status 1: some break survived.
+default suite only when those pass; slow ones never do. Results are kept in build/mutations.json, so
+that a second run goes on; a break whose text has changed is done again. Exit status 1: some break
+survived.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("lengths-eos", DATA + "binary.py", "np.diff(sides, axis=1).T + 1", "np.diff(sides, axis=1).T", "binary"),
     ("shard-longest", DATA + "binary.py", "int(np.diff(cuts).max()) + 1)", "int(np.diff(cuts).max()))", "binary"),
     ("cut-stream", DATA + "binary.py", "if source.read_at(len(_END), last) != _END:", "if False:", "binary"),
-    ("batch-rows", DATA + "binary.py", "_ROWS_A_BATCH = 50_000", "_ROWS_A_BATCH = 49_999", "reference"),
+    ("batch-rows", DATA + "binary.py", "_ROWS_A_BATCH = 50_000", "_ROWS_A_BATCH = 49_999", "binary"),
     ("size-check", DATA + "binary.py", "!= shard.bytes:", "< shard.bytes - 64:", "binary"),
     ("pairs-check", DATA + "binary.py", "if len(shard) != expected:", "if len(shard) > expected:", "binary"),
     ("shard-start", DATA + "binary.py", "bisect_right(self._starts, index) - 1", "max(bisect_right(self._starts, index - 1) - 1, 0)", "binary"),
@@ -407,7 +407,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("seen-rows", PREPROCESS + "encode.py", "seen[start:end]", "seen[: chunk.num_pairs]", "preprocess reference"),
     ("corpus-weight", PREPROCESS + "prepare.py", "job.config.data.corpora[corpus].weight if corpus else 1.0", "1.0", "preprocess"),
     ("many-dropped", PREPROCESS + "prepare.py", "_MANY_DROPPED = 0.05", "_MANY_DROPPED = 0.95", "preprocess"),
-    ("empty-shard", PREPROCESS + "encode.py", "    if writer.shard.pairs == 0:\n", "    if False:\n", "reference"),
+    ("empty-shard", PREPROCESS + "encode.py", "    if writer.shard.pairs == 0:\n", "    if False:\n", "preprocess"),
     # --- nmt/preprocess/report.py
     ("quantile-side", PREPROCESS + "report.py", "np.searchsorted(sums, share * sums[-1])", "np.searchsorted(sums, share * sums[-1] + 1)", "report"),
     ("bar-width", PREPROCESS + "report.py", "(statistics.sides[side].longest + 1) // _MOST_BARS", "statistics.sides[side].longest // 25", "report reference"),

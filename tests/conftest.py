@@ -1,183 +1,44 @@
-"""Tiny models, ids and a tokenizer that the tests share."""
+"""Fixtures that the tests share. What takes long to import is imported when it is used, since the
+process that gives out the tests imports this file too.
+"""
 
 from __future__ import annotations
 
 import logging
-import random
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import pytest
-import torch
-from torch import Tensor, nn
 
-from nmt.config import ModelConfig, Norm, Positions, TokenizerConfig
-from nmt.data.tokenizer import Tokenizer
-from nmt.data.vocabulary import train_tokenizer
-from nmt.model.fast import FastTransformer, accelerate
-from nmt.model.fast.packing import pack
-from nmt.model.transformer import (
-    FeedForward,
-    MultiHeadAttention,
-    Transformer,
-    causal_mask,
-    padding_mask,
-)
-from nmt.training import costs
-
-torch.set_num_threads(1)
-costs.RATE_SECONDS = 0.01  # no test asks how fast this machine is
-
-PAD, UNK, BOS, EOS = range(4)
-VOCAB_SIZE = 23
-WORDS = ["the", "a", "small", "green", "house", "tree", "sees", "Haus", "grün", "größer", "über"]
+if TYPE_CHECKING:
+    from nmt.data.tokenizer import Tokenizer
 
 
-def tiny_config(**changes: Any) -> ModelConfig:
-    """Two layers a side and 16 dimensions, without dropout."""
-    settings: dict[str, Any] = {
-        "num_encoder_layers": 2,
-        "num_decoder_layers": 2,
-        "d_model": 16,
-        "d_ff": 32,
-        "num_heads": 4,
-        "dropout": 0.0,
-    }
-    return ModelConfig(**settings | changes)
-
-
-def draw_large(model: Transformer) -> None:
-    """Draw weights anew, in layers by Xavier's rule for each matrix, larger than fresh ones, so
-    that an untrained model does not repeat one word.
-    """
-    for embedding in (model.embedding, model.src_embedding):
-        if embedding is not None:
-            embedding.reset_parameters()
-            nn.init.normal_(embedding.weight, std=model.config.d_model**-0.5)
-    if model.output_weight is not None:
-        nn.init.normal_(model.output_weight, std=model.config.d_model**-0.5)
-    for module in model.modules():
-        if isinstance(module, (MultiHeadAttention, FeedForward)):
-            linears = {n: m for n, m in module.named_children() if isinstance(m, nn.Linear)}
-            for linear in linears.values():
-                linear.reset_parameters()
-            for name, linear in linears.items():
-                rows = module.sizes if name == "in_projection" else [len(linear.weight)]
-                for block in linear.weight.split(rows):
-                    nn.init.xavier_uniform_(block)
-
-
-def tiny_model(
-    seed: int = 0,
-    *,
-    sharpness: float = 1.0,
-    vocab_size: int = VOCAB_SIZE,
-    src_vocab_size: int | None = None,
-    **changes: Any,
-) -> FastTransformer:
-    """Make an accelerated model in eval mode whose weights, biases and norms are all random.
-
-    `sharpness` scales the output matrix, so that an untrained model has clear preferences.
-    """
-    model = Transformer(tiny_config(**changes), vocab_size, src_vocab_size=src_vocab_size)
-    torch.manual_seed(seed)
-    draw_large(model)
-    with torch.no_grad():
-        for module in model.modules():
-            if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
-                module.weight.uniform_(0.5, 1.5)
-            if isinstance(module, (nn.LayerNorm, nn.Linear)):
-                module.bias.uniform_(-0.5, 0.5)
-        model.embedding.weight.mul_(sharpness)
-        if model.output_bias is not None:
-            model.output_bias.uniform_(-0.5, 0.5)
-    return accelerate(model.eval())
-
-
-def plain(model: Transformer) -> Transformer:
-    """Return the plain model, the oracle of all others, with a copy of the weights of `model`."""
-    src_embedding = model.src_embedding
-    twin = Transformer(
-        model.config,
-        len(model.embedding.weight),
-        src_vocab_size=None if src_embedding is None else len(src_embedding.weight),
-    )
-    twin.load_state_dict(model.state_dict())
-    return twin.to(model.embedding.weight.dtype).train(model.training)
-
-
-def random_source(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Draw source ids of those lengths, EOS included, padded on the right, (B, S) and (B,)."""
-    generator = torch.Generator().manual_seed(seed)
-    src = torch.full((len(lengths), max(lengths)), PAD)
-    for row, length in enumerate(lengths):
-        src[row, : length - 1] = torch.randint(4, VOCAB_SIZE, (length - 1,), generator=generator)
-        src[row, length - 1] = EOS
-    return src, torch.tensor(lengths)
-
-
-def random_target(batch: int, length: int, seed: int = 1) -> Tensor:
-    """Draw decoder inputs (B, T) that start with BOS."""
-    generator = torch.Generator().manual_seed(seed)
-    tgt = torch.randint(4, VOCAB_SIZE, (batch, length), generator=generator)
-    tgt[:, 0] = BOS
-    return tgt
-
-
-def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Tensor) -> Tensor:
-    """Return what the model makes of each position of `tgt` (B, T) after padded sources (B, S): an
-    accelerated one of packed sentences, the plain one of padded sentences.
-    """
-    if not isinstance(model, FastTransformer):
-        masks = padding_mask(src_lengths, src.size(1)), causal_mask(tgt.size(1))
-        return model(src, masks[0], tgt, masks[1])
-    sources, targets = pack(src_lengths.tolist()), pack([tgt.size(1)] * len(tgt))
-    ids = sources.unpad(src[:, : sources.longest])
-    return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
-
-
-def assert_near(
-    found: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
-) -> None:
-    """Compare tensors, or sequences of them; `case` is named on failure."""
-    compare = torch.testing.assert_close
-    compare(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
-
-
-def sentences(count: int, seed: int = 0) -> list[str]:
-    """Draw sentences of 1 to 12 words."""
-    draw = random.Random(seed)
-    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(count)]
-
-
-def tokenizer_config(**changes: Any) -> TokenizerConfig:
-    """Return the settings of a tokenizer that a few sentences are enough for."""
-    return TokenizerConfig(**{"vocab_size": 330, **changes})
+@pytest.fixture(scope="session", autouse=True)
+def _one_thread() -> None:
+    import tiny  # noqa: F401  # which sets it
 
 
 @pytest.fixture(autouse=True)
-def _plain_log() -> Iterator[None]:
+def _plain_log() -> None:
     """Undo what a command that ran in this process has set for the logs of nmt."""
-
-    def undo() -> None:
-        logger = logging.getLogger("nmt")
-        logger.handlers, logger.propagate = [], True
-        logger.setLevel(logging.NOTSET)
-        logging.root.setLevel(logging.WARNING)  # libraries that tests import change these
-        logging.disable(logging.NOTSET)
-        for name, found in logging.root.manager.loggerDict.items():
-            if name.startswith("nmt") and isinstance(found, logging.Logger):
-                found.disabled = False
-
-    undo()  # a fixture of the module may have run one
-    yield
-    undo()
+    logger = logging.getLogger("nmt")
+    logger.handlers, logger.propagate = [], True
+    logger.setLevel(logging.NOTSET)
+    logging.root.setLevel(logging.WARNING)  # libraries that tests import change these
+    logging.disable(logging.NOTSET)
+    for name, found in logging.root.manager.loggerDict.items():
+        if name.startswith("nmt") and isinstance(found, logging.Logger):
+            found.disabled = False
 
 
 @pytest.fixture(scope="session")
 def tokenizer() -> Tokenizer:
     """A joint BPE model of 330 pieces."""
+    from tiny import sentences, tokenizer_config
+
+    from nmt.data.vocabulary import train_tokenizer
+
     return train_tokenizer(sentences(200), tokenizer_config())
 
 
@@ -186,7 +47,9 @@ def trained_models(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
 ) -> dict[str, Path]:
     """Model folders of both norms and layouts of positions, trained until they are sure."""
-    from exporting import trained_model  # which imports this module
+    from exporting import trained_model
+
+    from nmt.config import Norm, Positions
 
     place = tmp_path_factory.mktemp("trained")
     shape = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
@@ -202,19 +65,11 @@ def trained_models(
 @pytest.fixture(scope="session")
 def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder of the toy corpus (`toy.write_corpus`)."""
-    from toy import command, write_corpus  # which imports this module
+    from toy import command, write_corpus
 
     place = tmp_path_factory.mktemp("toy")
     assert command("preprocess", *write_corpus(place)) == 0
     return place / "data"
-
-
-def decode_by_steps(
-    model: FastTransformer, src: Tensor, src_lengths: Tensor, tgt: Tensor
-) -> Tensor:
-    """Decode (B, T) token by token; return hidden states (B, T, D)."""
-    cache = model.start(src, src_lengths)
-    return torch.stack([model.step(column, cache) for column in tgt.T], dim=1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

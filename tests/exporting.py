@@ -14,7 +14,7 @@ from typing import Any
 import sentencepiece
 import torch
 import torch.nn.functional as F
-from conftest import WORDS, hidden_states, sentences, tiny_config, tiny_model, tokenizer_config
+from tiny import WORDS, hidden_states, sentences, tiny_config, tiny_model, tokenizer_config
 
 from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, ExportFormat, PreprocessConfig, Quantization, SearchConfig

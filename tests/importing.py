@@ -9,7 +9,7 @@ from typing import Any
 
 import sentencepiece
 import torch
-from conftest import WORDS
+from tiny import WORDS
 
 from nmt.config import ImportConfig
 from nmt.importing.folder import import_model

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from conftest import BOS, EOS, PAD, UNK, hidden_states, plain, random_source, tiny_model
+from tiny import BOS, EOS, PAD, UNK, hidden_states, plain, random_source, tiny_model
 from torch import Tensor, nn
 
 from nmt.checkpoint import ModelInfo, save_model

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import BOS, plain, random_source
 from searching import LENGTHS, Source, config, decided_model, find
+from tiny import BOS, plain, random_source
 from torch import Tensor
 
 from nmt.config import Norm
@@ -53,6 +53,7 @@ def test_alignment_is_the_strongest_attention_of_each_step() -> None:
         assert len(positions) > 4, (norm, beam_size)
 
 
+@pytest.mark.slow
 def test_coverage_lowers_the_score_by_what_the_words_were_left_without() -> None:
     model, source = decided_model(), random_source(LENGTHS)
     changed = 0

@@ -15,7 +15,6 @@ from nmt.cli.main import main
 from nmt.config import ADVICE, SAME, DType, Schedule
 
 
-@pytest.mark.slow
 def test_words_of_other_toolkits_mean_our_settings() -> None:
     for command, typed, key, expected in (
         ("train", "gpus=2", "devices", 2),

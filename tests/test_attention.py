@@ -9,8 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from conftest import assert_near, plain, sentences, tiny_model
 from exporting import random_model
+from tiny import assert_near, plain, sentences, tiny_model
 from torch import Tensor
 
 from nmt.config import Norm, SearchConfig

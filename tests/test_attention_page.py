@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from browser import complaints, needs_browser, requests_of, start_browser
-from conftest import tiny_model
+from tiny import tiny_model
 
 from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import safetensors.torch
 import torch
-from conftest import (
+from tiny import (
     VOCAB_SIZE,
     hidden_states,
     random_source,

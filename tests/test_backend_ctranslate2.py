@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import EOS, sentences, tiny_model
 from exporting import HOSTILE, exported, fond_of_padding, random_model, save, short_sentences
 from searching import assert_same as assert_same_hypotheses
+from tiny import EOS, sentences, tiny_model
 from toy import command
 
 from nmt import Translator

@@ -90,6 +90,17 @@ def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path) -> None:
     assert shard.longest == max(len(side) for pair in pairs for side in pair) + 1
 
 
+def test_a_record_batch_has_as_many_pairs_as_in_the_folders_that_there_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.undo()
+    side = np.zeros(50_001, np.int64), np.arange(50_002)
+    with ShardWriter(tmp_path / "x", src_vocab_size=9, tgt_vocab_size=9) as writer:
+        writer.add(side, side)
+    with pa.OSFile(str(tmp_path / "x")) as source, pa.ipc.open_stream(source) as reader:
+        assert [batch.num_rows for batch in reader] == [50_000, 1]
+
+
 def test_other_arrow_readers_open_the_file(tmp_path: Path) -> None:
     import datasets
 

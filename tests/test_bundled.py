@@ -9,14 +9,11 @@ import re
 import runpy
 from pathlib import Path
 
-import pytest
 from babel.dates import get_day_names, get_month_names
 from num2words import num2words
 
 from nmt.config import Corpus
 from nmt.data.text import bundled_corpus
-
-pytestmark = pytest.mark.slow
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts/make_numbers.py"))
 SPLITS, COPY = bundled_corpus(Corpus.numbers, seed=0), bundled_corpus(Corpus.copy, seed=0)

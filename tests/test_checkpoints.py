@@ -168,7 +168,6 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(
     assert re.fullmatch(r"nmt-train: /.*/disk/other.*: Read-only file system", last)
 
 
-@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_linked_its_newest_checkpoint_links_it_later(
     whole: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -262,7 +261,6 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     assert steps(run) == [12]
 
 
-@pytest.mark.slow
 def test_saving_does_not_hold_up_training(
     whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -98,7 +98,6 @@ def check_reading(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draw: random.
         assert chunk.num_pairs == 1 or sum(map(len, chunk.raw)) <= bounds[1]
 
 
-@pytest.mark.slow
 @pytest.mark.usefixtures("_small_blocks")
 def test_spans_of_any_size_hold_all_pairs_and_each_is_read_by_itself(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -143,6 +142,15 @@ def test_chunks_depend_on_the_text_alone_not_on_blocks(
         seen.append([(c.first_line, c.num_pairs, c.raw) for c in chunks_read])
     assert len(seen[0]) > 10
     assert all(other == seen[0] for other in seen)
+
+
+def test_a_chunk_has_as_many_bytes_as_the_limit_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    paths = [write(tmp_path / side, b"abcd\n" * 5) for side in "ab"]
+    for limit, sizes in ((20, [2, 2, 1]), (19, [1] * 5), (21, [2, 2, 1]), (30, [3, 2])):
+        bound(monkeypatch, 300, limit)
+        assert [chunk.num_pairs for chunk in read_chunks([source(*paths)])] == sizes, limit
 
 
 def test_a_line_is_what_a_newline_ends_or_the_rest(tmp_path: Path) -> None:

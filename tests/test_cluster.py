@@ -28,7 +28,6 @@ def scheduler() -> Iterator[str]:
         yield local.scheduler_address
 
 
-@pytest.mark.slow
 def test_preprocessing_writes_the_same_bytes(scheduler: str, tmp_path: Path) -> None:
     corpus = [*write_corpus(tmp_path), "shard_pairs=70", "data.test.num_pairs=5"]
     for name, more in (("one", "num_threads=1"), ("two", f"scheduler={scheduler}")):

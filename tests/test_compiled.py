@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from conftest import tiny_model
+from tiny import tiny_model
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from variants import VARIANTS

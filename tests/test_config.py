@@ -69,7 +69,6 @@ def assert_refused(command: str, arguments: str, *expected: str) -> None:
 # --- the YAML in configs/
 
 
-@pytest.mark.slow
 def test_files_that_are_named_replace_the_text_of_an_experiment() -> None:
     for experiment, name in (("multi30k", "bentrevett/multi30k"), ("iwslt14", "bbaaaa/iwslt14")):
         data = composed("preprocess", f"experiment={experiment}").data
@@ -190,7 +189,6 @@ def test_files_are_the_corpus_when_files_are_named() -> None:
     assert composed("preprocess").data.corpus == "numbers"
 
 
-@pytest.mark.slow
 def test_named_settings_are_typed_with_and_without_plus_or_as_one_mapping() -> None:
     typed = ["news.src=a,b.en", "news.tgt=c=d.de", "news.src_tag=<2de>", "web-2.tsv=[x,y]"]
     for plus in ("", "+"):

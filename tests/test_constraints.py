@@ -5,7 +5,6 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from conftest import BOS, EOS, PAD, UNK, tiny_model
 from searching import (
     Sentence,
     Taste,
@@ -19,6 +18,7 @@ from searching import (
     toy_log_probs,
     toy_source,
 )
+from tiny import BOS, EOS, PAD, UNK, tiny_model
 from torch import Tensor
 
 from nmt.data.batch import pad_source

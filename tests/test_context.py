@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sentences
+from tiny import sentences
 from toy import command
 from translating import translate, write_lines, write_model
 
@@ -52,7 +52,6 @@ def expected_texts(sides: list[list[str]], context: int, size: int, fits: int) -
     return found
 
 
-@pytest.mark.slow
 def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

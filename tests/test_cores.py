@@ -52,6 +52,7 @@ def test_a_resumed_run_takes_the_threads_that_the_environment_names(
             torch.set_num_threads(1)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/stat")
 def test_a_busy_process_takes_a_core_from_what_is_free() -> None:
     before, start = cores._sample(), time.monotonic()

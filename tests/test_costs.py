@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import VOCAB_SIZE, hidden_states, random_source, tiny_config, tiny_model
+from tiny import VOCAB_SIZE, hidden_states, random_source, tiny_config, tiny_model
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 from variants import VARIANTS

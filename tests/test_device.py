@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import random_source, tiny_config
 from device import GPU, DeviceTensor, a_device, replaced
 from searching import IDS, LENGTHS, decided_model, score_ids
 from test_compiled import draw_pairs
+from tiny import random_source, tiny_config
 from torch import Tensor
 from toy import write_data
 from variants import MODERN
@@ -140,7 +140,6 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
             assert ours == theirs, name
 
 
-@pytest.mark.slow
 def test_sentences_join_a_search_on_the_device() -> None:
     config = SearchConfig(max_length_b=10, beam_size=3)
 

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config
 from ranks import ranks, run_ranks
 from test_gradients import (
     accumulate,
@@ -25,6 +24,7 @@ from test_gradients import (
     gradient,
     without_dropout,
 )
+from tiny import tiny_config
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from toy import make_setup, read_weights, train, write_data
@@ -189,6 +189,7 @@ FAULTS = {
 }
 
 
+@pytest.mark.slow
 def test_ranks_agree_on_the_figures_of_an_update_which_are_sums_over_them(
     shared: Path, data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
 ) -> None:

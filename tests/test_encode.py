@@ -9,7 +9,7 @@ import random
 import numpy as np
 import pytest
 import sentencepiece
-from conftest import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config
 
 from nmt.config import TokenizerType
 from nmt.data.tokenizer import Tokenizer

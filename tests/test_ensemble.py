@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import random_source, sentences, tokenizer_config
 from searching import (
     LENGTHS,
     assert_same,
@@ -19,6 +18,7 @@ from searching import (
     score_ids,
     teacher_forced,
 )
+from tiny import random_source, sentences, tokenizer_config
 
 from nmt.config import Combine, Norm
 from nmt.data.tokenizer import Tokenizer
@@ -30,7 +30,6 @@ from nmt.translate.backend import load_models
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 
 
-@pytest.mark.slow
 @torch.no_grad()
 def test_each_step_is_the_mean_of_full_forward_passes_and_scored_the_same() -> None:
     source, count = random_source(LENGTHS[:6]), 0

@@ -208,7 +208,6 @@ def test_files_that_do_not_fit_are_refused_before_anything_is_translated(
         assert message in capfd.readouterr().err
 
 
-@pytest.mark.slow
 def test_systems_that_hardly_differ_are_not_significant() -> None:
     for method in Method:
         same = bleu_comparison(GOOD, GOOD, method)
@@ -236,7 +235,6 @@ def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores
             assert c.difference_low < c.difference < c.difference_high
 
 
-@pytest.mark.slow
 def test_comparison_equals_the_paired_test_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
     other = damaged(REFERENCE, 0.12, seed=6)
     systems: list[tuple[str, Sequence[str]]] = [("a", other), ("b", GOOD)]

@@ -11,8 +11,8 @@ from enum import Enum
 from pathlib import Path
 
 import pytest
-from conftest import tiny_config
 from exporting import exported, random_model
+from tiny import tiny_config
 from toy import command, train
 from variants import MODERN, OWN
 

@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_near, hidden_states, sentences, tokenizer_config
 from exporting import (
     HOSTILE,
     LIMIT,
@@ -23,6 +22,7 @@ from exporting import (
     without_nmt,
 )
 from safetensors.torch import load_file
+from tiny import assert_near, hidden_states, sentences, tokenizer_config
 from variants import MODERN, OWN
 
 from nmt.checkpoint import load_info, load_tokenizer

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from conftest import (
+from tiny import (
     VOCAB_SIZE,
     assert_near,
     decode_by_steps,
@@ -323,7 +323,6 @@ def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
     assert (batch.num_src_tokens, batch.num_tokens) == (6, 7)
 
 
-@pytest.mark.slow
 def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
     draw = random.Random(0)
     ids = [[draw.randrange(4, 300) for _ in range(draw.randint(1, 13))] for _ in range(14)]
@@ -513,6 +512,7 @@ def trainable(config: ModelConfig, *, recompute: bool = True) -> FastTransformer
     return accelerate(Transformer(config, VOCAB_SIZE, activation_checkpointing=recompute))
 
 
+@pytest.mark.slow
 def test_activation_checkpointing_changes_no_bit_of_loss_gradients_and_generator() -> None:
     for norm, bfloat16 in itertools.product(Norm, (False, True)):
         config, runs = tiny_config(norm=norm, num_decoder_layers=3, **EVERYWHERE), []

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import tiny_model
 from importing import imported
 from test_import_huggingface import MARIAN, write_marian
+from tiny import tiny_model
 from toy import (
     TINY,
     WORDS,

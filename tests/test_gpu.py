@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import random_source, tiny_config, tiny_model
 from searching import IDS, LENGTHS, decided_model
 from test_compiled import draw_pairs
 from test_optimizer import check_steps
+from tiny import random_source, tiny_config, tiny_model
 from torch import Tensor
 from toy import write_data
 

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import assert_near, hidden_states, plain, tiny_config
+from tiny import assert_near, hidden_states, plain, tiny_config
 from torch import Tensor
 from toy import make_setup, write_data
 

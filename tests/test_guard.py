@@ -70,7 +70,6 @@ def named_pairs(text: str) -> list[int]:
 # --- what is not finite
 
 
-@pytest.mark.slow
 def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
     bad_run: Path, toy_data: Path
 ) -> None:
@@ -149,6 +148,7 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
         assert [r["update"] for r in ours] == [r["update"] for r in theirs]
 
 
+@pytest.mark.slow
 def test_too_many_bad_updates_in_a_row_end_the_run(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: Any
 ) -> None:

@@ -136,3 +136,16 @@ def test_what_cannot_be_taken_is_refused(tmp_path: Path, capfd: pytest.CaptureFi
         assert command("preprocess", *more, *arguments, *SMALL, f"data_dir={tmp_path / 'd'}") == 2
         assert message in capfd.readouterr().err, arguments
     assert not (tmp_path / "d").exists()
+
+
+def test_all_of_a_text_is_searched_where_few_pairs_can_be_taken(tmp_path: Path) -> None:
+    draw = random.Random(0)
+    signs = ["".join(draw.choices("!?.,;:()", k=5)) for _ in range(2600)]
+    pairs = [f"{text}\t{text}" for text in signs]  # no words, so nothing to compare
+    for number, row in enumerate(draw.sample(range(2600), 12)):
+        pairs[row] = f"word{number}\tWort{number}"
+    write_text(tmp_path / "a.tsv", pairs)
+    more = ["data.valid.num_pairs=12", f"data.train.tsv={tmp_path / 'a.tsv'}", *SMALL]
+    assert command("preprocess", *more, f"data_dir={tmp_path / 'd'}") == 0
+    (valid,) = read_held_out(tmp_path / "d", "valid")
+    assert len(valid.sources) == 12

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import hidden_states, sentences
 from exporting import exported, random_model
 from importing import imported, randomize, shuffled, train_spm
 from safetensors.torch import load_file
 from serving import loaded, running
+from tiny import hidden_states, sentences
 
 from nmt.checkpoint import load_info
 from nmt.config import (

@@ -16,9 +16,8 @@ import numpy as np
 import pytest
 import torch
 import yaml
-from conftest import sentences
-from ctranslate2.converters import FairseqConverter, MarianConverter, OpenNMTPyConverter
 from importing import imported, randomize, shuffled, train_spm
+from tiny import sentences
 from torch import nn
 
 from nmt.checkpoint import load_info
@@ -143,6 +142,8 @@ def quote(piece: str) -> str:
 
 
 def test_marian_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -> None:
+    from ctranslate2.converters import MarianConverter  # takes a second
+
     shapes: dict[str, dict[str, Any]] = {
         "tied": {},
         "tied to the output": {"tied": "output", "activation": "relu", "enc": 3, "dec": 1},
@@ -246,6 +247,8 @@ def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> 
 
 
 def test_opennmt_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -> None:
+    from ctranslate2.converters import OpenNMTPyConverter  # takes a second
+
     for seed, (version, is_shared) in enumerate([(2, False), (3, False), (3, True)]):
         name = f"{version}-{is_shared}"
         folder = write_opennmt(tmp_path / name, seed, version=version, is_shared=is_shared)
@@ -372,6 +375,8 @@ def write_fairseq(folder: Path, seed: int, *, is_pre_norm: bool, is_tied: bool) 
 def test_fairseq_models_find_the_ids_and_scores_of_ctranslate2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    from ctranslate2.converters import FairseqConverter
+
     for seed, (is_pre_norm, is_tied) in enumerate([(False, True), (True, True), (True, False)]):
         name = f"pre-norm {is_pre_norm}, tied {is_tied}"
         folder = write_fairseq(

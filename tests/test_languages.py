@@ -24,8 +24,6 @@ from nmt.errors import ConfigError, DataError
 from nmt.translate.lines import LineOptions, Window, encode_window
 from nmt.visualize.words import record_search
 
-pytestmark = pytest.mark.slow
-
 WORDS = {
     "en": ["red", "green", "big", "house", "tree", "sees"],
     "de": ["rot", "grün", "groß", "Haus", "Baum", "sieht"],
@@ -61,14 +59,9 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
                 arguments.append(f"{key}.{split}{side}={path}")
     assert command("preprocess", *arguments) == 0
     sizes = ["model.d_model=32", "model.d_ff=64", "tokens_per_update=300", "max_tokens=300"]
-    pace = [
-        "label_smoothing=0",
-        "model.dropout=0",
-        "max_updates=400",
-        "validate_every_updates=400",
-        "checkpoint_every_updates=100",
-    ]
-    rate = ["optimizer.warmup_steps=100", "optimizer.learning_rate_scale=0.8"]
+    pace = ["max_updates=150", "validate_every_updates=150", "checkpoint_every_updates=50"]
+    pace += ["label_smoothing=0", "model.dropout=0"]
+    rate = ["optimizer.name=muon", "optimizer.schedule=cosine", "optimizer.peak_learning_rate=0.02"]
     folders = [f"data_dir={place / 'data'}", f"run_dir={place / 'run'}"]
     assert command("train", *folders, *TINY, *sizes, *pace, *rate) == 0
     return place
@@ -92,6 +85,7 @@ def output(root: Path, name: str, *arguments: str) -> list[str]:
     return place.read_text(encoding="utf-8").split("\n")[:-1]
 
 
+@pytest.mark.slow
 def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Path) -> None:
     translator = Translator.load(root / "run", device="cpu")
     for name, tags in {
@@ -138,6 +132,7 @@ def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:
     assert len(parts) > 1
 
 
+@pytest.mark.slow
 def test_exports_without_nmt_go_in_the_direction_of_their_tags(
     root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -167,6 +162,7 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
         assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 18, (found, expected)
 
 
+@pytest.mark.slow
 def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
     translator = Translator.load(root / "run", device="cpu")
     [mixed] = translator.attention(["<2de> red tree"])
@@ -188,6 +184,7 @@ def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
     assert len(steps) > 1
 
 
+@pytest.mark.slow
 def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> None:
     translator = Translator.load(root / "run", device="cpu")
     with running(loaded(root / "run")) as server, ThreadPoolExecutor(4) as clients:

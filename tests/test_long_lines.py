@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import time
 
-from conftest import sentences
+from tiny import sentences
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.translate.long_lines import join_parts, split_line

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import (
+from tiny import (
     BOS,
     EOS,
     PAD,

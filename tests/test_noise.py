@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config
 from toy import assert_same_weights, make_setup, read_records, train, write_data
 
 from nmt.config import NoiseConfig, TrainConfig

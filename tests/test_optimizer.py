@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import assert_near, tiny_model
+from tiny import assert_near, tiny_model
 from torch import Tensor, nn
 from torch.optim import lr_scheduler
 

@@ -18,6 +18,8 @@ from nmt import Translator
 from nmt.data.binary import read_meta
 from nmt.training import checks
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -29,7 +31,6 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-@pytest.mark.slow
 def test_preprocess_keeps_the_text_of_held_out_pairs(root: Path) -> None:
     assert read_meta(root / "data").num_pairs == {"train": 200, "valid": 20, "test": 20}
     for split, side in itertools.product(("valid", "test"), ("src", "tgt")):
@@ -37,7 +38,6 @@ def test_preprocess_keeps_the_text_of_held_out_pairs(root: Path) -> None:
         assert kept == (root / f"{split}.{side}.txt").read_bytes()
 
 
-@pytest.mark.slow
 def test_a_run_folder_tells_the_whole_run(root: Path) -> None:
     run = root / "run"
     saved = yaml.safe_load((run / "config.yaml").read_text(encoding="utf-8"))
@@ -81,7 +81,6 @@ def test_a_run_a_model_and_a_checkpoint_translate_in_python(root: Path) -> None:
         assert translator.translate([]) == []
 
 
-@pytest.mark.slow
 def test_evaluate_scores_files_and_models_and_tests_against_a_baseline(
     root: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -101,7 +100,6 @@ def test_evaluate_scores_files_and_models_and_tests_against_a_baseline(
     assert comparison["difference_low"] > 0
 
 
-@pytest.mark.slow
 def test_average_takes_the_runs_own_number_by_default_and_what_there_is(
     root: Path, tmp_path: Path
 ) -> None:
@@ -134,7 +132,6 @@ def test_a_resumed_run_ends_with_the_same_bits_and_logs_each_update_once(
         assert logged == sorted({5, 10, 15, 20, stop}), stop
 
 
-@pytest.mark.slow
 def test_an_output_that_is_a_pipe_or_a_link_stays_one(root: Path, tmp_path: Path) -> None:
     places = [f"model_dir={root / 'run'}", f"input={root / 'test.src.txt'}", "device=cpu"]
     (tmp_path / "link").symlink_to("file")
@@ -148,7 +145,6 @@ def test_an_output_that_is_a_pipe_or_a_link_stays_one(root: Path, tmp_path: Path
     assert (tmp_path / "pipe").is_fifo()
 
 
-@pytest.mark.slow
 def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
     frozen = ["optimizer.learning_rate_scale=1e-12", "patience=2", "validate_every_updates=2"]
     frozen += ["max_updates=50", "valid_bleu=false"]
@@ -156,7 +152,6 @@ def test_patience_ends_a_run(root: Path, tmp_path: Path) -> None:
     assert 4 <= read_records(tmp_path / "run", "valid_loss")[-1]["update"] < 50
 
 
-@pytest.mark.slow
 def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
     options = ["max_updates=5", "model.dropout=0", "valid_bleu=false"]
     for dtype in ("float32", "bfloat16"):
@@ -168,7 +163,6 @@ def test_bfloat16_learns_like_float32(root: Path, tmp_path: Path) -> None:
     assert len(translator.translate(["red house", "big tree sees"])) == 2
 
 
-@pytest.mark.slow
 def test_a_dry_run_reports_and_writes_nothing(
     root: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -200,7 +194,6 @@ def test_a_run_that_is_over_says_so_and_stays_as_it_is(
     assert path.read_bytes() == before
 
 
-@pytest.mark.slow
 def test_a_run_of_the_first_format_goes_on(root: Path, tmp_path: Path) -> None:
     whole, old = tmp_path / "whole", tmp_path / "old"
     plain = ("valid_bleu=false", "model.dropout=0.1")

@@ -28,7 +28,6 @@ def importable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(Path(__file__).parent))
 
 
-@pytest.mark.slow
 def test_results_come_in_order_however_long_each_takes() -> None:
     seconds = [0.2, 0.0, 0.1, 0.0, 0.0, 0.05, 0.0]
     for num_workers in (3, 1):

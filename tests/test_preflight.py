@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import hidden_states, tiny_model
 from ranks import child
+from tiny import hidden_states, tiny_model
 
 from nmt.config import Adapter, ModelConfig, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data import Lengths, Rows

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import subprocess
 import sys
@@ -35,7 +36,6 @@ def arguments(place: Path, data_dir: Path, *changes: str) -> list[str]:
     return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}", *changes]
 
 
-@pytest.mark.slow
 def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(place: Path) -> None:
     kept = [[int(re.match(r"\d+", line)[0]) for line in pair] for pair in read_back(place / "data")]  # type: ignore[index]
     assert all(src == tgt for src, tgt in kept)
@@ -113,7 +113,6 @@ def test_a_line_that_is_nothing_but_its_tag_is_empty(tmp_path: Path) -> None:
         assert dropped == {"empty side": 2, "held out": 2}, more
 
 
-@pytest.mark.slow
 def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     for side in ("src", "tgt"):
         lines = [f"{n % 5500} {side}" for n in range(6000)]  # two chunks
@@ -129,7 +128,6 @@ def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 500}
 
 
-@pytest.mark.slow
 def test_report_only_writes_nothing_and_many_drops_are_a_warning(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -158,6 +156,21 @@ def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
     assert found["tokenizer.model"] != (place / "data/tokenizer.model").read_bytes()
 
 
+def test_a_shard_without_pairs_has_no_file(tmp_path: Path) -> None:
+    rows = ["", *[""] * 69, *(f"{n} red house" for n in range(100))]
+    paths = [write_text(tmp_path / side, rows) for side in ("src", "tgt")]
+    files = [f"data.{split}.{path.name}={path}" for split in ("train", "valid") for path in paths]
+    more = ["tokenizer.vocab_size=300", "num_threads=1", "shard_pairs=70"]
+    assert command("preprocess", *files, *more, f"data_dir={tmp_path / 'd'}") == 0
+    shards = read_meta(tmp_path / "d").splits["train"][0].shards
+    assert [(shard.file, shard.pairs) for shard in shards] == [
+        ("train-00001.arrow", 70),
+        ("train-00002.arrow", 30),
+    ]
+    found = {path.name for path in (tmp_path / "d").glob("train-*.arrow")}
+    assert found == {shard.file for shard in shards}
+
+
 @pytest.mark.slow
 def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> None:
     assert command("preprocess", *arguments(place, tmp_path / "data", "keep_text=true")) == 0
@@ -184,6 +197,22 @@ def test_nothing_heavy_is_imported() -> None:
 
 
 NUM_PAIRS = 20_000
+
+
+def test_keys_are_those_of_splitmix64() -> None:
+    """The generator as published, from a state that the seed and the corpus name."""
+    mask = (1 << 64) - 1
+
+    def splitmix64(state: int, number: int) -> int:
+        z = (state + number * 0x9E3779B97F4A7C15) & mask
+        z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
+        z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
+        return z ^ (z >> 31)
+
+    assert [splitmix64(1234567, n) for n in (1, 2)] == [6457827717110365317, 3203168211198807973]
+    digest = hashlib.blake2b(b"7 news", digest_size=8).digest()
+    expected = [splitmix64(int.from_bytes(digest, "little"), number) for number in range(5)]
+    assert sample_keys(7, "news", np.arange(5)).tolist() == expected
 
 
 def test_the_smallest_keys_which_seed_and_corpus_decide_are_drawn() -> None:

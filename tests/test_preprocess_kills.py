@@ -28,8 +28,6 @@ from nmt.preprocess import workspace
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.preprocess.workspace import open_workspace
 
-pytestmark = pytest.mark.slow
-
 KILLED = -signal.SIGKILL
 
 
@@ -52,6 +50,7 @@ def assert_done(place: Path, folder: Path) -> None:
     assert sorted(path.name for path in folder.iterdir()) == ["data"]
 
 
+@pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
     place: Path, tmp_path: Path
 ) -> None:
@@ -76,6 +75,7 @@ def _identity(path: Path) -> tuple[int, int]:
     return status.st_ino, status.st_mtime_ns
 
 
+@pytest.mark.slow
 def test_a_lost_worker_is_one_line_and_nobody_is_left(place: Path, tmp_path: Path) -> None:
     with start(*arguments(place, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
@@ -100,6 +100,7 @@ def test_control_c_ends_all_quickly_and_quietly(place: Path, tmp_path: Path) -> 
     assert "Traceback" not in error
 
 
+@pytest.mark.slow
 def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -114,6 +115,7 @@ def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
             assert message in line
 
 
+@pytest.mark.slow
 def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
     place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -126,6 +128,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
     assert not (tmp_path / "data").exists()
 
 
+@pytest.mark.slow
 def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from conftest import sentences, tokenizer_config
 from test_statistics import measure
+from tiny import sentences, tokenizer_config
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer

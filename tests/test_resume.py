@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sentences, tokenizer_config
 from faults import train_and_die, train_and_record, train_and_signal
 from ranks import child, ranks, run_ranks
+from tiny import sentences, tokenizer_config
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.checkpoint import load_info
@@ -37,8 +37,6 @@ from nmt.training.checkpoints import (
     seed_update,
 )
 from nmt.training.checks import listen
-
-pytestmark = pytest.mark.slow
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
 # dropout and accumulation are on in any case; several epochs pass
@@ -80,6 +78,7 @@ def assert_same_run(one: Path, other: Path) -> None:
     assert not list((other / "checkpoints").glob(".*"))
 
 
+@pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
     root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -91,6 +90,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
     assert_same_run(root / "one", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
     root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -105,6 +105,7 @@ def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
     assert_same_weights(root / "two", tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_every_pair_once(
     root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -140,6 +141,7 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
 # --- signals
 
 
+@pytest.mark.slow
 def test_a_signal_saves_and_the_same_command_goes_on(
     root: Path, toy_data: Path, tmp_path: Path
 ) -> None:
@@ -163,6 +165,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
         assert_same_run(root / "one", tmp_path / str(i))
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_stops_both(root: Path, toy_data: Path, tmp_path: Path) -> None:
     places = (toy_data, tmp_path / "run", *RICH)
     with ranks(tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *places) as both:
@@ -211,6 +214,7 @@ def other_data(toy_data: Path, folder: Path, *arguments: str) -> Path:
     return data_dir
 
 
+@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_settings_or_data(
     root: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -248,6 +252,7 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
 # --- init_from
 
 
+@pytest.mark.slow
 def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     root: Path, toy_data: Path, tmp_path: Path
 ) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, EOS, random_source
 from searching import (
     ALLOWED,
+    IDS,
     LENGTHS,
     Sentence,
     ToyStepper,
@@ -24,8 +24,10 @@ from searching import (
     toy_log_probs,
     toy_source,
 )
+from tiny import BOS, EOS, random_source
 
-from nmt.search.search import narrow, occurrences
+from nmt.search.hypotheses import SearchTask
+from nmt.search.search import Sampler, narrow, occurrences
 from nmt.search.stepper import ModelStepper
 
 CUTS: dict[str, dict[str, Any]] = {
@@ -99,7 +101,6 @@ class _Fixed(ToyStepper):
         return self.table.repeat(len(state.rows), 1)
 
 
-@pytest.mark.slow
 def test_each_token_is_drawn_with_its_share_and_of_many_none_is_favored() -> None:
     log_probs = torch.full((1, 6), float("-inf"))
     log_probs[0, 4:] = torch.tensor([0.9, 0.1]).log()
@@ -158,3 +159,16 @@ def test_the_narrowed_choice_keeps_the_likeliest_and_those_as_likely_as_the_last
     ):
         logits = narrow(log_probs, config(1, sampling=True, **cut))
         assert (logits[0] > float("-inf")).nonzero().flatten().tolist() == kept, cut
+
+
+def test_noise_is_as_exact_as_the_log_probabilities() -> None:
+    """Log-probabilities that undo the noise of a token each, but for a thousandth for one."""
+    src, lengths = random_source([4])
+    settings = config(1, seed=5)
+    task = SearchTask(src, lengths, settings, IDS, [], [9], 1, keys=[0])
+    key = [5, 0, 0, *src[0].tolist()]
+    noise = -np.log(np.random.default_rng(key).standard_exponential(1000))
+    for best in (3, 500):
+        log_probs = torch.from_numpy(-noise)[None].float()
+        log_probs[0, best] += 1e-3
+        assert Sampler(task).draw(log_probs, torch.tensor([0])).tolist() == [best]

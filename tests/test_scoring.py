@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import EOS, VOCAB_SIZE, sentences
 from exporting import short_sentences
 from searching import decided_model, save_tiny, score_ids, teacher_forced
+from tiny import EOS, VOCAB_SIZE, sentences
 from toy import command
 
 from nmt.config import SearchConfig

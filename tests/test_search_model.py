@@ -8,7 +8,6 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import BOS, random_source
 from searching import (
     IDS,
     LENGTHS,
@@ -20,6 +19,7 @@ from searching import (
     score_ids,
     teacher_forced,
 )
+from tiny import BOS, random_source
 from torch import Tensor
 
 from nmt.config import Norm, Normalization, SearchConfig
@@ -96,6 +96,7 @@ def scored_again(
     return score_ids(stepper, [src] * len(found), targets, config, max_tokens=60)
 
 
+@pytest.mark.slow
 @every_mode
 def test_scoring_a_finished_hypothesis_gives_all_that_search_says_of_it(
     mode: dict[str, Any],

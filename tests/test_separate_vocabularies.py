@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import (
+from exporting import LIMIT, exported, foreign_models, native, random_model
+from tiny import (
     sentences,
     tokenizer_config,
 )
-from exporting import LIMIT, exported, foreign_models, native, random_model
 from toy import WORDS, command, train, write_corpus
 
 from nmt import Translator

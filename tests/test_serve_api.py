@@ -10,9 +10,9 @@ from urllib.parse import urlencode
 
 import pytest
 import torch
-from conftest import sentences, tokenizer_config
 from exporting import short_sentences
 from serving import Running, copying, loaded, running, tiny_folder
+from tiny import sentences, tokenizer_config
 
 from nmt.checkpoint import load_info, load_tokenizer, load_weights
 from nmt.config import SearchConfig, ServeConfig
@@ -44,6 +44,7 @@ def expected(folder: Path) -> list[str]:
     return Translator.load(folder, device="cpu").translate(LINES)
 
 
+@pytest.mark.slow
 def test_json_form_and_query_give_the_same_as_the_translator(
     server: Running, expected: list[str]
 ) -> None:
@@ -280,6 +281,7 @@ def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
         assert message in answer.json["error"], answer.json
 
 
+@pytest.mark.slow
 def test_a_long_text_is_streamed_line_by_line(server: Running) -> None:
     lines = [*LINES, "", *reversed(LINES)] * 8
     expected = server.translate(lines)

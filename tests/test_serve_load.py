@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sentences
 from serving import Answer, Running, copying, loaded, running, tiny_folder
+from tiny import sentences
 
 from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
@@ -287,7 +287,6 @@ def raw(
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 
 
-@pytest.mark.slow
 def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> None:
     models, _ = copying(tokenizer)
     with running(models, body_timeout_seconds=0.5, max_body_bytes=4096) as server:
@@ -371,6 +370,7 @@ def test_a_stream_is_read_as_it_is_translated(
         assert server.upload("a.txt", lines, **GOOD).status == 200
 
 
+@pytest.mark.slow
 def test_keys_and_rates_are_limited_by_key_and_address(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:

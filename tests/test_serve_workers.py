@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import sentences
 from serving import copying, loaded, running, tiny_folder
+from tiny import sentences
 
 from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer

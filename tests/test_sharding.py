@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import tiny_config
 from ranks import run_ranks
+from tiny import tiny_config
 from toy import read_weights, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig

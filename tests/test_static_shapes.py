@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_model
 from test_compiled import Traced, draw_pairs, raise_traced
+from tiny import tiny_model
 from torch import Tensor
 from toy import make_setup, write_data
 

@@ -11,8 +11,8 @@ from itertools import product
 from typing import Any
 
 import numpy as np
-from conftest import sentences
 from dirt import make_chunk
+from tiny import sentences
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, normal_form

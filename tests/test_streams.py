@@ -8,7 +8,7 @@ import threading
 from pathlib import Path
 
 import pytest
-from conftest import sentences
+from tiny import sentences
 from toy import command
 from translating import fork, status, translate, write_lines, write_model
 

@@ -12,10 +12,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import sentences, tokenizer_config
 from ranks import child
 from sentencepiece import SentencePieceTrainer
 from test_gradients import exact_gradient
+from tiny import sentences, tokenizer_config
 from toy import assert_same_weights, command, make_setup, train, write_corpus
 
 from nmt.config import TokenizerType

@@ -18,7 +18,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
-from conftest import sentences
+from tiny import sentences
 from toy import command, train
 from translating import fork, kill, status, translate, write_lines, write_model
 
@@ -204,6 +204,7 @@ def test_a_corpus_is_mixed_by_weight_and_its_tag_is_for_training_alone(
     assert (tmp_path / "plain").read_bytes() != (tmp_path / "tagged").read_bytes()
 
 
+@pytest.mark.slow
 def test_too_long_lines_are_translated_in_parts_or_left_out(folder: Path, tmp_path: Path) -> None:
     place = write_lines(tmp_path / "in", ["the house sees a tree " * 20, *LINES[1:9]])
     options = {"input": [str(place)], "max_ratio": 0.0, "max_repeats": 0, "max_source_length": 60}
@@ -310,6 +311,7 @@ def test_a_whole_corpus_is_left_as_it_is_and_another_job_or_input_replaces_it(
     assert corpus(out) == corpus(folder / "distill")
 
 
+@pytest.mark.slow
 def test_what_cannot_be_is_one_line(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

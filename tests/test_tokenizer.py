@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import sentencepiece
-from conftest import sentences, tokenizer_config
+from tiny import sentences, tokenizer_config
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.tokenizer import Tokenizer

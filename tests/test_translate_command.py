@@ -12,7 +12,7 @@ from resource import RUSAGE_SELF, getrusage
 from typing import Any
 
 import pytest
-from conftest import sentences
+from tiny import sentences
 from translating import fork, kill, status, translate, write_lines, write_model
 
 from nmt import Translator, progress
@@ -108,7 +108,6 @@ def serve(model: Path, folder: Path, stdin: int, *close: int) -> tuple[int, int]
     return pid, reader
 
 
-@pytest.mark.slow
 def test_an_answer_does_not_wait_for_the_next_line(model: Path, tmp_path: Path) -> None:
     stdin, writer = os.pipe()
     pid, reader = serve(model, tmp_path, stdin, writer)

@@ -13,7 +13,7 @@ from functools import partial
 from pathlib import Path
 
 import pytest
-from conftest import sentences
+from tiny import sentences
 from translating import fork, kill, start, status, translate, write_lines, write_model
 
 from nmt.translate import resume

@@ -16,8 +16,8 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import sentences, tiny_model
 from searching import Copier, save_tiny
+from tiny import sentences, tiny_model
 
 from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
@@ -119,6 +119,7 @@ def test_a_stream_is_read_no_further_than_two_windows_ahead(translator: Translat
     assert threading.active_count() < num_threads
 
 
+@pytest.mark.slow
 def test_the_text_of_a_line_depends_on_no_window_batch_or_neighbor(translator: Translator) -> None:
     some = [*LINES[:9], *LINES[-2:]]
     lines = random.Random(1).sample(some * 2, 2 * len(some))
@@ -330,6 +331,7 @@ def test_lines_that_are_none_are_refused(translator: Translator) -> None:
             call(translator, None)
 
 
+@pytest.mark.slow
 def test_all_methods_take_the_same_options(translator: Translator) -> None:
     lines, prefixes = [*LINES[1:6], "The tree. A house."], ["the", "", "a", "", "", "a"]
     options = {"beam_size": 3, "prefixes": prefixes, "max_source_length": 10, "max_tokens": 64}

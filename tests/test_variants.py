@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 import torch
-from conftest import (
+from tiny import (
     assert_near,
     decode_by_steps,
     hidden_states,
@@ -137,6 +137,7 @@ def test_products_of_turned_vectors_depend_on_the_distance_alone() -> None:
 # --- gradients
 
 
+@pytest.mark.slow
 def test_gradients_are_differences_of_float64() -> None:
     source, tgt = random_source([5, 3]), random_target(2, 4)
     for name, changes in VARIANTS.items():
@@ -164,6 +165,7 @@ def test_gradients_are_differences_of_float64() -> None:
 # --- packed sentences, steps, other sentences
 
 
+@pytest.mark.slow
 def test_packed_sentences_give_the_outputs_and_gradients_of_the_plain_page() -> None:
     source, tgt = random_source(LENGTHS), random_target(B, T)
     for name, model in models():
@@ -188,7 +190,6 @@ def test_steps_with_a_cache_are_the_plain_page_at_once() -> None:
         assert bool(model.frozen_layers()) is (name in LISTED), name
 
 
-@pytest.mark.slow
 @torch.inference_mode()
 def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() -> None:
     """Beams change places, sentences end and others join, so that columns mean other positions."""
@@ -230,6 +231,7 @@ def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() 
                 read, numbers = [*read, []], [*numbers, *more]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_neither_padding_nor_other_sentences_change_anything() -> None:
     (src, lengths), tgt = random_source(LENGTHS), random_target(B, T)
@@ -242,6 +244,7 @@ def test_neither_padding_nor_other_sentences_change_anything() -> None:
                 assert_near(alone, together[i], (name, type(model), i))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_recorded_attention_is_that_of_the_plain_page_packed_and_in_steps() -> None:
     (src, lengths), tgt = random_source(LENGTHS), random_target(B, T)

@@ -13,10 +13,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from conftest import tiny_config, tiny_model
 from exporting import random_model
 from matplotlib import font_manager
 from sacrebleu.metrics.chrf import CHRF
+from tiny import tiny_config, tiny_model
 from toy import command, train
 from variants import VARIANTS
 

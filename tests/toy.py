@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import safetensors.torch
 import torch
-from conftest import tiny_config
 from folders import write_folder
+from tiny import tiny_config
 from torch import Tensor
 
 from nmt.cli.commands import COMMANDS

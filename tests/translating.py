@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
-from conftest import sentences, tiny_model, tokenizer_config
+from tiny import sentences, tiny_model, tokenizer_config
 from toy import command
 
 from nmt.checkpoint import ModelInfo, save_model

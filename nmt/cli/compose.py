@@ -44,6 +44,7 @@ _HYDRA: dict[str, Any] = {
     "sweep": {"dir": "runs", "subdir": "."},
     "job": {"chdir": False},
 }
+_UNUSED = ("env", "help", "hydra_help", "launcher", "output", "sweeper")  # a third of the time
 _IS_1_3 = hydra.__version__.startswith("1.3")  # later ones warn of what it needs, or lacks
 _VERSION: dict[str, Any] = {"version_base": "1.3"} if _IS_1_3 else {}
 _REPLACE: dict[str, Any] = {} if _IS_1_3 else {"replace": True}
@@ -78,7 +79,7 @@ def with_config(command: Command, arguments: list[str], run: Callable[..., Any])
 
 def _compose(command: Command, arguments: list[Argument]) -> tuple[Any, ...]:
     """Return what the command is called with."""
-    _store(command, arguments)
+    _store(command, arguments, left_out=_UNUSED)
     with ExitStack() as stack:
         if not GlobalHydra.instance().is_initialized():  # as it is in a run of a sweep
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION))
@@ -127,10 +128,12 @@ def _overrides(command: Command, arguments: list[Argument]) -> list[str]:
     return [*(f"data.{split}.{key}=null" for split in splits for key in _TEXT), *given]
 
 
-def _store(command: Command, arguments: list[Argument]) -> None:
-    """Give Hydra the defaults of the command's settings, and of the config groups."""
+def _store(command: Command, arguments: list[Argument], left_out: tuple[str, ...] = ()) -> None:
+    """Give Hydra the defaults of the command's settings, and of the config groups; what is
+    `left_out` are groups of Hydra's own.
+    """
     keys = {argument.key for argument in arguments}
-    defaults = _defaults(command.schema)
+    defaults = _defaults(command.name)
     if "model_dir" in defaults and "run_dir" not in defaults:  # where an experiment trains
         has_model = defaults["model_dir"] is not None
         if has_model or ("experiment" in keys and "hypotheses" not in keys):
@@ -143,14 +146,15 @@ def _store(command: Command, arguments: list[Argument]) -> None:
         {"experiment": None},
         {"override hydra/hydra_logging": "none"},  # our loggers write to stderr
         {"override hydra/job_logging": "none"},
+        *({f"override hydra/{group}": None} for group in left_out),
     ]
     node = {"defaults": primary, "hydra": _HYDRA, **defaults}
     ConfigStore.instance().store(command.name, node, **_REPLACE)
 
 
 @functools.cache
-def _defaults(schema: type[Any]) -> Any:
-    return OmegaConf.to_container(OmegaConf.structured(schema))
+def _defaults(name: str) -> Any:
+    return OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
 
 
 # --- Hydra's own flags and sweeps

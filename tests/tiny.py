@@ -1,0 +1,158 @@
+"""Tiny models and ids that the tests share."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from nmt.config import ModelConfig, TokenizerConfig
+from nmt.model.fast import FastTransformer, accelerate
+from nmt.model.fast.packing import pack
+from nmt.model.transformer import (
+    FeedForward,
+    MultiHeadAttention,
+    Transformer,
+    causal_mask,
+    padding_mask,
+)
+from nmt.training import costs
+
+torch.set_num_threads(1)
+costs.RATE_SECONDS = 0.01  # no test asks how fast this machine is
+
+PAD, UNK, BOS, EOS = range(4)
+VOCAB_SIZE = 23
+WORDS = ["the", "a", "small", "green", "house", "tree", "sees", "Haus", "grün", "größer", "über"]
+
+
+def tiny_config(**changes: Any) -> ModelConfig:
+    """Two layers a side and 16 dimensions, without dropout."""
+    settings: dict[str, Any] = {
+        "num_encoder_layers": 2,
+        "num_decoder_layers": 2,
+        "d_model": 16,
+        "d_ff": 32,
+        "num_heads": 4,
+        "dropout": 0.0,
+    }
+    return ModelConfig(**settings | changes)
+
+
+def draw_large(model: Transformer) -> None:
+    """Draw weights anew, in layers by Xavier's rule for each matrix, larger than fresh ones, so
+    that an untrained model does not repeat one word.
+    """
+    for embedding in (model.embedding, model.src_embedding):
+        if embedding is not None:
+            embedding.reset_parameters()
+            nn.init.normal_(embedding.weight, std=model.config.d_model**-0.5)
+    if model.output_weight is not None:
+        nn.init.normal_(model.output_weight, std=model.config.d_model**-0.5)
+    for module in model.modules():
+        if isinstance(module, (MultiHeadAttention, FeedForward)):
+            linears = {n: m for n, m in module.named_children() if isinstance(m, nn.Linear)}
+            for linear in linears.values():
+                linear.reset_parameters()
+            for name, linear in linears.items():
+                rows = module.sizes if name == "in_projection" else [len(linear.weight)]
+                for block in linear.weight.split(rows):
+                    nn.init.xavier_uniform_(block)
+
+
+def tiny_model(
+    seed: int = 0,
+    *,
+    sharpness: float = 1.0,
+    vocab_size: int = VOCAB_SIZE,
+    src_vocab_size: int | None = None,
+    **changes: Any,
+) -> FastTransformer:
+    """Make an accelerated model in eval mode whose weights, biases and norms are all random.
+
+    `sharpness` scales the output matrix, so that an untrained model has clear preferences.
+    """
+    model = Transformer(tiny_config(**changes), vocab_size, src_vocab_size=src_vocab_size)
+    torch.manual_seed(seed)
+    draw_large(model)
+    with torch.no_grad():
+        for module in model.modules():
+            if isinstance(module, (nn.LayerNorm, nn.RMSNorm)):
+                module.weight.uniform_(0.5, 1.5)
+            if isinstance(module, (nn.LayerNorm, nn.Linear)):
+                module.bias.uniform_(-0.5, 0.5)
+        model.embedding.weight.mul_(sharpness)
+        if model.output_bias is not None:
+            model.output_bias.uniform_(-0.5, 0.5)
+    return accelerate(model.eval())
+
+
+def plain(model: Transformer) -> Transformer:
+    """Return the plain model, the oracle of all others, with a copy of the weights of `model`."""
+    src_embedding = model.src_embedding
+    twin = Transformer(
+        model.config,
+        len(model.embedding.weight),
+        src_vocab_size=None if src_embedding is None else len(src_embedding.weight),
+    )
+    twin.load_state_dict(model.state_dict())
+    return twin.to(model.embedding.weight.dtype).train(model.training)
+
+
+def random_source(lengths: list[int], seed: int = 0) -> tuple[Tensor, Tensor]:
+    """Draw source ids of those lengths, EOS included, padded on the right, (B, S) and (B,)."""
+    generator = torch.Generator().manual_seed(seed)
+    src = torch.full((len(lengths), max(lengths)), PAD)
+    for row, length in enumerate(lengths):
+        src[row, : length - 1] = torch.randint(4, VOCAB_SIZE, (length - 1,), generator=generator)
+        src[row, length - 1] = EOS
+    return src, torch.tensor(lengths)
+
+
+def random_target(batch: int, length: int, seed: int = 1) -> Tensor:
+    """Draw decoder inputs (B, T) that start with BOS."""
+    generator = torch.Generator().manual_seed(seed)
+    tgt = torch.randint(4, VOCAB_SIZE, (batch, length), generator=generator)
+    tgt[:, 0] = BOS
+    return tgt
+
+
+def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Tensor) -> Tensor:
+    """Return what the model makes of each position of `tgt` (B, T) after padded sources (B, S): an
+    accelerated one of packed sentences, the plain one of padded sentences.
+    """
+    if not isinstance(model, FastTransformer):
+        masks = padding_mask(src_lengths, src.size(1)), causal_mask(tgt.size(1))
+        return model(src, masks[0], tgt, masks[1])
+    sources, targets = pack(src_lengths.tolist()), pack([tgt.size(1)] * len(tgt))
+    ids = sources.unpad(src[:, : sources.longest])
+    return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
+
+
+def assert_near(
+    found: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
+) -> None:
+    """Compare tensors, or sequences of them; `case` is named on failure."""
+    compare = torch.testing.assert_close
+    compare(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
+
+
+def sentences(count: int, seed: int = 0) -> list[str]:
+    """Draw sentences of 1 to 12 words."""
+    draw = random.Random(seed)
+    return [" ".join(draw.choices(WORDS, k=draw.randint(1, 12))) for _ in range(count)]
+
+
+def tokenizer_config(**changes: Any) -> TokenizerConfig:
+    """Return the settings of a tokenizer that a few sentences are enough for."""
+    return TokenizerConfig(**{"vocab_size": 330, **changes})
+
+
+def decode_by_steps(
+    model: FastTransformer, src: Tensor, src_lengths: Tensor, tgt: Tensor
+) -> Tensor:
+    """Decode (B, T) token by token; return hidden states (B, T, D)."""
+    cache = model.start(src, src_lengths)
+    return torch.stack([model.step(column, cache) for column in tgt.T], dim=1)
