@@ -4,6 +4,7 @@ process that gives out the tests imports this file too.
 
 from __future__ import annotations
 
+import gc
 import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -12,6 +13,15 @@ import pytest
 
 if TYPE_CHECKING:
     from nmt.data.tokenizer import Tokenizer
+
+
+gc.disable()  # until all modules are imported, over which it would go again and again
+
+
+def pytest_collection_finish() -> None:
+    """Keep out of garbage collection what is there before the first test."""
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -168,6 +168,7 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(
     assert re.fullmatch(r"nmt-train: /.*/disk/other.*: Read-only file system", last)
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_before_it_linked_its_newest_checkpoint_links_it_later(
     whole: Path, toy_data: Path, tmp_path: Path
 ) -> None:

@@ -74,6 +74,7 @@ def test_hydra_shows_the_composed_config_and_completes_words() -> None:
     assert result.stdout.split() == ["model=base", "model=big"]
 
 
+@pytest.mark.slow
 def test_a_sweep_runs_every_choice_until_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -101,6 +101,7 @@ class _Fixed(ToyStepper):
         return self.table.repeat(len(state.rows), 1)
 
 
+@pytest.mark.slow
 def test_each_token_is_drawn_with_its_share_and_of_many_none_is_favored() -> None:
     log_probs = torch.full((1, 6), float("-inf"))
     log_probs[0, 4:] = torch.tensor([0.9, 0.1]).log()

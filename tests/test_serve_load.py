@@ -287,6 +287,7 @@ def raw(
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
 
 
+@pytest.mark.slow
 def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> None:
     models, _ = copying(tokenizer)
     with running(models, body_timeout_seconds=0.5, max_body_bytes=4096) as server:
