@@ -130,7 +130,7 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
         found = losses(compiler)
     assert found == pytest.approx(expected, rel=1e-4)
     assert expected[-1] < expected[0] - 0.1
-    assert 1 <= compiler.num_graphs - before <= 5  # one of the model, few of the loss
+    assert 1 <= compiler.num_graphs - before <= 6  # one of the model, few of the loss
     assert compiler.seconds > 0
     assert "compiled graph" in caplog.text
 
