@@ -21,6 +21,9 @@ demo: $(INSTALLED)
 benchmark: $(INSTALLED)
 	$(BIN)/python scripts/benchmark/run.py $(BENCHMARK)
 
+# Tests start many processes, each of which would compile all modules again
+test test-slow test-all: export PYTHONDONTWRITEBYTECODE =
+
 # On a machine with a GPU and no network: wheels=DIR text=DIR output=DIR; docs/benchmarks/gpu.md
 gpu:
 	$(PYTHON) scripts/gpu.py $(foreach name,wheels text output,$(if $($(name)),--$(name) $($(name))))
