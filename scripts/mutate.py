@@ -2,12 +2,13 @@
 
     python scripts/mutate.py                        all breaks of scripts/mutations.py
     python scripts/mutate.py --only bucket-bound    one of them, or several
+    python scripts/mutate.py --named --slow         the tests named for each alone, slow ones too
     python scripts/mutate.py --list                 names, and whether the text is still there
 
 Each break is made in a copy of the tree. The tests that should notice run first, the rest of the
-default suite only when those pass; slow ones never do. Results are kept in build/mutations.json, so
-that a second run goes on; a break whose text has changed is done again. Exit status 1: some break
-survived.
+default suite only when those pass; slow ones with --slow alone. Results are kept in
+build/mutations.json, so that a second run goes on; a break whose text has changed is done again.
+Exit status 1: some break survived.
 """
 
 from __future__ import annotations
@@ -72,6 +73,7 @@ def main() -> int:
     parser.add_argument(
         "--named", action="store_true", help="leave out the rest of the suite when these pass"
     )
+    parser.add_argument("--slow", action="store_true", help="run slow tests too")
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutations.json")
     args = parser.parse_args()
     breaks = [Break(*fields) for fields in MUTATIONS]
@@ -148,10 +150,11 @@ def make_break(one: Break, place: Path, args: argparse.Namespace) -> dict[str, A
         text, times = path.read_text(encoding="utf-8"), path.stat()
         try:
             path.write_text(text.replace(one.old, one.new), encoding="utf-8")
-            by = run_tests(place, one.test_files, args.timeout)
+            marks = ["-m", "not long"] if args.slow else []
+            by = run_tests(place, [*marks, *one.test_files], args.timeout)
             state = "caught" if by else "survived"
             if not by and not args.named:
-                rest = [f"--ignore={test}" for test in one.test_files]
+                rest = [*marks, *(f"--ignore={test}" for test in one.test_files)]
                 by = run_tests(place, rest, args.timeout)
                 state = "caught late" if by else state
         finally:
