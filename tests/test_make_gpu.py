@@ -15,12 +15,14 @@ from typing import Any
 
 import pytest
 
+from nmt.model.fast.layers import multiplies_bfloat16
+
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu.py"
 # each of these takes a process that imports everything again, or a compiler
-SLOW = [["tests"], ["base_compiled"], ["base_static"], ["several_devices", "translation"]]
+SLOW = [["tests"], ["base_compiled"], ["base_static"], ["several_devices"], ["translation"]]
 QUICK = ["machine", "data", "base_plain", "precision", "bleu"]
 
 
@@ -83,13 +85,16 @@ def test_parts_run_on_a_processor_and_their_figures_are_written(tmp_path: Path) 
 @pytest.mark.long
 @pytest.mark.parametrize("names", SLOW, ids="-".join)
 def test_the_other_parts_run_on_a_processor_too(tmp_path: Path, names: list[str]) -> None:
+    if "translation" in names and not multiplies_bfloat16():
+        pytest.skip("this torch or CPU has no products of bfloat16")
     status, content = rehearse(tmp_path, "--parts", "data", *names)
     found = figures(content, ["data", *names])
     assert status == 0
     if "tests" in found:
         assert found["tests"]["passed"] >= 6
-    if "translation" in found:
+    if "several_devices" in found:
         assert found["several_devices"]["largest_difference"] < 1e-3
+    if "translation" in found:
         assert {"nmt-float32", "nmt-bfloat16"} <= set(found["translation"]["tokens_per_second"])
 
 
