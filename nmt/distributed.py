@@ -154,7 +154,8 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
         name = choice.value
         raise DeviceError(f"dtype={name}: {kind} here has no {name}; use dtype=float32")
     is_half = choice in (DType.bfloat16, DType.float16)  # every CPU has them, if slowly
-    if kind == "cpu" and is_half and torch.backends.cpu.get_cpu_capability() == "AVX2":
+    is_slow = is_half and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if kind == "cpu" and is_slow and find_world().is_main:
         text = "dtype=%s: this CPU has no instructions for it; float32 is 4 to 10 times as fast"
         log.warning(text, choice.value)
     return getattr(torch, choice.value)  # type: ignore[no-any-return]

@@ -320,7 +320,13 @@ def test_a_cpu_has_every_format_and_float32_by_default() -> None:
 def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    for capability, wanted in (("AVX2", ["bfloat16", "float16"]), ("AVX512", [])):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for capability, rank, wanted in (
+        ("AVX2", "0", ["bfloat16", "float16"]),
+        ("AVX2", "1", []),  # one rank says it for all
+        ("AVX512", "0", []),
+    ):
+        monkeypatch.setenv("RANK", rank)
         monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda c=capability: c)
         for choice in DType:
             find_dtype(choice, CPU)

@@ -303,6 +303,7 @@ def test_stages_that_cannot_be_are_one_line(
         ([*STAGES, "stages.late.mix.a=-1"], "stages.late.mix.a=-1.0: must be a number from 0"),
         ([*STAGES, "stages.late.mix.aa=1"], "mix.aa: no corpus of data_dir has this name"),
         ([*STAGES, "patience=2"], "patience=2: may end the run before its last stage"),
+        ([*STAGES, "stage_patience=true"], "stage_patience=True: needs stages and patience"),
     ):
         assert train(data_dir, data_dir / "run", *RUN, *options) == 2, options
         assert text in capsys.readouterr().err.strip().splitlines()[-1], options

@@ -391,9 +391,11 @@ class TrainConfig:
             require(len(others) == 1, f"stages.{name}.start", stage.start, rule)
         for key, weight in weights.items():
             require(0 <= weight <= MOST, key, weight, "must be a number from 0")
-        valid = not (self.stages and self.patience) or self.stage_patience
+        is_both = bool(self.stages and self.patience)
         rule = "may end the run before its last stage; set stage_patience=true to count in that"
-        require(valid, "patience", self.patience, rule)
+        require(self.stage_patience or not is_both, "patience", self.patience, rule)
+        rule = "needs stages and patience"
+        require(is_both or not self.stage_patience, "stage_patience", self.stage_patience, rule)
         parts = ",".join(part.value for part in self.freeze)
         for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
             valid = value == off or self.init_from is not None
