@@ -101,4 +101,7 @@ def parse_args(description: str | None) -> argparse.Namespace:
     add("--output", type=Path, default=ROOT / "docs" / "benchmarks")
     add("--name", help="of the two files written there; default: cpu or gpu, with -quick")
     parser.set_defaults(**_DEFAULTS[known.device] | (_QUICK if known.quick else {}))
-    return parser.parse_args()
+    args = parser.parse_args()
+    if not args.only or not set(args.only) <= set(_PARTS):
+        parser.error(f"--only takes {', '.join(_PARTS)}")
+    return args

@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import models
@@ -46,35 +47,38 @@ def main() -> int:
         installs=not args.here,
         num_lines=args.lines,
     )
+    name = args.name or ("cpu" if args.device == "cpu" else "gpu") + "-quick" * args.quick
+    sections = []
     try:
         source = Source(args.corpus, args.src, args.tgt, args.vocab_size)
-        sections = measure(args, PreparedCorpus(source, settings.cache_dir), settings)
+        corpus = PreparedCorpus(source, settings.cache_dir)
+        for section in measure(args, corpus, settings):
+            sections.append(section)
+            known = facts(sys.argv, time.perf_counter() - start_seconds)
+            paths = write(args.output, name, known, sections)  # what is measured stays
     except NmtError as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
-    known = facts(sys.argv, time.perf_counter() - start_seconds)
-    name = args.name or ("cpu" if args.device == "cpu" else "gpu") + "-quick" * args.quick
-    paths = write(args.output, name, known, sections)
     print(markdown("Speed beside other toolkits", known, sections))
     print(f"written: {', '.join(map(str, paths))}", file=sys.stderr)
     return 0
 
 
-def measure(args: argparse.Namespace, corpus: PreparedCorpus, settings: Settings) -> list[Section]:
+def measure(
+    args: argparse.Namespace, corpus: PreparedCorpus, settings: Settings
+) -> Iterator[Section]:
     """Run one comparison after the other."""
-    sections = []
     if "train" in args.only:
         for name, model in args.models:
             settings.say(f"training, {name}:")
-            sections.append(training.compare(name, model, corpus, settings))
+            yield training.compare(name, model, corpus, settings)
     if {"translate", "startup"} & set(args.only):
         name, model = args.translate_model
         run_dir = models.train(name, model, corpus, settings, args.model_updates)
         if "translate" in args.only:
-            sections += translate(args, model, run_dir, corpus, settings)
+            yield from translate(args, model, run_dir, corpus, settings)
         if "startup" in args.only:
-            sections.append(startup.compare(find_model(run_dir), settings))
-    return sections
+            yield startup.compare(find_model(run_dir), settings)
 
 
 def translate(
@@ -83,19 +87,14 @@ def translate(
     run_dir: Path,
     corpus: PreparedCorpus,
     settings: Settings,
-) -> list[Section]:
+) -> Iterator[Section]:
     """Compare translation with every beam size, at real and at fixed lengths."""
     exports = models.convert(run_dir, corpus.folder / f"exports-{run_dir.name}")
-    sections = []
     for beam_size in args.beams:
         for length in args.lengths:
             settings.say(f"translation, beam {beam_size}, {length or 'real'} length:")
-            sections.append(
-                translation.compare(
-                    model, exports, corpus, settings, beam_size=beam_size, fixed_length=length
-                )
-            )
-    return sections
+            kind = {"beam_size": beam_size, "fixed_length": length}
+            yield translation.compare(model, exports, corpus, settings, **kind)
 
 
 if __name__ == "__main__":
