@@ -67,8 +67,7 @@ def test_noises_do_not_change_each_others_draws(tokenizer: Tokenizer) -> None:
 
 
 def test_tags_before_a_text_stay() -> None:
-    config = tokenizer_config(symbols=["<bt>", "<2de>"])
-    tokenizer = train_tokenizer(sentences(200), config)
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), ["<bt>", "<2de>"])
     noise = NoiseConfig(drop=0.9, mask=0.9, swap=5, word_dropout=0.9)
     make = TokenNoise(noise, 1, tokenizer, [LanguagePair("en", "de", "<bt>", "<2de>")])
     src, tgt = tokenizer.encode("<bt> the small house"), tokenizer.encode("<2de> das Haus")
@@ -79,6 +78,21 @@ def test_tags_before_a_text_stay() -> None:
         assert len(noisy) > num_src
         assert inputs[:num_tgt].tolist() == tgt[:num_tgt]
     assert {make(src, tgt, 0, row)[1][num_tgt] for row in ROWS} == {tokenizer.unk_id, tgt[num_tgt]}
+
+
+def test_lines_of_a_document_stay_apart() -> None:
+    tokenizer = train_tokenizer(sentences(200), tokenizer_config(), ["<sep>"])
+    noise = NoiseConfig(drop=0.5, mask=0.5, swap=5, word_dropout=0.9)
+    make = TokenNoise(noise, 1, tokenizer, [])
+    sep = tokenizer.encode("<sep>")[-1]
+    first, second = [100, 101, 102], [110, 111, 112]
+    for row in ROWS:
+        src, tgt = (side.tolist() for side in make([*first, sep, *second], [9, sep, 8], 0, row))
+        place = src.index(sep)
+        assert tokenizer.unk_id in src or set(src) <= {*first, *second, sep}
+        assert not {*src[:place]} & {*second}, row
+        assert not {*src[place + 1 :]} & {*first, sep}, row
+        assert tgt[1] == sep, row
 
 
 # --- in a run

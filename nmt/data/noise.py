@@ -19,7 +19,7 @@ import numpy as np
 
 from nmt.config import NoiseConfig
 from nmt.data.batch import Ids
-from nmt.data.languages import LanguagePair
+from nmt.data.languages import SEPARATOR, LanguagePair
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.data.vocabulary import model_fields
 from nmt.errors import ConfigError
@@ -31,8 +31,8 @@ _REMEMBERED = 1 << 18  # cuts, which take 80 MB
 
 
 class TokenNoise:
-    """Draws the noise of pairs. Tags at the start of a side, and ids that every text of an imported
-    model begins with, stay as they are.
+    """Draws the noise of pairs. Tags at the start of a side, ids that every text of an imported
+    model begins with, and what separates the lines of a document stay as they are.
     """
 
     def __init__(
@@ -45,6 +45,8 @@ class TokenNoise:
         self.config, self.seed = config, seed
         src, tgt, pairs = tokenizer.src, tokenizer.tgt, list(directions)
         self.unk_ids = src.unk_id, tgt.unk_id
+        places = ({p: i for i, p in enumerate(side.all_pieces())} for side in (src, tgt))
+        self.separators = [place.get(SEPARATOR, -1) for place in places]
         self.src_starts = [src.prefix, *(src.encode(pair.src_tag) for pair in pairs)]
         self.tgt_starts = [tgt.prefix, *(tgt.encode(pair.tgt_tag) for pair in pairs)]
 
@@ -57,19 +59,24 @@ class TokenNoise:
         src = np.concatenate([src[:start], self._change(src[start:], draw.random((3, len(src))))])
         start = _count_kept(tgt, self.tgt_starts)
         is_hidden = draw.random(len(tgt)) < self.config.word_dropout
+        is_hidden &= tgt != self.separators[1]
         tgt[start:][is_hidden[start:]] = self.unk_ids[1]
         return src, tgt
 
     def _change(self, ids: Any, draws: Draws) -> Any:
         """Leave out, mask and move some of the ids (N,); `draws` (3, N or more) are uniform."""
         config, draws = self.config, draws[:, : len(ids)]
+        draws[:2, ids == self.separators[0]] = 1
         stays = draws[0] >= config.drop
         if not stays.any():  # of a source something remains
             stays = draws[0] == draws[0].max(initial=0)
         ids, (_, masks, moves) = ids[stays], draws[:, stays]
         ids[masks < config.mask] = self.unk_ids[0]
-        # keys differ by more than 1 + swap between tokens that are further apart
-        return ids[np.argsort(np.arange(len(ids)) + moves * (config.swap + 1), kind="stable")]
+        is_separator = ids == self.separators[0]
+        lines = 2 * is_separator.cumsum() - is_separator
+        # keys differ by more than 1 + swap between tokens that are further apart, or of two lines
+        keys = np.arange(len(ids)) + (moves + lines) * (config.swap + 1)
+        return ids[np.argsort(keys, kind="stable")]
 
 
 def _count_kept(ids: Ids, starts: list[list[int]]) -> int:
