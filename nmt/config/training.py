@@ -394,8 +394,7 @@ class TrainConfig:
         is_both = bool(self.stages and self.patience)
         rule = "may end the run before its last stage; set stage_patience=true to count in that"
         require(self.stage_patience or not is_both, "patience", self.patience, rule)
-        rule = "needs stages and patience"
-        require(is_both or not self.stage_patience, "stage_patience", self.stage_patience, rule)
+        require(is_both >= self.stage_patience, "stage_patience", True, "needs stages and patience")
         parts = ",".join(part.value for part in self.freeze)
         for key, value, off in (("freeze", parts, ""), ("adapter", self.adapter, Adapter.none)):
             valid = value == off or self.init_from is not None
