@@ -287,6 +287,8 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("alibi-in-t5", "nmt/export/ctranslate2.py", 'torch.cat([bias, bias]) if name == "encoder" else bias', "bias", "exported"),
     # --- nmt/model/fast
     ("cross-mask", FAST + "__init__.py", "across = PackedMask(targets, sources)", "across = PackedMask(targets, targets)", "fast"),
+    ("piece-order", FAST + "__init__.py", "torch.cat(memory)", "torch.cat(memory[::-1])", "fast"),
+    ("packed-turns", FAST + "attention.py", ".mul_(turns)", ".mul_(turns.conj())", "fast variants"),
     ("packed-causal", FAST + "__init__.py", "PackedMask(targets, targets, is_causal=True)", "PackedMask(targets, targets)", "fast"),
     ("step-position", FAST + "__init__.py", "[mask.num_positions - 1]", "[mask.num_positions - 2]", "fast"),
     ("fast-block", FAST + "attention.py", "block(memory, d_model, sum(self.sizes))", "block(memory, 0, sum(self.sizes[1:]))", "fast"),

@@ -36,6 +36,7 @@ from nmt.config import ModelConfig, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.manifest import write_manifest
+from nmt.model import fast
 from nmt.model.fast import FastTransformer, accelerate, freeze, layers, packing
 from nmt.model.fast.cache import Grid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
@@ -183,6 +184,18 @@ def test_an_accelerated_model_still_takes_boolean_masks_and_records_attention() 
     stepped = torch.cat(steps, dim=2)  # (B, H, T, S or more)
     assert_near(stepped[..., :S], wanted)
     assert (stepped[..., S:] == 0).all()
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
+    size: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fast, "_PIECE", size)
+    for positions in (Positions.sinusoidal, Positions.rotary):
+        model, (src, lengths) = tiny_model(positions=positions), random_source(LENGTHS)
+        expected = plain(model).encode(src, padding_mask(lengths, S))  # (B, S, D)
+        assert_near(model.start(src, lengths).memory, pack(LENGTHS).unpad(expected))
 
 
 def test_accelerating_shares_parameters_and_names() -> None:

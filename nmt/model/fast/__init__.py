@@ -37,6 +37,8 @@ from nmt.model.transformer import (
     Transformer,
 )
 
+_PIECE = 1024  # source tokens that a CPU encodes at a time, so that its cache holds them
+
 
 class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
@@ -75,9 +77,14 @@ class FastTransformer(Transformer):
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each; return
         the state of decoding, with one hypothesis a sentence.
         """
-        sources = pack((src_lengths - self.num_unread).tolist()).to(src.device)
-        ids = sources.unpad(src[:, : sources.longest])  # (N,)
-        return DecoderCache(self.encode(ids, PackedMask(sources, sources)), sources)
+        lengths = src_lengths - self.num_unread  # (B,)
+        count = 1 + int(lengths.sum()) // _PIECE if src.device.type == "cpu" else 1
+        memory = []
+        for ids, sizes in zip(src.chunk(count), lengths.chunk(count), strict=True):
+            some = pack(sizes.tolist()).to(src.device)
+            ids = some.unpad(ids[:, : some.longest])  # (N / count,)
+            memory.append(self.encode(ids, PackedMask(some, some)))
+        return DecoderCache(torch.cat(memory), pack(lengths.tolist()).to(src.device))
 
     def step(
         self, tokens: Tensor, cache: DecoderCache, record: AttentionRecord | None = None

@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from nmt.model.fast.cache import DecoderCache, Reads
+from nmt.model.fast.cache import DecoderCache, Reads, rotations
 from nmt.model.fast.layers import FastLinear
 from nmt.model.fast.packing import PackedMask, attend_packed
 from nmt.model.transformer import AttentionRecord, Mask, MultiHeadAttention, attend
@@ -73,6 +73,19 @@ class FastAttention(MultiHeadAttention):
         else:
             return super().forward(x, memory, mask, record)
         return self.out_projection(joined)  # type: ignore[no-any-return]
+
+    def place(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> list[Tensor]:
+        """See `MultiHeadAttention.place`; without gradients a CPU turns pairs in place, as complex
+        numbers.
+        """
+        is_plain = queries.device.type == "cpu" and queries.dtype is torch.float32
+        if positions is None or not (self.is_rotary and is_plain) or torch.is_grad_enabled():
+            return super().place(queries, keys, positions)
+        queries, keys = super().place(queries, keys, None)
+        turns = rotations(positions, self.head_size)
+        for x in (queries, keys):
+            torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(turns)
+        return [queries, keys]
 
     def _attend_padded(
         self, queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask,

@@ -43,6 +43,12 @@ class Reads(NamedTuple):
     is_swapped: bool  # products are (B, H, C, W), else (B, H, W, C)
 
 
+def rotations(positions: Tensor, size: int) -> Tensor:
+    """Return what `rotate` turns `size` dimensions by, as complex numbers (..., size/2)."""
+    angle = rotary_angles(positions, size)
+    return torch.polar(torch.ones_like(angle), angle)
+
+
 class Grid:
     """Places R rows, sorted by sentence, on a grid of B sentences x W beams; cells that are left
     over repeat another row.
@@ -113,7 +119,9 @@ class DecoderCache:
         """Keep keys and values of the source (N, H, D/H), as (B, H, S, D/H)."""
         width = self.source_bias.size(3)
         padded = (self.packing.pad(x).transpose(1, 2) for x in (keys, values))
-        keys, values = (F.pad(x, (0, 0, 0, width - x.size(2))).contiguous() for x in padded)
+        if width > self.packing.longest:  # even a padding of 0 copies
+            padded = (F.pad(x, (0, 0, 0, width - x.size(2))) for x in padded)
+        keys, values = (x.contiguous() for x in padded)
         self.sources[module] = keys, values
 
     def add_position(self) -> None:
@@ -201,8 +209,7 @@ class DecoderCache:
         numbers (R or more or 1, 1, size/2) that pairs of dimensions are multiplied with.
         """
         if self._rotations is None:
-            angle = rotary_angles(self.ages().view(-1, 1), size)
-            self._rotations = torch.polar(torch.ones_like(angle), angle)
+            self._rotations = rotations(self.ages().view(-1, 1), size)
         return self._rotations
 
     def distances(self) -> Tensor:
