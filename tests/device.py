@@ -8,6 +8,7 @@ what would let the host wait for a GPU is counted, as are copies between the dev
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -80,7 +81,7 @@ class Device(TorchDispatchMode):
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = dict(kwargs or {})
-        if func._can_decompose():  # which inference mode leaves as it is
+        if _can_decompose(func):  # which inference mode leaves as it is
             with self:
                 found = func.decompose(*args, **kwargs)
             if found is not NotImplemented:
@@ -127,6 +128,11 @@ class Device(TorchDispatchMode):
             self.waits[where] += 1
 
 
+@functools.cache
+def _can_decompose(func: Any) -> bool:
+    return bool(func._can_decompose())
+
+
 def _has_booleans(indices: Any) -> bool:
     return any(isinstance(x, Tensor) and x.dtype is torch.bool for x in indices)
 
@@ -162,7 +168,9 @@ class _Names(TorchFunctionMode):
         def rename(device: torch.device) -> torch.device:
             return META if device.type == "cuda" else device
 
-        args, kwargs = replaced((args, kwargs or {}), torch.device, rename)
+        args = [rename(x) if isinstance(x, torch.device) else x for x in args]
+        given = (kwargs or {}).items()
+        kwargs = {key: rename(x) if isinstance(x, torch.device) else x for key, x in given}
         if func is torch.tensor and kwargs.get("device") == META:
             del kwargs["device"]
             return func(*args, **kwargs).to(META)
@@ -190,6 +198,8 @@ def a_device(*, has_autograd: bool = True) -> Iterator[Device]:
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         for name, answer in answers.items():
             patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+        # which would import the compiler
+        patch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
         torch.__future__.set_overwrite_module_params_on_conversion(True)
         try:
             with Device(META if has_autograd else GPU) as device, _Names():

@@ -37,21 +37,23 @@ SMALL = {"num_encoder_layers": 1, "num_decoder_layers": 1}
 # the settings of an update that take other ways through it
 TRAININGS: dict[str, dict[str, Any]] = {
     "plain": {"dtype": DType.float32, "activation_checkpointing": True},
-    "rich": {"ema_decay": 0.9, "optimizer": OptimizerConfig(max_grad_norm=1.0)},
+    "rich": {
+        "ema_decay": 0.9,
+        "optimizer": OptimizerConfig(name=Optimizer.muon, max_grad_norm=1.0),
+    },
     "float16": {"dtype": DType.float16},
     "few shapes": {"static_shapes": True},
     "twice": {"r_drop": 1.0, "model": tiny_config(dropout=0.1, **SMALL), "dtype": DType.float32},
-    "muon": {"optimizer": OptimizerConfig(name=Optimizer.muon)},
     "modern": {"model": tiny_config(**MODERN, **SMALL)},
     "relative": {"model": tiny_config(**RELATIVE, **SMALL)},
 }
-SEARCHES: dict[str, dict[str, Any]] = {
-    "greedy": {"beam_size": 1},
-    "beam": {"beam_size": 4},
-    "all that beams have": {"beam_size": 3, "coverage_penalty": 0.2, "alignment": True},
-    "modern": {"beam_size": 3},
-    "relative": {"beam_size": 2},
-    "draws": {"beam_size": 3, "sampling": True, "top_k": 9, "top_p": 0.9},
+PREFIXES = [[5, 6], *[[]] * (len(LENGTHS) - 1)]
+# settings of a search, layers, and what some translations begin with: then of two models
+SEARCHES: dict[str, tuple[dict[str, Any], dict[str, Any], list[list[int]] | None]] = {
+    "greedy": ({"beam_size": 1}, {}, None),
+    "two models": ({"beam_size": 4}, {}, PREFIXES),
+    "all": ({"beam_size": 3, "coverage_penalty": 0.2, "alignment": True}, MODERN, None),
+    "draws": ({"beam_size": 3, "sampling": True, "top_k": 9, "top_p": 0.9}, RELATIVE, None),
 }
 
 
@@ -87,7 +89,6 @@ def losses(setup: Setup) -> list[float]:
     return [outcome.loss_sum, setup.validation.loss(learner.best_model)["valid_loss"]]
 
 
-@pytest.mark.slow
 def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
     data_dir: Path,
 ) -> None:
@@ -108,36 +109,34 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             assert found == pytest.approx(expected, rel=1e-6 if name == "plain" else 2e-3), name
 
 
-@pytest.mark.slow
 def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
     source = random_source(LENGTHS)
-    prefixes = [[5, 6], *[[]] * (len(LENGTHS) - 1)]
-    for name, settings in SEARCHES.items():
-        config = SearchConfig(max_length_b=10, **settings)
-        for size, given in ((1, None), (2, prefixes))[: 1 + (name == "beam")]:
-            layers = SMALL | {"modern": MODERN, "relative": RELATIVE}.get(name, {})
-            steppers = [ModelStepper(decided_model(seed=seed, **layers)) for seed in range(size)]
-            expected = search(EnsembleStepper(steppers), *source, config, IDS, prefixes=given)
-            with a_device() as device, torch.inference_mode():
-                for stepper in steppers:
-                    stepper.model.to(GPU)
-                    stepper.device = GPU
-                device.waits.clear()
-                waits, ensemble = [0], EnsembleStepper(steppers)
-                step = ensemble.step
+    for name, (settings, layers, given) in SEARCHES.items():
+        config = SearchConfig(max_length_a=0.0, max_length_b=8, **settings)
+        models = [decided_model(seed=s, **SMALL, **layers) for s in range(2 if given else 1)]
+        steppers = [ModelStepper(model) for model in models]
+        expected = search(EnsembleStepper(steppers), *source, config, IDS, prefixes=given)
+        with a_device() as device, torch.inference_mode():
+            for stepper in steppers:
+                stepper.model.to(GPU)
+                stepper.device = GPU
+            device.waits.clear()
+            waits, ensemble = [0], EnsembleStepper(steppers)
+            step = ensemble.step
 
-                def noting(tokens: Tensor, state: Any, step: Any = step) -> Tensor:
-                    waits.append(device.waits.total())  # noqa: B023
-                    return step(tokens, state)  # type: ignore[no-any-return]
+            def noting(tokens: Tensor, state: Any, step: Any = step) -> Tensor:
+                waits.append(device.waits.total())  # noqa: B023
+                return step(tokens, state)  # type: ignore[no-any-return]
 
-                ensemble.step = noting  # type: ignore[method-assign]
-                found = search(ensemble, *source, config, IDS, prefixes=given)
-            steps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
-            assert steps[0] == 0, device.waits  # nor does the encoder
-            assert len(steps) > 5
-            assert max(steps) <= 2, (name, device.waits)
-            ours, theirs = ([[h.tokens for h in row] for row in x] for x in (found, expected))
-            assert ours == theirs, name
+            ensemble.step = noting  # type: ignore[method-assign]
+            found = search(ensemble, *source, config, IDS, prefixes=given)
+        steps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
+        assert steps[0] == 0, device.waits  # nor does the encoder
+        assert len(steps) > 5
+        assert max(steps) <= 2, (name, device.waits)
+        ours, theirs = ([[h.tokens for h in row] for row in x] for x in (found, expected))
+        assert ours == theirs, name
+        assert len({len(row[0].tokens) for row in found}) > 1  # some end earlier
 
 
 def test_sentences_join_a_search_on_the_device() -> None:
