@@ -12,9 +12,10 @@ from pathlib import Path
 
 import pytest
 from exporting import exported, random_model
-from tiny import tiny_config
+from test_backend_ctranslate2 import load, log_probs
+from tiny import sentences, tiny_config
 from toy import command, train
-from variants import MODERN, OWN
+from variants import MODERN, OWN, VARIANTS
 
 from nmt.average import average
 from nmt.checkpoint import load_export_info, load_info
@@ -27,7 +28,7 @@ from nmt.config import (
     Quantization,
     option,
 )
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import MappedTokenizer, SeparateTokenizers, Tokenizer, Vocabulary
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.export.folder import SUPPORTED, announce, check_exportable, export
 from nmt.manifest import write_manifest
@@ -67,6 +68,30 @@ def test_what_check_exportable_returns_is_what_export_does(
         "model.positions=rotary (only sinusoidal, sinusoidal_concat, sinusoidal_halves, learned)",
         "model.activation=swiglu (only relu, gelu, silu)",
     ]
+
+
+def test_models_and_vocabularies_of_their_own_kind_score_alike_in_ctranslate2(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    """All are compared in tests/test_exported.py."""
+    pieces = tokenizer.all_pieces()
+    control = [pieces[i] for i in tokenizer.control_ids]
+    sides = SeparateTokenizers(
+        *(
+            MappedTokenizer(tokenizer.model, Vocabulary(names, *map(names.index, control)), ())
+            for names in (pieces, pieces[::-1])
+        )
+    )
+    rows = [[7, *ids] for ids in tokenizer.encode_batch(sentences(4))]
+    cases = {"separate": {}, "learned": VARIANTS["learned"], "alibi": VARIANTS["alibi"]}
+    for name, shape in cases.items():
+        model = random_model(tmp_path / name, sides if name == "separate" else tokenizer, **shape)
+        native, other, _ = load(model)
+        found = [log_probs(engine, rows, rows[::-1]) for engine in (native, other)]
+        for ours, theirs in zip(*found, strict=True):
+            assert theirs == pytest.approx(ours, abs=1e-4), name
+    with pytest.raises(ModelError, match="use format=ctranslate2"):  # control symbols elsewhere
+        exported(tmp_path / "separate", ExportFormat.huggingface)
 
 
 class _Gate(str, Enum):

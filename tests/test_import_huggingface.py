@@ -28,7 +28,7 @@ from nmt.config import (
     SearchConfig,
 )
 from nmt.data.batch import pad
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import SeparateTokenizers, Tokenizer
 from nmt.errors import ConfigError
 from nmt.export.folder import export
 from nmt.model.transformer import sinusoidal_positions
@@ -36,18 +36,18 @@ from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
 from nmt.visualize.words import shown_pieces
 
-pytestmark = pytest.mark.slow
-
 LINES = [*sentences(200)][:200]
 LIMIT = 8  # tokens of a translation
+FEW: dict[str, Any] = {"max_length_a": 0, "max_length_b": LIMIT}
 
 
-@pytest.fixture(autouse=True)
-def _quiet() -> None:
-    from transformers.utils import logging  # takes a second
+def quiet_transformers() -> Any:
+    """Import the library, which takes a second."""
+    import transformers
 
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
+    transformers.utils.logging.set_verbosity_error()
+    transformers.utils.logging.disable_progress_bar()
+    return transformers
 
 
 def settings(**changes: Any) -> dict[str, Any]:
@@ -83,8 +83,7 @@ M2M100: dict[str, dict[str, Any]] = {
 
 def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     """Write a random MarianMT model with its tokenizer as OPUS-MT's repositories have them."""
-    import transformers
-
+    transformers = quiet_transformers()
     folder.mkdir()
     shape = dict(shape)
     names = ("bias", "separate", "half", "pickle")
@@ -129,8 +128,7 @@ def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
 
 def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     """Write a random M2M100 model with its tokenizer."""
-    import transformers
-
+    transformers = quiet_transformers()
     folder.mkdir()
     spm = folder / "sentencepiece.bpe.model"
     pieces = train_spm(spm, seed, 60)
@@ -193,6 +191,7 @@ def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
                 assert set(row[len(ids) + 1 :]) <= rest, (name, beam_size, line)
 
 
+@pytest.mark.slow
 def test_marian_models_compute_what_transformers_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -207,6 +206,7 @@ def test_marian_models_compute_what_transformers_does(
     assert "▁" not in shown
 
 
+@pytest.mark.slow
 def test_m2m100_models_compute_what_transformers_does(tmp_path: Path) -> None:
     import transformers
 
@@ -231,25 +231,33 @@ def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokeni
         "Tensor2Tensor": concat,
         "M2M100": {"norm": Norm.pre, "position_offset": 1, **concat},
         "offset": {"norm": Norm.pre, "position_offset": 3, "scale_embedding": False},
+        "separate": {"num_decoder_layers": 1},
     }
+    sides = SeparateTokenizers(tokenizer, tokenizer)
     for name, shape in shapes.items():
-        model_dir = random_model(tmp_path / name, tokenizer, **shape)
+        text = sides if name == "separate" else tokenizer
+        model_dir = random_model(tmp_path / name, text, **shape)
         again = imported(exported(model_dir, ExportFormat.huggingface))
         before, after = load_info(model_dir), load_info(again)
         assert after.tokenizer_sha256 == before.tokenizer_sha256, name
-        assert (again / "tokenizer.model").read_bytes() == tokenizer.model, name
+        for path in model_dir.glob("tokenizer*"):
+            assert (again / path.name).read_bytes() == tokenizer.model, name
         changed = {"positions"} if before.model.positions is Positions.sinusoidal else set()
         for setting, value in vars(after.model).items():
             assert value == getattr(before.model, setting) or setting in changed, (name, setting)
         assert (after.src_lang, after.tgt_lang) == ("xx", "yy")
-        texts = [Translator.load(at).translate(LINES[:20]) for at in (model_dir, again)]
-        assert texts[0] == texts[1], name
+        one, other = (Translator.load(at, device="cpu") for at in (model_dir, again))
+        pairs = LINES[:5], LINES[5:10]
+        for ours, theirs in zip(one.score(*pairs), other.score(*pairs), strict=True):
+            assert theirs.token_log_probs == pytest.approx(ours.token_log_probs, abs=1e-4), name
+        assert one.translate(LINES[:1], **FEW) == other.translate(LINES[:1], **FEW), name
         if not changed:
-            one, other = (load_file(at / "model.safetensors") for at in (model_dir, again))
-            assert one.keys() == other.keys(), name
-            assert all(torch.equal(one[key], other[key]) for key in one), name
+            was, now = (load_file(at / "model.safetensors") for at in (model_dir, again))
+            assert was.keys() == now.keys(), name
+            assert all(torch.equal(was[key], now[key]) for key in was), name
 
 
+@pytest.mark.slow
 def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> None:
     for name, write in (
         ("untied", write_marian),
@@ -269,6 +277,7 @@ def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> Non
             assert configs[0][key] == configs[1][key], (name, key)
 
 
+@pytest.mark.slow
 def test_folders_of_older_versions_hold_copies_and_shards_in_pickles(tmp_path: Path) -> None:
     folder = write_marian(tmp_path / "opus", 0, MARIAN["swish, bias"])
     wanted = load_file(imported(folder) / "model.safetensors")
@@ -302,6 +311,7 @@ def test_folders_of_older_versions_hold_copies_and_shards_in_pickles(tmp_path: P
         assert all(torch.equal(found[key], wanted[key]) for key in wanted), number
 
 
+@pytest.mark.slow
 def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -345,6 +355,7 @@ def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     return shown.getvalue()
 
 
+@pytest.mark.slow
 def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Path) -> None:
     import transformers
 

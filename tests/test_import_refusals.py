@@ -18,13 +18,17 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from exporting import exported, random_model
+from importing import imported
 from safetensors.torch import load_file, save_file
 from test_import_huggingface import M2M100, MARIAN, write_m2m100, write_marian
 from test_import_toolkits import write_fairseq, write_opennmt
 from test_import_toolkits import write_marian as write_npz
 from toy import command
 
-pytestmark = pytest.mark.slow
+from nmt.config import ExportFormat
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ModelError
 
 Damage = Callable[[Path], object]
 
@@ -157,17 +161,24 @@ def refused(folder: Path, message: str, capsys: pytest.CaptureFixture[str], *mor
 
 
 def test_folders_of_transformers_that_do_not_fit_are_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    whole = write_marian(tmp_path / "whole", 0, MARIAN["odd width"])
-    for message, damage in HUGGINGFACE.items():
-        folder = tmp_path / "damaged"
+    shape = {"d_model": 14, "d_ff": 9, "num_heads": 7, "num_decoder_layers": 1}
+    ours = random_model(tmp_path / "ours", tokenizer, **shape)
+    whole = exported(ours, ExportFormat.huggingface, max_positions=64)
+    before = {path.name for path in imported(whole).parent.iterdir()}
+    for i, (message, damage) in enumerate(HUGGINGFACE.items()):
+        folder = tmp_path / f"damaged-{i}"
         shutil.copytree(whole, folder)
         damage(folder)
-        refused(folder, message, capsys)
-        shutil.rmtree(folder)
+        with pytest.raises(ModelError, match=message) as error:
+            imported(folder)
+        assert "\n" not in str(error.value)
+        before.add(folder.name)
+    assert {path.name for path in tmp_path.iterdir()} == before  # nothing written, nor run
 
 
+@pytest.mark.slow
 def test_languages_that_a_model_has_not_name_the_nearest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -175,6 +186,7 @@ def test_languages_that_a_model_has_not_name_the_nearest(
     refused(folder, "tgt_lang=frr: did you mean .*fr", capsys, "tgt_lang=frr")
 
 
+@pytest.mark.slow
 def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -241,6 +253,7 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         path.write_bytes(whole)
 
 
+@pytest.mark.slow
 def test_the_input_has_to_be_a_model_and_the_output_must_not_be_anything_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

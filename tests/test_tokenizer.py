@@ -19,7 +19,8 @@ import sentencepiece
 from tiny import sentences, tokenizer_config
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.languages import LanguagePair, find_directions
+from nmt.data.tokenizer import MappedTokenizer, Tokenizer, Vocabulary
 from nmt.data.vocabulary import adopt_tokenizer, open_tokenizers, train_tokenizer, train_tokenizers
 from nmt.errors import ConfigError, DataError, ModelError
 
@@ -68,6 +69,23 @@ def test_control_symbols_and_line_breaks_vanish_from_decoded_text(tokenizer: Tok
 
 
 # --- training
+
+
+def test_a_text_begins_with_its_language_or_that_of_the_vocabulary(tokenizer: Tokenizer) -> None:
+    names = [*tokenizer.all_pieces(), "__en__", "__de__", "__fr__"]
+    en, de, fr = range(tokenizer.vocab_size, len(names))
+    vocabulary = Vocabulary(names, *tokenizer.control_ids, src_prefix=[en], tgt_prefix=[de])
+    mapped, ids = MappedTokenizer(tokenizer.model, vocabulary, [en]), tokenizer.encode("the tree")
+    assert mapped.encode_batch(["the tree", "__fr__ the tree", "__fr__", ""]) == [
+        *([language, *ids] for language in (en, fr)),
+        [fr],
+        [],
+    ]
+    assert mapped.decode([fr, *ids]) == "the tree"
+    first, *others = find_directions([], "en", "de", mapped)  # no tags: that of the vocabulary
+    assert first == LanguagePair("en", "de")
+    assert len(set(others)) == 6
+    assert LanguagePair("fr", "en", "__fr__", "__en__") in others
 
 
 def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
