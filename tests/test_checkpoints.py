@@ -11,21 +11,24 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import safetensors.torch
 import torch
+from exporting import random_model
 from faults import train_and_die
 from ranks import child
 from toy import assert_same_weights, read_records, train
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
+from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.metadata import to_dataclass
-from nmt.training.checkpoints import TrainerState, load_newest
+from nmt.training.checkpoints import Saver, TrainerState, load_newest
 from nmt.training.learner import Learner
 from nmt.training.metrics import RunLog
 
@@ -181,6 +184,23 @@ def test_a_run_that_was_killed_before_it_linked_its_newest_checkpoint_links_it_l
             (run / "checkpoints/latest").symlink_to(before)
         assert train(toy_data, run, *PLAIN) == 0
         assert os.readlink(run / "checkpoints/latest") == f"step-{newest:08d}"
+
+
+def test_the_newest_good_checkpoints_and_the_best_are_kept(
+    tmp_path: Path, tokenizer: Tokenizer
+) -> None:
+    model = random_model(tmp_path / "model", tokenizer)
+    info, weights = checkpoint.load_info(model), checkpoint.load_weights(model)
+    for good, keep_last, updates, left in (
+        (0, 2, range(1, 7), [2, 5, 6]),
+        (2, 1, range(3, 5), [2, 4]),  # all that is newer than the good one is damaged
+    ):
+        saver = Saver(tmp_path, update=good, keep_last=keep_last)
+        for update in updates:
+            now = replace(info, updates=update)
+            saver.save(weights, now, tokenizer, training={}, best=[2])
+        saver.finish()
+        assert steps(tmp_path) == left
 
 
 # --- damage

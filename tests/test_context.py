@@ -14,8 +14,8 @@ from translating import translate, write_lines, write_model
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import load_tokenizers
 from nmt.preprocess import chunks
-from nmt.translate.context import add_context
-from nmt.translate.lines import Window
+from nmt.translate.context import add_context, take_last
+from nmt.translate.lines import HashedInput, LineResult, Translation, Window
 from nmt.translate.translator import Translator
 
 # --- pairs
@@ -92,6 +92,30 @@ def test_a_line_has_the_lines_before_it_up_to_an_empty_one() -> None:
         ["a", "b", "c"],
         ["b", "c", "d"],
     ]
+
+
+def test_a_job_that_goes_on_has_the_lines_before_it() -> None:
+    source = HashedInput(iter("abcdefg"), context=2)
+    source.skip(3)
+    windows = [(window.before, window.lines) for window in source.windows(2)]
+    assert windows == [(("b", "c"), ["d"]), (("c", "d"), ["e", "f"]), (("e", "f"), ["g"])]
+
+
+def test_of_lines_together_that_of_the_last_is_taken_where_the_separators_tell() -> None:
+    cases: list[tuple[str, int, str | None]] = [
+        ("a <sep> b", 2, "b"),
+        ("a <sep> b <sep> c", 3, "c"),
+        ("a", 2, None),
+        ("a <sep> b <sep> c", 2, None),
+        ("a <sep> ", 2, None),
+        ("a <sep> b", 1, "a b"),
+    ]
+    for text, num_lines, wanted in cases:
+        for finished in (True, False):
+            result = LineResult([Translation(text, 0.0, 0.0, [], finished)])
+            found = take_last(result, num_lines)
+            is_taken = wanted is not None and (finished or num_lines == 1)
+            assert (found and found.text) == (wanted if is_taken else None), (text, num_lines)
 
 
 DRAWS: dict[str, Any] = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0}

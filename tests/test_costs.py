@@ -33,16 +33,19 @@ def lengths_of(*pairs: tuple[int, int]) -> np.ndarray:
     return np.array(pairs, dtype=np.int32)
 
 
-@pytest.mark.slow
+SIZES = [(3, 5, 7, {"d_ff": 40}), (1, 9, 2, {"d_ff": 24}), (2, 4, 4, {"d_ff": 48})]
+OF_VARIANTS = [(3, 5, 7, changes) for changes in VARIANTS.values()]
+
+
+@pytest.mark.parametrize("cases", [SIZES, pytest.param(OF_VARIANTS, marks=pytest.mark.slow)])
 def test_operations_equal_those_that_torch_counts_without_padding(
-    monkeypatch: pytest.MonkeyPatch,
+    cases: list[tuple[int, int, int, dict[str, Any]]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
         LAYERS, "is_onednn_faster", lambda _num_packed=0: False
     )  # unknown to the counter
     monkeypatch.setattr(PACKING, "_SHORT", 0)  # products of short sentences have padding
-    sizes = [(3, 5, 7, {"d_ff": 40}), (1, 9, 2, {"d_ff": 24}), (2, 4, 4, {"d_ff": 48})]
-    for batch, source, target, changes in sizes + [(3, 5, 7, case) for case in VARIANTS.values()]:
+    for batch, source, target, changes in cases:
         shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, **changes}
         model = tiny_model(**shape)
         src, src_lengths = random_source([source] * batch)

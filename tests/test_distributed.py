@@ -10,6 +10,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,6 +33,8 @@ from toy import make_setup, read_weights, train, write_data
 from nmt.checkpoint import load_info
 from nmt.config import DType
 from nmt.data.batching import Update
+from nmt.data.binary import HeldOutText
+from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
 from nmt.distributed import (
     World,
@@ -146,6 +149,23 @@ def test_gradients_are_the_same_however_ranks_share_the_batches(
                 assert num_exchanged == sum(g.numel() for g in exact.values()), (size, rank)
 
 
+def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    """Without the processes, and torch's exchange, of the test before."""
+    learner = make_setup(data_dir, tmp_path).learner
+    without_dropout(learner)
+    layouts = [(World(rank, 2), batches) for rank, batches in enumerate(LAYOUTS[2][1])]
+    found = []
+    for world, batches in [(World(), BATCHES), *layouts]:
+        learner.world = world
+        accumulate(learner, make_update(batches))
+        found.append(gradient(learner))
+        learner.optimizer.zero_grad()
+    whole, *parts = found
+    assert_close({name: sum(p[name] for p in parts) / len(parts) for name in whole}, whole)
+
+
 # --- figures and skipped updates
 
 
@@ -187,6 +207,18 @@ FAULTS = {
     "gradient": (1.0, float("inf")),
     "none again": (1.0, 1.0),
 }
+
+
+def test_an_update_that_is_not_finite_changes_nothing(data_dir: Path, tmp_path: Path) -> None:
+    learner = make_setup(data_dir, tmp_path, ema_decay=0.5).learner
+    assert change(learner, make_update(BATCHES)).is_finite
+    before, original = snapshot(learner), learner.losses
+    for fault in ("loss", "gradient"):
+        learner.losses = with_factors(learner, *FAULTS[fault])  # type: ignore[method-assign]
+        assert not change(learner, make_update(BATCHES)).is_finite
+        after = snapshot(learner)
+        assert all(torch.equal(after[name], before[name]) for name in before), fault
+        learner.losses = original  # type: ignore[method-assign]
 
 
 @pytest.mark.slow
@@ -233,6 +265,29 @@ def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
         record = setup.validation(setup.learner.model)
         world = setup.world
         (folder / f"{world.size}-{world.rank}.json").write_text(json.dumps(record))
+
+
+def test_each_part_of_the_validation_set_is_of_one_rank(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setup, losses, lines = make_setup(data_dir, tmp_path, max_tokens=60), [], list[str]()
+    text = HeldOutText("", LanguagePair("en", "de"), list("abcdefgh"), list("abcdefgh"))
+
+    def translate(sources: list[str], **_: str) -> list[str]:
+        lines.extend(sources)
+        return sources
+
+    everything = [dict(enumerate(text.sources))]  # as if from all ranks
+    monkeypatch.setattr(validation, "_LINES_A_BATCH", 2)
+    for world in (World(), *(World(rank, 3) for rank in range(3))):
+        setup.validation.world = world
+        losses.append(setup.validation.loss(setup.learner.model)["valid_loss"])
+        with monkeypatch.context() as patch:
+            patch.setattr(validation, "gather", lambda _: everything)
+            setup.validation._translate(SimpleNamespace(translate=translate), text)  # type: ignore[arg-type]
+    assert sum(losses[1:]) == pytest.approx(losses[0])
+    assert min(losses) > 0
+    assert sorted(lines) == sorted(2 * text.sources)
 
 
 @pytest.mark.slow

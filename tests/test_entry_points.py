@@ -75,6 +75,7 @@ def test_hydra_shows_the_composed_config_and_completes_words() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
 def test_a_sweep_runs_every_choice_until_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

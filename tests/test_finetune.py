@@ -74,6 +74,19 @@ def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
                 torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
 
 
+def test_parts_are_frozen_with_all_that_they_hold() -> None:
+    of_part = {
+        Part.encoder: "encoder_",
+        Part.decoder: "decoder_",
+        Part.embeddings: ("embedding.", "src_embedding."),
+    }
+    for part, prefixes in of_part.items():
+        model = tiny_model(src_vocab_size=9, norm="pre")
+        choose_parameters(model, TrainConfig(init_from="x", freeze=[part]))
+        for name, parameter in model.named_parameters():
+            assert parameter.requires_grad is not name.startswith(prefixes), (part, name)
+
+
 @pytest.mark.slow
 def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> None:
     old = read_weights(base / "run")

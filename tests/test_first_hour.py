@@ -23,7 +23,8 @@ from nmt.cli.compose import with_config
 from nmt.cli.data_folder import ensure_data
 from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
-from nmt.errors import DataError
+from nmt.config import TrainConfig
+from nmt.errors import ConfigError, DataError
 
 HINT = re.compile(
     r"(?:next|make it with|as this does): (.*?)(?:, or without nmt.*)?$", re.MULTILINE
@@ -147,6 +148,11 @@ def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
     assert "data.corpus was unset" in check_data("experiment=copy", "data_dir=data/prepared")
 
 
+def test_training_on_a_data_folder_of_other_data_is_refused(toy_data: Path) -> None:
+    error = check_data(f"data_dir={toy_data}", "data.train.src=a", "data.train.tgt=b")
+    assert f"{toy_data} was made of other data (data.test.src was" in error
+
+
 @pytest.mark.slow
 def test_training_prepares_the_bytes_that_preprocessing_writes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -162,10 +168,7 @@ def test_training_prepares_the_bytes_that_preprocessing_writes(
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), name
 
 
-@pytest.mark.slow
-def test_an_experiment_sets_the_folders_of_every_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_an_experiment_sets_the_folders_of_every_command() -> None:
     seen = {}
     for name, *more in (
         ["average"], ["translate"], ["export"], ["serve"], ["score", "src=a", "tgt=b"],
@@ -181,6 +184,12 @@ def test_an_experiment_sets_the_folders_of_every_command(
     with_config(COMMANDS["translate"], ["experiment=copy", "model_dir=x"], lambda c: seen.update(
         own=c))  # fmt: skip
     assert seen["own"].model_dir == ["x"]
+
+
+@pytest.mark.slow
+def test_a_run_of_an_experiment_is_evaluated_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
     assert command("train", "experiment=mine.yaml") == 0
@@ -279,12 +288,22 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     assert scores[:2] == scores[2:]
     (record,) = read_records(Path("s/seed=1"), "valid_loss")  # once, though it was started twice
     assert scores[0] == record["valid_loss"]
-    with_config(
-        COMMANDS["train"],
-        ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"],
-        lambda c, *_: scores.append(c.run_dir),
-    )
-    assert scores[4:] == [f"{r}/model={m}" for r in ("a b", "c") for m in ("tiny", "base")]
+
+
+def test_the_runs_of_a_sweep_have_folders_named_after_what_is_swept_until_one_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    found: list[str] = []
+
+    def note(config: TrainConfig, *_: object) -> None:
+        found.append(config.run_dir)
+        if len(found) == 3:
+            raise ConfigError("enough")
+
+    with pytest.raises(ConfigError, match="enough"):
+        with_config(COMMANDS["train"], ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"], note)
+    assert found == ["a b/model=tiny", "a b/model=base", "c/model=tiny"]
 
 
 def test_python_m_nmt_and_nmt_help_are_the_command_line(

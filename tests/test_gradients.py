@@ -18,10 +18,11 @@ from tiny import assert_near, hidden_states, plain, tiny_config
 from torch import Tensor
 from toy import make_setup, write_data
 
-from nmt.config import DType, OptimizerConfig
+from nmt.config import DType, Optimizer, OptimizerConfig
 from nmt.data.batch import MICRO_BATCH_TOKENS
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ModelError
 from nmt.model.fast.layers import FastLinear
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, Outcome
@@ -118,6 +119,24 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
             assert_close(gradient(learner), exact)
             assert_near(sums[-1].sum(0), sums[0].sum(0), (name, most))
             learner.optimizer.zero_grad()
+
+
+def test_the_state_of_every_optimizer_fits_its_model_and_that_of_another_is_refused(
+    data_dir: Path, tmp_path: Path
+) -> None:
+    for name in Optimizer:
+        learners = [
+            make_setup(
+                data_dir, tmp_path, optimizer=OptimizerConfig(name=name), model=model
+            ).learner
+            for model in (tiny_config(), tiny_config(d_ff=24))
+        ]
+        for learner in learners:
+            change(learner, make_update(CUTS["one batch"]))
+        state = learners[0].state_dict()
+        learners[0].load_state_dict(state, learners[0].weights())
+        with pytest.raises(ModelError, match="for a parameter of"):
+            learners[1].load_state_dict(state, learners[1].weights())
 
 
 def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(

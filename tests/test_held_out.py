@@ -68,6 +68,17 @@ def test_no_sentence_is_in_two_sets_and_no_other_pair_is_lost(tmp_path: Path) ->
     assert report["overlap"]["valid"]["normalised"]["sources"]["held_out_rows"] == 0
 
 
+def test_more_validation_pairs_leave_the_test_set_as_it_is(tmp_path: Path) -> None:
+    write_pairs(tmp_path / "a.tsv", 120)
+    tests = []
+    for number in (5, 25):
+        places = [f"data.train.tsv={tmp_path / 'a.tsv'}", f"data_dir={tmp_path / str(number)}"]
+        sizes = [f"data.valid.num_pairs={number}", "data.test.num_pairs=10"]
+        assert command("preprocess", *places, *sizes, "tokenizer.vocab_size=300", SMALL[1]) == 0
+        tests.append(held_out(tmp_path / str(number))["test"])
+    assert tests[0] == tests[1]
+
+
 @pytest.mark.slow
 def test_sets_are_the_same_whatever_the_order_the_processes_and_kills(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -14,14 +14,13 @@ import os
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
 from nmt.files import write_json
-
-pytestmark = pytest.mark.slow
 
 REFERENCE = Path(__file__).parent / "reference" / "preprocess.json"
 _EN = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge", "don't"]
@@ -152,22 +151,27 @@ def sums(place: Path, arguments: list[str]) -> dict[str, str]:
     return {**found, "counts": hashlib.sha256(text.encode()).hexdigest()[:16]}
 
 
-def all_sums() -> dict[str, dict[str, str]]:
-    """Return the sums of every case."""
-    found = {}
-    for name, arguments in CASES.items():
-        with tempfile.TemporaryDirectory() as place:
-            write_texts(Path(place))
-            found[name] = sums(Path(place), arguments)
-    return found
+def sums_of(name: str) -> dict[str, str]:
+    """Return the sums of a case."""
+    with tempfile.TemporaryDirectory() as place:
+        write_texts(Path(place))
+        return sums(Path(place), CASES[name])
 
 
-def test_data_folders_keep_their_bytes() -> None:
+def cases() -> list[Any]:
+    """Return the names of all cases; the first of them take the most ways."""
+    quick = ["temperature, test", "duplicate pairs"]
+    slow = [pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in quick]
+    return [*quick, *slow]
+
+
+@pytest.mark.parametrize("name", cases())
+def test_data_folders_keep_their_bytes(name: str) -> None:
     expected = json.loads(REFERENCE.read_text(encoding="utf-8"))
     assert expected.keys() == CASES.keys()
-    for name, found in all_sums().items():
-        assert found == expected[name], name
+    assert sums_of(name) == expected[name]
 
 
 if __name__ == "__main__":
-    print(json.dumps(all_sums(), indent=1, ensure_ascii=False))
+    found = {name: sums_of(name) for name in CASES}
+    print(json.dumps(found, indent=1, ensure_ascii=False))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,12 +14,26 @@ from toy import command
 from translating import fork, status, translate, write_lines, write_model
 
 from nmt import progress
+from nmt.cli import translate as cli
+from nmt.config import TranslateConfig
 from nmt.data.text import packed, read_lines
-
-pytestmark = pytest.mark.slow
 
 LINES = [*sentences(5, seed=4), "", "the last"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()
+
+
+def test_the_size_is_known_of_text_in_a_plain_file_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[int | None] = []
+    monkeypatch.setattr(cli, "Progress", lambda *_, total_bytes, **__: seen.append(total_bytes))
+    for name in ("in.txt", "in.gz", "in.xz", "in.zst"):
+        (tmp_path / name).write_bytes(TEXT)
+        config = TranslateConfig(model_dir=["x"], input=str(tmp_path / name), output="x")
+        cli._progress(config, 0, is_typed=False)
+    os.mkfifo(tmp_path / "pipe")
+    cli._progress(replace(config, input=str(tmp_path / "pipe")), 0, is_typed=False)
+    assert seen == [len(TEXT), None, None, None, None]
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +64,7 @@ def named_pipe(path: Path, data: bytes) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_input_may_be_whatever_can_be_read_once(
     model: Path, expected: bytes, tmp_path: Path
 ) -> None:
@@ -67,6 +83,7 @@ def test_input_may_be_whatever_can_be_read_once(
     assert command("evaluate", *texts, "metrics=chrf") == 0
 
 
+@pytest.mark.slow
 def test_stdin_and_stdout_have_their_unix_names(
     model: Path, expected: bytes, tmp_path: Path
 ) -> None:
@@ -83,6 +100,7 @@ def test_stdin_and_stdout_have_their_unix_names(
         assert status(pid) == 0, source
 
 
+@pytest.mark.slow
 def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
     model: Path, expected: bytes, tmp_path: Path
 ) -> None:
@@ -102,6 +120,7 @@ def test_output_is_packed_as_its_name_says_with_the_same_bytes_each_time(
     assert len([float(line) for line in read_lines(scores)]) == len(LINES)
 
 
+@pytest.mark.slow
 def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) -> None:
     source, out = write_lines(tmp_path / "in", LINES), tmp_path / "out"
     options = [f"model_dir={model}", f"input={source}", f"output={out}", "n_best=2", "beam_size=2"]
@@ -117,6 +136,7 @@ def test_n_best_lists_as_text_say_what_json_says(model: Path, tmp_path: Path) ->
     assert [row[0] for row in rows].count("5") == 1  # the empty line
 
 
+@pytest.mark.slow
 def test_remaining_time_compares_no_packed_bytes_with_text(
     model: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -29,7 +29,14 @@ from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DataError, NmtError
 from nmt.translate import resume
 from nmt.translate.lines import LineResult, Translation, Window
-from nmt.translate.synthesis import count_repeats, is_looping, keep_pairs
+from nmt.translate.resume import PartState
+from nmt.translate.synthesis import (
+    SynthesisCounts,
+    count_repeats,
+    is_looping,
+    keep_pairs,
+    publish,
+)
 
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(120, seed=5))]
 DRAWS = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0, "window_lines": 15}
@@ -74,6 +81,15 @@ def corpus(folder: Path) -> dict[str, bytes]:
 
 def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
+
+
+def test_the_files_of_a_corpus_have_one_side_each(tmp_path: Path) -> None:
+    write_lines(tmp_path / "pairs", ["a", "A", "b", "B"])
+    publish(tmp_path, tmp_path / "pairs", PartState(counts=SynthesisCounts(pairs=2)), {"of": 1})
+    assert [read_lines(tmp_path / f"{side}.txt") for side in ("src", "tgt")] == [
+        ["a", "b"],
+        ["A", "B"],
+    ]
 
 
 # --- which pairs are kept

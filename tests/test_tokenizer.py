@@ -20,7 +20,13 @@ from tiny import sentences, tokenizer_config
 
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig, TokenizerConfig, TokenizerType
 from nmt.data.languages import LanguagePair, find_directions
-from nmt.data.tokenizer import MappedTokenizer, Tokenizer, Vocabulary
+from nmt.data.tokenizer import (
+    MappedTokenizer,
+    Tokenizer,
+    Vocabulary,
+    load_tokenizers,
+    save_tokenizers,
+)
 from nmt.data.vocabulary import adopt_tokenizer, open_tokenizers, train_tokenizer, train_tokenizers
 from nmt.errors import ConfigError, DataError, ModelError
 
@@ -311,6 +317,16 @@ def test_our_own_model_is_taken_over_byte_for_byte(tmp_path: Path) -> None:
     assert adopt(tmp_path, own.model, "{url}").model == own.model  # which it has already
     again = adopt(tmp_path, foreign(), "{url}").model
     assert adopt(tmp_path, again, "{url}").model == again
+
+
+def test_a_folder_whose_tokenizer_is_another_is_refused(
+    tokenizer: Tokenizer, tmp_path: Path
+) -> None:
+    save_tokenizers(tmp_path, tokenizer)
+    assert load_tokenizers(tmp_path, tokenizer.sha256).sha256 == tokenizer.sha256
+    other = train_tokenizer(sentences(200, seed=1), tokenizer_config())
+    with pytest.raises(ModelError, match="not the one that the folder was made with"):
+        load_tokenizers(tmp_path, other.sha256)
 
 
 def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path: Path) -> None:

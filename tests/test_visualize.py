@@ -23,8 +23,9 @@ from variants import VARIANTS
 from nmt import evaluate
 from nmt.checkpoint import list_checkpoints
 from nmt.config import ModelConfig, Norm, Picture, SearchConfig, Theme, VisualizeConfig
+from nmt.data.binary import read_held_out
 from nmt.data.text import read_lines
-from nmt.data.tokenizer import Tokenizer
+from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import EXIT_USER, ConfigError, NmtError
 from nmt.model.transformer import Transformer, num_parameters
 from nmt.search.stepper import ModelStepper
@@ -291,6 +292,20 @@ def test_a_report_says_what_the_commands_say(
     assert "http" not in page.replace("http-equiv", "")
     with pytest.raises(ConfigError, match="what=run compares several"):
         run_report.report_page(VisualizeConfig(run_dir=["a", "b"]))
+
+
+def test_the_worst_and_the_best_sentences_of_a_report_are_those_by_chrf(
+    toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = random_model(tmp_path / "model", load_tokenizers(toy_data))
+    monkeypatch.setattr(Translator, "translate", lambda _, lines, **__: lines)  # as they are
+    test = run_report.translate_test(model, toy_data, VisualizeConfig(device="cpu"))
+    [text] = read_held_out(toy_data, "test")
+    pairs = zip(text.sources, text.targets, strict=True)
+    every = sorted(CHRF().sentence_score(h, [t]).score for h, t in pairs)
+    assert len(set(every)) > 15
+    assert [row.chrf for row in test.worst] == every[: len(test.worst)]
+    assert [row.chrf for row in test.best] == every[::-1][: len(test.best)]
 
 
 def test_a_curve_is_in_its_plot() -> None:
