@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from ranks import run_ranks
+from test_gradients import CUTS, change, make_update, without_dropout
 from tiny import tiny_config
-from toy import read_weights, write_data
+from toy import make_setup, read_weights, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data.tokenizer import Tokenizer
@@ -75,6 +78,42 @@ def content(run_dir: Path) -> dict[str, Any]:
     for number, moments in learner["optimizer"]["state"].items():
         found |= {f"{number}.{name}": value for name, value in moments.items()}
     return found
+
+
+@pytest.fixture
+def lone_group() -> Iterator[None]:
+    """A process group of this process alone."""
+    dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+    yield
+    dist.destroy_process_group()
+
+
+@pytest.mark.usefixtures("lone_group")
+def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
+    data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from nmt.training.sharding import Sharded
+
+    update, found, passes = make_update(CUTS["unequal"]), [], []
+    settings = {"model": tiny_config(num_heads=2), "optimizer": OptimizerConfig(eps=1e-4)}
+    for sharding in Sharding:
+        torch.manual_seed(1)
+        learner = make_setup(
+            data_dir, tmp_path, sharding=sharding, ema_decay=0.9, **settings
+        ).learner
+        without_dropout(learner)
+        change(learner, update)
+        if sharding is Sharding.full:
+            given = (learner.objective, learner.optimizer, learner.average, CPU)
+            learner.sharded = Sharded(*given, world_size=1)
+            # another rank has three batches more
+            monkeypatch.setattr("nmt.training.learner.gather", lambda count: [count, count + 3])
+        learner.objective.register_forward_hook(lambda *_: passes.append(1))
+        change(learner, update)
+        state: Any = [learner.state_dict(), learner.weights()]
+        found.append(learner.sharded.gather(state, keeps=True) if learner.sharded else state)
+    assert len(passes) == 2 * 3 + 3
+    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
