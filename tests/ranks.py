@@ -117,6 +117,7 @@ def run_ranks(folder: Path, size: int, task: Callable[..., Any], *arguments: Any
 
 def _run(log: Path, env: dict[str, str], task: Callable[..., Any], arguments: Any) -> None:
     os.environ.update({"OMP_NUM_THREADS": "1", **env})
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # ignored by what runs with &
     stream = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(stream, 1)
     os.dup2(stream, 2)

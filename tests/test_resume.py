@@ -52,13 +52,27 @@ RICH = [
 
 
 @pytest.fixture(scope="module")
-def root(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with whole runs on 1 rank and on 2, and one of 4 plain updates."""
+def whole(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run on 1 rank."""
+    run = tmp_path_factory.mktemp("resume") / "one"
+    assert train(toy_data, run, *RICH) == 0
+    return run
+
+
+@pytest.fixture(scope="module")
+def of_two(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A whole run on 2 ranks."""
     folder = tmp_path_factory.mktemp("resume")
-    assert train(toy_data, folder / "one", *RICH) == 0
     run_ranks(folder, 2, train, toy_data, folder / "two", *RICH)
-    assert train(toy_data, folder / "short", *SMALL, "max_updates=4") == 0
-    return folder
+    return folder / "two"
+
+
+@pytest.fixture(scope="module")
+def short(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run of 4 plain updates."""
+    run = tmp_path_factory.mktemp("resume") / "short"
+    assert train(toy_data, run, *SMALL, "max_updates=4") == 0
+    return run
 
 
 def die(folder: Path, place: str, number: int, *arguments: object) -> None:
@@ -80,19 +94,19 @@ def assert_same_run(one: Path, other: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    root: Path, toy_data: Path, tmp_path: Path
+    whole: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     deaths = [("save", 1), ("update", 7), ("rename", 2), ("link", 1), ("validation", 1)]
     for place, number in [*deaths, ("remove", 3)]:
         die(tmp_path, place, number, toy_data, tmp_path / "run", *RICH)
     free = ["log_every_updates=5", "keep_last=9"]  # settings that change no weights
     assert train(toy_data, tmp_path / "run", *RICH, *free) == 0
-    assert_same_run(root / "one", tmp_path / "run")
+    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
-    root: Path, toy_data: Path, tmp_path: Path
+    of_two: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     places = (toy_data, tmp_path / "run", *RICH)
     with ranks(tmp_path, 2, train_and_die, "update", 9, "1", *places) as (first, second):
@@ -102,12 +116,12 @@ def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
     newest = (tmp_path / "run/checkpoints/latest").resolve().name
     assert newest in ("step-00000004", "step-00000008")  # that may have been on its way
     run_ranks(tmp_path, 2, train, *places)
-    assert_same_weights(root / "two", tmp_path / "run")
+    assert_same_weights(of_two, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_every_pair_once(
-    root: Path, toy_data: Path, tmp_path: Path
+    toy_data: Path, tmp_path: Path
 ) -> None:
     places = (tmp_path / "rows", toy_data, tmp_path / "run", *SMALL)
     recorded: list[list[int]] = []
@@ -141,32 +155,35 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
 # --- signals
 
 
-@pytest.mark.slow
-def test_a_signal_saves_and_the_same_command_goes_on(
-    root: Path, toy_data: Path, tmp_path: Path
-) -> None:
-    cases = [
+@pytest.mark.parametrize(
+    ("number", "place", "call", "saved"),
+    [
         (signal.SIGUSR1, "update", 9, 10),  # when a validation is due
-        (signal.SIGTERM, "validation", 1, 11),
-        (signal.SIGUSR1, "save", 2, None),  # in the thread that writes, while updates go on
-    ]
-    for i, (number, place, call, saved) in enumerate(cases):
-        places = (toy_data, tmp_path / str(i), *RICH)
-        with child(tmp_path / "log", train_and_signal, number, place, call, "0", *places) as one:
-            assert one.wait() == EXIT_STOPPED == 75
-            last = one.stderr.splitlines()[-1]
-        newest = (tmp_path / str(i) / "checkpoints/latest").resolve().name
-        assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last
-        assert last.endswith("which is saved; the same command goes on")
-        assert saved is None or newest == f"step-{saved:08d}"
-        if saved == 10:  # it may take long, and who sent the signal may not wait
-            assert not read_records(tmp_path / str(i), "valid_loss")
-        assert train(*places) == 0
-        assert_same_run(root / "one", tmp_path / str(i))
+        pytest.param(signal.SIGTERM, "validation", 1, 11, marks=pytest.mark.slow),
+        # in the thread that writes, while updates go on
+        pytest.param(signal.SIGUSR1, "save", 2, None, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_saves_and_the_same_command_goes_on(
+    whole: Path, toy_data: Path, tmp_path: Path,
+    number: signal.Signals, place: str, call: int, saved: int | None,
+) -> None:  # fmt: skip
+    places = (toy_data, tmp_path / "run", *RICH)
+    with child(tmp_path / "log", train_and_signal, number, place, call, "0", *places) as one:
+        assert one.wait() == EXIT_STOPPED == 75
+        last = one.stderr.splitlines()[-1]
+    newest = (tmp_path / "run/checkpoints/latest").resolve().name
+    assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last
+    assert last.endswith("which is saved; the same command goes on")
+    assert saved is None or newest == f"step-{saved:08d}"
+    if saved == 10:  # it may take long, and who sent the signal may not wait
+        assert not read_records(tmp_path / "run", "valid_loss")
+    assert train(*places) == 0
+    assert_same_run(whole, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_stops_both(root: Path, toy_data: Path, tmp_path: Path) -> None:
+def test_a_signal_to_one_rank_stops_both(of_two: Path, toy_data: Path, tmp_path: Path) -> None:
     places = (toy_data, tmp_path / "run", *RICH)
     with ranks(tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *places) as both:
         assert [one.wait() for one in both] == [EXIT_STOPPED] * 2
@@ -174,11 +191,12 @@ def test_a_signal_to_one_rank_stops_both(root: Path, toy_data: Path, tmp_path: P
     assert "stopped by a signal to another rank after update 7" in texts[0]
     assert "stopped by SIGTERM after update 7" in texts[1]
     run_ranks(tmp_path, 2, train, *places)
-    assert_same_run(root / "two", tmp_path / "run")
+    assert_same_run(of_two, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130(
-    root: Path, toy_data: Path, tmp_path: Path
+    whole: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     for number, call, code, last, newest in (
         (signal.SIGTERM, 20, 0, "done after 20 updates", "step-00000020"),
@@ -190,7 +208,7 @@ def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130
             assert one.wait() == code
             assert last in one.stderr[-200:]
         assert (run / "checkpoints/latest").resolve().name == newest
-    assert_same_run(root / "one", tmp_path / "SIGTERM")
+    assert_same_run(whole, tmp_path / "SIGTERM")
 
 
 def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
@@ -214,14 +232,12 @@ def other_data(toy_data: Path, folder: Path, *arguments: str) -> Path:
     return data_dir
 
 
-@pytest.mark.slow
 def test_a_run_does_not_go_on_with_other_settings_or_data(
-    root: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    short: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
 
-    short = root / "short"
     before = contents()
     same = (toy_data.parent / "train.src.txt").read_text(encoding="utf-8")
     (tmp_path / "more").write_text(same.replace("red", "blue", 1), encoding="utf-8")
@@ -254,12 +270,12 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
 
 @pytest.mark.slow
 def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
-    root: Path, toy_data: Path, tmp_path: Path
+    short: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    options = [*SMALL, f"init_from={root / 'short'}", "max_updates=12"]
+    options = [*SMALL, f"init_from={short}", "max_updates=12"]
     still = ["optimizer.learning_rate_scale=1e-12", "max_updates=1", "log_every_updates=1"]
     assert train(toy_data, tmp_path / "still", *options, *still) == 0
-    old, new = read_weights(root / "short"), read_weights(tmp_path / "still")
+    old, new = read_weights(short), read_weights(tmp_path / "still")
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
     (record,) = read_records(tmp_path / "still", "nll")  # a new schedule
     assert record["update"] == 1
@@ -281,17 +297,17 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
 
 
 def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
-    root: Path, toy_data: Path, caplog: pytest.LogCaptureFixture
+    short: Path, toy_data: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "nmt")
-    old, short = Tokenizer.load(toy_data / "tokenizer.model"), str(root / "short")
-    config = TrainConfig(data_dir=str(toy_data), init_from=short)
+    old = Tokenizer.load(toy_data / "tokenizer.model")
+    config = TrainConfig(data_dir=str(toy_data), init_from=str(short))
     expected = "model.d_model=32: init_from=.*short/checkpoints/step-.* has 16; leave it out"
     with pytest.raises(ConfigError, match=expected):
         adopt_model(replace(config, model=ModelConfig(d_model=32)))
     assert adopt_model(config).model.num_encoder_layers == 1
-    before = read_weights(root / "short")
-    info = load_info(root / "short/checkpoints/latest")
+    before = read_weights(short)
+    info = load_info(short / "checkpoints/latest")
     new = train_tokenizer([*sentences(50), "red house"], tokenizer_config(vocab_size=300))
     fresh = Transformer(info.model, new.vocab_size).state_dict()
     carried = load_initial_weights(replace(config, model=info.model), new, fresh)
