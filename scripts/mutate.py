@@ -6,9 +6,9 @@
     python scripts/mutate.py --list                 names, and whether the text is still there
 
 Each break is made in a copy of the tree. The tests that should notice run first, the rest of the
-default suite only when those pass; slow ones with --slow alone. Results are kept in
-build/mutations.json, so that a second run goes on; a break whose text has changed is done again.
-Exit status 1: some break survived.
+default suite only when those pass; slow ones with --slow alone. What fails without a break ends it
+all. Results are kept in build/mutations.json, so that a second run goes on; a break whose text has
+changed is done again. Exit status 1: some break survived.
 """
 
 from __future__ import annotations
@@ -113,6 +113,12 @@ def run_all(breaks: list[Break], results: dict[str, Any], args: argparse.Namespa
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(args.jobs) as pool:
         for number in range(args.jobs if breaks else 0):
             copies.put(copy_tree(Path(folder) / str(number)))
+        if breaks:
+            whole = copies.get()
+            tests = {test for one in breaks for test in one.test_files if (whole / test).is_file()}
+            if by := run_tests(whole, [*marks(args), *sorted(tests)], args.timeout):
+                sys.exit(f"{by} fails without a break")
+            copies.put(whole)
 
         def make(one: Break) -> tuple[Break, dict[str, Any]]:
             place = copies.get()
@@ -150,11 +156,10 @@ def make_break(one: Break, place: Path, args: argparse.Namespace) -> dict[str, A
         text, times = path.read_text(encoding="utf-8"), path.stat()
         try:
             path.write_text(text.replace(one.old, one.new), encoding="utf-8")
-            marks = ["-m", "not long"] if args.slow else []
-            by = run_tests(place, [*marks, *one.test_files], args.timeout)
+            by = run_tests(place, [*marks(args), *one.test_files], args.timeout)
             state = "caught" if by else "survived"
             if not by and not args.named:
-                rest = [*marks, *(f"--ignore={test}" for test in one.test_files)]
+                rest = [*marks(args), *(f"--ignore={test}" for test in one.test_files)]
                 by = run_tests(place, rest, args.timeout)
                 state = "caught late" if by else state
         finally:
@@ -163,6 +168,11 @@ def make_break(one: Break, place: Path, args: argparse.Namespace) -> dict[str, A
             os.utime(path, ns=(times.st_atime_ns, times.st_mtime_ns))
         seconds = round(time.monotonic() - started, 1)
     return {"state": state, "by": by, "seconds": seconds}
+
+
+def marks(args: argparse.Namespace) -> list[str]:
+    """Return the words that choose tests by their marks."""
+    return ["-m", "not long"] if args.slow else []
 
 
 def run_tests(place: Path, arguments: list[str], timeout: float) -> str:
