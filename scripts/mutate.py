@@ -116,7 +116,8 @@ def run_all(breaks: list[Break], results: dict[str, Any], args: argparse.Namespa
         if breaks:
             whole = copies.get()
             tests = {test for one in breaks for test in one.test_files if (whole / test).is_file()}
-            if by := run_tests(whole, [*marks(args), *sorted(tests)], args.timeout):
+            timeout = len(tests) * args.timeout
+            if by := run_tests(whole, [*marks(args), *sorted(tests)], timeout):
                 sys.exit(f"{by} fails without a break")
             copies.put(whole)
 

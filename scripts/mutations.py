@@ -61,7 +61,7 @@ MUTATIONS: list[tuple[str, str, str, str, str]] = [
     ("noise-swap", DATA + "noise.py", "(config.swap + 1)", "config.swap", "noise"),
     ("noise-epoch", DATA + "noise.py", "(self.seed, number, row), spawn", "(self.seed, 0, row), spawn", "noise"),
     ("noise-lines", DATA + "noise.py", "(moves + lines)", "moves", "noise"),
-    ("noise-nothing-left", DATA + "noise.py", "if not stays.any():", "if False:", "noise"),
+    ("noise-nothing-left", DATA + "noise.py", "if (stays == is_separator).all():", "if False:", "noise"),
     # --- nmt/data/binary.py
     ("uint16-bound", DATA + "binary.py", "n <= 1 << 16 else pa.int32()", "n <= (1 << 16) + 1 else pa.int32()", "binary"),
     ("length-bound", DATA + "binary.py", "if longest < 1 << 16 else", "if longest <= 1 << 16 else", "binary"),

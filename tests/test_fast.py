@@ -196,6 +196,10 @@ def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
         model, (src, lengths) = tiny_model(positions=positions), random_source(LENGTHS)
         expected = plain(model).encode(src, padding_mask(lengths, S))  # (B, S, D)
         assert_near(model.start(src, lengths).memory, pack(LENGTHS).unpad(expected))
+    model = tiny_model(positions=Positions.rotary, source_eos=False)
+    expected = model.start(src[:2], lengths[:2]).memory
+    lengths[2:] = 1  # EOS alone, which the encoder does not read, maybe in a piece by itself
+    assert_near(model.start(src, lengths).memory, expected)
 
 
 def test_accelerating_shares_parameters_and_names() -> None:

@@ -93,6 +93,7 @@ def test_lines_of_a_document_stay_apart() -> None:
         assert not {*src[:place]} & {*second}, row
         assert not {*src[place + 1 :]} & {*first, sep}, row
         assert tgt[1] == sep, row
+        assert len(src) > 1, row
 
 
 # --- in a run

@@ -66,13 +66,13 @@ class TokenNoise:
     def _change(self, ids: Any, draws: Draws) -> Any:
         """Leave out, mask and move some of the ids (N,); `draws` (3, N or more) are uniform."""
         config, draws = self.config, draws[:, : len(ids)]
-        draws[:2, ids == self.separators[0]] = 1
-        stays = draws[0] >= config.drop
-        if not stays.any():  # of a source something remains
-            stays = draws[0] == draws[0].max(initial=0)
-        ids, (_, masks, moves) = ids[stays], draws[:, stays]
-        ids[masks < config.mask] = self.unk_ids[0]
         is_separator = ids == self.separators[0]
+        words = np.where(is_separator, -1, draws[0])
+        stays = is_separator | (words >= config.drop)
+        if (stays == is_separator).all():  # of a source something remains
+            stays |= words == words.max(initial=-1)
+        ids, is_separator, (_, masks, moves) = ids[stays], is_separator[stays], draws[:, stays]
+        ids[~is_separator & (masks < config.mask)] = self.unk_ids[0]
         lines = 2 * is_separator.cumsum() - is_separator
         # keys differ by more than 1 + swap between tokens that are further apart, or of two lines
         keys = np.arange(len(ids)) + (moves + lines) * (config.swap + 1)

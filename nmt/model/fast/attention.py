@@ -84,7 +84,7 @@ class FastAttention(MultiHeadAttention):
         queries, keys = super().place(queries, keys, None)
         turns = rotations(positions, self.head_size)
         for x in (queries, keys):
-            torch.view_as_complex(x.view(*x.shape[:-1], -1, 2)).mul_(turns)
+            torch.view_as_complex(x.view(*x.shape[:-1], self.head_size // 2, 2)).mul_(turns)
         return [queries, keys]
 
     def _attend_padded(
