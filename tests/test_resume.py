@@ -19,7 +19,7 @@ from tiny import sentences, tokenizer_config
 from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
 
 from nmt.checkpoint import load_info
-from nmt.config import ModelConfig, TrainConfig
+from nmt.config import ModelConfig, Part, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData
 from nmt.data.mixing import make_mix
@@ -311,6 +311,9 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     new = train_tokenizer([*sentences(50), "red house"], tokenizer_config(vocab_size=300))
     fresh = Transformer(info.model, new.vocab_size).state_dict()
     carried = load_initial_weights(replace(config, model=info.model), new, fresh)
+    frozen = replace(config, model=info.model, freeze=[Part.embeddings])
+    with pytest.raises(ConfigError, match=r"freeze=\[embeddings\]: \d+ pieces .* stay random"):
+        load_initial_weights(frozen, new, fresh)
     rows, kept = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True)), 0
     for row, piece in enumerate(new.all_pieces()):
         origin = before["embedding.weight"][rows[piece]] if piece in rows else None

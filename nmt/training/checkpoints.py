@@ -23,7 +23,7 @@ from torch import Tensor
 
 from nmt import checkpoint
 from nmt.checkpoint import checkpoint_dir, list_checkpoints
-from nmt.config import Schedule, SearchConfig, TrainConfig, resolve
+from nmt.config import Part, Schedule, SearchConfig, TrainConfig, resolve
 from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -218,24 +218,25 @@ def load_initial_weights(
     """Read the weights that `init_from` names, whose architecture `adopt_model` gave this run.
 
     With another tokenizer, the embeddings of pieces that both have are kept, and the other rows are
-    those of `fresh`, the weights of a new model.
+    those of `fresh`, the weights of a new model. Raises a `ConfigError` where they would stay so.
     """
     folder = checkpoint.find_model(resolve(str(config.init_from)))
     info = checkpoint.load_info(folder)
     weights = checkpoint.load_weights(folder)
     if info.tokenizer_sha256 != tokenizer.sha256:
         old = checkpoint.load_tokenizer(folder, info)
-        weights = _carry_over(weights, old, fresh, tokenizer)
+        weights = _carry_over(weights, old, fresh, tokenizer, Part.embeddings in config.freeze)
     assert all(tensor.shape == fresh[name].shape for name, tensor in weights.items())
     log.info("begin with the weights of %s", folder)
     return weights
 
 
 def _carry_over(
-    weights: dict[str, Tensor], old: Tokenizers, fresh: dict[str, Tensor], new: Tokenizers
-) -> dict[str, Tensor]:
+    weights: dict[str, Tensor], old: Tokenizers, fresh: dict[str, Tensor], new: Tokenizers,
+    is_frozen: bool = False,
+) -> dict[str, Tensor]:  # fmt: skip
     """Return `weights` with the embeddings and output that `fresh` has, rows of shared pieces
-    kept.
+    kept; with `is_frozen` there must be no others.
     """
     joint, source = "embedding.weight", "src_embedding.weight"
     carried = {name: weights.get(name, tensor) for name, tensor in fresh.items()}
@@ -245,10 +246,14 @@ def _carry_over(
         rows = {piece: row for row, piece in enumerate(_named_pieces(before))}
         pairs = [(rows[p], row) for row, p in enumerate(_named_pieces(now)) if p in rows]
         there, here = torch.tensor(pairs).T
+        num_new = len(fresh[name]) - len(pairs)
+        if is_frozen and num_new:
+            what = f"{num_new} pieces that init_from does not know would stay random"
+            raise ConfigError(f"freeze=[embeddings]: {what}; leave it out")
         carried[name] = fresh[name].clone()
         carried[name][here] = weights[origin][there].to(carried[name])
         text = "%s: another vocabulary; %d of %d rows are kept, %d pieces are new"
-        log.info(text, name, len(pairs), len(carried[name]), len(carried[name]) - len(pairs))
+        log.info(text, name, len(pairs), len(carried[name]), num_new)
     return carried
 
 
