@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import re
 from pathlib import Path
@@ -16,38 +17,53 @@ from nmt.config import ADVICE, SAME, DType, Schedule
 
 
 def test_words_of_other_toolkits_mean_our_settings() -> None:
-    for command, typed, key, expected in (
-        ("train", "gpus=2", "devices", 2),
-        ("train", "gpus=0", "device", "cpu"),
-        ("train", "beam=5", "search.beam_size", 5),
-        ("train", "--bf16", "dtype", DType.bfloat16),
-        ("train", "bf16", "dtype", DType.bfloat16),
-        ("train", "dtype=fp16", "dtype", DType.float16),
-        ("train", "--precision fp32", "dtype", DType.float32),
-        ("train", "max_steps=100k", "max_updates", 100_000),
-        ("train", "max_updates=1e5", "max_updates", 100_000),
-        ("train", "max_updates=1_500", "max_updates", 1500),
-        ("train", "warmup=4K", "optimizer.warmup_steps", 4000),
-        ("train", "dropout=0.3", "model.dropout", 0.3),
-        ("train", "--optimizer.schedule=cosine", "optimizer.schedule", Schedule.cosine),
-        ("train", "--model=tiny", "model.d_model", 128),
-        ("train", "save_dir=runs/1e5", "run_dir", "runs/1e5"),
-        ("train", "--seed 1234567890123456789", "seed", 1234567890123456789),
-        ("translate", "--beam_size 4", "beam_size", 4),
-        ("translate", "--beam-size=4", "beam_size", 4),
-        ("translate", "--sampling --seed 3", "sampling", True),
-        ("translate", "run_dir=runs/x", "model_dir", ["runs/x"]),
-        ("translate", "alpha=-1", "length_penalty", -1.0),
-        ("translate", "--alpha -1", "length_penalty", -1.0),
-        ("preprocess", "vocab_size=8k", "tokenizer.vocab_size", 8000),
-        ("preprocess", "train_src=a train_tgt=b", "data.train.src", ["a"]),
-        ("train", "++max_updates=3", "max_updates", 3),
-        ("average", "checkpoints=a,b", "checkpoints", ["a,b"]),
+    for command, typed, expected in (
+        (
+            "train",
+            "gpus=2 beam=5 --bf16 max_steps=100k warmup=4K dropout=0.3 "
+            "--optimizer.schedule=cosine --seed 1234567890123456789",
+            {
+                "devices": 2,
+                "search.beam_size": 5,
+                "dtype": DType.bfloat16,
+                "max_updates": 100_000,
+                "optimizer.warmup_steps": 4000,
+                "model.dropout": 0.3,
+                "optimizer.schedule": Schedule.cosine,
+                "seed": 1234567890123456789,
+            },
+        ),
+        (
+            "train",
+            "gpus=0 bf16 max_updates=1e5 --model=tiny save_dir=runs/1e5",
+            {
+                "device": "cpu",
+                "dtype": DType.bfloat16,
+                "max_updates": 100_000,
+                "model.d_model": 128,
+                "run_dir": "runs/1e5",
+            },
+        ),
+        ("train", "dtype=fp16 max_updates=1_500", {"dtype": DType.float16, "max_updates": 1500}),
+        ("train", "--precision fp32 ++max_updates=3", {"dtype": DType.float32, "max_updates": 3}),
+        (
+            "translate",
+            "--beam_size 4 --sampling --seed 3 run_dir=runs/x",
+            {"beam_size": 4, "sampling": True, "seed": 3, "model_dir": ["runs/x"]},
+        ),
+        ("translate", "--beam-size=4 alpha=-1", {"beam_size": 4, "length_penalty": -1.0}),
+        ("translate", "--alpha -1", {"length_penalty": -1.0}),
+        (
+            "preprocess",
+            "vocab_size=8k train_src=a train_tgt=b",
+            {"tokenizer.vocab_size": 8000, "data.train.src": ["a"], "data.train.tgt": ["b"]},
+        ),
+        ("average", "checkpoints=a,b", {"checkpoints": ["a,b"]}),
     ):
-        value: Any = composed(command, *typed.split())
-        for name in key.split("."):
-            value = getattr(value, name)
-        assert value == expected, (command, typed)
+        value = composed(command, *typed.split())
+        for key, wanted in expected.items():
+            found: Any = functools.reduce(getattr, key.split("."), value)
+            assert found == wanted, (command, typed, key)
 
 
 def test_every_word_of_others_leads_to_a_setting_of_some_command() -> None:

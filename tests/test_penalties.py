@@ -25,7 +25,7 @@ def test_scores_follow_the_written_formulas() -> None:
 
 def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
     draw, inside = random.Random(0), 0
-    for _ in range(4000):
+    for _ in range(1500):
         settings = SearchConfig(
             normalization=draw.choice(list(Normalization)),
             length_penalty=draw.choice(
@@ -44,7 +44,7 @@ def test_what_a_hypothesis_needs_is_the_least_of_all_lengths() -> None:
 
         assert best(least + 1e-6)[0] > wanted > best(least - 1e-6)[0]
         inside += first < best(least)[1] < last
-    assert inside > 10  # the best length is neither the first nor the last
+    assert inside > 5  # the best length is neither the first nor the last
     ends = (torch.tensor([value], dtype=torch.float64) for value in (-math.inf, 3, 9))
     assert float(least_log_prob(*ends, SearchConfig(word_reward=0.5))) == -math.inf
 

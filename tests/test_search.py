@@ -64,7 +64,7 @@ def test_a_wide_beam_finds_the_truth(rule: dict[str, Any]) -> None:
 def test_beam_search_equals_one_by_lists_that_never_stops_early(rule: dict[str, Any]) -> None:
     source = toy_source(6, 2, 9, 4, 1, 3)
     limits = [2 * (length - 1) + 3 for length in source[1].tolist()]
-    for beam_size, taste in itertools.product([2, 3, 5], TASTES):
+    for beam_size, taste in itertools.product([2, 5], TASTES):
         settings = config(beam_size, a=2.0, b=3, **rule)
         found = find(ToyStepper(taste), source, settings)
         for row, (hypotheses, limit) in enumerate(zip(found, limits, strict=True)):

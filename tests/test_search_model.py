@@ -50,7 +50,7 @@ class Recorder(ModelStepper):
 @pytest.mark.parametrize("norm", [Norm.pre, pytest.param(Norm.post, marks=pytest.mark.slow)])
 def test_scores_equal_a_full_forward_pass_over_the_same_tokens(norm: Norm) -> None:
     model, source = decided_model(norm), random_source(LENGTHS)
-    for beam_size in (1, 2, 5):
+    for beam_size in (1, 4):
         stepper, settings = Recorder(model), config(beam_size, a=1.0, b=8)
         results, lengths = find(stepper, source, settings), set()
         for row, hypotheses in enumerate(results):
