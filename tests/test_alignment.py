@@ -39,6 +39,7 @@ def search_with(model: FastTransformer, source: Source, **changes: Any) -> list[
     return find(ModelStepper(model), source, settings)
 
 
+@pytest.mark.slow
 def test_alignment_is_the_strongest_attention_of_each_step() -> None:
     source = random_source(LENGTHS)
     for norm, beam_size in itertools.product(Norm, (1, 4)):

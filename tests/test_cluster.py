@@ -75,6 +75,7 @@ def test_a_worker_with_another_nmt_or_folder_is_named(
         open_workers(scheduler, 0, sleeper)
 
 
+@pytest.mark.slow
 def test_no_scheduler_and_a_lost_one_are_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

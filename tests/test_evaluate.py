@@ -62,6 +62,7 @@ def bleu_comparison(
     return result
 
 
+@pytest.mark.slow
 def test_scores_and_signatures_equal_those_of_sacrebleu(tmp_path: Path) -> None:
     references = [REFERENCE, damaged(REFERENCE, 0.2, seed=4)]
     metrics = [BLEU(tokenize="intl"), CHRF(), CHRF(word_order=2), TER()]
@@ -235,6 +236,7 @@ def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores
             assert c.difference_low < c.difference < c.difference_high
 
 
+@pytest.mark.slow
 def test_comparison_equals_the_paired_test_of_sacrebleu(monkeypatch: pytest.MonkeyPatch) -> None:
     other = damaged(REFERENCE, 0.12, seed=6)
     systems: list[tuple[str, Sequence[str]]] = [("a", other), ("b", GOOD)]

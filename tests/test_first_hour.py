@@ -168,6 +168,7 @@ def test_training_prepares_the_bytes_that_preprocessing_writes(
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), name
 
 
+@pytest.mark.slow
 def test_an_experiment_sets_the_folders_of_every_command() -> None:
     seen = {}
     for name, *more in (

@@ -246,6 +246,7 @@ def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> 
     return folder
 
 
+@pytest.mark.slow
 def test_opennmt_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -> None:
     from ctranslate2.converters import OpenNMTPyConverter  # takes a second
 
@@ -372,6 +373,7 @@ def write_fairseq(folder: Path, seed: int, *, is_pre_norm: bool, is_tied: bool) 
     return folder
 
 
+@pytest.mark.slow
 def test_fairseq_models_find_the_ids_and_scores_of_ctranslate2(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -309,6 +309,7 @@ def test_stages_that_cannot_be_are_one_line(
         assert text in capsys.readouterr().err.strip().splitlines()[-1], options
 
 
+@pytest.mark.slow
 def test_patience_counts_in_the_last_stage_alone(data_dir: Path) -> None:
     often = ["validate_every_updates=1", "checkpoint_every_updates=1", "max_updates=30"]
     often += ["optimizer.learning_rate_scale=1e-30"]  # no validation is better than the first
