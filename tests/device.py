@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -148,6 +149,16 @@ def place() -> str:
     return "outside nmt"
 
 
+def _attend_as_there(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """Return `attend` with the layout of a GPU's kernels, where heads stand beside a token."""
+
+    def call(*args: Any, **named: Any) -> Tensor:
+        heads = attend(*args, **named).transpose(1, 2)
+        return heads.clone(memory_format=torch.contiguous_format).transpose(1, 2)
+
+    return call
+
+
 class _Names(TorchFunctionMode):
     """Gives torch a name of the device that it accepts, and does what no kernel does."""
 
@@ -198,6 +209,8 @@ def a_device(*, has_autograd: bool = True) -> Iterator[Device]:
         patch.setattr(torch.cuda.amp.common, "amp_definitely_not_available", lambda: False)
         for name, answer in answers.items():
             patch.setattr(torch.cuda, name, lambda *_, answer=answer, **__: answer)
+        name = "scaled_dot_product_attention"
+        patch.setattr(F, name, _attend_as_there(getattr(F, name)))
         # which would import the compiler
         patch.setattr(torch.compiler, "cudagraph_mark_step_begin", lambda: None)
         torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -164,7 +164,7 @@ def attend_from_few(queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor)
         joined = queries.reshape(*keys.shape[:2], -1, queries.size(3))  # (B, K, H/K * W, D/H)
         if bias.size(2) > 1:
             bias = bias.repeat(1, 1, queries.size(1) // keys.size(1), 1)
-        return attend_from_few(joined, keys, values, bias).view_as(queries)
+        return attend_from_few(joined, keys, values, bias).reshape(queries.shape)
     if queries.device.type != "cpu":
         bias = bias.to(queries.dtype)
         return F.scaled_dot_product_attention(queries, keys, values, attn_mask=bias)
