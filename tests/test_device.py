@@ -232,6 +232,15 @@ def test_autocast_on_a_gpu_rounds_matrix_multiplications_alone(tokenizer: Tokeni
         assert formats[name] == {torch.bfloat16}, name
 
 
+def test_cudnn_which_plans_for_every_shape_is_not_asked_for_attention() -> None:
+    torch.backends.cuda.enable_cudnn_sdp(True)
+    pack([3, 2]).to(CPU)
+    assert torch.backends.cuda.cudnn_sdp_enabled()
+    with a_device():
+        pack([3, 2]).to(GPU)
+    assert not torch.backends.cuda.cudnn_sdp_enabled()
+
+
 def test_attention_over_variable_lengths_is_called_as_torch_declares_it() -> None:
     """As 2.11, 2.12 and 2.13 do; the installed one may have more parameters."""
     varlen = pytest.importorskip("torch.nn.attention.varlen")

@@ -224,9 +224,14 @@ def find_flash(device: torch.device) -> Any:
     """Return torch's attention over variable lengths, which torch 2.11 has for recent GPUs, or
     None.
 
-    It takes half precision alone, and has no dropout. It is compared with padding once.
+    It takes half precision alone, and has no dropout. It is compared with padding once. For padded
+    attention cuDNN is turned off, which torch 2.11 prefers on an H100 or H200: it makes a plan for
+    each shape, and nearly every batch, and every step of a search, has another.
     """
-    if device.type != "cuda" or torch.cuda.get_device_capability(device) < (8, 0):
+    if device.type != "cuda":
+        return None
+    torch.backends.cuda.enable_cudnn_sdp(False)
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return None
     try:
         from torch.nn.attention.varlen import varlen_attn
