@@ -58,8 +58,8 @@ class _LinearCrossEntropy(torch.autograd.Function):
             for rows, wanted, grad_rows in zip(*chunks, strict=True):
                 logits = linear(rows, weight, None if bias is None else bias.to(dtype))
                 loss, nll, error = softmax(logits, wanted, smoothing)
-                loss_sum += loss
-                nll_sum += nll
+                loss_sum = loss_sum + loss  # torch 2.11 compiles sums in place without gradient
+                nll_sum = nll_sum + nll
                 if needs_hidden:
                     grad_rows.copy_(linear(error, weight.T))
                 if grad_bias is not None and needs_bias:
