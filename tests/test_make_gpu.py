@@ -98,12 +98,29 @@ def test_the_other_parts_run_on_a_processor_too(tmp_path: Path, names: list[str]
         assert {"nmt-float32", "nmt-bfloat16"} <= set(found["translation"]["tokens_per_second"])
 
 
-def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
+def load_script() -> Any:
     spec = importlib.util.spec_from_file_location("gpu_script", SCRIPT)
     assert spec is not None
     assert spec.loader is not None
-    script: Any = importlib.util.module_from_spec(spec)
+    script = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(script)
+    return script
+
+
+def test_the_speed_of_training_without_a_gradient_is_none(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = load_script().Job(tmp_path, tmp_path)
+    parts: Any = sys.modules["parts"]
+    for norm in (0.0, float("nan")):
+        records = [{"gradient_norm": norm}] * (job.speed_updates // job.log_every)
+        monkeypatch.setattr(parts, "train", lambda *_, records=records: records)
+        with pytest.raises(parts.PartError, match="gradient"):
+            parts.base_static(job)
+
+
+def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
+    script = load_script()
     job = script.Job(tmp_path, tmp_path)
 
     def refused(job: Any) -> dict[str, Any]:

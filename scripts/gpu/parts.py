@@ -258,6 +258,8 @@ def measure(job: Job, model: str, *, compiles: bool, is_static: bool = False) ->
     )
     if len(records) != job.speed_updates // job.log_every:
         raise PartError(f"{len(records)} lines of metrics")
+    if not all(record["gradient_norm"] > 0 for record in records):  # as a broken graph has it
+        raise PartError("the gradient is 0 or not a number")
     return speed(records)
 
 
