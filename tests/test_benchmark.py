@@ -94,6 +94,8 @@ def test_players_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_pat
     assert reasons == {"bad": "exit status 1: ValueError: too hot"}
     assert turns["good"][0]["peak_bytes"] > 1e6
     assert turns["good"][0]["cpu_seconds"] < 1
+    _, turns, _ = take_turns(players[1:], 3, said.append, deadline=0.0)  # a time long past
+    assert [turn["turn"] for turn in turns["good"]] == [1]
     player = Player("x", Path(sys.executable), "missing.py", job, tmp_path)
     with pytest.raises(PlayerError, match=r"exit status 2.*missing\.py"):
         player.start()

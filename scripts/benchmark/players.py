@@ -6,10 +6,12 @@ A player that fails says why and is left out from then on; the others go on.
 from __future__ import annotations
 
 import json
+import math
 import os
 import select
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -101,8 +103,11 @@ def bounded_environment(threads: int, *, is_ours: bool) -> dict[str, str]:
     return kept | bounds | quiet
 
 
-def take_turns(players: list[Player], repeats: int, say: Any) -> tuple[Record, Record, Record]:
-    """Let all players warm up, one after the other, then play rounds: A B C, A B C, ...
+def take_turns(
+    players: list[Player], repeats: int, say: Any, *, deadline: float = math.inf
+) -> tuple[Record, Record, Record]:
+    """Let all players warm up, one after the other, then play rounds: A B C, A B C, ... After
+    `deadline`, a time of `perf_counter`, no round begins but the first.
 
     Returns facts, turns and reasons of failure, each by name.
     """
@@ -118,6 +123,8 @@ def take_turns(players: list[Player], repeats: int, say: Any) -> tuple[Record, R
             reasons[player.name] = str(error)
         say(f"  {player.name}: {reasons.get(player.name, 'ready')}")
     for number in range(1, repeats + 1):
+        if number > 1 and time.perf_counter() > deadline:
+            break
         for player in [p for p in alive if p.name not in reasons]:
             try:
                 turns[player.name].append(player.turn())

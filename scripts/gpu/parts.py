@@ -318,6 +318,7 @@ def translation(job: Job) -> dict[str, Any]:
 
     from nmt.config import SearchConfig
 
+    start = time.perf_counter()
     settings = ["model=base", f"data_dir={job.output / 'real'}", "model.dropout=0.2"]
     settings += ["optimizer.warmup_steps=300", "tokens_per_update=8000", "max_tokens=8000"]
     settings += ["compile=false", f"max_updates={job.model_updates}"]
@@ -351,7 +352,8 @@ def translation(job: Job) -> dict[str, Any]:
         )
         for name, (driver, folder, dtype) in engines.items()
     ]
-    _, turns, failed = take_turns(players, job.turns, print)
+    deadline = start + 0.6 * PARTS[translation]  # or nothing would be left of what is measured
+    _, turns, failed = take_turns(players, job.turns, print, deadline=deadline)
     rates = {
         name: statistics.median(turn["tgt_tokens"] / turn["wall_seconds"] for turn in some)
         for name, some in turns.items()
