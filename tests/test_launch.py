@@ -41,8 +41,8 @@ def rank_pids(folder: Path) -> list[int]:
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = path.read_bytes().split(b"\0")
-            if b"nmt.cli.train" in arguments:
-                config = Path(os.fsdecode(arguments[-2])).read_text(encoding="utf-8")
+            if b"nmt.cli.rank" in arguments:
+                config = Path(os.fsdecode(arguments[-3])).read_text(encoding="utf-8")
                 if f"run_dir: {folder}" in config:
                     found.append(int(path.parent.name))
         except OSError:  # it ended just now
@@ -53,6 +53,13 @@ def rank_pids(folder: Path) -> list[int]:
 def is_alive(pid: int) -> bool:
     try:
         return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def has_torch(pid: int) -> bool:
+    try:
+        return "libtorch" in Path(f"/proc/{pid}/maps").read_text()
     except OSError:
         return False
 
@@ -105,6 +112,21 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     end = f"max_updates={last_update(run)}"
     run_ranks(tmp_path, 2, train, toy_data, tmp_path / "whole", *ENDLESS, end)
     assert_same_weights(tmp_path / "whole", run)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGKILL, -9)])
+def test_ranks_that_still_import_end_quietly_with_ctrl_c_and_with_a_killed_launcher(
+    number: signal.Signals, code: int, toy_data: Path, tmp_path: Path
+) -> None:
+    with launched(tmp_path, toy_data, tmp_path / "run", *TWO) as one:
+        one.wait_until(lambda: len([pid for pid in rank_pids(tmp_path) if has_torch(pid)]) == 2)
+        for pid in rank_pids(tmp_path) if number == signal.SIGINT else []:  # as a terminal does
+            os.kill(pid, number)
+        one.send(number)
+        assert one.wait(60) == code
+    assert "Traceback" not in one.stderr
+    assert "frame #" not in one.stderr  # of C++, when the launcher does not answer
 
 
 @pytest.mark.long

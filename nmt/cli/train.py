@@ -1,7 +1,5 @@
 """Runs `nmt-train`: in this process, or with torch's elastic launcher in one for each device of
 this machine, and reports as if there were one.
-
-`python -m nmt.cli.train CONFIG_FILE` is what the launcher starts for each device.
 """
 
 from __future__ import annotations
@@ -12,8 +10,6 @@ import os
 import signal
 import sys
 import tempfile
-import threading
-import time
 import uuid
 from collections.abc import Iterable
 from pathlib import Path
@@ -31,6 +27,7 @@ from nmt.cli.commands import command_line
 from nmt.cli.compose import to_config
 from nmt.cli.data_folder import Preparation, ensure_data
 from nmt.cli.main import log_to_stderr
+from nmt.cli.rank import end_with
 from nmt.config import BestMetric, TrainConfig, resolve
 from nmt.distributed import find_device, find_world, is_launched, num_processes, process_group
 from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS, NmtError, PeerError, RankError, StoppedError
@@ -38,7 +35,7 @@ from nmt.export.folder import announce
 from nmt.training.checkpoints import adopt_model
 from nmt.training.train import dry_run, train
 
-log = logging.getLogger("nmt.cli.train")  # whose `__name__` is `__main__` in a rank of the launcher
+log = logging.getLogger(__name__)
 _HINTS = {
     "SIGKILL": "; was there enough memory?",
     "SIGABRT": "; NCCL does so to a rank that waited longer than timeout_seconds",
@@ -52,7 +49,7 @@ def run(
     the validations, loss or BLEU as `best_metric` says.
     """
     if is_launched():
-        threading.Thread(target=_watch_parent, args=[os.getppid()], daemon=True).start()
+        end_with(os.getppid())
         errors.record(_train_rank)(config, config_yaml, preparation)  # writes why a rank failed
     elif (count := num_processes(config.devices, config.device)) > 1:
         ensure_data(config, preparation, may_write=not config.dry_run)
@@ -64,13 +61,6 @@ def run(
     scores = validation_scores(resolve(config.run_dir), config.best_metric).values()
     best = max if config.best_metric is BestMetric.bleu else min
     return best(scores, default=None)
-
-
-def _watch_parent(launcher: int) -> None:
-    """End with the launcher, however it ends: a rank that outlives it would train unnoticed."""
-    while os.getppid() == launcher:
-        time.sleep(0.5)
-    os._exit(1)
 
 
 def _train_rank(config: TrainConfig, config_yaml: str, preparation: Preparation | None) -> None:
@@ -127,7 +117,8 @@ def _launch(num_processes: int, config_yaml: str, *, timeout_seconds: int) -> No
         before = signal.signal(signal.SIGUSR1, pass_on)  # the launcher handles SIGTERM itself
         number = None
         try:
-            elastic_launch(config, sys.executable)("-m", "nmt.cli.train", str(path))
+            command = ("-m", "nmt.cli.rank", str(path), str(os.getpid()))
+            elastic_launch(config, sys.executable)(*command)
         except errors.ChildFailedError as error:
             _report(error.failures.values())
         except SignalException as error:
@@ -193,7 +184,3 @@ def main(path: str) -> int:
     except KeyboardInterrupt:
         return EXIT_INTERRUPTED
     return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1]))
