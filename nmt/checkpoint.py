@@ -73,14 +73,19 @@ def save_model(
     """Write a model folder in one step; `extra` may add files before it is renamed into place."""
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
-        try:
-            safetensors.torch.save_file(tensors, temporary / WEIGHTS, metadata={"format": "pt"})
-        except safetensors.SafetensorError as error:  # a full disk
-            raise OSError(str(error)) from None
+        save_weights(temporary / WEIGHTS, tensors)
         write_json(temporary / CONFIG, {"format_version": FORMAT_VERSION, **info.content()})
         save_tokenizers(temporary, tokenizer)
         if extra is not None:
             extra(temporary)
+
+
+def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
+    """Write tensors as safetensors; raise an `OSError` on a full disk."""
+    try:
+        safetensors.torch.save_file(tensors, path, metadata={"format": "pt"})
+    except safetensors.SafetensorError as error:
+        raise OSError(str(error)) from None
 
 
 def load_info(folder: Path) -> ModelInfo:

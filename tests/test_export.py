@@ -6,6 +6,7 @@ import dataclasses
 import json
 import logging
 import re
+import resource
 import sys
 from enum import Enum
 from pathlib import Path
@@ -168,6 +169,20 @@ def test_an_export_may_replace_an_export_and_nothing_else_and_leaves_nothing_whe
     with pytest.raises(NmtError, match=r"needs CTranslate2; pip install nmt\[export\]$"):
         export(model, tmp_path / "new" / "exported", ExportConfig())
     assert not (tmp_path / "new").exists()
+
+
+@pytest.mark.parametrize("name", ExportFormat)
+def test_a_disk_without_room_for_the_weights_is_one_line(
+    name: ExportFormat, model: Path, tmp_path: Path
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, before[1]))
+    try:
+        with pytest.raises(NmtError, match=r"out cannot be written: .*; nothing was changed$"):
+            export(model, tmp_path / "out", ExportConfig(format=name))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert not list(tmp_path.glob("*out*"))
 
 
 def test_the_command_exports_an_average_as_well_as_a_run(

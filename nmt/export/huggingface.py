@@ -13,11 +13,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
-from nmt.checkpoint import ModelInfo
+from nmt.checkpoint import ModelInfo, save_weights
 from nmt.config import Activation, ExportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
@@ -61,7 +60,7 @@ def write_huggingface(
     dtype = getattr(torch, config.quantization.value)
     tensors = rename_weights(kind, info, weights, config.max_positions)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
-    safetensors.torch.save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    save_weights(folder / "model.safetensors", tensors)
     tgt = tokenizer.tgt
     special = {"pad_token_id": tgt.pad_id, "bos_token_id": tgt.bos_id, "eos_token_id": tgt.eos_id}
     special["decoder_start_token_id"] = tgt.bos_id
