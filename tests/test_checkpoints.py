@@ -105,6 +105,26 @@ def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the
         assert_same_weights(whole, run)
 
 
+@pytest.mark.slow
+def test_a_run_folder_that_cannot_be_written_is_one_line(
+    toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "file").touch()
+    for name in ("settings/config.yaml", "figures/metrics.jsonl"):
+        (tmp_path / name).mkdir(parents=True)
+    for name, reason in (
+        ("file/run", "Not a directory"),
+        ("settings", "Is a directory"),
+        ("figures", "Is a directory"),
+    ):
+        options = [*PLAIN, "devices=2"] if name == "settings" else PLAIN
+        assert train(toy_data, tmp_path / name, *options) == 2
+        err = capfd.readouterr().err
+        what = rf"run_dir={tmp_path / name} cannot be written: {reason}; mend that, or .*"
+        assert re.fullmatch(rf"nmt-train: (rank 0: )?{what}", err.splitlines()[-1])
+        assert "Traceback" not in err
+
+
 def test_a_line_of_metrics_that_is_cut_off_is_left_out(
     tmp_path: Path, bound_files: Callable[[int], None]
 ) -> None:
@@ -168,7 +188,7 @@ def test_a_full_disk_ends_no_run_and_loses_nothing(
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
     assert train(toy_data, small_disk / "other", *PLAIN) == 2
     last = capfd.readouterr().err.splitlines()[-1]
-    assert re.fullmatch(r"nmt-train: /.*/disk/other.*: Read-only file system", last)
+    assert re.match(r"nmt-train: run_dir=.*/disk/other cannot be written: Read-only file", last)
 
 
 @pytest.mark.slow

@@ -39,20 +39,34 @@ _LOCK_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
 
 
 @contextmanager
+def writing(run_dir: Path) -> Iterator[None]:
+    """Turn an error of the disk into one line that says what to do."""
+    try:
+        yield
+    except OSError as error:
+        raise NmtError(
+            f"run_dir={run_dir} cannot be written: {error.strerror}; mend that, or choose another "
+            "run_dir"
+        ) from None
+
+
+@contextmanager
 def locked(run_dir: Path, *, timeout_seconds: int) -> Iterator[None]:
     """Make `run_dir`, remove what a killed run left half written, and lock it during the block, or
     until the process ends. Other ranks wait at most `timeout_seconds` for this one.
     """
     if (run_dir / "meta.json").exists():  # its manifest would be lost
         raise ConfigError(f"run_dir={run_dir} is a data folder; choose another run_dir")
-    run_dir.mkdir(parents=True, exist_ok=True)
-    try:
-        held = FileLock(run_dir / ".lock").acquire(timeout=min(_LOCK_SECONDS, timeout_seconds / 2))
-    except Timeout:
-        raise ConfigError(
-            f"run_dir={run_dir}: another nmt-train is at work there; wait for it, stop it, or "
-            "choose another run_dir"
-        ) from None
+    with writing(run_dir):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        try:
+            seconds = min(_LOCK_SECONDS, timeout_seconds / 2)
+            held = FileLock(run_dir / ".lock").acquire(timeout=seconds)
+        except Timeout:
+            raise ConfigError(
+                f"run_dir={run_dir}: another nmt-train is at work there; wait for it, stop it, or "
+                "choose another run_dir"
+            ) from None
     with held:
         remove_leftovers(run_dir / "checkpoints")
         yield

@@ -12,7 +12,7 @@ from typing import Any
 from nmt.config import TrainConfig
 from nmt.files import replace_file
 from nmt.manifest import mark_end, read_records, seal
-from nmt.training.checkpoints import TrainerState
+from nmt.training.checkpoints import TrainerState, writing
 from nmt.training.learner import Outcome
 from nmt.training.trackers import Feed, check_trackers
 
@@ -62,9 +62,10 @@ class RunLog:
         if not is_main:
             return
         self._path = run_dir / "metrics.jsonl"
-        if self._path.exists():
-            self.lost_validation = _truncate(self._path, state)
-        self._file = self._path.open("ab", buffering=0)
+        with writing(run_dir):
+            if self._path.exists():
+                self.lost_validation = _truncate(self._path, state)
+            self._file = self._path.open("ab", buffering=0)
         self._feeds = [Feed(n, run_dir, num_sentences=config.tracker_sentences) for n in trackers]
 
     def write(self, record: dict[str, Any]) -> None:

@@ -48,7 +48,8 @@ def train(config: TrainConfig, config_yaml: str, world: World, device: torch.dev
             stack.enter_context(lock)
         state = setup.resume()
         if world.is_main:
-            checkpoints.save_config(setup.run_dir, config_yaml)
+            with checkpoints.writing(setup.run_dir):
+                checkpoints.save_config(setup.run_dir, config_yaml)
         stack.enter_context(setup.learner.connected())
         run = TrainingRun(setup, state, stop)
         stack.callback(run.log.close)
