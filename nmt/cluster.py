@@ -108,7 +108,7 @@ class DaskWorkers(Workers[Item, Result]):
 def _connect(scheduler: str) -> Any:
     """Return a client of the scheduler; an `NmtError` without one, or without Dask."""
     try:
-        client_class: Any = importlib.import_module("distributed").Client
+        distributed: Any = importlib.import_module("distributed")
     except ImportError:
         raise NmtError("scheduler needs Dask; install it with: pip install nmt[cluster]") from None
     for name in ("distributed", "distributed.client"):  # what they log, one line will say
@@ -116,7 +116,8 @@ def _connect(scheduler: str) -> Any:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of other versions of packages
-            client = client_class(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
+            distributed.comm.get_address_host(scheduler)  # a client would fail to end after it
+            client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None

@@ -91,6 +91,15 @@ def test_no_scheduler_and_a_lost_one_are_one_line(
     assert "Traceback" not in capfd.readouterr().err
 
 
+def test_an_address_that_is_none_is_refused_without_a_client(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("distributed.Client", None)
+    for address, reason in (("head", "missing port"), ("http://head:80", "unknown address scheme")):
+        with pytest.raises(NmtError, match=f"^scheduler={address}: no scheduler .*{reason}"):
+            open_workers(address, 0, sleeper)
+
+
 @pytest.mark.slow
 def test_a_task_that_ends_its_workers_is_one_line() -> None:
     quick = {"distributed.scheduler.allowed-failures": 0}
