@@ -125,10 +125,10 @@ def test_files_and_functions_stay_within_their_limits() -> None:
 @pytest.mark.last
 def test_the_toolkit_stays_within_its_size() -> None:
     sizes = {path: text.count("\n") for path, text in OWN.items()}
-    assert len(sizes) <= 102
+    assert len(sizes) <= 103
     small = [p for p, n in sizes.items() if n < 60 and p.name != "__init__.py"]
     assert len(small) <= 8, small
-    assert sum(sizes.values()) <= 18_538  # raised with a capability or a mended fault; goal 12,500
+    assert sum(sizes.values()) <= 18_589  # raised with a capability or a mended fault; goal 12,500
 
 
 @pytest.mark.last

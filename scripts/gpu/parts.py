@@ -360,7 +360,8 @@ def translation(job: Job) -> dict[str, Any]:
         if some
     }
     if not {"nmt-float32", "nmt-bfloat16"} <= set(rates):
-        raise PartError("; ".join(f"{name}: {why}" for name, why in failed.items()))
+        reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
+        raise PartError(f"{reasons}; tokens a second of the others: {rates}")
     memory = {n: max(t["peak_bytes"] for t in some) for n, some in turns.items() if some}
     return {"tokens_per_second": rates, "memory_bytes": memory, "failed": failed}
 
@@ -393,7 +394,7 @@ def bleu(job: Job) -> dict[str, Any]:
 PARTS: dict[Callable[[Job], dict[str, Any]], int] = {  # with their limits in seconds
     machine: 30,
     data: 60,
-    tests: 90,
+    tests: 120,
     big_plain: 60,
     base_plain: 45,
     precision: 60,
