@@ -4,6 +4,7 @@ LAUNCHER, starts for each device. Its imports take seconds, in which it can be a
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import sys
@@ -11,6 +12,7 @@ import threading
 import time
 
 
+@functools.cache  # asked for again, when all is imported
 def end_with(launcher: int) -> None:
     """End with the launcher, however it ends: a rank that outlives it would train unnoticed."""
 
@@ -23,9 +25,7 @@ def end_with(launcher: int) -> None:
 
 
 def main(path: str, launcher: str) -> int:
-    """Train as one rank with the config in a file and return the exit status; the launcher reports
-    why it failed.
-    """
+    """Train as one rank with the config in a file; return the exit status."""
     end_with(int(launcher))
     signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
     from nmt.cli import train
