@@ -33,6 +33,16 @@ def write_json(path: Path, content: Any) -> None:
 
 
 @contextlib.contextmanager
+def disk_errors(what: object, remedy: str) -> Iterator[None]:
+    """Turn an error of the disk into one line that says what cannot be written and what to do."""
+    try:
+        yield
+    except OSError as error:
+        reason = error.strerror or error
+        raise NmtError(f"{what} cannot be written: {reason}; {remedy}") from None
+
+
+@contextlib.contextmanager
 def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     """Give an empty folder to fill, which takes the place of `folder` when the block ends without
     an exception, with a manifest of its files.
@@ -46,12 +56,10 @@ def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
     temporary = _beside(folder)
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     try:
-        temporary.mkdir(parents=True)
-        yield temporary
-        put_in_place(temporary, folder)
-    except OSError as error:
-        reason = error.strerror or error
-        raise NmtError(f"{folder} cannot be written: {reason}; nothing was changed") from None
+        with disk_errors(folder, "nothing was changed"):
+            temporary.mkdir(parents=True)
+            yield temporary
+            put_in_place(temporary, folder)
     finally:
         shutil.rmtree(temporary, ignore_errors=True)
         for parent in new_parents:  # those that stayed empty go again

@@ -23,7 +23,14 @@ from filelock import FileLock, Timeout
 from nmt.cluster import open_workers
 from nmt.config import WITHOUT_EFFECT, PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import check_place, put_in_place, remove_abandoned, replace_file, write_json
+from nmt.files import (
+    check_place,
+    disk_errors,
+    put_in_place,
+    remove_abandoned,
+    replace_file,
+    write_json,
+)
 from nmt.pool import count_workers
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.progress import Progress
@@ -186,13 +193,11 @@ def open_workspace(place: Path) -> Iterator[Workspace]:
         raise NmtError(f"{inside} would be lost with the data folder; move it elsewhere first")
     folder = place.with_name(f".{place.name}.work")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
-    try:
+    with disk_errors(place, "choose another"):
         folder.mkdir(parents=True, exist_ok=True)
         for path in (folder, place):
             if path.exists() and not os.access(path, os.W_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    except OSError as error:
-        raise NmtError(f"{place} cannot be written: {error.strerror}; choose another") from None
     try:
         with _locked(folder):
             work = Workspace(folder, place)

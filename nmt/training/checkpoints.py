@@ -10,7 +10,7 @@ import logging
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
-from nmt.files import remove_folder, remove_leftovers, replace_file, replace_link
+from nmt.files import disk_errors, remove_folder, remove_leftovers, replace_file, replace_link
 from nmt.manifest import MANIFEST, render_manifest, verify
 from nmt.metadata import pop_version, to_dataclass
 
@@ -38,16 +38,9 @@ FILE = "trainer.pt"
 _LOCK_SECONDS = 10  # ranks of a killed run need a moment to notice and to end
 
 
-@contextmanager
-def writing(run_dir: Path) -> Iterator[None]:
+def writing(run_dir: Path) -> AbstractContextManager[None]:
     """Turn an error of the disk into one line that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise NmtError(
-            f"run_dir={run_dir} cannot be written: {error.strerror}; mend that, or choose another "
-            "run_dir"
-        ) from None
+    return disk_errors(f"run_dir={run_dir}", "mend that, or choose another run_dir")
 
 
 @contextmanager

@@ -14,7 +14,7 @@ import logging
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
 from nmt.data.languages import DIRECTION
 from nmt.data.text import is_packed, packed
 from nmt.errors import ConfigError, NmtError
-from nmt.files import replace_file, sync, write_json
+from nmt.files import disk_errors, replace_file, sync, write_json
 from nmt.translate.lines import HashedInput, LineCounts, Window
 
 try:
@@ -99,7 +99,7 @@ class PartFile:
         self._saved_seconds = time.monotonic()
 
     def __enter__(self) -> PartFile:
-        with _named(self.path):
+        with _writing(self.path):
             self._stream = self.path.open("ab", buffering=0)
         try:
             if fcntl is not None:
@@ -146,13 +146,13 @@ class PartFile:
             source, self.state = read(), PartState(counts=self._counts())
         elif done.lines:
             log.info("going on after line %d", done.lines)
-        with _named(self.path):
+        with _writing(self.path):
             self._stream.truncate(self.state.bytes)
         return source
 
     def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
         """Add the output of `window`; with it the input up to its end is done."""
-        with _named(self.path):
+        with _writing(self.path):
             rest = memoryview(data)
             while rest:  # nothing is kept back that a full disk would refuse once more
                 rest = rest[self._stream.write(rest) :]
@@ -189,7 +189,7 @@ class PartFile:
         return self.state.counts
 
     def _save(self) -> None:
-        with _named(self.path):
+        with _writing(self.path):
             os.fsync(self._stream.fileno())
             content = {"format_version": _FORMAT_VERSION, "job": self.job, **asdict(self.state)}
             temporary = _state_path(self.path, ".tmp")  # one name: a kill leaves no more than one
@@ -235,13 +235,6 @@ def _state_path(path: Path, suffix: str = "") -> Path:
     return path.with_name(path.name + ".json" + suffix)
 
 
-@contextlib.contextmanager
-def _named(path: Path) -> Iterator[None]:
-    """Turn an error of the disk into one line that says what to do."""
-    try:
-        yield
-    except OSError as error:
-        raise NmtError(
-            f"{path} cannot be written: {error.strerror}; fix that and give the same command "
-            "again, which goes on with what is done"
-        ) from None
+def _writing(path: Path) -> contextlib.AbstractContextManager[None]:
+    remedy = "fix that and give the same command again, which goes on with what is done"
+    return disk_errors(path, remedy)
