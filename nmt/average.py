@@ -17,7 +17,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import BestMetric
 from nmt.errors import ModelError
-from nmt.manifest import read_records
+from nmt.runtime.manifest import read_records
 
 log = logging.getLogger(__name__)
 

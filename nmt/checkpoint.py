@@ -18,11 +18,11 @@ from nmt.config import ExportFormat, ModelConfig, Quantization, SearchConfig, re
 from nmt.data.languages import LanguagePair, target_tags
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.errors import ModelError
-from nmt.files import replace_folder, write_json
-from nmt.manifest import note_unverified, verify
-from nmt.metadata import pop_version, read_json, to_dataclass
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.transformer import Transformer
+from nmt.runtime.files import replace_folder, write_json
+from nmt.runtime.manifest import note_unverified, verify
+from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 
 FORMAT_VERSION = 1
 WEIGHTS, CONFIG = "model.safetensors", "config.json"

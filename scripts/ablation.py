@@ -39,7 +39,7 @@ from nmt.checkpoint import checkpoint_update, list_checkpoints, load_weights
 from nmt.config import Metric
 from nmt.data.text import read_lines
 from nmt.evaluate import evaluate
-from nmt.manifest import read_records
+from nmt.runtime.manifest import read_records
 
 UPDATES, TOKENS = 1000, 700
 BASELINE = f"""model.d_model=128 model.d_ff=512 model.dropout=0.1 optimizer.warmup_steps=300

@@ -1,6 +1,7 @@
 """Break the code a little, one place at a time, and see whether the tests notice.
 
-    python scripts/mutate.py                        all breaks of scripts/mutations.py
+    python scripts/mutate.py                        all breaks of scripts/mutations/*.yaml
+    python scripts/mutate.py --sample 150 --seed 1  some of them, drawn at random
     python scripts/mutate.py --only bucket-bound    one of them, or several
     python scripts/mutate.py --named --slow         the tests named for each alone, slow ones too
     python scripts/mutate.py --list                 names, and whether the text is still there
@@ -17,6 +18,7 @@ import argparse
 import json
 import os
 import queue
+import random
 import re
 import shutil
 import subprocess
@@ -29,10 +31,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mutations import MUTATIONS
+import yaml
 from tabulate import tabulate
 
 ROOT = Path(__file__).parents[1]
+MUTATIONS = Path(__file__).parent / "mutations"
 PYTEST = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--no-header"]
 
 
@@ -66,6 +69,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--list", action="store_true", help="list the breaks and stop")
     parser.add_argument("--only", nargs="+", metavar="NAME", help="make these alone, also again")
+    parser.add_argument("--sample", type=int, metavar="N", help="draw N of them at random")
+    parser.add_argument("--seed", type=int, default=0, help="seed of --sample (default 0)")
     parser.add_argument("--jobs", type=int, default=1, help="breaks at a time (default 1)")
     parser.add_argument(
         "--timeout", type=float, default=600, help="seconds a run of tests may take"
@@ -76,13 +81,15 @@ def main() -> int:
     parser.add_argument("--slow", action="store_true", help="run slow tests too")
     parser.add_argument("--results", type=Path, default=ROOT / "build/mutations.json")
     args = parser.parse_args()
-    breaks = [Break(*fields) for fields in MUTATIONS]
+    breaks = read_breaks()
     assert len({one.name for one in breaks}) == len(breaks), "two breaks have one name"
     if args.only:
         unknown = set(args.only) - {one.name for one in breaks}
         if unknown:
             parser.error(f"no such break: {', '.join(sorted(unknown))}")
         breaks = [one for one in breaks if one.name in args.only]
+    if args.sample is not None:
+        breaks = random.Random(args.seed).sample(breaks, args.sample)
     if args.list:
         rows = [(b.name, b.file, b.tests, b.problem(ROOT) or "ready") for b in breaks]
         print(tabulate(rows, headers=("break", "file", "tests", "state")))
@@ -90,6 +97,17 @@ def main() -> int:
     results = read_results(args.results, breaks, again=bool(args.only))
     run_all([one for one in breaks if one.name not in results], results, args)
     return report(breaks, results)
+
+
+def read_breaks() -> list[Break]:
+    """Read the table of breaks: one file for each package, then files, names and the texts."""
+    breaks = []
+    for path in sorted(MUTATIONS.glob("*.yaml")):
+        files = yaml.safe_load(path.read_text(encoding="utf-8"))
+        for file, entries in files.items():
+            for name, entry in entries.items():
+                breaks.append(Break(name=name, file=file, **entry))
+    return breaks
 
 
 def read_results(path: Path, breaks: list[Break], *, again: bool) -> dict[str, Any]:

@@ -43,12 +43,12 @@ from typing import Any
 import torch
 
 import nmt
-from nmt import files
 from nmt.checkpoint import list_checkpoints
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main as nmt_main
 from nmt.errors import NmtError
-from nmt.manifest import MANIFEST, read_config, read_records, verify, write_manifest
+from nmt.runtime import files
+from nmt.runtime.manifest import MANIFEST, read_config, read_records, verify, write_manifest
 
 Use = tuple[str, list[str], str]  # a command, its arguments, and the file or folder that it writes
 _CPU_SECONDS = 60  # that a command may take; damaged metadata must not make it compute for long

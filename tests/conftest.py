@@ -80,8 +80,3 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("toy")
     assert command("preprocess", *write_corpus(place)) == 0
     return place / "data"
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run the tests that are marked `last` after all others."""
-    items.sort(key=lambda item: item.get_closest_marker("last") is not None)

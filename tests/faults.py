@@ -12,9 +12,9 @@ from typing import Any
 from torch import Tensor
 from toy import train
 
-from nmt import files
 from nmt.data import Rows
 from nmt.data.batching import Update
+from nmt.runtime import files
 from nmt.training import checkpoints
 from nmt.training.learner import Learner
 from nmt.training.microbatches import Batch

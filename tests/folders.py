@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from nmt.data.binary import CorpusIndex, ShardFile, ShardWriter, write_index
-from nmt.files import write_json
+from nmt.runtime.files import write_json
 
 Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 

@@ -17,7 +17,7 @@ from exporting import random_model
 
 from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.manifest import write_manifest
+from nmt.runtime.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
 from nmt.serve.app import Server, http_protocol, make_app
 from nmt.serve.models import Direction, Models

@@ -39,8 +39,8 @@ from nmt.config import BestMetric, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ModelError
-from nmt.manifest import write_manifest
 from nmt.model.transformer import Transformer
+from nmt.runtime.manifest import write_manifest
 
 
 def info(tokenizer: Tokenizer, **changes: Any) -> ModelInfo:

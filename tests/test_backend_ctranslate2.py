@@ -21,9 +21,9 @@ from nmt import Translator
 from nmt.config import DType, ExportFormat, Norm, Normalization, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.files import write_json
-from nmt.manifest import write_manifest
-from nmt.metadata import read_json
+from nmt.runtime.files import write_json
+from nmt.runtime.manifest import write_manifest
+from nmt.runtime.metadata import read_json
 from nmt.search.hypotheses import Hypothesis, score
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import Backend, NativeBackend, SearchRequest, load_models

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from toy import command, train, write_corpus
 
-from nmt.manifest import MANIFEST
+from nmt.runtime.manifest import MANIFEST
 
 pytestmark = pytest.mark.slow
 

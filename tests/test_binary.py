@@ -19,7 +19,7 @@ from folders import flat, write_folder, write_old_folder, write_shard
 from nmt.data import binary
 from nmt.data.binary import CorpusIndex, MappedShard, ParallelData, ShardWriter, write_index
 from nmt.errors import DataError
-from nmt.files import write_json
+from nmt.runtime.files import write_json
 
 SMALL, LARGE = 1 << 16, (1 << 16) + 1  # the last vocabulary for uint16, the first for int32
 

@@ -27,7 +27,7 @@ from nmt import checkpoint
 from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
-from nmt.metadata import to_dataclass
+from nmt.runtime.metadata import to_dataclass
 from nmt.training.checkpoints import Saver, TrainerState, load_newest
 from nmt.training.learner import Learner
 from nmt.training.metrics import RunLog

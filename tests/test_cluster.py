@@ -15,9 +15,10 @@ from toy import command
 from translating import translate, write_lines, write_model
 from work import refuser, sleeper
 
-from nmt import __version__, cluster
-from nmt.cluster import open_workers, run_task
+from nmt import __version__
 from nmt.errors import NmtError, PeerError
+from nmt.runtime import cluster
+from nmt.runtime.cluster import open_workers, run_task
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from toy import train
 
-from nmt import cores
+from nmt.runtime import cores
 
 
 def test_threads_are_the_free_cores_rounded(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,13 +26,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy import command
 
-from nmt import files
 from nmt.checkpoint import ModelInfo, load_info, load_tokenizer, load_weights
 from nmt.data.binary import DataInfo
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DamagedError, ModelError, NmtError
-from nmt.files import replace_folder
-from nmt.manifest import (
+from nmt.runtime import files
+from nmt.runtime.files import replace_folder
+from nmt.runtime.manifest import (
     MANIFEST,
     mark_end,
     read_config,
@@ -43,7 +43,7 @@ from nmt.manifest import (
     verify,
     write_manifest,
 )
-from nmt.metadata import read_json, to_dataclass
+from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.training.checkpoints import TrainerState
 
 

@@ -21,8 +21,8 @@ from variants import MODERN
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Positions, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import World
 from nmt.model.fast.packing import PackedMask, attend_packed, pack
+from nmt.runtime.distributed import World
 from nmt.search.hypotheses import SearchTask
 from nmt.search.search import BeamSearch, length_limits, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper

@@ -36,7 +36,8 @@ from nmt.data.batching import Update
 from nmt.data.binary import HeldOutText
 from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import (
+from nmt.errors import ConfigError, DeviceError
+from nmt.runtime.distributed import (
     World,
     find_dtype,
     find_world,
@@ -47,7 +48,6 @@ from nmt.distributed import (
     process_group,
     sum_over_ranks,
 )
-from nmt.errors import ConfigError, DeviceError
 from nmt.training import validation
 from nmt.training.learner import Learner, Outcome
 from nmt.training.start import Setup

@@ -32,7 +32,7 @@ from nmt.config import (
 from nmt.data.tokenizer import MappedTokenizer, SeparateTokenizers, Tokenizer, Vocabulary
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.export.folder import SUPPORTED, announce, check_exportable, export
-from nmt.manifest import write_manifest
+from nmt.runtime.manifest import write_manifest
 
 
 @pytest.fixture

@@ -35,7 +35,6 @@ from nmt.checkpoint import ModelInfo, load_info, save_model
 from nmt.config import ModelConfig, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.manifest import write_manifest
 from nmt.model import fast
 from nmt.model.fast import FastTransformer, accelerate, freeze, layers, packing
 from nmt.model.fast.cache import Grid
@@ -43,6 +42,7 @@ from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_ma
 from nmt.model.fast.packing import PackedMask, attend_packed, pack
 from nmt.model.fast.top import NEVER, Continuations, best_continuations, likeliest
 from nmt.model.transformer import Transformer, attend, causal_mask, padding_mask
+from nmt.runtime.manifest import write_manifest
 from nmt.training.loss import Objective
 from nmt.training.microbatches import make_batch
 

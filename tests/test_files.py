@@ -11,8 +11,14 @@ import safetensors.torch
 import torch
 
 from nmt.errors import NmtError
-from nmt.files import remove_leftovers, replace_file, replace_folder, replace_link, write_json
-from nmt.manifest import MANIFEST
+from nmt.runtime.files import (
+    remove_leftovers,
+    replace_file,
+    replace_folder,
+    replace_link,
+    write_json,
+)
+from nmt.runtime.manifest import MANIFEST
 
 MARKER = "meta.json"
 

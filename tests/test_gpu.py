@@ -23,8 +23,8 @@ from toy import write_data
 
 from nmt.config import DType, OptimizerConfig, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import World
 from nmt.model.fast.packing import PackedMask, attend_packed, find_flash, pack
+from nmt.runtime.distributed import World
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 from nmt.training.compiled import Compiler

@@ -20,8 +20,8 @@ from nmt.data import batching, mixing
 from nmt.data.binary import ParallelData
 from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import World
 from nmt.errors import ConfigError
+from nmt.runtime.distributed import World
 from nmt.training.learner import Learner
 from nmt.training.start import Setup
 

@@ -17,9 +17,9 @@ import pytest
 from preprocessing import wait_until_gone
 from work import refuser, sleeper
 
-from nmt.cluster import open_workers
 from nmt.errors import DataError, NmtError
-from nmt.pool import Processes, count_workers
+from nmt.runtime.cluster import open_workers
+from nmt.runtime.pool import Processes, count_workers
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_leaving_ends_workers_at_once() -> None:
 def test_workers_end_with_a_parent_that_is_killed() -> None:
     program = (
         "import multiprocessing, sys; sys.path.insert(0, sys.argv[1]); import work\n"
-        "from nmt.pool import Processes\n"
+        "from nmt.runtime.pool import Processes\n"
         "pool = Processes(2, work.sleeper)\n"
         "for _ in pool.map([0.0, 0.0, 60.0, 60.0, 0.0, 0.0]):\n"
         "    print(*[p.pid for p in multiprocessing.active_children()], flush=True)\n"

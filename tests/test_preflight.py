@@ -19,9 +19,9 @@ from tiny import hidden_states, tiny_model
 from nmt.config import Adapter, ModelConfig, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
 from nmt.data.batch import bucket
-from nmt.distributed import World
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
+from nmt.runtime.distributed import World
 from nmt.training import checks, learner
 from nmt.training.checks import (
     _most_tokens,

@@ -13,8 +13,8 @@ import time
 
 import pytest
 
-from nmt import progress
-from nmt.progress import Progress
+from nmt.runtime import progress
+from nmt.runtime.progress import Progress
 
 
 @pytest.fixture(autouse=True)

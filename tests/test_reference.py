@@ -20,7 +20,7 @@ import pytest
 
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
-from nmt.files import write_json
+from nmt.runtime.files import write_json
 
 REFERENCE = Path(__file__).parent / "reference" / "preprocess.json"
 _EN = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge", "don't"]

@@ -20,8 +20,8 @@ from nmt.data.languages import Tags
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
-from nmt.manifest import write_manifest
 from nmt.model.transformer import Transformer, causal_mask, padding_mask
+from nmt.runtime.manifest import write_manifest
 from nmt.serve.models import Direction, Models
 from nmt.translate.translator import Translator
 

@@ -16,8 +16,8 @@ from toy import make_setup, read_weights, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import find_world, process_group
 from nmt.errors import ConfigError
+from nmt.runtime.distributed import find_world, process_group
 from nmt.training import train as training
 from nmt.training.checkpoints import load_state
 from nmt.training.learner import Learner

@@ -13,10 +13,10 @@ from tiny import sentences
 from toy import command
 from translating import fork, status, translate, write_lines, write_model
 
-from nmt import progress
 from nmt.cli import translate as cli
 from nmt.config import TranslateConfig
 from nmt.data.text import packed, read_lines
+from nmt.runtime import progress
 
 LINES = [*sentences(5, seed=4), "", "the last"]
 TEXT = "".join(f"{line}\n" for line in LINES).encode()

@@ -23,7 +23,7 @@ from toy import command, read_records, train
 
 from nmt.config import TrackerName
 from nmt.errors import EXIT_DONE, EXIT_USER
-from nmt.manifest import seal, unseal
+from nmt.runtime.manifest import seal, unseal
 from nmt.training import trackers
 from nmt.training.trackers import Feed
 

@@ -15,8 +15,9 @@ import pytest
 from tiny import sentences
 from translating import fork, kill, status, translate, write_lines, write_model
 
-from nmt import Translator, progress
+from nmt import Translator
 from nmt.data.text import read_stream
+from nmt.runtime import progress
 from nmt.translate.backend import NativeBackend, SearchRequest
 
 HOSTILE = [

@@ -18,7 +18,7 @@ from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
 from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import World
+from nmt.runtime.distributed import World
 from nmt.training.start import Setup
 
 WORDS = {"red": "rot", "green": "grün", "big": "groß"}

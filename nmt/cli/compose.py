@@ -34,7 +34,7 @@ from nmt.cli.arguments import GROUPS, Argument, is_list, read_arguments
 from nmt.cli.commands import COMMANDS, Command, choices, script_line
 from nmt.config import DEFAULT_RUN_DIR, PreprocessConfig, plain_value
 from nmt.errors import ConfigError, nearest
-from nmt.manifest import set_verify
+from nmt.runtime.manifest import set_verify
 
 _SPLITS = ("train", "valid", "test")
 _TEXT = ("src", "tgt", "tsv", "jsonl", "dataset", "dataset_config", "dataset_split")

@@ -60,7 +60,7 @@ def _given(config: EvaluateConfig) -> _Test:
 def _translated(config: EvaluateConfig, baseline: list[str] | None) -> list[_Test]:
     """Return the tests with the translations of the model."""
     from nmt.data.languages import default_directions
-    from nmt.distributed import set_num_threads
+    from nmt.runtime.distributed import set_num_threads
     from nmt.translate.translator import Translator
 
     assert config.model_dir is not None

@@ -21,7 +21,7 @@ from nmt.data.languages import LanguagePair, default_directions
 from nmt.data.text import check_file, is_packed, is_stream, read_input
 from nmt.errors import DataError
 from nmt.preprocess.sources import match_files
-from nmt.progress import Progress
+from nmt.runtime.progress import Progress
 from nmt.translate.lines import HashedInput
 from nmt.translate.resume import PartFile, describe_job, part_path, remove_part
 from nmt.translate.synthesis import FILES, SynthesisCounts, keep_pairs, publish, read_counts

@@ -73,7 +73,7 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
     """Choose among the checkpoints of a run, by default as its config does."""
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
-    from nmt.manifest import read_config
+    from nmt.runtime.manifest import read_config
 
     path = run_dir / "config.yaml"
     if not path.is_file():

@@ -29,9 +29,15 @@ from nmt.cli.data_folder import Preparation, ensure_data
 from nmt.cli.main import log_to_stderr
 from nmt.cli.rank import end_with
 from nmt.config import BestMetric, TrainConfig, resolve
-from nmt.distributed import find_device, find_world, is_launched, num_processes, process_group
 from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS, NmtError, PeerError, RankError, StoppedError
 from nmt.export.folder import announce
+from nmt.runtime.distributed import (
+    find_device,
+    find_world,
+    is_launched,
+    num_processes,
+    process_group,
+)
 from nmt.training.checkpoints import adopt_model
 from nmt.training.train import dry_run, train
 

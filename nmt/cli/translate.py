@@ -17,7 +17,6 @@ from typing import IO, Any
 
 import torch
 
-from nmt.cluster import open_workers
 from nmt.config import OutputFormat, ScoreConfig, SearchConfig, TooLong, TranslateConfig, resolve
 from nmt.data.languages import DIRECTION, SEPARATOR, encode_sources
 from nmt.data.text import (
@@ -31,11 +30,12 @@ from nmt.data.text import (
     read_input,
     read_stream,
 )
-from nmt.distributed import num_processes, set_num_threads
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import replace_file
-from nmt.pool import worker_number
-from nmt.progress import Progress
+from nmt.runtime.cluster import open_workers
+from nmt.runtime.distributed import num_processes, set_num_threads
+from nmt.runtime.files import replace_file
+from nmt.runtime.pool import worker_number
+from nmt.runtime.progress import Progress
 from nmt.translate.lines import HashedInput, LineCounts, LineOptions, LineResult, Window, render
 from nmt.translate.translator import Translator
 

@@ -23,8 +23,8 @@ from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
 from nmt.data.text import read_lines
 from nmt.errors import DataError
-from nmt.manifest import verify
-from nmt.metadata import pop_version, read_json, to_dataclass
+from nmt.runtime.manifest import verify
+from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 FlatIds = tuple[Ids, Ids]  # of all lines of a side, and where each line starts

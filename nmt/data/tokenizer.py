@@ -20,9 +20,9 @@ import sentencepiece
 
 from nmt.data.text import on_one_line
 from nmt.errors import DataError, ModelError
-from nmt.files import write_json
-from nmt.manifest import verify
-from nmt.metadata import read_json, to_dataclass
+from nmt.runtime.files import write_json
+from nmt.runtime.manifest import verify
+from nmt.runtime.metadata import read_json, to_dataclass
 
 JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
 VOCABULARY = "tokenizer.vocab.json"

@@ -27,7 +27,7 @@ from nmt.data.languages import LanguagePair
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface
-from nmt.files import replace_folder, write_json
+from nmt.runtime.files import replace_folder, write_json
 
 log = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from nmt.checkpoint import ModelInfo, save_weights
 from nmt.config import Activation, ExportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
-from nmt.files import write_json
 from nmt.model.transformer import sinusoidal_positions
 from nmt.model.variants import lengthen
+from nmt.runtime.files import write_json
 from nmt.search.hypotheses import ControlIds
 
 Weights = dict[str, Tensor]

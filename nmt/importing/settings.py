@@ -12,10 +12,10 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
-from nmt import metadata
 from nmt.config import ModelConfig, Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DamagedError, ModelError
+from nmt.runtime import metadata
 
 T = TypeVar("T")
 _LARGEST = 1 << 20  # a width or depth above is a damaged file

@@ -19,7 +19,7 @@ import numpy as np
 import xxhash
 
 from nmt.config import Duplicates
-from nmt.files import replace_file
+from nmt.runtime.files import replace_file
 
 Hashes = np.ndarray[Any, np.dtype[np.uint64]]
 Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]

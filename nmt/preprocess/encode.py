@@ -23,7 +23,6 @@ from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import SEPARATOR, tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import model_fields
-from nmt.files import replace_file
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import Cleaned, clean
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
@@ -31,6 +30,7 @@ from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import read_held_out, read_taken, text_of
 from nmt.preprocess.statistics import PLAIN, HeldOut, Statistics, measure, token_kinds
 from nmt.preprocess.workspace import Job, Task
+from nmt.runtime.files import replace_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
 _SPACE = "▁"  # stands for a space in pieces; text that holds one is not cut at spaces alone

@@ -22,14 +22,14 @@ import numpy as np
 from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.tokenizer import Tokenizers, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizers
-from nmt.files import replace_file
-from nmt.pool import Processes, Workers
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import PairCounts, clean
 from nmt.preprocess.duplicates import HashWriter, find_duplicates, hash_duplicates
 from nmt.preprocess.filters import drop_by_text, none_left
 from nmt.preprocess.held_out import read_taken
 from nmt.preprocess.workspace import Job, Task, read_records, run_stage
+from nmt.runtime.files import replace_file
+from nmt.runtime.pool import Processes, Workers
 
 log = logging.getLogger(__name__)
 _PLAN, _STAGE = "plan.json", "plan"

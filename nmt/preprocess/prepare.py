@@ -21,7 +21,6 @@ from nmt.data.binary import CorpusIndex, ShardFile, write_index
 from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
-from nmt.files import remove_leftovers, write_json
 from nmt.preprocess.chunks import Span, find_spans
 from nmt.preprocess.clean import Cleaned, PairCounts
 from nmt.preprocess.duplicates import count_repeats
@@ -33,6 +32,7 @@ from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
 from nmt.preprocess.workspace import Job, Workspace, open_workspace, read_records, run_stage
+from nmt.runtime.files import remove_leftovers, write_json
 
 log = logging.getLogger(__name__)
 _HELD_OUT = ("valid", "test")

@@ -16,11 +16,11 @@ from nmt.config import PreprocessConfig
 from nmt.data.languages import describe_languages
 from nmt.data.mixing import pairs_an_epoch
 from nmt.data.tokenizer import Tokenizers
-from nmt.pages import page_templates
 from nmt.preprocess.characters import Ints, describe_characters
 from nmt.preprocess.duplicates import KINDS
 from nmt.preprocess.filters import HELD_OUT
 from nmt.preprocess.statistics import NUM_BINS, STRICTNESS, Overlap, Statistics, bin_starts
+from nmt.runtime.pages import page_templates
 
 FORMAT_VERSION = 1
 _MOST_BARS = 50  # of a histogram

@@ -26,8 +26,8 @@ from nmt.config import Corpus, DataConfig, PreprocessConfig, SplitConfig, resolv
 from nmt.data.languages import corpus_direction
 from nmt.data.text import bundled_corpus, check_file, is_packed, is_stream, open_bytes
 from nmt.errors import ConfigError, DataError, nearest
-from nmt.files import sync
 from nmt.preprocess.chunks import Format, Source
+from nmt.runtime.files import sync
 
 log = logging.getLogger(__name__)
 STDIN = "-"

@@ -20,10 +20,11 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.cluster import open_workers
 from nmt.config import WITHOUT_EFFECT, PreprocessConfig, resolve
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.files import (
+from nmt.preprocess.chunks import Chunk, Source, Span, read_span
+from nmt.runtime.cluster import open_workers
+from nmt.runtime.files import (
     check_place,
     disk_errors,
     put_in_place,
@@ -31,9 +32,8 @@ from nmt.files import (
     replace_file,
     write_json,
 )
-from nmt.pool import count_workers
-from nmt.preprocess.chunks import Chunk, Source, Span, read_span
-from nmt.progress import Progress
+from nmt.runtime.pool import count_workers
+from nmt.runtime.progress import Progress
 
 log = logging.getLogger(__name__)
 

@@ -28,8 +28,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from nmt import __version__
 from nmt.config import ServeConfig
-from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError
+from nmt.runtime.distributed import set_num_threads
 from nmt.serve import api, v1
 from nmt.serve.access import Body, HttpError, is_same, read_token
 from nmt.serve.models import Models

@@ -20,7 +20,7 @@ import torch
 
 from nmt.config import SearchConfig, ServeConfig
 from nmt.errors import NmtError
-from nmt.manifest import set_verify
+from nmt.runtime.manifest import set_verify
 from nmt.serve.rounds import Found, JoinRule
 from nmt.translate.backend import BatchSearch, Failure, Segment
 from nmt.translate.translator import Translator

@@ -37,8 +37,8 @@ from nmt.checkpoint import (
 )
 from nmt.config import Engine, ServeConfig, resolve
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import find_device
 from nmt.errors import ModelError
+from nmt.runtime.distributed import find_device
 from nmt.search.stepper import ModelStepper
 from nmt.serve.rounds import Found, Round
 from nmt.serve.worker import HELLO, Begin, Delivery, FunctionCall, FunctionResult, Idle, Start

@@ -28,9 +28,15 @@ from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, ModelError, NmtError
-from nmt.files import disk_errors, remove_folder, remove_leftovers, replace_file, replace_link
-from nmt.manifest import MANIFEST, render_manifest, verify
-from nmt.metadata import pop_version, to_dataclass
+from nmt.runtime.files import (
+    disk_errors,
+    remove_folder,
+    remove_leftovers,
+    replace_file,
+    replace_link,
+)
+from nmt.runtime.manifest import MANIFEST, render_manifest, verify
+from nmt.runtime.metadata import pop_version, to_dataclass
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 2  # 1 had the state of the generators and no `world_size`

@@ -23,8 +23,8 @@ from nmt.config import Activation, ModelConfig, Positions
 from nmt.data import Lengths
 from nmt.data.batch import padding_share
 from nmt.data.batching import Update, Updates
-from nmt.distributed import from_main
 from nmt.model.fast.layers import linear, transposed_matmul
+from nmt.runtime.distributed import from_main
 
 try:
     import resource

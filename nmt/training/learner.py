@@ -22,12 +22,12 @@ from nmt.data.batching import Update
 from nmt.data.binary import ParallelData
 from nmt.data.noise import SubwordSampling, TokenNoise
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.errors import ModelError
 from nmt.model.fast import FastTransformer, accelerate
 from nmt.model.fast.layers import ROWS_STEP, round_once
 from nmt.model.fast.transfer import send
 from nmt.model.transformer import Transformer
+from nmt.runtime.distributed import World, find_dtype, gather, sum_over_ranks
 from nmt.training.adapters import choose_parameters, merged_state
 from nmt.training.checks import check_model_fits, preflight
 from nmt.training.compiled import make_compiler

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.config import TrainConfig
-from nmt.files import replace_file
-from nmt.manifest import mark_end, read_records, seal
+from nmt.runtime.files import replace_file
+from nmt.runtime.manifest import mark_end, read_records, seal
 from nmt.training.checkpoints import TrainerState, writing
 from nmt.training.learner import Outcome
 from nmt.training.trackers import Feed, check_trackers

@@ -16,8 +16,8 @@ from nmt.data.languages import target_tags
 from nmt.data.mixing import make_mix
 from nmt.data.noise import TokenNoise
 from nmt.data.tokenizer import load_tokenizers
-from nmt.distributed import World, from_main, set_num_threads
 from nmt.model.transformer import num_parameters
+from nmt.runtime.distributed import World, from_main, set_num_threads
 from nmt.training import checkpoints
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner

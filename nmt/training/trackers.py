@@ -27,7 +27,7 @@ import numpy as np
 
 from nmt.config import TrackerName
 from nmt.errors import NmtError
-from nmt.manifest import read_config, seal, unseal
+from nmt.runtime.manifest import read_config, seal, unseal
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # that a run waits at its end for a tracker

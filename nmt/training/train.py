@@ -18,9 +18,9 @@ import torch
 from nmt.checkpoint import ModelInfo
 from nmt.config import BestMetric, TrainConfig
 from nmt.data.batching import Update
-from nmt.distributed import World, from_main, gather
 from nmt.errors import NmtError, StoppedError
-from nmt.progress import Progress
+from nmt.runtime.distributed import World, from_main, gather
+from nmt.runtime.progress import Progress
 from nmt.training import checkpoints, costs
 from nmt.training.checkpoints import Saver, TrainerState
 from nmt.training.checks import SpikeDetector, describe_batches, listen

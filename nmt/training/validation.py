@@ -16,9 +16,9 @@ from nmt.config import TrainConfig
 from nmt.data.batch import bucket
 from nmt.data.binary import HeldOutText, ParallelData, read_held_out
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import World, gather
 from nmt.evaluate import bleu, bleu_metric, tokenizer_for, warn_of_script
 from nmt.model.fast import FastTransformer
+from nmt.runtime.distributed import World, gather
 from nmt.search.stepper import ModelStepper
 from nmt.training.loss import smoothed_cross_entropy
 from nmt.training.microbatches import make_batch

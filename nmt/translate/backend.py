@@ -30,10 +30,10 @@ from nmt.config import Combine, DType, SearchConfig, choose, resolve
 from nmt.data.batch import bucket, pad, pad_source
 from nmt.data.languages import LanguagePair, find_directions
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast import freeze
 from nmt.model.fast.transfer import fetch
+from nmt.runtime.distributed import find_device, find_dtype, keep_freed_memory
 from nmt.search.hypotheses import ControlIds, Hypothesis, Live, SearchTask
 from nmt.search.search import BeamSearch, length_limits, occurrences, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper, Stepper

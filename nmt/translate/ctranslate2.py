@@ -22,9 +22,9 @@ import torch
 from nmt.checkpoint import load_export_info, load_tokenizer
 from nmt.config import DType, ExportFormat, SearchConfig
 from nmt.data.tokenizer import Tokenizers
-from nmt.distributed import find_device
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
-from nmt.metadata import read_json, to_dataclass
+from nmt.runtime.distributed import find_device
+from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.search.hypotheses import ControlIds, Hypothesis, score
 from nmt.search.search import check_prefixes, length_limits
 from nmt.translate.backend import LoadedModel, SearchRequest, directions_of

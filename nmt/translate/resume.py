@@ -25,7 +25,7 @@ from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
 from nmt.data.languages import DIRECTION
 from nmt.data.text import is_packed, packed
 from nmt.errors import ConfigError, NmtError
-from nmt.files import disk_errors, replace_file, sync, write_json
+from nmt.runtime.files import disk_errors, replace_file, sync, write_json
 from nmt.translate.lines import HashedInput, LineCounts, Window
 
 try:

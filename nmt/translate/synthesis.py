@@ -21,8 +21,8 @@ import numpy as np
 from nmt.config import SynthesisConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DamagedError
-from nmt.files import replace_file, write_json
-from nmt.metadata import read_json, to_dataclass
+from nmt.runtime.files import replace_file, write_json
+from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.translate.lines import HashedInput, LineCounts, LineResult, Window
 from nmt.translate.resume import PartState
 

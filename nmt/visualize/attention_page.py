@@ -10,7 +10,7 @@ from importlib import resources
 from pathlib import Path
 
 from nmt.config import VisualizeConfig
-from nmt.pages import page_templates
+from nmt.runtime.pages import page_templates
 from nmt.translate.attention import PairAttention
 from nmt.visualize.words import attention_of
 

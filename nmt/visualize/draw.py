@@ -12,7 +12,7 @@ from typing import Any
 
 from nmt.config import Picture, VisualizeConfig, resolve
 from nmt.errors import ConfigError, NmtError
-from nmt.files import replace_file
+from nmt.runtime.files import replace_file
 
 log = logging.getLogger(__name__)
 

@@ -18,10 +18,10 @@ from nmt import checkpoint, evaluate
 from nmt.config import DEFAULT_DATA_DIR, VisualizeConfig, resolve
 from nmt.data.binary import read_held_out, read_meta
 from nmt.data.languages import tag_lines
-from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError
-from nmt.pages import page_templates
 from nmt.preprocess.report import report_page as corpus_page
+from nmt.runtime.distributed import set_num_threads
+from nmt.runtime.pages import page_templates
 from nmt.translate.translator import Translator
 from nmt.visualize.attention_page import component
 from nmt.visualize.runs import CURVES, Records, read_metrics, read_report, read_settings, series

@@ -11,8 +11,8 @@ from nmt.checkpoint import checkpoint_update, list_checkpoints
 from nmt.config import VisualizeConfig, require, resolve
 from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.manifest import read_config, read_records, verify
-from nmt.metadata import read_json
+from nmt.runtime.manifest import read_config, read_records, verify
+from nmt.runtime.metadata import read_json
 from nmt.training.trackers import Feed, check_trackers
 from nmt.translate.translator import Translator
 from nmt.visualize.words import attention_figure

@@ -20,7 +20,7 @@ from matplotlib.figure import Figure
 
 from nmt.config import Theme
 from nmt.errors import ConfigError
-from nmt.files import replace_file
+from nmt.runtime.files import replace_file
 
 log = logging.getLogger(__name__)
 _FIRST_FONT = "DejaVu Sans"  # comes with matplotlib: Latin, Greek, Cyrillic, Arabic, Hebrew

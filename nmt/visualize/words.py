@@ -20,10 +20,10 @@ from nmt.data.batch import pad_source
 from nmt.data.languages import encode_sources, encode_starts
 from nmt.data.text import read_input
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import set_num_threads
 from nmt.errors import ConfigError, DataError
 from nmt.model.fast import FastTransformer
 from nmt.model.transformer import causal_mask
+from nmt.runtime.distributed import set_num_threads
 from nmt.search.hypotheses import ControlIds, Hypothesis, Live
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper

@@ -22,9 +22,9 @@ from nmt.config import (
     Schedule,
     TrainConfig,
 )
-from nmt.distributed import World
 from nmt.errors import NmtError
 from nmt.export.folder import export
+from nmt.runtime.distributed import World
 from nmt.training.train import train as train_model
 
 _UPDATE_TOKENS = {"cpu": 1000, "cuda": 16000}

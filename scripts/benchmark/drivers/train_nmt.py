@@ -11,8 +11,8 @@ from nmt.config import DType, TrainConfig, resolve
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
-from nmt.distributed import World
 from nmt.model.fast import packing
+from nmt.runtime.distributed import World
 from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
 from nmt.translate.lines import prefetch

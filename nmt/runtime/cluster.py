@@ -22,7 +22,7 @@ from typing import Any
 
 from nmt import __version__
 from nmt.errors import NmtError, PeerError
-from nmt.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, in_order
+from nmt.runtime.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, in_order
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20

@@ -18,8 +18,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from nmt.config import DType
-from nmt.cores import choose_threads
 from nmt.errors import ConfigError, DeviceError, PeerError, StoppedError
+from nmt.runtime.cores import choose_threads
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -17,7 +17,7 @@ from typing import Any
 import xxhash
 
 from nmt.errors import DamagedError
-from nmt.metadata import parse_yaml, read_json
+from nmt.runtime.metadata import parse_yaml, read_json
 
 log = logging.getLogger(__name__)
 

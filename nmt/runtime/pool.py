@@ -1,5 +1,6 @@
 """Workers that do one kind of work on many items: processes of this machine, or one of this process
-alone. Results come in the order of the items. `nmt/cluster.py` has workers on other machines.
+alone. Results come in the order of the items. `nmt/runtime/cluster.py` has workers on other
+machines.
 
 No process outlives the parent, even one that was killed.
 """

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from nmt.errors import NmtError
-from nmt.manifest import write_manifest
-from nmt.metadata import read_json
+from nmt.runtime.manifest import write_manifest
+from nmt.runtime.metadata import read_json
 
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
 _LEFTOVER = re.compile(r"(?:\.[A-Za-z0-9-]+)?\.\d+\.(?:tmp|old)$")
