@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import importlib.resources
 import math
 import re
 import typing
 from collections.abc import Iterator
+from enum import Enum
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +33,10 @@ from nmt.config import (
     SplitConfig,
     TokenizerConfig,
     TrainConfig,
+    TranslateConfig,
+    iterate_settings,
+    settings_to_compare,
+    settings_to_log,
 )
 from nmt.errors import ConfigError
 from nmt.export.folder import check_exportable
@@ -315,7 +321,8 @@ def test_a_bad_value_names_key_and_rule() -> None:
 def test_every_bound_of_a_range_is_exact() -> None:
     for schema in (ModelConfig, OptimizerConfig, SearchConfig, TrainConfig):
         for field in dataclasses.fields(schema):
-            low, high, above, below = field.metadata["range"]
+            bounds = field.metadata["range"]
+            low, high, above, below = bounds.low, bounds.high, bounds.above, bounds.below
             is_whole = isinstance(field.default, int)
             step = 1 if is_whole else 1e-4
             outside = [low is not None and low - step, high is not None and high + step]
@@ -349,3 +356,67 @@ def test_every_number_has_bounds_and_a_line_for_what_is_beyond() -> None:
                 schema(**{**base.get(schema.__name__, {}), name: value})
             assert "\n" not in str(caught.value)
     assert len(found) > 80
+
+
+# --- settings that change between a command and its resumption
+
+RESUMED = {  # commands that resume, with the settings of a first call
+    "preprocess": ["data.corpora.a.tsv=a.tsv", "data.corpora.a.valid.tsv=v.tsv"],
+    "train": ["mix.news=2", "stages.late.start=5", "stages.late.mix.news=1"],
+    "translate": [],
+    "distill": ["input=a"],
+    "backtranslate": ["input=a"],
+}
+
+
+def changed(value: Any) -> Any:
+    """Return a value that differs from `value`, of the same or a similar type."""
+    if isinstance(value, bool):
+        return not value
+    if isinstance(value, Enum):
+        return next(choice for choice in type(value) if choice is not value)
+    if isinstance(value, (int, float)):
+        return value + 1
+    return "changed"
+
+
+def test_every_setting_is_compared_on_resume_as_it_declares() -> None:
+    for name, arguments in RESUMED.items():
+        first = composed(name, *arguments)
+        before = settings_to_compare(first)
+        for key, value, on_resume in list(iterate_settings(first)):
+            resumed = copy.deepcopy(first)
+            parent: Any = resumed
+            *groups, last = key.split(".")
+            for group in groups:
+                parent = parent[group] if isinstance(parent, dict) else getattr(parent, group)
+            if isinstance(parent, dict):
+                parent[last] = changed(value)
+            else:
+                setattr(parent, last, changed(value))
+            is_equal = settings_to_compare(resumed) == before
+            assert is_equal == (on_resume == "free"), (name, key)
+            assert (key in settings_to_log(first)) == (on_resume == "log"), (name, key)
+
+
+def test_settings_declare_their_behavior_on_resume() -> None:
+    def behaviors(name: str) -> dict[str, str]:
+        settings = iterate_settings(composed(name, *RESUMED[name]))
+        return {key: on_resume for key, _, on_resume in settings}
+
+    train = behaviors("train")
+    assert train["model.d_model"] == train["mix.news"] == train["stages.late.mix.news"] == "refuse"
+    assert train["max_updates"] == train["dtype"] == "log"
+    assert train["search.beam_size"] == train["keep_last"] == train["device"] == "free"
+    translate = behaviors("translate")
+    assert translate["beam_size"] == translate["dtype"] == translate["format"] == "refuse"
+    assert translate["num_threads"] == translate["max_tokens"] == translate["model_dir"] == "free"
+    preprocess = behaviors("preprocess")
+    assert preprocess["data.corpora.a.weight"] == preprocess["scheduler"] == "free"
+    assert preprocess["data.corpora.a.tsv"] == preprocess["tokenizer.type"] == "refuse"
+
+
+def test_commands_that_override_search_settings_take_all_of_them() -> None:
+    search = {field.name for field in dataclasses.fields(SearchConfig)}
+    translate = {field.name for field in dataclasses.fields(TranslateConfig)}
+    assert search <= translate

@@ -5,7 +5,6 @@ their experiment, data are prepared by training, sweeps keep their runs apart.
 from __future__ import annotations
 
 import io
-import json
 import re
 import shlex
 import subprocess
@@ -117,40 +116,11 @@ def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
     assert done.returncode == 0, words
 
 
-@pytest.mark.slow
-def test_a_data_folder_remembers_its_experiment_and_another_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+def test_training_uses_an_existing_data_folder_whatever_the_settings_of_data_say(
+    toy_data: Path,
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
-    write_experiment(tmp_path / "same.yaml", tmp_path / "corpus", run_dir="runs/same")
-    write_experiment(tmp_path / "other.yaml", tmp_path / "other")
-    assert command("preprocess", "experiment=mine.yaml") == 0
-    made_of = json.loads(Path("data/mine/meta.json").read_text(encoding="utf-8"))["made_of"]
-    assert made_of["experiment"] == "mine.yaml"
-    assert check_data("experiment=mine.yaml", "seed=3") == check_data("data_dir=data/mine") == ""
-    assert check_data("experiment=same.yaml") == ""  # the same data
-    for arguments, *expected in (
-        (["experiment=other.yaml"], "data/mine was made of other data (data.test.src was", "other"),
-        (["experiment=mine.yaml", "vocab_size=320"], "tokenizer.vocab_size was 310, is 320"),
-        (["experiment=copy", "data_dir=data/mine"], "data.corpus was unset, is copy", " more); ch"),
-        (["data.train.src=a", "data.train.tgt=b", "data_dir=data/mine"], "data.test.src was"),
-    ):
-        error = check_data(*arguments)
-        assert all(part in error for part in expected), error
-        assert "choose another data_dir, or make it again with: " in error
-    # own text, without an experiment, and a recipe made for text of the same kind
-    arguments = [a for a in write_corpus(tmp_path) if not a.startswith("data_dir=")]
-    assert command("preprocess", *arguments) == 0
-    assert command("preprocess", *arguments, "data.tgt_lang=fr") == 2
-    assert "data/prepared holds other data (data.tgt_lang was de, is fr)" in capfd.readouterr().err
-    assert check_data("experiment=multi30k", "data_dir=data/prepared") == ""
-    assert "data.corpus was unset" in check_data("experiment=copy", "data_dir=data/prepared")
-
-
-def test_training_on_a_data_folder_of_other_data_is_refused(toy_data: Path) -> None:
-    error = check_data(f"data_dir={toy_data}", "data.train.src=a", "data.train.tgt=b")
-    assert f"{toy_data} was made of other data (data.test.src was" in error
+    for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
+        assert check_data(f"data_dir={toy_data}", *arguments) == ""
 
 
 @pytest.mark.slow
@@ -243,14 +213,16 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
 ) -> None:
     base = ["valid_bleu=false", "optimizer.warmup_steps=2", "log_every_updates=1"]
     for schedule, then in (
-        ("cosine", "goes on by the curve that ends there"),
-        ("noam", "on its curve"),
+        ("cosine", "the learning rate now falls until update 8"),
+        ("noam", "does not change the learning rate"),
     ):
         run, options = tmp_path / schedule, [*base, f"optimizer.schedule={schedule}"]
         assert train(toy_data, run, *options, "max_updates=4") == 0
         assert "the run ends: 4 updates are done; a larger max_updates" in capfd.readouterr().err
         assert train(toy_data, run, *options, "max_updates=8") == 0
-        assert re.search(f"max_updates was 4, is 8: .*{then}", capfd.readouterr().err)
+        error = capfd.readouterr().err
+        assert "resuming with a changed setting: max_updates was 4, is 8" in error
+        assert then in error
         rates = [record["learning_rate"] for record in read_records(run, "nll")]
         assert len(rates) == 8
         assert (rates[3] < rates[4]) == (schedule == "cosine")

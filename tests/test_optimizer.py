@@ -102,7 +102,7 @@ def test_settings_that_contradict_each_other_are_refused() -> None:
         ({"schedule": COSINE, "peak_learning_rate": 0.0}, "must be above 0"),
         (given_and_scaled, r"set optimizer\.learning_rate_scale=1"),
         ({"weight_decay": 0.1}, r"weight_decay=0\.1: needs optimizer\.name=adamw"),
-        ({"weight_decay": -0.1, "name": ADAMW}, "must not be negative"),
+        ({"weight_decay": -0.1, "name": ADAMW}, "must be at least 0"),
         ({"schedule": Schedule.wsd, "decay_share": 0.0}, "must be above 0"),
     ]
     for settings, rule in refused:

@@ -71,8 +71,7 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
             raise DataError(f"{path} is the input, or no output of ours; give output=FOLDER")
     shared = {field.name: getattr(config, field.name) for field in fields(TranslationConfig)}
     work = TranslationJob(TranslateConfig(**shared | {"input": "-", "output": "-"}))
-    own = {"max_ratio": config.max_ratio, "max_repeats": config.max_repeats}
-    job = {**describe_job(work.config, work.search), **own, "is_reversed": is_reversed}
+    job = {**describe_job(config, work.search), "is_reversed": is_reversed}
     has_stream = any(map(is_stream, files))
     counts = None if has_stream else read_counts(folder, job, lambda: _read(files))
     is_named = config.output != type(config).output

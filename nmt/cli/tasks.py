@@ -29,11 +29,10 @@ log = logging.getLogger(__name__)
 
 def preprocess(config: PreprocessConfig) -> None:
     """Make the data folder, print its report and log what comes next."""
-    from nmt.cli.data_folder import check_replaced, train_command
+    from nmt.cli.data_folder import train_command
     from nmt.preprocess.prepare import prepare
     from nmt.preprocess.report import report_table
 
-    check_replaced(config)
     print(report_table(prepare(config)))
     if not config.report_only:
         log.info("wrote %s; next: %s", config.data_dir, train_command(config))

@@ -1,13 +1,18 @@
 """Every setting of every command: its type, default, unit, range and contradictions.
 
-The dataclasses are the truth; the YAML under `configs/` only holds what differs from them. The
-defaults are the recipe of the base model in "Attention Is All You Need" (Vaswani et al., 2017).
-This package imports neither Hydra nor torch. A new setting is a field of its dataclass; other
-packages import from `nmt.config` alone.
+The dataclasses are the single source of settings; the YAML under `configs/` only holds what differs
+from them. The defaults are the recipe of the base model in "Attention Is All You Need" (Vaswani et
+al., 2017). This package imports neither Hydra nor torch. Other packages import from `nmt.config`
+alone.
 """
 
+from nmt.config.evaluate import *
+from nmt.config.export import *
+from nmt.config.model import *
 from nmt.config.options import *
 from nmt.config.preprocess import *
+from nmt.config.runtime import *
+from nmt.config.search import *
 from nmt.config.serve import *
 from nmt.config.training import *
 from nmt.config.translate import *

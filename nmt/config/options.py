@@ -1,107 +1,172 @@
-"""How a setting is declared and checked, and the choices that several commands share."""
+"""How a setting is declared, checked and compared when a command resumes its work."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import field, fields
+from collections.abc import Iterator
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from nmt.errors import ConfigError, nearest
 
 DEFAULT_DATA_DIR = "data/prepared"
 DEFAULT_RUN_DIR = "runs/default"
-MOST = 10**9  # of a number whose range has no upper bound of its own
+MAX_NUMBER = 10**9  # upper bound of numbers without a bound of their own
 LARGEST_SEED = 2**63 - 1
-CORES = "CPU threads; 0: the cores that are idle at the start"
-NUMBER_FORMAT = "of matrix multiplications: float32, bfloat16, float16, auto"
-VERIFY = "compare files with the checksums in the manifest of their folder"
 E = TypeVar("E", bound=Enum)
 
-
-class DType(str, Enum):
-    """Number format of matrix multiplications; weights, softmax, loss and scores stay float32."""
-
-    auto = "auto"  # bfloat16 where the GPU has it, float32 elsewhere
-    float32 = "float32"
-    bfloat16 = "bfloat16"
-    float16 = "float16"  # training scales the loss, since small gradients would become zero
-
-
-class Normalization(str, Enum):
-    """What the log-probability of a hypothesis is divided by (docs/search.md)."""
-
-    wu = "wu"  # ((5 + length) / 6)^length_penalty, Wu et al. (2016), equation 14
-    average = "average"  # its length
-    none = "none"
+# What a command does with earlier work when the value of a setting has changed since:
+# "refuse": not continue it (nmt-train stops with an error, other commands start over and say so),
+# "log": continue and log the change, "free": continue.
+OnResume = Literal["refuse", "log", "free"]
 
 
 class OutputFormat(str, Enum):
-    """How results are written to stdout."""
+    """Format of the results on stdout."""
 
     text = "text"
     json = "json"
 
 
-def option(default: Any, help: str, **bounds: float) -> Any:
-    """Declare a setting: its default (for a type what it constructs), the line of `--help`, and its
-    range: `low` and `high` are in it, `above` and `below` are not; `check_ranges` applies them.
+@dataclass(frozen=True)
+class Range:
+    """Values that a number may have: `low` and `high` are included, `above` and `below` are not."""
+
+    low: float | None = None
+    high: float | None = None
+    above: float | None = None
+    below: float | None = None
+
+    def contains(self, value: float) -> bool:
+        """Return whether `value` is in the range; NaN is in none."""
+        return (
+            (self.low is None or value >= self.low)
+            and (self.above is None or value > self.above)
+            and (self.high is None or value <= self.high)
+            and (self.below is None or value < self.below)
+        )
+
+    def __str__(self) -> str:
+        """Say what a value must be, for an error message."""
+        if self.above is not None:
+            limit = "" if self.high is None else f" and at most {self.high}"
+            return f"must be above {self.above}{limit}"
+        if self.high is not None:
+            return f"must be from {self.low} to {self.high}"
+        if self.below is not None:
+            return f"must be from {self.low} to below {self.below}"
+        return f"must be at least {self.low}"
+
+
+def option(
+    default: Any,
+    help: str,
+    *,
+    on_resume: OnResume | None = None,
+    low: float | None = None,
+    high: float | None = None,
+    above: float | None = None,
+    below: float | None = None,
+) -> Any:
+    """Declare a setting.
+
+    `default` is its default value, or the dataclass or dict type that constructs it. `help` is its
+    line in `--help`. `on_resume` says what happens when the value has changed since the work that a
+    command resumes; None takes the declaration of the group that holds the setting, and "refuse"
+    where no group has one. The other parameters are the bounds of a number, see `Range`.
     """
-    names = ("low", "high", "above", "below")
-    assert set(bounds) <= set(names)
-    metadata = {"help": help, "range": tuple(map(bounds.get, names))}
-    if isinstance(default, (list, type)):
-        factory = default.copy if isinstance(default, list) else default
-        return field(default_factory=factory, metadata=metadata)
+    bounds = Range(low=low, high=high, above=above, below=below)
+    metadata = {"help": help, "range": bounds, "on_resume": on_resume}
+    if isinstance(default, type):
+        return field(default_factory=default, metadata=metadata)
+    if isinstance(default, list):
+        return field(default_factory=default.copy, metadata=metadata)
     return field(default=default, metadata=metadata)
 
 
 def check_ranges(config: Any, prefix: str = "") -> None:
-    """Raise a `ConfigError` for the first number of `config` that is out of its range; null is in
-    every range, NaN in none.
+    """Raise a `ConfigError` for the first number of `config` that is out of its range.
+
+    None is in every range. Numbers without an upper bound end at `MAX_NUMBER`, beyond which sums
+    and products of settings could overflow.
     """
     for setting in fields(config):
         value = getattr(config, setting.name)
-        low, high, above, below = setting.metadata["range"]
-        if value is None or not isinstance(value, (int, float)) or isinstance(value, bool):
+        if not isinstance(value, (int, float)) or isinstance(value, bool):
             continue
-        if high is below is None:  # numbers beyond it end badly, and nobody needs them
-            require(abs(value) <= MOST, prefix + setting.name, value, f"must be at most {MOST:,}")
-        if low is above is None:  # no range has an upper bound alone
-            continue
-        is_valid = value >= low if above is None else value > above
-        rule = "must not be negative" if low == 0 else f"must be at least {low}"
-        if above is not None:
-            rule = f"must be above {above}" + ("" if high is None else f" and at most {high}")
-        elif high is not None:
-            rule = f"must be from {low} to {high}"
-        elif below is not None:
-            rule = f"must be from {low} to below {below}"
-            is_valid = is_valid and value < below
-        is_valid = is_valid and (high is None or value <= high)
-        require(is_valid, prefix + setting.name, value, rule)
+        key, bounds = prefix + setting.name, setting.metadata["range"]
+        if bounds.high is None and bounds.below is None:
+            require(abs(value) <= MAX_NUMBER, key, value, f"must be at most {MAX_NUMBER:,}")
+        require(bounds.contains(value), key, value, str(bounds))
 
 
-def require(valid: bool, key: str, value: object, rule: str) -> None:
-    """Raise a `ConfigError` that names key, value and rule unless `valid`."""
-    if not valid:
-        shown = value.value if isinstance(value, Enum) else value
-        raise ConfigError(f"{key}={shown}: {rule}")
+def require(condition: bool, key: str, value: object, rule: str) -> None:
+    """Raise a `ConfigError` that names key, value and rule unless `condition` holds."""
+    if not condition:
+        text = value.value if isinstance(value, Enum) else value
+        raise ConfigError(f"{key}={text}: {rule}")
 
 
-def choose(kind: type[E], key: str, value: str | E) -> E:
-    """Return the choice that `value` names; raise a `ConfigError` that names key and choices."""
+def choose(choices: type[E], key: str, value: str | E) -> E:
+    """Return the member of an enum that `value` names; raise a `ConfigError` that lists them."""
     try:
-        return kind(value)
+        return choices(value)
     except ValueError:
-        names = [choice.value for choice in kind]
+        names = [choice.value for choice in choices]
         raise ConfigError(f"{key}={value}: no such choice; {nearest(str(value), names)}") from None
 
 
-def unnamed(stream: str) -> str:
-    """Return - for a name that Unix has for stdin or stdout, which may be no file to open."""
-    return "-" if stream in ("/dev/stdin", "/dev/stdout", "/dev/fd/0", "/dev/fd/1") else stream
+# --- what a resumed command compares
+
+
+def iterate_settings(
+    config: Any, prefix: str = "", on_resume: OnResume = "refuse"
+) -> Iterator[tuple[str, Any, OnResume]]:
+    """Yield the dotted key, the value and the behavior on resume of every setting of `config`.
+
+    Settings of groups follow, also those of groups that the user names: `data.corpora.news.weight`.
+    """
+    for setting in fields(config):
+        key, value = prefix + setting.name, getattr(config, setting.name)
+        behavior = setting.metadata["on_resume"] or on_resume
+        members = value if isinstance(value, dict) else {}
+        if is_dataclass(value):
+            yield from iterate_settings(value, f"{key}.", behavior)
+        elif not isinstance(value, dict):
+            yield key, value, behavior
+        for name, member in members.items():
+            if is_dataclass(member):
+                yield from iterate_settings(member, f"{key}.{name}.", behavior)
+            else:
+                yield f"{key}.{name}", member, behavior
+
+
+def settings_to_compare(config: Any) -> dict[str, Any]:
+    """Return the settings of `config` that are not free on resume, by key, as primitives."""
+    settings = iterate_settings(config)
+    return {key: _to_primitive(value) for key, value, on_resume in settings if on_resume != "free"}
+
+
+def settings_to_log(config: Any) -> set[str]:
+    """Return the keys of settings whose changes a resumed command logs."""
+    return {key for key, _, on_resume in iterate_settings(config) if on_resume == "log"}
+
+
+def _to_primitive(value: Any) -> Any:
+    """Return enums as their values, and lists as text, for JSON and for `torch.load`."""
+    if isinstance(value, list):
+        return ",".join(str(_to_primitive(item)) for item in value)
+    return value.value if isinstance(value, Enum) else value
+
+
+# --- paths
+
+
+def normalize_stream(name: str) -> str:
+    """Return `-` for the names that Unix has for stdin and stdout, which not all can be opened."""
+    return "-" if name in ("/dev/stdin", "/dev/stdout", "/dev/fd/0", "/dev/fd/1") else name
 
 
 def resolve(path: str | Path) -> Path:

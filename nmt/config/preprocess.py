@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, check_ranges, option, require
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
-# settings that change no byte of a shard; weights and temperature stand in the index alone
-WITHOUT_EFFECT = ("data_dir", "experiment", "num_threads", "scheduler", "report_only")
 _RESERVED = re.compile("<pad>|<unk>|<s>|</s>|<0x[0-9A-F]{2}>")  # pieces of every tokenizer
 
 
@@ -126,7 +122,12 @@ class HeldOutConfig(SplitConfig):
 class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
-    weight: float = option(1.0, "times that an epoch contains each pair; 0 leaves it out", low=0)
+    weight: float = option(  # stands in the index of the data folder alone
+        1.0,
+        "how often an epoch contains each pair; 0 leaves the corpus out",
+        low=0,
+        on_resume="free",
+    )
     src_lang: str | None = option(None, "its source language, where corpora differ")
     tgt_lang: str | None = option(None, "its target language, where corpora differ; sets src_tag")
     src_tag: str | None = option(None, "symbol before every source, for example <2de>")
@@ -187,11 +188,18 @@ class DataConfig:
     context: int = option(
         0, "lines before each pair, on both sides, at most; <sep> between", low=0, high=100
     )
-    temperature: float = option(1.0, "evens out the corpora: weight * size^(1/temperature)", low=1)
+    temperature: float = option(  # stands in the index of the data folder alone
+        1.0,
+        "above 1: evens out the corpora: weight * size^(1/temperature)",
+        low=1,
+        on_resume="free",
+    )
     valid: HeldOutConfig = option(HeldOutConfig, "validation pairs")
     test: HeldOutConfig = option(HeldOutConfig, "test pairs, copied as text into the data folder")
     invalid: Invalid = option(Invalid.error, "lines that are not UTF-8: error, replace or drop")
-    made_by: str | None = option(None, "command that makes the files, named when they are missing")
+    made_by: str | None = option(
+        None, "command that makes the files, named when they are missing", on_resume="free"
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self, "data.")
@@ -260,44 +268,25 @@ class PreprocessConfig:
     data: DataConfig = option(DataConfig, "the corpus")
     tokenizer: TokenizerConfig = option(TokenizerConfig, "the subword model")
     filter: FilterConfig = option(FilterConfig, "which training pairs are left out")
-    data_dir: str = option(DEFAULT_DATA_DIR, "folder to write")
-    experiment: str | None = option(None, "name or YAML file; the data folder remembers it")
+    data_dir: str = option(DEFAULT_DATA_DIR, "folder to write", on_resume="free")
+    experiment: str | None = option(
+        None, "name or YAML file of settings for all commands", on_resume="free"
+    )
     max_length: int = option(256, "longest training sentence, in tokens, EOS included", low=2)
     keep_text: bool = option(False, "store the text with the ids (columns src_text, tgt_text)")
-    report_only: bool = option(False, "read the corpus, print the report, write nothing else")
+    report_only: bool = option(
+        False, "read the corpus, print the report, write nothing else", on_resume="free"
+    )
     shard_pairs: int = option(100_000, "pairs read for one file of the data folder", low=1)
     scheduler: str | None = option(
-        None, "Dask scheduler whose workers share the work, for example tcp://host:8786"
+        None,
+        "address of a Dask scheduler whose workers share the work, such as tcp://host:8786",
+        on_resume="free",
     )
     seed: int = option(0, "for sampling and data=copy", low=0, high=LARGEST_SEED)
-    num_threads: int = option(0, "processes that encode; 0: one per CPU core", low=0, high=1024)
+    num_threads: int = option(
+        0, "processes that encode; 0: one per CPU core", low=0, high=1024, on_resume="free"
+    )
 
     def __post_init__(self) -> None:
         check_ranges(self)
-
-
-def describe(config: PreprocessConfig) -> dict[str, str]:
-    """Return what a data folder remembers of how it was made: its experiment, and as text the
-    settings that are not the defaults, by their names.
-    """
-    given, defaults = _flat(asdict(config)), _flat(asdict(PreprocessConfig()))
-    left_out = {*WITHOUT_EFFECT, "data.made_by"} - {"experiment"}
-    return {k: v for k, v in given.items() if v != defaults.get(k) and k not in left_out}
-
-
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, str]:
-    """Return the leaves of nested dicts as text, by their dotted names."""
-    leaves: dict[str, str] = {}
-    for name, value in tree.items():
-        inner = isinstance(value, dict)
-        text = str(getattr(value, "value", value))
-        leaves |= _flat(value, f"{prefix}{name}.") if inner else {f"{prefix}{name}": text}
-    return leaves
-
-
-def find_changes(made_of: Mapping[str, str], config: PreprocessConfig) -> list[str]:
-    """Return how the data that `config` means differs from what a data folder was made of."""
-    now = describe(config)
-    keys = sorted({*made_of, *now} - {"experiment"})
-    pairs = {key: (made_of.get(key, "unset"), now.get(key, "unset")) for key in keys}
-    return [f"{key} was {old}, is {new}" for key, (old, new) in pairs.items() if old != new]

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.config.options import CORES, DEFAULT_RUN_DIR, VERIFY, DType, check_ranges, option, require
-from nmt.config.translate import Engine
+from nmt.config.options import DEFAULT_RUN_DIR, check_ranges, option, require
+from nmt.config.runtime import InferenceConfig
 
 
 @dataclass(kw_only=True)
-class ServeConfig:
+class ServeConfig(InferenceConfig):
     """Settings of `nmt-serve`."""
 
     model_dir: list[str] = option(
         [DEFAULT_RUN_DIR],
         "run, checkpoint or model folders, each of one or more language pairs: [a,b]",
     )
-    backend: Engine = option(
-        Engine.native, "native, or ctranslate2 for folders that nmt-export wrote"
-    )
-    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    dtype: DType = option(
-        DType.float32, "number format of matrix products: float32, bfloat16, float16, auto"
-    )
-    num_threads: int = option(0, CORES, low=0, high=1024)
     num_workers: int | None = option(
         None,
         "processes that search with backend=native on a CPU of Linux and share num_threads; 0: "
@@ -31,7 +23,6 @@ class ServeConfig:
         low=0,
         high=1024,
     )
-    verify: bool = option(True, VERIFY)
     host: str = option("127.0.0.1", "address to listen on; 0.0.0.0 is every IPv4 address")
     port: int = option(5000, "port to listen on; 0 takes a free one and logs it", low=0, high=65535)
     trusted_proxies: str = option(

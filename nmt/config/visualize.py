@@ -6,8 +6,10 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
+from nmt.config.model import ModelConfig
 from nmt.config.options import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, check_ranges, option, require
-from nmt.config.training import ModelConfig, TrackerName
+from nmt.config.runtime import RuntimeConfig
+from nmt.config.training import TrackerName
 
 
 class Picture(str, Enum):
@@ -44,7 +46,7 @@ class AttentionKind(str, Enum):
 
 
 @dataclass(kw_only=True)
-class VisualizeConfig:
+class VisualizeConfig(RuntimeConfig):
     """Settings of `nmt-visualize`."""
 
     what: Picture | None = option(None, "what to draw; null lists what there is")
@@ -76,8 +78,6 @@ class VisualizeConfig:
     num_sentences: int = option(
         0, "what=checkpoints, upload: validation pairs whose attention is drawn", low=0
     )
-    device: str = option("auto", "auto, cpu, cuda, cuda:1, mps")
-    num_threads: int = option(0, "CPU threads; 0: the cores that are idle at the start", low=0)
 
     def __post_init__(self) -> None:
         check_ranges(self)

@@ -11,7 +11,7 @@ import re
 import typing
 from typing import Any
 
-from nmt.config.options import DType
+from nmt.config.runtime import DType
 
 _OURS = {  # our key, or the end of it: the words of others
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",

@@ -78,7 +78,6 @@ class DataInfo:
     vocab_size: int = 0  # of the target
     tokenizer_sha256: str = ""
     max_length: int = 0
-    made_of: dict[str, str] = field(default_factory=dict)  # experiment and settings
     temperature: float = 1.0
     src_vocab_size: int | None = None  # where the source has a vocabulary of its own
     splits: dict[str, list[CorpusIndex]] = field(default_factory=dict)  # version 1 has none
@@ -225,6 +224,7 @@ def read_meta(data_dir: Path) -> DataInfo:
     verify(data_dir, "meta.json")
     meta = read_json(path)
     version = pop_version(meta, path, FORMAT_VERSION)
+    meta.pop("made_of", None)  # in data folders that an earlier version wrote
     return to_dataclass(DataInfo, {"format_version": version, **meta}, path)
 
 

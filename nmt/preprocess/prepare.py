@@ -16,7 +16,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from nmt.config import PreprocessConfig, describe, resolve
+from nmt.config import PreprocessConfig, resolve
 from nmt.data.binary import CorpusIndex, ShardFile, write_index
 from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
@@ -121,7 +121,6 @@ def _merge(
         "vocab_size": tokenizers.tgt.vocab_size,
         "tokenizer_sha256": tokenizers.sha256,
         "max_length": job.config.max_length,
-        "made_of": describe(job.config),
     }
     if tokenizers.src_vocab_size is not None:
         meta["src_vocab_size"] = tokenizers.src_vocab_size

@@ -12,7 +12,7 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock, Timeout
 
-from nmt.config import WITHOUT_EFFECT, PreprocessConfig, resolve
+from nmt.config import PreprocessConfig, resolve, settings_to_compare
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.runtime.cluster import open_workers
@@ -39,7 +39,7 @@ log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
 _JOB, _LOCK = "job.json", "lock"
-_FORMAT = 4  # of the work folder
+_FORMAT = 5  # of the work folder
 
 
 @dataclass(frozen=True)
@@ -52,11 +52,10 @@ class Job:
     held_out: Mapping[str, list[Source]]  # of valid and test
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return what decides the bytes of the data folder: settings, inputs and given models."""
-        settings = {k: v for k, v in asdict(self.config).items() if k not in WITHOUT_EFFECT}
-        del settings["data"]["made_by"], settings["data"]["temperature"]
-        for corpus in settings["data"]["corpora"].values():
-            del corpus["weight"]
+        """Return the settings, input files and tokenizers that decide the bytes of a data folder.
+
+        The settings are those that declare `on_resume="refuse"`, the default.
+        """
         given = [self.config.tokenizer.model, self.config.tokenizer.tgt_model]
         models = [
             file
@@ -68,7 +67,7 @@ class Job:
         status = {str(path): path.stat() for source in sources for path in source.paths}
         return {
             "format": _FORMAT,
-            **settings,
+            **settings_to_compare(self.config),
             "inputs": {path: [s.st_size, s.st_mtime_ns] for path, s in status.items()},
             "models": [hashlib.sha256(path.read_bytes()).hexdigest() for path in models],
         }

@@ -11,7 +11,7 @@ import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,15 @@ from torch import Tensor
 
 from nmt import checkpoint
 from nmt.checkpoint import checkpoint_dir, list_checkpoints
-from nmt.config import Part, Schedule, SearchConfig, TrainConfig, resolve
+from nmt.config import (
+    Part,
+    Schedule,
+    SearchConfig,
+    TrainConfig,
+    resolve,
+    settings_to_compare,
+    settings_to_log,
+)
 from nmt.data.binary import DataInfo
 from nmt.data.mixing import Mix
 from nmt.data.tokenizer import Tokenizer, Tokenizers
@@ -116,44 +124,44 @@ def seed_update(seed: int, state: TrainerState, rank: int) -> None:
 
 
 def fingerprint(config: TrainConfig, meta: DataInfo, mixes: dict[int, Mix]) -> dict[str, Any]:
-    """Return what must not change between the parts of one run, as flat names and primitives;
-    `mixes` are by the number of updates after which they begin.
+    """Return the data and the settings that a resumed run is compared with, as primitives.
+
+    `mixes` holds the effective weights of the corpora by the update after which they apply. The
+    settings are those that declare `on_resume="refuse"`, the default, or "log".
     """
-    flat: dict[str, Any] = {
+    mixtures = [f"after update {update}: {mix}" for update, mix in mixes.items()]
+    return {
         "data": meta.data_sha256[:16],
         "tokenizer": meta.tokenizer_sha256[:16],
+        "mixture": "; ".join(mixtures),
+        **settings_to_compare(config),
     }
-    flat["mix"], *stages = [f"from {at} on {mix}" if at else str(mix) for at, mix in mixes.items()]
-    flat["stages"] = ", ".join(stages)
-    names = "seed max_tokens tokens_per_update label_smoothing ema_decay init_from max_updates"
-    names += " adapter_rank r_drop subword_sampling"
-    flat |= {name: getattr(config, name) for name in names.split()}
-    flat["adapter"] = config.adapter.value
-    flat["freeze"] = ",".join(sorted(part.value for part in config.freeze))
-    for group in ("model", "optimizer", "noise"):
-        for name, value in asdict(getattr(config, group)).items():
-            flat[f"{group}.{name}"] = getattr(value, "value", value)
-    return flat
 
 
 def check_fingerprint(folder: str, saved: dict[str, Any], now: dict[str, Any]) -> None:
-    """Raise a `ConfigError` that names what differs between a checkpoint and this run, which may be
-    longer or shorter.
+    """Compare the fingerprint of a checkpoint with the one of this run.
+
+    Log changes of settings that declare `on_resume="log"`; raise a `ConfigError` for other changes.
     """
-    # a checkpoint of an older nmt lacks newer settings
-    changed = [key for key in now if key in saved and saved[key] != now[key]]
-    if "max_updates" in changed:
-        changed.remove("max_updates")
-        text = "max_updates was %d, is %d: the learning rate "
-        is_endless = Schedule(now["optimizer.schedule"]) in (Schedule.noam, Schedule.inverse_sqrt)
-        then = "stays on its curve" if is_endless else "goes on by the curve that ends there"
-        log.info(text + then, saved["max_updates"], now["max_updates"])
-    if changed:
-        differences = ", ".join(f"{key} was {saved[key]}, is {now[key]}" for key in changed)
+    defaults = settings_to_compare(TrainConfig())  # of settings that one of the two does not have
+    before, after = defaults | saved, defaults | now
+    changed = [key for key in now | before if before.get(key) != after.get(key)]
+    changes = {key: f"{key} was {before.get(key)}, is {after.get(key)}" for key in changed}
+    logged = settings_to_log(TrainConfig())
+    refused = [change for key, change in changes.items() if key not in logged]
+    if refused:
         raise ConfigError(
-            f"{folder} belongs to another run ({differences}); choose another run_dir, "
-            "or give these settings their old values to go on"
+            f"{folder} belongs to another run ({', '.join(refused)}); choose another run_dir, "
+            "or give these settings their old values to resume it"
         )
+    for key in sorted(logged & changes.keys()):
+        log.info("resuming with a changed setting: %s", changes[key])
+    if "max_updates" in changed:
+        schedule = Schedule(now["optimizer.schedule"])
+        if schedule in (Schedule.noam, Schedule.inverse_sqrt):
+            log.info("max_updates does not change the learning rate of schedule=%s", schedule.value)
+        else:
+            log.info("the learning rate now falls until update %d", now["max_updates"])
 
 
 # --- reading

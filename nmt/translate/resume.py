@@ -21,8 +21,7 @@ from typing import Any
 
 from nmt import __version__
 from nmt.checkpoint import find_model
-from nmt.config import Engine, SearchConfig, TranslateConfig, resolve
-from nmt.data.languages import DIRECTION
+from nmt.config import Engine, SearchConfig, TranslationConfig, resolve, settings_to_compare
 from nmt.data.text import is_packed, packed
 from nmt.errors import ConfigError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
@@ -39,24 +38,20 @@ _FORMAT_VERSION = 1
 _SAVE_SECONDS = 1.0  # between two states on disk, at least
 
 
-def describe_job(config: TranslateConfig, search: SearchConfig) -> dict[str, Any]:
-    """Return all that decides what is written, but the input.
+def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
+    """Return the models and the settings that a resumed job is compared with.
 
-    `max_tokens`, `device` and `num_threads` are left out: they may change when a job is resumed.
+    The settings are those of `config` that declare `on_resume="refuse"`, the default, and the ones
+    of `search`, which replace settings that `config` leaves to the model.
     """
     folders = [resolve(folder) for folder in config.model_dir]
     if config.backend is Engine.native:
         folders = [find_model(folder) for folder in folders]
-    names = ("n_best", "context", "format", "too_long", "max_source_length", "window_lines")
     return {
         "nmt": __version__,
         "model": [_fingerprint(folder) for folder in folders],
-        "prefixes": config.prefixes is not None,
-        **{
-            name: getattr(config, name)
-            for name in (*names, "backend", "dtype", "combine", *DIRECTION)
-        },
-        **asdict(search),
+        **settings_to_compare(config),
+        **settings_to_compare(search),
     }
 
 

@@ -1,0 +1,102 @@
+"""Settings of `nmt-evaluate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nmt.config.options import OutputFormat, check_ranges, option, require
+from nmt.config.runtime import RuntimeConfig
+from nmt.errors import ConfigError
+
+# settings that only count with another one
+_ONLY_WITH_MODEL = ("src", "split", "src_lang", "device")
+_ONLY_WITH_BASELINE = ("method", "num_samples", "seed")
+
+
+class Metric(str, Enum):
+    """Metrics with sacreBLEU's defaults: 0 to 100, and higher is better, except for TER.
+
+    BLEU (Papineni et al., 2002); chrF2 (Popović, 2015); chrF2++ (Popović, 2017), which adds word
+    uni- and bigrams; TER (Snover et al., 2006), edits per 100 reference words split at spaces.
+    """
+
+    bleu = "bleu"
+    chrf = "chrf"
+    chrfpp = "chrfpp"
+    ter = "ter"
+
+
+class HeldOutSplit(str, Enum):
+    """Held-out sets of a data folder."""
+
+    test = "test"
+    valid = "valid"
+
+
+class Method(str, Enum):
+    """How the significance of a difference is tested."""
+
+    bootstrap = "bootstrap"  # Koehn (2004)
+    approximate_randomization = "approximate_randomization"  # Riezler and Maxwell (2005)
+
+
+@dataclass(kw_only=True)
+class EvaluateConfig(RuntimeConfig):
+    """Settings of `nmt-evaluate`."""
+
+    hypotheses: str | None = option(None, "detokenized translations, one per line; -: stdin")
+    references: list[str] = option([], "reference files, aligned line by line: r.de or [r1,r2]")
+    baseline: str | None = option(None, "translations of another system to compare with")
+    model_dir: list[str] | None = option(None, "model (or ensemble [a,b]) that translates src")
+    src: str | None = option(None, "source text for model_dir")
+    data_dir: str | None = option(None, "data folder whose test set model_dir translates instead")
+    split: HeldOutSplit = option(HeldOutSplit.test, "test or valid set of data_dir")
+    metrics: list[Metric] = option(
+        [Metric.bleu, Metric.chrf, Metric.ter], "bleu, chrf, chrfpp, ter"
+    )
+    src_lang: str = option("", "source language, if the model has several")
+    tgt_lang: str = option("", "target language; chooses BLEU's tokenizer, by default 13a")
+    tokenize: str | None = option(None, "name of a BLEU tokenizer of sacreBLEU instead")
+    lowercase: bool = option(False, "ignore case, as TER always does")
+    method: Method = option(
+        Method.approximate_randomization,
+        "significance test: approximate_randomization, or bootstrap, to compare with p=0.025",
+    )
+    num_samples: int = option(1000, "resamples of the significance test", low=40, high=1_000_000)
+    seed: int = option(12345, "seed of the significance test", low=1, high=2**32 - 1)
+    force: bool = option(False, "score text that looks tokenized")
+    format: OutputFormat = option(OutputFormat.text, "text or json")
+
+    def __post_init__(self) -> None:
+        if (self.hypotheses is None) == (self.model_dir is None):
+            raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
+        require(bool(self.metrics), "metrics", "[]", "name at least one")
+        if self.model_dir is not None and self.src is None:
+            self._check_data_folder(self.model_dir)
+        else:
+            require(bool(self.references), "references", "[]", "name at least one")
+        check_ranges(self)
+        if self.model_dir is None:
+            self._refuse_unused("model_dir", _ONLY_WITH_MODEL)
+        if self.baseline is None:
+            self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
+        if self.src is not None:
+            is_default = self.split is HeldOutSplit.test
+            require(is_default, "split", self.split, "is a set of data_dir; leave out src")
+        num_stdin = [self.hypotheses, self.baseline, self.src, *self.references].count("-")
+        require(num_stdin < 2, "references", "-", "stdin is read once; give files")
+
+    def _check_data_folder(self, model_dir: list[str]) -> None:
+        """Check the settings of a model that translates a held-out set of a data folder."""
+        rule = "needs src=FILE or data_dir=FOLDER to translate"
+        require(self.data_dir is not None, "model_dir", ",".join(model_dir), rule)
+        require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
+        require(not self.references, "references", ",".join(self.references), "needs src=FILE")
+        require(not self.src_lang, "src_lang", self.src_lang, "needs src=FILE")
+
+    def _refuse_unused(self, needed: str, keys: tuple[str, ...]) -> None:
+        """Raise a `ConfigError` for a changed setting that has no effect without `needed`."""
+        for key in keys:
+            value, default = getattr(self, key), getattr(type(self), key)
+            require(value == default, key, value, f"does nothing without {needed}")

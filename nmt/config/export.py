@@ -1,0 +1,99 @@
+"""Settings of `nmt-export` and `nmt-import`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from nmt.config.options import DEFAULT_RUN_DIR, check_ranges, option, require
+from nmt.config.runtime import ChecksumConfig
+from nmt.errors import ConfigError
+
+
+class ExportFormat(str, Enum):
+    """The library that the exported model is for."""
+
+    ctranslate2 = "ctranslate2"
+    huggingface = "huggingface"
+    argos = "argos"  # Argos Translate, LibreTranslate
+
+
+class Quantization(str, Enum):
+    """Number format of exported weights: int8 with one scale per row, int16 with one per matrix.
+
+    The name after `int8_` is the format of everything but matrix multiplications.
+    """
+
+    float32 = "float32"
+    float16 = "float16"
+    bfloat16 = "bfloat16"
+    int8 = "int8"
+    int8_float32 = "int8_float32"
+    int8_float16 = "int8_float16"
+    int8_bfloat16 = "int8_bfloat16"
+    int16 = "int16"
+
+
+class ImportFormat(str, Enum):
+    """The toolkit that wrote a model."""
+
+    auto = "auto"
+    huggingface = "huggingface"  # a folder of transformers: MarianMT, M2M100 (NLLB), Pegasus
+    marian = "marian"  # .npz
+    opennmt = "opennmt"  # .pt of OpenNMT-py
+    fairseq = "fairseq"  # .pt, with dict.*.txt in the same folder
+
+
+@dataclass(kw_only=True)
+class ExportConfig(ChecksumConfig):
+    """Settings of `nmt-export`."""
+
+    model_dir: str = option(DEFAULT_RUN_DIR, "run, checkpoint or model folder")
+    output: str | None = option(
+        None, "folder to write; null: MODEL_DIR-FORMAT-QUANTIZATION, next to model_dir"
+    )
+    format: ExportFormat = option(
+        ExportFormat.ctranslate2, "ctranslate2, huggingface (transformers) or argos (.argosmodel)"
+    )
+    quantization: Quantization = option(
+        Quantization.float32, "float32, float16, bfloat16; ctranslate2 also int8, int8_float16, ..."
+    )
+    max_positions: int = option(
+        2048, "longest source or target sentence, in tokens", low=2, high=65536
+    )
+
+    def __post_init__(self) -> None:
+        check_ranges(self)
+        if self.format is ExportFormat.huggingface:
+            is_float = not self.quantization.value.startswith("int")
+            rule = "format=huggingface takes float32, float16 or bfloat16"
+            require(is_float, "quantization", self.quantization, rule)
+
+
+@dataclass(kw_only=True)
+class ImportConfig:
+    """Settings of `nmt-import`."""
+
+    input: str | None = option(None, "file or folder of the model to import")
+    output: str = option("imported", "model folder to write")
+    format: ImportFormat = option(
+        ImportFormat.auto, "auto, huggingface, marian, opennmt or fairseq"
+    )
+    src_tokenizer: str | None = option(
+        None, "SentencePiece model of the source; null: the one in the folder of the model"
+    )
+    tgt_tokenizer: str | None = option(
+        None, "SentencePiece model of the target; null: the model of the source"
+    )
+    src_lang: str | None = option(
+        None, "source language, such as eng_Latn; null: as the imported files say"
+    )
+    tgt_lang: str | None = option(
+        None, "target language, such as fra_Latn; null: as the imported files say"
+    )
+
+    def __post_init__(self) -> None:
+        if self.input is None:
+            raise ConfigError("give input=FOLDER, the model of another toolkit")
+        is_valid = self.tgt_tokenizer is None or self.src_tokenizer is not None
+        require(is_valid, "tgt_tokenizer", self.tgt_tokenizer, "needs src_tokenizer=FILE")

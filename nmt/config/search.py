@@ -1,0 +1,127 @@
+"""Settings of search.
+
+`SearchConfig` declares each search setting with its default, help and range, and is saved with the
+model. Commands that translate or score take the same keys to override the saved values; they
+inherit them from `ScoringOverrides` or `SearchOverrides`. A new search setting is a field of
+`SearchConfig` and a line in one of these two classes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from nmt.config.options import LARGEST_SEED, check_ranges, choose, option, require
+
+
+class Normalization(str, Enum):
+    """How the log-probability of a hypothesis is normalized by its length (docs/search.md)."""
+
+    wu = "wu"  # divided by ((5 + length) / 6)^length_penalty, Wu et al. (2016), equation 14
+    average = "average"  # divided by the length
+    none = "none"
+
+
+@dataclass(kw_only=True)
+class SearchConfig:
+    """How translations are searched (docs/search.md), saved with the model as its defaults.
+
+    The defaults are the values of section 6.1 of the paper.
+    """
+
+    beam_size: int = option(
+        4, "hypotheses per sentence; 1: greedy search; sampling: samples", low=1, high=10_000
+    )
+    length_penalty: float = option(
+        0.6,
+        "alpha in score = log P / ((5 + length) / 6)^alpha; 0 disables; only normalization=wu",
+        low=-10,
+        high=10,
+    )
+    normalization: Normalization = option(
+        Normalization.wu, "length normalization of log P: wu, average or none"
+    )
+    word_reward: float = option(0.0, "nats added to log P for each token", low=-100, high=100)
+    coverage_penalty: float = option(
+        0.0, "beta of the coverage penalty of Wu et al. (2016); 0 disables", low=0, high=100
+    )
+    max_length_a: float = option(1.0, "output limit: a * source tokens + b", low=0, high=1000)
+    max_length_b: int = option(50, "output limit: a * source tokens + b", low=1, high=100_000)
+    min_length: int = option(0, "minimum number of output tokens, EOS excluded", low=0, high=10_000)
+    sampling: bool = option(False, "sample from the model's distribution instead of beam search")
+    temperature: float = option(1.0, "sampling: divisor of the logits", low=0.001, high=1000)
+    top_k: int = option(0, "sampling: draw from the k most probable tokens; 0: from all", low=0)
+    top_p: float = option(
+        1.0,
+        "sampling: draw from the most probable tokens that reach this total probability; 1: all",
+        above=0,
+        high=1,
+    )
+    seed: int = option(
+        1, "sampling: the same seed gives the same samples", low=0, high=LARGEST_SEED
+    )
+    alignment: bool = option(
+        False, "report for each target token the source token with the highest attention weight"
+    )
+
+    def __post_init__(self) -> None:
+        # config.json holds text
+        self.normalization = choose(Normalization, "normalization", self.normalization)
+        check_ranges(self)
+        if not self.sampling:
+            rule = "only works with sampling=true"
+            require(self.temperature == 1, "temperature", self.temperature, rule)
+            require(self.top_k == 0, "top_k", self.top_k, rule)
+            require(self.top_p == 1, "top_p", self.top_p, rule)
+
+    @property
+    def length_exponent(self) -> float:
+        """The exponent p of other engines' score log P / length^p that ranks most like ours."""
+        if self.normalization is Normalization.average:
+            return 1.0
+        if self.normalization is Normalization.none:
+            return 0.0
+        # length^(0.7 alpha) has the slope of ((5 + length) / 6)^alpha at 12 tokens
+        return round(0.7 * self.length_penalty, 3)
+
+
+def override(name: str) -> Any:
+    """Declare a setting that replaces the one of `SearchConfig` saved with the model.
+
+    It has the same help and range, and the default None, which keeps the saved value.
+    """
+    metadata = dict(SearchConfig.__dataclass_fields__[name].metadata)
+    metadata["help"] += "; null: as saved with the model"
+    return field(default=None, metadata=metadata)
+
+
+@dataclass(kw_only=True)
+class ScoringOverrides:
+    """Settings of search that decide the score of a given translation."""
+
+    length_penalty: float | None = override("length_penalty")
+    normalization: Normalization | None = override("normalization")
+    word_reward: float | None = override("word_reward")
+    coverage_penalty: float | None = override("coverage_penalty")
+
+    def search_changes(self) -> dict[str, Any]:
+        """Return the search settings of this command that are not None."""
+        names = asdict(SearchConfig()).keys() & {setting.name for setting in fields(self)}
+        changes = {name: getattr(self, name) for name in sorted(names)}
+        return {name: value for name, value in changes.items() if value is not None}
+
+
+@dataclass(kw_only=True)
+class SearchOverrides(ScoringOverrides):
+    """All settings of search but `alignment`, which needs an output format that can hold it."""
+
+    beam_size: int | None = override("beam_size")
+    max_length_a: float | None = override("max_length_a")
+    max_length_b: int | None = override("max_length_b")
+    min_length: int | None = override("min_length")
+    sampling: bool | None = override("sampling")
+    temperature: float | None = override("temperature")
+    top_k: int | None = override("top_k")
+    top_p: float | None = override("top_p")
+    seed: int | None = override("seed")
