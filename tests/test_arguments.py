@@ -157,15 +157,17 @@ def test_mistakes_in_own_yaml_name_the_file_and_the_nearest_key(recipes: Path) -
             "model.d_model",
         ),
         ("- a", "x.yaml holds no settings; write lines of key: value"),
-        ("a: [", "x.yaml is no YAML: "),
+        ("a: [", "x.yaml is not valid YAML: "),
         ("max_updates: many", "max_updates"),
         ("model: 3", "model"),
     ):
         (recipes / "x.yaml").write_text(text, encoding="utf-8")
         assert_refused("train", "experiment=my/x.yaml", *expected)
     assert_refused("train", "--config-dir my experiment=min", "experiment=min", "did you mean mine")
-    assert_refused("train", "--config-dir none experiment=mine", "no such folder of configs")
-    assert_refused("train", "experiment=none.yaml", "and no such YAML file")
+    assert_refused(
+        "train", "--config-dir none experiment=mine", "no such folder; give --config-dir"
+    )
+    assert_refused("train", "experiment=none.yaml", "no such choice and no such YAML file")
 
 
 def test_tab_completion_is_installed_and_knows_keys_and_choices(

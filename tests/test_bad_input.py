@@ -114,7 +114,11 @@ def test_settings_that_cannot_be(assert_refused: Refused) -> None:
         ("evaluate", "hypotheses=h references=r baseline=b seed=0", "seed=0: must be from 1"),
         ("evaluate", "model_dir=m data_dir=d references=r", "references=r: needs src=FILE"),
         ("evaluate", "model_dir=m data_dir=d src_lang=en", "src_lang=en: needs src=FILE"),
-        ("evaluate", "model_dir=m src=s references=r split=valid", "split=valid: is of data_dir"),
+        (
+            "evaluate",
+            "model_dir=m src=s references=r split=valid",
+            "split=valid: is a set of data_dir",
+        ),
         ("evaluate", "hypotheses=- references=[r,-]", "references=-: stdin is read once"),
         ("export", "max_positions=1", "max_positions=1: must be from 2"),
         ("export", "model_dir=absent", "absent does not exist"),

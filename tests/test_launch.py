@@ -16,7 +16,7 @@ import pytest
 from ranks import Child, child, run_ranks
 from toy import assert_same_weights, train
 
-from nmt.cli.train import _report
+from nmt.cli.launch import raise_first_cause
 from nmt.errors import RankError
 
 ENDLESS = ["valid_bleu=false", "max_updates=1000000", "log_every_updates=1000000"]
@@ -167,4 +167,4 @@ def test_of_several_failures_the_one_nearest_to_the_cause_is_named() -> None:
     ]
     for rank, text in enumerate(texts):
         with pytest.raises(RankError, match=rf"rank {rank}: .*{text.partition(': ')[2]}"):
-            _report(failures[rank:])
+            raise_first_cause(failures[rank:])

@@ -1,5 +1,5 @@
-"""What the user types, read before Hydra does: keys checked, words of other toolkits understood,
-text quoted that Hydra would parse, and the folders of the user's own YAML found.
+"""Reads the words after a command's name: completes and checks keys, and translates words of other
+toolkits. Values stay text here; `nmt.cli.compose` converts them to the types of their settings.
 """
 
 from __future__ import annotations
@@ -7,149 +7,162 @@ from __future__ import annotations
 import dataclasses
 import re
 import typing
+from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from nmt.cli.commands import NAME, Command, Setting
-from nmt.config import ADVICE, SAME, plain_setting, plain_value, resolve
+from nmt.config import ADVICE, SAME, resolve, translate_flag
 from nmt.errors import ConfigError, nearest
 
-GROUPS = ("model", "data", "experiment")
-# Hydra's own flags that a value follows, and those that stand alone
-_VALUE_FLAGS = ("--cfg", "-c", "--info", "-i", "--package", "-p", "--shell-completion", "-sc")
-_FLAGS = ("--multirun", "-m", "--run", "-r", "--resolve", "--hydra-help")
+GROUPS = ("model", "data", "experiment")  # config groups: folders of YAML files to choose from
+_SWEEP_FLAGS = ("--multirun", "-m")
+_CONFIG_FLAGS = ("--cfg", "-c")
+_COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
-_NO_VALUE = re.compile(r"[+~]*[\w./@:-]+=|-(?!\d)")  # a setting, or a flag; -1 is a value
-_QUOTED = re.compile(r"(?s)'([^'\\]|\\.)*'|\"([^\"\\]|\\.)*\"")
-_SWEEP = re.compile(r"(choice|range|interval|glob|shuffle|sort|tag)\(.*\)")
+_FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
+_SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is neither
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*")
 
 
-@dataclass
+@dataclass(frozen=True)
 class Argument:
-    """One setting that was typed."""
+    """A setting, or the choice of a YAML file of a config group, that the user typed."""
 
-    key: str
+    key: str  # the whole key
     value: str
-    override: str  # for Hydra
-    is_for_data: bool = False  # of nmt-preprocess alone, which prepares data for nmt-train
+    hint: Any = str  # type of the setting
 
 
 @dataclass
-class Arguments:
-    """All that was typed."""
+class CommandLine:
+    """All words that the user typed after the command's name."""
 
     arguments: list[Argument] = field(default_factory=list)
-    flags: list[str] = field(default_factory=list)  # of Hydra
-    folders: list[Path] = field(default_factory=list)  # of the user's YAML
+    folders: list[Path] = field(default_factory=list)  # with YAML files of the user
+    hydra: list[str] = field(default_factory=list)  # flags and settings of Hydra itself
+    is_sweep: bool = False
+    shows_config: bool = False
 
 
-def read_arguments(words: list[str], command: Command) -> Arguments:
-    """Read what follows the command's name; raise a `ConfigError` for what nobody understands."""
-    read, rest = Arguments(), list(words)
-    is_sweep = bool({"--multirun", "-m"} & set(words))
-    while rest:
-        word = rest.pop(0)
+def read_arguments(words: list[str], command: Command) -> CommandLine:
+    """Read the words after a command's name; raise a `ConfigError` for unknown ones."""
+    line = CommandLine()
+    remaining = deque(words)
+    while remaining:
+        word = remaining.popleft()
         name, equals, value = word.partition("=")
-        if name in _FOLDER_FLAGS or name.lstrip("+") == "hydra.searchpath":
-            value = value if equals else rest.pop(0) if rest else ""
-            read.folders += [resolve(path.strip(" '\"").removeprefix("file://"))
-                             for path in value.strip("[]").split(",")]  # fmt: skip
-        elif name in _VALUE_FLAGS:
-            read.flags += [word] if equals else [word, *rest[:1]]
-            rest = rest if equals else rest[1:]
-        elif word in _FLAGS:
-            read.flags.append(word)
+        if name in _FLAGS_WITH_VALUE and not equals and remaining:
+            value = remaining.popleft()
+        if name in _SWEEP_FLAGS:
+            line.is_sweep = True
+        elif name in _CONFIG_FLAGS:
+            line.shows_config = True
+        elif name in _COMPLETION_FLAGS:
+            line.hydra += [name, value]
+        elif name in _FOLDER_FLAGS or name.lstrip("+") == "hydra.searchpath":
+            line.folders += _read_folders(value)
+        elif word.startswith(("hydra.", "hydra/", "+hydra", "++hydra")):
+            line.hydra.append(word)
+        elif word.startswith("-"):  # --beam-size 4, --beam_size=4 or --sampling
+            if not equals:
+                has_value = bool(remaining) and not _SETTING_OR_FLAG.match(remaining[0])
+                value = remaining.popleft() if has_value else "true"
+            key = name.lstrip("-").replace("-", "_")
+            line.arguments.append(parse_argument(f"{key}={value}", command))
         else:
-            if word.startswith("-"):  # --beam-size 4, --beam_size=4 or --sampling
-                has_value = bool(rest) and not _NO_VALUE.match(rest[0])
-                value = value if equals else rest.pop(0) if has_value else "true"
-                word = f"{name.lstrip('-').replace('-', '_')}={value}"
-            read.arguments.append(check_argument(word, command, is_sweep=is_sweep))
-    return read
+            line.arguments.append(parse_argument(word, command))
+    return line
 
 
-def check_argument(word: str, command: Command, *, is_sweep: bool = False) -> Argument:
-    """Check the key of an argument, drop a needless +, quote text that Hydra would parse. The
-    choices of a config group are checked when all are known.
+def _read_folders(value: str) -> list[Path]:
+    """Return the folders in one path or in Hydra's notation, [file://a,b]."""
+    names = value.strip("[]").split(",")
+    return [resolve(name.strip(" '\"").removeprefix("file://")) for name in names]
+
+
+def parse_argument(word: str, command: Command) -> Argument:
+    """Return the setting or choice that `key=value` means for a command.
+
+    A `+` before the key, which plain Hydra needs for some keys, makes no difference. Whether a
+    config group has the chosen file is checked later, when the folders of the user are known.
     """
-    if word.startswith(("hydra.", "hydra/", "+hydra", "++hydra", "~")):
-        return Argument(word.lstrip("+~").partition("=")[0], "", word)
-    key, equals, value = word.removeprefix("+").removeprefix("+").partition("=")
+    key, equals, value = word.lstrip("+").partition("=")
     if not equals:
-        key, value = plain_setting(word, "true")
+        key, value = translate_flag(word, "true")
         if key == word:
-            raise ConfigError(f"{word} is no setting; write key=value (nmt-{command.name} --help)")
-    if (group := SAME.get(key, key)) in GROUPS:
+            raise ConfigError(
+                f"{word} is no setting; write key=value (nmt-{command.name} --help lists the keys)"
+            )
+    group = SAME.get(key, key)
+    if group in GROUPS:
         if group not in command.groups:
-            is_folder = group == "model" and any(s.key == "model_dir" for s in command.settings)
+            takes_model = any(setting.key == "model_dir" for setting in command.settings)
+            is_folder = group == "model" and takes_model
             hint = f"; it reads a folder: model_dir={value}" if is_folder else ""
             raise ConfigError(f"{group}={value}: does nothing in nmt-{command.name}{hint}")
-        return Argument(group, value, f"{group}={value}")
-    key, value = plain_setting(key, value)
-    key, setting, is_named = _find_setting(key, value, command)
-    values = value.split(",") if is_sweep and not re.search(r"[\[({'\"]", value) else [value]
-    is_function = is_sweep and _SWEEP.fullmatch(value)
-    typed = value if is_function else ",".join(_hydra_value(v, setting.hint) for v in values)
-    override = f"{'++' if is_named else ''}{key}={typed}"  # ++ adds a name or changes its value
-    is_for_data = all(setting.key != own.key for own in command.settings)
-    return Argument(key, value, override, is_for_data)
+        return Argument(group, value)
+    key, value = translate_flag(key, value)
+    settings = _fill_names(key, command)
+    if any(name.startswith(f"{key}.") for name in settings):
+        _check_mapping(key, value, settings)
+        return Argument(key, value, dict)
+    name = _complete_key(key, value, settings, command)
+    _check_names(name, settings[name])
+    return Argument(name, value, settings[name].hint)
 
 
-def _hydra_value(value: str, hint: Any) -> str:
-    """Return a value as Hydra reads it, whole, and numbers as Python writes them."""
-    if value == "null":
-        return value
-    if hint in (str, str | None) and not _QUOTED.fullmatch(value):
-        return _quote(value)
-    if is_list(hint) and not value.startswith("["):
-        return f"[{_quote(value)}]"
-    if is_list(hint) and value.endswith("]") and not re.search("['\"]|^\\[\\s*\\]$", value):
-        return f"[{','.join(_quote(element.strip()) for element in value[1:-1].split(','))}]"
-    return plain_value(value, hint)
-
-
-def _find_setting(key: str, value: str, command: Command) -> tuple[str, Setting, bool]:
-    """Return the whole name of the setting that `key` means, the setting, and whether it has a name
-    of the user's choice in it; raise an error for a group, and for an unknown key one that names
-    the nearest.
-    """
+def _fill_names(key: str, command: Command) -> dict[str, Setting]:
+    """Return the settings of a command by key; in place of `NAME` stand the user's words."""
     words = key.split(".")
-    known: dict[str, Setting] = {}  # with the user's words where a key leaves the name to the user
+    settings = {}
     for setting in command.accepted:
-        if not dataclasses.is_dataclass(setting.hint):
-            parts = setting.key.split(".")
-            filled = [*words, *parts[len(words) :]]
-            names = zip(parts, filled, strict=False)
-            known[".".join(word if part == NAME else part for part, word in names)] = setting
-    if inside := [option for option in known if option.startswith(f"{key}.")]:
-        if value.startswith("{") and inside[0].startswith(f"{key}.{NAME}"):
-            setting = dataclasses.replace(known[inside[0]], hint=dict)
-            return key, setting, True  # several at once: {name: ...}
-        raise ConfigError(f"{key} is a group of settings; set one of them, such as {inside[0]}")
-    for meant in (key, SAME.get(key, key)):
-        same = [k for k, s in known.items() if k.endswith(f".{meant}") and NAME not in s.key]
-        key = meant if meant in known else same[0] if len(same) == 1 else key
-        if key in known:
-            break
-    else:
-        advice = ADVICE.get(key, "").format(value=value)
-        near = advice or nearest(key, known, f"nmt-{command.name} --help lists all")
-        raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {near}")
-    parts = known[key].key.split(".")
-    for part, name in zip(parts, key.split("."), strict=True):
-        if part == NAME and not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*", name):
-            rule = "begin with a letter, then letters, digits, _ and -"  # to Hydra
-            raise ConfigError(f"{key}: {name!r} cannot be a name; {rule}")
-    return key, known[key], NAME in parts
+        if dataclasses.is_dataclass(setting.hint):
+            continue
+        parts = setting.key.split(".")
+        for position, word in enumerate(words[: len(parts)]):
+            if parts[position] == NAME:
+                parts[position] = word
+        settings[".".join(parts)] = setting
+    return settings
+
+
+def _check_mapping(key: str, value: str, settings: dict[str, Setting]) -> None:
+    """Raise a `ConfigError` unless `key` is a group that takes names, such as mix={news:2}."""
+    members = [name for name in settings if name.startswith(f"{key}.")]
+    if not (value.startswith("{") and members[0].startswith(f"{key}.{NAME}")):
+        raise ConfigError(f"{key} is a group of settings; set one of them, such as {members[0]}")
+
+
+def _complete_key(key: str, value: str, settings: dict[str, Setting], command: Command) -> str:
+    """Return the whole key of a setting from its key, its end or a word of another toolkit."""
+    for word in (key, SAME.get(key, key)):
+        if word in settings:
+            return word
+        endings = [
+            name
+            for name, setting in settings.items()
+            if name.endswith(f".{word}") and NAME not in setting.key
+        ]
+        if len(endings) == 1:
+            return endings[0]
+    advice = ADVICE.get(key, "").format(value=value)
+    hint = advice or nearest(key, settings, f"nmt-{command.name} --help lists all")
+    raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {hint}")
+
+
+def _check_names(key: str, setting: Setting) -> None:
+    """Raise a `ConfigError` for a name chosen by the user that Hydra could not read in a key."""
+    words = key.split(".")
+    for position, part in enumerate(setting.key.split(".")):
+        if part == NAME and not _NAME.fullmatch(words[position]):
+            raise ConfigError(
+                f"{key}: {words[position]!r} cannot be a name; begin with a letter, then letters, "
+                "digits, _ and -"
+            )
 
 
 def is_list(hint: Any) -> bool:
     """Return whether a setting holds a list, or a list or null."""
     return any(typing.get_origin(choice) is list for choice in (hint, *typing.get_args(hint)))
-
-
-def _quote(text: str) -> str:
-    """Quote `text` for Hydra, where backslashes count only before a quote."""
-    escaped = re.sub(r"(\\*)('|$)", lambda m: m[1] * 2 + ("\\'" if m[2] else ""), text)
-    return f"'{escaped}'"

@@ -6,37 +6,42 @@ import itertools
 import logging
 
 from nmt.cli.commands import command_line
+from nmt.cli.compose import DataPreparation
 from nmt.config import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, PreprocessConfig, TrainConfig, resolve
 from nmt.errors import DataError
 from nmt.preprocess.prepare import prepare
+from nmt.preprocess.sources import has_split
 
 log = logging.getLogger(__name__)
-Preparation = tuple[PreprocessConfig, list[str]]  # and the arguments of nmt-preprocess for it
+_FILES = (
+    "data.train.src=FILE",
+    "data.train.tgt=FILE",
+    "data.valid.src=FILE",
+    "data.valid.tgt=FILE",
+)
 
 
-def ensure_data(config: TrainConfig, preparation: Preparation | None, *, may_write: bool) -> None:
-    """Prepare the data folder of a run as `preparation` says, unless it exists.
+def ensure_data(config: TrainConfig, preparation: DataPreparation, *, may_write: bool) -> None:
+    """Prepare the data folder of a run unless it exists; an existing one is used as it is.
 
-    A folder that exists is used as it is. Raises a `DataError` that names the command to run when
-    the folder is missing and cannot be prepared, or must not be written.
+    Raises a `DataError` that names the command to run when the folder is missing and must not be
+    written, or when no setting says from which text to prepare it.
     """
     folder = resolve(config.data_dir)
     if (folder / "meta.json").exists():
         return
     problem = "is no data folder" if folder.is_dir() else "does not exist"
-    if preparation is None:
-        arguments = [f"data.{s}.{side}=FILE" for s in ("train", "valid") for side in ("src", "tgt")]
-        arguments.append(f"data_dir={config.data_dir}")
-        if config.data_dir == DEFAULT_DATA_DIR:
-            arguments = []  # text that comes with nmt
-        hint = command_line("preprocess", arguments)
-        raise DataError(f"{folder} {problem}; make it with: {hint}")
-    data, arguments = preparation
-    hint = command_line("preprocess", arguments)
-    if not may_write:
+    has_text = has_split(preparation.config.data, "train")
+    if has_text:
+        hint = command_line("preprocess", preparation.arguments)
+    elif config.data_dir == DEFAULT_DATA_DIR:
+        hint = command_line("preprocess")  # of the corpus that comes with nmt
+    else:
+        hint = command_line("preprocess", [*_FILES, f"data_dir={config.data_dir}"])
+    if not (has_text and may_write):
         raise DataError(f"{folder} {problem}; make it with: {hint}")
     log.info("%s does not exist; preparing it, as this does: %s", config.data_dir, hint)
-    prepare(data)
+    prepare(preparation.config)
     log.info("wrote %s; %s/report.html describes it", config.data_dir, config.data_dir)
 
 

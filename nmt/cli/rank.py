@@ -1,37 +1,44 @@
-"""`python -m nmt.cli.rank CONFIG_FILE LAUNCHER` is what the launcher of `nmt-train`, process number
-LAUNCHER, starts for each device. Its imports take seconds, in which it can be asked to end as well.
+"""`python -m nmt.cli.rank CONFIG_FILE LAUNCHER` trains as one rank.
+
+The launcher of `nmt-train`, process number LAUNCHER, starts it for each device.
 """
 
 from __future__ import annotations
 
-import functools
-import os
 import signal
 import sys
-import threading
-import time
+from pathlib import Path
+
+from nmt.cli.parent import exit_with
+from nmt.errors import EXIT_INTERRUPTED, LINE_ERRORS
 
 
-@functools.cache  # asked for again, when all is imported
-def end_with(launcher: int) -> None:
-    """End with the launcher, however it ends: a rank that outlives it would train unnoticed."""
+def main(config_path: str, launcher: str) -> int:
+    """Train with the config in a YAML file; return the exit status."""
+    exit_with(int(launcher))
+    # a signal during the imports, which take seconds, ends the process without a traceback
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    from omegaconf import OmegaConf
+    from torch.distributed.elastic.multiprocessing.errors import record
 
-    def watch() -> None:
-        while os.getppid() == launcher:
-            time.sleep(0.5)
-        os._exit(1)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-def main(path: str, launcher: str) -> int:
-    """Train as one rank with the config in a file; return the exit status."""
-    end_with(int(launcher))
-    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Ctrl-C ends the imports without a traceback
-    from nmt.cli import train
+    from nmt.cli.compose import to_config
+    from nmt.cli.main import log_to_stderr
+    from nmt.cli.train import run_rank
+    from nmt.config import TrainConfig
+    from nmt.runtime.manifest import set_verify
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    return train.main(path)
+    log_to_stderr()
+    composed = OmegaConf.create(Path(config_path).read_text(encoding="utf-8"))
+    config, config_yaml = to_config(composed, TrainConfig)  # type: ignore[arg-type]
+    set_verify(config.verify)
+    try:
+        record(run_rank)(config, config_yaml)  # the launcher reads why a rank failed
+    except LINE_ERRORS as error:
+        return error.exit_status
+    except KeyboardInterrupt:
+        return EXIT_INTERRUPTED
+    return 0
 
 
 if __name__ == "__main__":

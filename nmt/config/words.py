@@ -1,8 +1,7 @@
-"""The words that other toolkits, and people, use for settings and values of this one.
+"""Keys and values of other toolkits that the command line understands.
 
-`SAME` maps a key to ours where both mean the same; what a command then calls it, such as
-search.beam_size in training, follows from its settings. `ADVICE` says what to write for a key whose
-meaning differs.
+`SAME` maps a key of another toolkit to our key, or to its end: beam_size is search.beam_size in
+training. `ADVICE` says what to write for keys that have no counterpart.
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from nmt.config.runtime import DType
 
-_OURS = {  # our key, or the end of it: the words of others
+_SYNONYMS = {  # our key, or the end of it: keys of other toolkits
     "activation": "activation_fn pos_ffn_activation_fn hidden_act mlp_activation_fn",
     "activation_dropout": "relu_dropout",
     "api_keys": "api_key_file",
@@ -70,7 +69,7 @@ _OURS = {  # our key, or the end of it: the words of others
     "vocab_size": "vocab bpe_size",
     "warmup_steps": "warmup warmup_updates num_warmup_steps",
 }
-SAME = {word: key for key, words in _OURS.items() for word in words.split()}
+SAME = {word: key for key, words in _SYNONYMS.items() for word in words.split()}
 
 _TIME = "training is counted in updates: max_updates=N; dry_run=true shows how many an epoch has"
 _BATCH = "a batch is counted in tokens: max_tokens (what fits in memory)"
@@ -94,14 +93,20 @@ _ADVICE = {
 }
 ADVICE = {word: text for text, words in _ADVICE.items() for word in words.split()}
 
-_DTYPES = {"bf16": DType.bfloat16, "fp16": DType.float16, "half": DType.float16}
-_DTYPES |= {"fp32": DType.float32, "float": DType.float32, "full": DType.float32}
+_DTYPES = {
+    "bf16": DType.bfloat16,
+    "fp16": DType.float16,
+    "half": DType.float16,
+    "fp32": DType.float32,
+    "float": DType.float32,
+    "full": DType.float32,
+}
 _NUMBER = re.compile(r"([+-]?\d[\d_]*\.?\d*(?:[eE][+-]?\d+)?)([kKmM]?)")
 _FACTORS = {"": 1, "k": 1_000, "m": 1_000_000}
 
 
-def plain_setting(key: str, value: str) -> tuple[str, str]:
-    """Return our key and value for a word whose value decides what it means: bf16=true, gpus=0."""
+def translate_flag(key: str, value: str) -> tuple[str, str]:
+    """Return our key and value for a flag of another toolkit, such as bf16=true or gpus=0."""
     if key in _DTYPES and value.lower() in ("true", "1", "yes"):
         return "dtype", _DTYPES[key].value
     if SAME.get(key) == "devices" and value == "0":
@@ -109,15 +114,16 @@ def plain_setting(key: str, value: str) -> tuple[str, str]:
     return key, value
 
 
-def plain_value(text: str, hint: Any) -> str:
-    """Return what a setting of type `hint` takes for 100k, 1e5 or bf16; other text as it is."""
-    kinds = (hint, *typing.get_args(hint))
-    if DType in kinds and text.lower() in _DTYPES:
+def translate_value(text: str, hint: Any) -> str:
+    """Return the value that 100k, 1e5 or bf16 mean for a setting of type `hint`; else `text`."""
+    types = (hint, *typing.get_args(hint))
+    if DType in types and text.lower() in _DTYPES:
         return _DTYPES[text.lower()].value
-    found = _NUMBER.fullmatch(text)
-    if found is None or text.isdigit() or not {int, float} & set(kinds):
+    match = _NUMBER.fullmatch(text)
+    is_number = int in types or float in types
+    if match is None or text.isdigit() or not is_number:
         return text
-    number = float(found[1].replace("_", "")) * _FACTORS[found[2].lower()]
-    if int in kinds:
+    number = float(match[1].replace("_", "")) * _FACTORS[match[2].lower()]
+    if int in types:
         return str(int(number)) if number.is_integer() else text
-    return repr(number) if found[2] else text
+    return repr(number) if match[2] else text

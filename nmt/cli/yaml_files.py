@@ -1,0 +1,143 @@
+"""YAML files of the user: finds them in folders, checks them, and registers them with Hydra as
+choices of a config group, next to the files in `configs/`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import typing
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import hydra
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+from yaml import YAMLError
+
+from nmt.cli.arguments import GROUPS, is_list
+from nmt.cli.commands import COMMANDS, choices
+from nmt.config import translate_value
+from nmt.errors import ConfigError, nearest
+
+IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
+_paths: dict[str, Path] = {}  # of registered files, by the name that Hydra knows
+
+
+def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
+    """Return the YAML files in folders by config group and name.
+
+    `FOLDER/model/x.yaml` is a choice of model=; a file in no group's folder is an experiment. Files
+    in the folder of a group are registered at once, since other files may name them in `defaults`.
+    """
+    files = {}
+    for folder in folders:
+        if not folder.is_dir():
+            raise ConfigError(f"{folder}: no such folder; give --config-dir a folder of YAML files")
+        for path in sorted(folder.glob("*.yaml")):
+            files["experiment", path.stem] = path
+        for group in GROUPS:
+            for path in sorted((folder / group).glob("*.yaml")):
+                files[group, path.stem] = path
+                _register(group, path)
+    return files
+
+
+def find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
+    """Return the name that Hydra knows for a choice of a config group.
+
+    The choice is a file in a folder of the user, the path of a YAML file, or a file in `configs/`.
+    """
+    path = files.get((group, name), Path(name).expanduser())
+    if path.is_file():
+        return _register(group, path)
+    ours = choices(group)
+    if name not in ours and name not in _paths:
+        theirs = [other for other_group, other in files if other_group == group]
+        hint = nearest(name, [*ours, *theirs])
+        raise ConfigError(f"{group}={name}: there is no such choice and no such YAML file; {hint}")
+    return name
+
+
+def describe_choice(name: str) -> str:
+    """Return what to type for a choice in any folder: the path of a file of the user, or a name."""
+    return os.path.relpath(_paths[name]) if name in _paths else name
+
+
+def _register(group: str, path: Path) -> str:
+    """Check a YAML file and store it for Hydra; return its name there."""
+    try:
+        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+    except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
+        raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
+    if not isinstance(content, dict):
+        raise ConfigError(f"{path} holds no settings; write lines of key: value")
+    check_content(content, path)
+    name = path.stem
+    if name in choices(group):  # keep ours: files of the user may build on it
+        name = f"{path.parent.name}-{name}"
+    store_config(name, content, group=group, package="_global_")
+    _paths[name] = path
+    return name
+
+
+def check_content(content: dict[Any, Any], path: Path) -> None:
+    """Raise a `ConfigError` for a key of a YAML file that no command has."""
+    schemas = [command.schema for command in COMMANDS.values()]
+    known = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
+    for key in content.keys() - {"defaults"}:
+        if key not in known:
+            hint = nearest(str(key), known, "nmt-train --help lists all")
+            raise ConfigError(f"{path} sets {key}, which no command has; {hint}")
+    for schema in schemas:
+        hints = typing.get_type_hints(schema)
+        for key in content.keys() & hints.keys():
+            try:
+                convert(content[key], hints[key], key)
+            except ConfigError as error:
+                raise ConfigError(f"{path}: {error}") from None
+
+
+def store_config(name: str, node: Any, **options: Any) -> None:
+    """Store a config for Hydra; one of the same name is replaced."""
+    if not IS_HYDRA_1_3:  # later versions warn without it
+        options["replace"] = True
+    ConfigStore.instance().store(name, node, **options)
+
+
+# --- values of YAML and of the command line
+
+
+def convert(value: Any, hint: Any, key: str) -> Any:
+    """Convert text and numbers for a setting of type `hint`, and check the keys of groups.
+
+    One text stands for a list of one, and 100k, 1e5 or 1.0 for a whole number. Other values stay as
+    they are; OmegaConf converts them to the type of the setting.
+    """
+    if isinstance(value, str):
+        return [value] if is_list(hint) else translate_value(value, hint)
+    if isinstance(value, float):  # YAML reads 1e5 as one
+        is_int = int in (hint, *typing.get_args(hint))
+        return int(value) if is_int and value.is_integer() else value
+    if isinstance(value, dict):
+        return _convert_group(value, hint, key)
+    if value is not None and dataclasses.is_dataclass(hint):
+        raise ConfigError(f"{key}={value}: is a group of settings; give it keys and values")
+    return value
+
+
+def _convert_group(content: dict[Any, Any], hint: Any, key: str) -> dict[str, Any]:
+    """Convert the members of a group of settings, or of a mapping with names of the user."""
+    members = {str(name): value for name, value in content.items()}  # YAML reads 2023 as a number
+    if typing.get_origin(hint) is dict:
+        hints = dict.fromkeys(members, typing.get_args(hint)[1])
+    elif dataclasses.is_dataclass(hint):
+        hints = typing.get_type_hints(hint)
+    else:
+        raise ConfigError(f"{key}: is not a group of settings; give it a value")
+    for name in members.keys() - hints.keys():
+        hint = nearest(f"{key}.{name}", [f"{key}.{option}" for option in hints])
+        raise ConfigError(f"{key}.{name}: there is no such setting; {hint}")
+    return {name: convert(value, hints[name], f"{key}.{name}") for name, value in members.items()}
