@@ -17,7 +17,7 @@ from nmt.checkpoint import (
 )
 from nmt.config import BestMetric
 from nmt.errors import ModelError
-from nmt.runtime.manifest import read_records
+from nmt.runtime.metrics_log import read_metrics_log
 
 log = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
     if not path.is_file():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
     key = f"valid_{metric.value}"
-    return {record["update"]: record[key] for record in read_records(path) if key in record}
+    return {record["update"]: record[key] for record in read_metrics_log(path) if key in record}
 
 
 def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:

@@ -39,7 +39,7 @@ from nmt.checkpoint import checkpoint_update, list_checkpoints, load_weights
 from nmt.config import Metric
 from nmt.data.text import read_lines
 from nmt.evaluate import evaluate
-from nmt.runtime.manifest import read_records
+from nmt.runtime.metrics_log import read_metrics_log
 
 UPDATES, TOKENS = 1000, 700
 BASELINE = f"""model.d_model=128 model.d_ff=512 model.dropout=0.1 optimizer.warmup_steps=300
@@ -138,7 +138,7 @@ def measure(folder: Path, data_dir: Path, name: str, seed: int) -> Result:
     run(nmt_train)
     seconds = cpu_seconds() - start
     before = checkpoint_update(done[-1]) if done else 0
-    records = read_records(folder / "metrics.jsonl")
+    records = read_metrics_log(folder / "metrics.jsonl")
     tokens = TOKENS * (records[-1]["update"] - before)
     output, model = folder / "test.de", list_checkpoints(folder)[-1]
     run([sys.executable, "-m", "nmt", "translate", f"model_dir={model}", "beam_size=5",

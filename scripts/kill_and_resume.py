@@ -38,8 +38,8 @@ MARK = "NMT_KILL_AND_RESUME"
 READY = "at its peak"  # the last line before the first update
 END_SECONDS = 60  # in which a run must end by itself after one of its processes was killed
 POLL_SECONDS = 0.002
-# times, and so the checksum of a line, are not the same twice; a mean begins anew after a stop
-UNLIKE = re.compile("second|memory|utilisation|^loss$|^nll$|padding|^xxh3$")
+# times are not the same twice; a mean begins anew after a stop
+UNLIKE = re.compile("second|memory|utilisation|^loss$|^nll$|padding")
 
 
 @dataclass

@@ -48,7 +48,8 @@ from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main as nmt_main
 from nmt.errors import NmtError
 from nmt.runtime import files
-from nmt.runtime.manifest import MANIFEST, read_config, read_records, verify, write_manifest
+from nmt.runtime.manifest import MANIFEST, read_config, verify, write_manifest
+from nmt.runtime.metrics_log import read_metrics_log
 
 Use = tuple[str, list[str], str]  # a command, its arguments, and the file or folder that it writes
 _CPU_SECONDS = 60  # that a command may take; damaged metadata must not make it compute for long
@@ -476,7 +477,7 @@ def check_whole(path: Path, contents: list[bytes]) -> None:
         for folder in list_checkpoints(path):
             verify(folder)
         assert (path / "checkpoints/best" / MANIFEST).is_file(), "best leads nowhere"
-        read_records(path / "metrics.jsonl")
+        read_metrics_log(path / "metrics.jsonl")
         read_config(path)
     elif path.is_dir():
         verify(path)

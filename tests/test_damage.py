@@ -34,16 +34,14 @@ from nmt.runtime import files
 from nmt.runtime.files import replace_folder
 from nmt.runtime.manifest import (
     MANIFEST,
-    mark_end,
     read_config,
-    read_records,
     render_manifest,
-    seal,
     set_verify,
     verify,
     write_manifest,
 )
 from nmt.runtime.metadata import read_json, to_dataclass
+from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState
 
 
@@ -94,76 +92,52 @@ def assert_noticed(path: Path, read: Callable[[], Any]) -> None:
         assert "\n" not in str(caught.value), place
 
 
-def test_every_flipped_bit_of_metrics_and_config_is_noticed(tmp_path: Path) -> None:
-    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
-    records = [
-        {"update": 1, "event": "spike", "batch": '"1" {2}'},
-        {"update": 12, "valid_loss": math.inf},
-    ]
-    metrics.write_bytes(b"".join(map(seal, records)))
-    assert read_records(metrics) == records
-    assert_noticed(metrics, lambda: read_records(metrics))
+def test_every_flipped_bit_of_a_config_is_noticed(tmp_path: Path) -> None:
+    config = tmp_path / "config.yaml"
     settings_of_run = {"run_dir": "r", "model": {"dropout": 0.1}, "names": ["ä"], "tracker": None}
     config.write_bytes(yaml.safe_dump(settings_of_run, sort_keys=False).encode())
     (tmp_path / MANIFEST).write_bytes(render_manifest(tmp_path, [config]))
     assert read_config(tmp_path) == settings_of_run
     assert_noticed(config, lambda: read_config(tmp_path))
-
-
-def test_metrics_and_configs_without_checksums_or_that_are_being_written_are_read(
-    tmp_path: Path,
-) -> None:
-    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
-    line, whole = b'{"update": 3, "nll": 0.5}\n', seal({"update": 4, "nll": 2.0})
-    for cut in range(len(whole) - 2):  # what a kill or a full disk may leave
-        metrics.write_bytes(line + whole[:cut])
-        assert read_records(metrics) == [{"update": 3, "nll": 0.5}], cut
-    metrics.write_bytes(line + whole[:-1])
-    assert len(read_records(metrics)) == 2
-    config.write_text("data_dir: data\nseed: 1\n")
-    assert read_config(tmp_path) == {"data_dir": "data", "seed": 1}
+    config.write_text("seed: 2\n")
     set_verify(False)
     try:
-        metrics.write_bytes(whole.replace(b"2.0", b"2.5"))
-        assert read_records(metrics) == [{"update": 4, "nll": 2.5}]
-        (tmp_path / MANIFEST).write_bytes(render_manifest(tmp_path, [config]))
-        config.write_text("seed: 2\n")
         assert read_config(tmp_path) == {"seed": 2}
     finally:
         set_verify(True)
+    (tmp_path / MANIFEST).unlink()
+    assert read_config(tmp_path) == {"seed": 2}
 
 
-def test_metrics_that_were_cut_or_are_of_another_run_are_noticed(
+def test_damaged_lines_of_metrics_are_skipped_with_one_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    metrics, end = tmp_path / "metrics.jsonl", tmp_path / "metrics.end"
-    lines = [seal({"update": update, "nll": 1 / update}) for update in range(1, 6)]
-    others = [seal({"update": update, "nll": 2 / update}) for update in range(1, 6)]
-    mark_end(metrics, lines[3])
-    for intact in (lines[:4], lines):  # a kill may come between a line and its mark
-        metrics.write_bytes(b"".join(intact))
-        assert len(read_records(metrics)) == len(intact)
-    whole = b"".join(lines)
-    for damaged in (b"", *(b"".join(lines[:n]) for n in range(4)), b"".join(others), whole[:80]):
-        metrics.write_bytes(damaged)
-        with pytest.raises(DamagedError, match=r"metrics\.jsonl was cut, or is of another run"):
-            read_records(metrics)
-        kept = read_records(metrics, leave_out_damaged=True)
-        assert len(kept) == damaged.count(b"\n")
-        assert "was cut" in caplog.messages[-1]
-    for being_written in (b"", lines[3][:-1]):
-        end.write_bytes(being_written)
-        assert len(read_records(metrics)) == whole[:80].count(b"\n")
+    metrics = tmp_path / "metrics.jsonl"
+    first = {"update": 1, "event": "spike", "batch": '"1" {2}'}
+    second = {"update": 2, "valid_loss": math.inf}
+    for damaged in ("[" * 100_000, "[1]", "{}", '{"update": -1}', '{"update": 1e12}',
+                    '{"update": true}', '{"update": 1, "valid_bleu": "x"}', "\0", "", '{"upd',
+                    '{"update": 9223372036854775808}', '{"update": 1, "nll": [0]}'):  # fmt: skip
+        lines = [json.dumps(first), damaged, damaged, json.dumps(second)]
+        metrics.write_text("".join(f"{line}\n" for line in lines))
+        caplog.clear()
+        assert read_metrics_log(metrics) == [first, second], damaged
+        (message,) = caplog.messages
+        assert "skipped 2 damaged lines, first line 2" in message
 
 
-def test_metrics_and_configs_that_were_made_to_do_harm_are_refused(tmp_path: Path) -> None:
+def test_a_line_of_metrics_that_is_being_written_is_left_out(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    metrics = tmp_path / "metrics.jsonl"
+    for partial in ("", '{"update": 4, "nll', '{"update": 4, "nll": 2.0}'):
+        metrics.write_text('{"update": 3, "nll": 0.5}\n' + partial)
+        assert read_metrics_log(metrics) == [{"update": 3, "nll": 0.5}], partial
+    assert not caplog.messages
+
+
+def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) -> None:
     metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
-    for text in ("[" * 100_000, "[1]", "{}", '{"update": -1}', '{"update": 1e12}',
-                 '{"update": true}', '{"update": 1, "valid_bleu": "x"}', "\0", "",
-                 '{"update": 9223372036854775808}', '{"update": 1, "nll": [0]}'):  # fmt: skip
-        metrics.write_bytes(b'{"update": 1}\n' + text.encode() + b"\n")
-        with pytest.raises(DamagedError, match=r"metrics\.jsonl, line 2 is damaged"):
-            read_records(metrics)
     rows = (f"{y}: &{y} [{f'*{x},' * 9}]\n" for x, y in itertools.pairwise("abcdefg"))
     bomb = "a: &a [x]\n" + "".join(rows)
     for text in (bomb, "a: " + "[" * 30_000, "a:\n" + "- " * 30_000, "a: b: c", "a: 2026-99-99",
@@ -174,10 +148,10 @@ def test_metrics_and_configs_that_were_made_to_do_harm_are_refused(tmp_path: Pat
             read_config(tmp_path)
         assert time.process_time() - start_seconds < 2
     for path in (metrics, config):
-        with path.open("r+b") as file:
+        with path.open("ab") as file:
             file.truncate(1 << 40)
     with pytest.raises(DamagedError, match="more than 1 GB"):
-        read_records(metrics)
+        read_metrics_log(metrics)
     with pytest.raises(DamagedError, match=r"config\.yaml"):
         read_config(tmp_path)
 

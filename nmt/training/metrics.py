@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import json
 import logging
 import os
 import time
@@ -11,7 +12,7 @@ from typing import Any
 
 from nmt.config import TrainConfig
 from nmt.runtime.files import replace_file
-from nmt.runtime.manifest import mark_end, read_records, seal
+from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState, writing
 from nmt.training.learner import Outcome
 from nmt.training.trackers import Feed, check_trackers
@@ -72,13 +73,12 @@ class RunLog:
         """Write one record to the files; it has the key `update`."""
         if not self.is_main:
             return
-        line = seal(record)
+        line = _render(record)
         try:
             place = os.fstat(self._file.fileno()).st_size
             if self._file.write(line) < len(line):  # the disk is full now
                 self._file.truncate(place)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-            mark_end(self._path, line)
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
         for feed in self._feeds:
@@ -98,14 +98,17 @@ def _truncate(path: Path, state: TrainerState) -> bool:
     A checkpoint is older than the validation of its update, which must therefore be done again,
     unless the checkpoint says that it is validated.
     """
-    everything, update = read_records(path, leave_out_damaged=True), state.update
-    records = [r for r in everything if r["update"] <= update]
+    records = [record for record in read_metrics_log(path) if record["update"] <= state.update]
+    is_validated = state.validated == state.update
     kept = [
-        r for r in records if "valid_loss" not in r or not state.validated < r["update"] == update
+        record
+        for record in records
+        if is_validated or "valid_loss" not in record or record["update"] < state.update
     ]
-    lines = [seal(record) for record in kept]
-    mark_end(path, b"")
     with replace_file(path) as temporary:
-        temporary.write_bytes(b"".join(lines))
-    mark_end(path, lines[-1] if lines else b"")
+        temporary.write_bytes(b"".join(map(_render, kept)))
     return len(kept) < len(records)
+
+
+def _render(record: dict[str, Any]) -> bytes:
+    return json.dumps(record).encode() + b"\n"

@@ -26,8 +26,11 @@ from typing import Any, Protocol
 import numpy as np
 
 from nmt.config import TrackerName
-from nmt.errors import NmtError
-from nmt.runtime.manifest import read_config, seal, unseal
+from nmt.errors import DamagedError, NmtError
+from nmt.runtime.files import write_json
+from nmt.runtime.manifest import read_config
+from nmt.runtime.metadata import read_json
+from nmt.runtime.metrics_log import parse_record
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # that a run waits at its end for a tracker
@@ -283,10 +286,10 @@ class Feed:
         self._marker.parent.mkdir(exist_ok=True)
         marked: dict[str, Any] = {"id": f"n{uuid.uuid4().hex[:15]}", "sent": [0, 0], "shown": 0}
         try:
-            marked |= unseal(self._marker.read_bytes())
+            marked |= read_json(self._marker)
         except FileNotFoundError:
             pass
-        except (OSError, ValueError) as error:
+        except (OSError, DamagedError) as error:
             text = "%s is damaged (%s); all figures are sent again, to a new run"
             log.warning(text, self._marker, error)
         self._mark(marked)
@@ -325,7 +328,7 @@ class Feed:
 
     def _mark(self, marked: dict[str, Any]) -> None:
         temporary = self._marker.with_suffix(".tmp")
-        temporary.write_bytes(seal(marked))
+        write_json(temporary, marked)
         os.replace(temporary, self._marker)
 
     def _records(self, file: Any) -> Iterator[dict[str, Any]]:
@@ -337,7 +340,7 @@ class Feed:
             *lines, rest = (rest + file.read()).split(b"\n")
             for line in lines:
                 with contextlib.suppress(ValueError):  # one that a full disk cut
-                    yield unseal(line)
+                    yield parse_record(line)
             if is_last:
                 return
             self._wake.wait()

@@ -11,8 +11,9 @@ from nmt.checkpoint import checkpoint_update, list_checkpoints
 from nmt.config import VisualizeConfig, require, resolve
 from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
-from nmt.runtime.manifest import read_config, read_records, verify
+from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
+from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.trackers import Feed, check_trackers
 from nmt.translate.translator import Translator
 from nmt.visualize.words import attention_figure
@@ -41,7 +42,7 @@ def read_metrics(run_dir: Path) -> Records:
     Raises `DataError` where there is none.
     """
     path = run_dir / "metrics.jsonl"
-    records = read_records(path) if path.is_file() else []
+    records = read_metrics_log(path) if path.is_file() else []
     if not records:
         raise DataError(f"{path} has no metrics yet; give run_dir=FOLDER of a run of nmt-train")
     return records

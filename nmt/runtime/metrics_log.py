@@ -1,0 +1,55 @@
+"""Reading `metrics.jsonl`, the log of a run: one JSON object a line, each with its `update`."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from typing import Any
+
+from nmt.errors import DamagedError
+
+log = logging.getLogger(__name__)
+
+MAX_BYTES = 1 << 30
+_TEXT_KEYS = {"event", "batch"}
+
+
+def read_metrics_log(path: Path) -> list[dict[str, Any]]:
+    """Read the records of a log in their order.
+
+    Damaged lines are skipped with one warning. A last line without a line break is still being
+    written and is skipped too. Raises `DamagedError` for a file above `MAX_BYTES`.
+    """
+    if path.stat().st_size > MAX_BYTES:
+        raise DamagedError(f"{path} has more than {MAX_BYTES >> 30} GB; move it elsewhere")
+    records: list[dict[str, Any]] = []
+    errors: list[str] = []
+    with path.open("rb") as file:
+        for line_number, line in enumerate(file, start=1):
+            if not line.endswith(b"\n"):
+                break
+            try:
+                records.append(parse_record(line))
+            except ValueError as error:
+                errors.append(f"line {line_number} ({error})")
+    if errors:
+        log.warning("%s: skipped %d damaged lines, first %s", path, len(errors), errors[0])
+    return records
+
+
+def parse_record(line: bytes) -> dict[str, Any]:
+    """Parse one line of a log; raise `ValueError` if it is damaged."""
+    try:
+        record = json.loads(line)
+    except RecursionError:
+        raise ValueError("nested too deeply") from None
+    if not isinstance(record, dict):
+        raise ValueError("no JSON object")
+    update = record.get("update")
+    if type(update) is not int or not 0 <= update < 1 << 63:
+        raise ValueError("no update")
+    for name, value in record.items():
+        if name not in _TEXT_KEYS and not isinstance(value, int | float):
+            raise ValueError(f"{name} is no number")
+    return record
