@@ -84,9 +84,13 @@ def test_files_that_are_named_replace_the_text_of_an_experiment() -> None:
     files = ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.tsv=v.tsv"]
     for experiment in ("multi30k", "iwslt14", "homeassistant", "wmt14_en_de_base"):
         data = composed("preprocess", f"experiment={experiment}", *files).data
-        assert (data.train.given, data.valid.given, data.test.given) == (["src"], ["tsv"], [])
+        assert (data.train.source_keys, data.valid.source_keys, data.test.source_keys) == (
+            ["src"],
+            ["tsv"],
+            [],
+        )
     data = composed("preprocess", "experiment=multi30k", "data.valid.tsv=v.tsv").data
-    assert (data.train.given, data.valid.given, data.test.given) == (
+    assert (data.train.source_keys, data.valid.source_keys, data.test.source_keys) == (
         ["dataset"],
         ["tsv"],
         ["dataset"],

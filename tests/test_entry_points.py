@@ -104,7 +104,7 @@ def test_files_that_are_typed_replace_those_of_an_experiment_in_a_sweep_too(
     with_config(
         COMMANDS["preprocess"],
         ["-m", "experiment=mine.yaml", "hydra.sweep.dir=sweep", *arguments],
-        lambda c: seen.append((c.data.train.given, c.data.valid.given)),
+        lambda c: seen.append((c.data.train.source_keys, c.data.valid.source_keys)),
     )
     assert seen == [(["src"], ["num_pairs"])] * 2
 

@@ -279,7 +279,5 @@ def test_held_out_pairs_of_tagged_corpora_need_a_corpus(
         command("preprocess", *arguments, f"data.valid.tsv={pairs}", f"data_dir={tmp_path / 'd'}")
         == 2
     )
-    expected = (
-        "data.valid has no tag, and each of data.corpora has one; give data.corpora.NAME.valid"
-    )
+    expected = "data.valid has no tag, but every corpus in data.corpora has one"
     assert expected in capfd.readouterr().err

@@ -1,7 +1,7 @@
-"""The commands: what `--help` shows of each, its settings, and the function that runs it.
+"""The commands: the text of `--help`, the settings, and the function that runs each of them.
 
-A new command is an entry here, its settings a dataclass in nmt/config/, and its script a line in
-setup.cfg. This module imports neither torch nor Hydra.
+A new command is an entry in `_ALL`, a dataclass of its settings in nmt/config/, and a line for its
+script in setup.cfg. This module imports neither torch nor Hydra, so that `--help` stays fast.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import shlex
 import shutil
 import sys
+import textwrap
 import typing
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -21,37 +22,41 @@ from typing import Any
 
 from nmt import config
 
-NAME = "NAME"  # stands for a name that the user chooses
-_COLUMN = 34
-_ALONE = ("report_only", "scheduler")  # of nmt-preprocess alone
+NAME = "NAME"  # stands for a name that the user chooses in a key
+_KEY_WIDTH = 34  # columns of --help for a key and its default
+_PREPROCESS_ONLY = ("scheduler",)  # settings of nmt-preprocess that nmt-train does not take
+# order of --help: folders and files, then what is special to a command, then where it runs
+_FIRST = ("model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment")
+_LAST = ("backend", "device", "devices", "scheduler", "dtype", "num_threads", "verify")
 
 
 @dataclass(frozen=True)
 class Command:
-    """What is known of a command before it runs."""
+    """A command and its documentation."""
 
     name: str
     summary: str
     reads: str
     writes: str
     examples: tuple[str, ...]
-    schema: type[Any]
-    run: str  # "module:function", imported only when the command runs: it may need torch
+    schema: type[Any]  # the dataclass of its settings
+    run: str  # "module:function", imported only when the command runs, because it may need torch
     groups: tuple[str, ...] = ("experiment",)  # config groups that it takes
+    can_resume: bool = False  # whether the same command continues after a kill
 
     @functools.cached_property
     def settings(self) -> tuple[Setting, ...]:
-        """Its own settings."""
-        return tuple(settings(self.schema))
+        """All settings of the command."""
+        return tuple(list_settings(self.schema))
 
     @functools.cached_property
     def accepted(self) -> tuple[Setting, ...]:
-        """Its own, and those of a data folder that it may have to prepare."""
+        """The settings that a user may type; nmt-train also takes those of its data."""
         if self.name != "train":
             return self.settings
-        own = {setting.key for setting in self.settings}
-        more = (s for s in settings(config.PreprocessConfig) if s.key not in (*own, *_ALONE))
-        return *self.settings, *more
+        keys = {setting.key for setting in self.settings} | set(_PREPROCESS_ONLY)
+        data = [s for s in list_settings(config.PreprocessConfig) if s.key not in keys]
+        return *self.settings, *data
 
 
 _ALL = (
@@ -72,13 +77,14 @@ _ALL = (
         schema=config.PreprocessConfig,
         run="nmt.cli.tasks:preprocess",
         groups=("data", "experiment"),
+        can_resume=True,
     ),
     Command(
         name="train",
         summary="Train a Transformer; started again, resume from the last checkpoint.",
-        reads="data_dir; prepared first, as by nmt-preprocess, when it is not there and "
-        "experiment=NAME or settings of nmt-preprocess (data.train.src=FILE) say of what",
-        writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); figures to trackers",
+        reads="data_dir; if it does not exist, it is prepared first from experiment=NAME or "
+        "settings of nmt-preprocess, such as data.train.src=FILE",
+        writes="run_dir: config.yaml, metrics.jsonl, checkpoints/ (models); metrics to trackers",
         examples=(
             "nmt-train +model=base",
             "nmt-train +model=tiny data_dir=data/mine run_dir=runs/mine max_updates=1000",
@@ -86,6 +92,7 @@ _ALL = (
         schema=config.TrainConfig,
         run="nmt.cli.train:run",
         groups=("model", "data", "experiment"),
+        can_resume=True,
     ),
     Command(
         name="average",
@@ -110,19 +117,21 @@ _ALL = (
         ),
         schema=config.TranslateConfig,
         run="nmt.cli.translate:translate",
+        can_resume=True,
     ),
     Command(
         name="distill",
         summary="Translate training sources with a teacher, for a student to learn from.",
         reads="source text in files, and a run, checkpoint or model folder (several: an ensemble)",
-        writes="output: src.txt and tgt.txt, aligned, without empty, looping and unequal pairs; "
-        "summary.json; resumed after a kill",
+        writes="output: src.txt and tgt.txt, aligned, without empty, repetitive and unequally long "
+        "pairs, and summary.json; resumed after a kill",
         examples=(
             "nmt-distill model_dir=runs/teacher input=train.en output=data/distilled",
             "nmt-distill model_dir=[runs/a,runs/b] input=mono-*.en.gz beam_size=4 devices=0",
         ),
         schema=config.DistillConfig,
         run="nmt.cli.synthesis:distill",
+        can_resume=True,
     ),
     Command(
         name="backtranslate",
@@ -135,6 +144,7 @@ _ALL = (
         ),
         schema=config.BacktranslateConfig,
         run="nmt.cli.synthesis:backtranslate",
+        can_resume=True,
     ),
     Command(
         name="evaluate",
@@ -223,73 +233,100 @@ COMMANDS = {command.name: command for command in _ALL}
 
 @dataclass(frozen=True)
 class Setting:
-    """One key that can be set; `default` is "" for the heading of a group with the user's names."""
+    """A key that can be set."""
 
     key: str  # such as model.d_model or data.corpora.NAME.src
     hint: Any
-    default: str
+    default: str  # as shown in --help; "" for a group with names of the user
     help: str
+    on_resume: config.OnResume
 
 
-def settings(schema: type[Any], prefix: str = "") -> Iterator[Setting]:
-    """Yield every setting of a dataclass, those of its groups too."""
+def list_settings(
+    schema: type[Any], prefix: str = "", on_resume: config.OnResume = "refuse"
+) -> Iterator[Setting]:
+    """Yield every setting of a dataclass, those of its groups included."""
     hints = typing.get_type_hints(schema)
-    for field in dataclasses.fields(schema):
+    for field in sorted(dataclasses.fields(schema), key=_help_order):
         key, hint, help = prefix + field.name, hints[field.name], field.metadata["help"]
+        behavior = field.metadata["on_resume"] or on_resume
         if typing.get_origin(hint) is dict:
             key, hint = f"{key}.{NAME}", typing.get_args(hint)[1]
-            yield Setting(key, hint, "", help)
+            yield Setting(key, hint, "", help, behavior)
         elif not dataclasses.is_dataclass(hint):
-            default = field.default
-            if default is dataclasses.MISSING:
-                default = typing.cast(Any, field.default_factory)()
-            shown = json.dumps(default, separators=(",", ":")).replace('"', "")
-            yield Setting(key, hint, f"[{shown}]", help)
+            yield Setting(key, hint, _default_text(field), help, behavior)
         if dataclasses.is_dataclass(hint):
-            yield from settings(typing.cast(type[Any], hint), f"{key}.")
+            yield from list_settings(typing.cast(type[Any], hint), f"{key}.", behavior)
+
+
+def _help_order(field: dataclasses.Field[Any]) -> int:
+    if field.name in _FIRST:
+        return 0
+    return 2 if field.name in _LAST else 1
+
+
+def _default_text(field: dataclasses.Field[Any]) -> str:
+    """Return the default of a setting as the user would type it, in brackets."""
+    default = field.default
+    if default is dataclasses.MISSING:
+        default = typing.cast(Any, field.default_factory)()
+    text = json.dumps(default, separators=(",", ":")).replace('"', "")
+    return f"[{text}]"
+
+
+def keys_on_resume(command: Command, on_resume: config.OnResume) -> list[str]:
+    """List the keys with this behavior when the command resumes, whole groups as `search.*`."""
+    by_group: dict[str, set[str]] = {}
+    for setting in command.settings:
+        group = setting.key.split(".")[0]
+        by_group.setdefault(group, set()).add(setting.on_resume)
+    keys: dict[str, None] = {}  # in the order of --help
+    for setting in command.settings:
+        group, _, name = setting.key.partition(".")
+        if setting.on_resume == on_resume:
+            is_whole_group = name and by_group[group] == {on_resume}
+            keys[f"{group}.*" if is_whole_group else setting.key] = None
+    return list(keys)
 
 
 def command_help(command: Command) -> str:
-    """Describe what the command reads and writes, with examples and every setting."""
-    lines = []
-    for setting in command.settings:
-        name = f"{setting.key} {setting.default}".strip()
-        gap = "\n" + " " * (_COLUMN + 2) if len(name) >= _COLUMN else ""
-        lines.append(f"  {name:<{0 if gap else _COLUMN}}{gap}{setting.help}")
-    groups = [f"  {g + '=NAME':<{_COLUMN}}{', '.join(choices(g))}" for g in command.groups]
-    parts = [
+    """Return the text of `--help`: what the command reads and writes, examples, all settings."""
+    sections = [
         f"nmt-{command.name}: {command.summary}",
         f"reads:  {command.reads}\nwrites: {command.writes}",
         "\n  ".join(["examples:", *command.examples]),
-        "\n".join(["ready-made settings:", *groups]) if groups else "",
-        "\n".join(["settings, as key=value (default in brackets):", *lines]),
-        "exit status: 0 done, 2 a mistake in what was given, 1 a bug, 75 training stopped by a\n"
-        "signal and saved, 130 interrupted",
     ]
-    return "\n\n".join(part for part in parts if part)
+    if command.groups:
+        choices_lines = [_help_line(f"{g}=NAME", ", ".join(choices(g))) for g in command.groups]
+        sections.append("\n".join(["ready-made settings:", *choices_lines]))
+    lines = [_help_line(f"{s.key} {s.default}".strip(), s.help) for s in command.settings]
+    sections.append("\n".join(["settings, as key=value (default in brackets):", *lines]))
+    if command.can_resume:
+        sections.append(_resume_help(command))
+    sections.append(
+        "exit status: 0 done, 2 a mistake in what was given, 1 a bug, 75 training stopped by a\n"
+        "signal and saved, 130 interrupted"
+    )
+    return "\n\n".join(sections)
 
 
-def command_line(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
-    """Return `nmt-NAME` with its arguments as it can be typed into a shell here."""
-    program = [f"nmt-{name}"]
-    if shutil.which(program[0]) is None:  # in an environment that is not active
-        beside = Path(sys.argv[0]).with_name(program[0])
-        program = [str(beside)] if beside.is_file() else [sys.executable, "-m", "nmt", name]
-    given = (f"{key}={value}" for key, value in settings.items())
-    return shlex.join([*program, *arguments, *given])
+def _help_line(key: str, text: str) -> str:
+    """Format one line of --help; a long key stands in a line of its own."""
+    if len(key) >= _KEY_WIDTH:
+        return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
+    return f"  {key:<{_KEY_WIDTH}}{text}"
 
 
-def script_line(command: str) -> str:
-    """Return `python SCRIPT ...` of our checkout as it can be typed here."""
-    program, script, *rest = shlex.split(command)
-    checkout = Path(__file__).parents[2] / script
-    place = script if Path(script).is_file() or not checkout.is_file() else str(checkout)
-    program = program if shutil.which(program) == sys.executable else sys.executable
-    return shlex.join([program, place, *rest])
+def _resume_help(command: Command) -> str:
+    """Say which settings may change when the command resumes."""
+    text = "may change when the command resumes: " + ", ".join(keys_on_resume(command, "free"))
+    if logged := keys_on_resume(command, "log"):
+        text += "; and, with a line in the log, " + ", ".join(logged)
+    return textwrap.fill(text, width=100, break_on_hyphens=False)
 
 
 def list_commands() -> str:
-    """Describe all commands, one line each."""
+    """Return the text of `nmt --help`: all commands, one per line."""
     lines = "\n".join(f"  {name:<15}{command.summary}" for name, command in COMMANDS.items())
     return f"""nmt: train and use Transformer translation models
 
@@ -303,6 +340,30 @@ A first run on an included corpus:
 
 
 def choices(group: str) -> list[str]:
-    """List the YAML files of a config group."""
+    """List the names of the YAML files of a config group."""
     files = (resources.files("nmt.configs") / group).iterdir()
     return sorted(f.name.removesuffix(".yaml") for f in files if f.name.endswith(".yaml"))
+
+
+# --- commands to type next
+
+
+def command_line(name: str, arguments: Iterable[str] = (), **settings: str) -> str:
+    """Return `nmt-NAME` with arguments and settings as it can be typed into a shell here."""
+    program = [f"nmt-{name}"]
+    if shutil.which(program[0]) is None:  # in a virtual environment that is not active
+        script = Path(sys.argv[0]).with_name(program[0])
+        program = [str(script)] if script.is_file() else [sys.executable, "-m", "nmt", name]
+    typed = [f"{key}={value}" for key, value in settings.items()]
+    return shlex.join([*program, *arguments, *typed])
+
+
+def script_line(command: str) -> str:
+    """Return `python SCRIPT ...`, where SCRIPT is in our checkout, as it can be typed here."""
+    program, script, *arguments = shlex.split(command)
+    in_checkout = Path(__file__).parents[2] / script
+    if in_checkout.is_file() and not Path(script).is_file():
+        script = str(in_checkout)
+    if shutil.which(program) != sys.executable:
+        program = sys.executable
+    return shlex.join([program, script, *arguments])

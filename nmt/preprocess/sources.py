@@ -42,7 +42,7 @@ _SAVED = ("state.json", "dataset_dict.json")  # of a folder made by save_to_disk
 def has_split(config: DataConfig, split: str) -> bool:
     """Return whether the settings name a corpus for `split` (train, valid or test)."""
     parts = _parts(config, split)
-    return config.corpus is not Corpus.files or any(part.given for _, _, part in parts)
+    return config.corpus is not Corpus.files or any(part.source_keys for _, _, part in parts)
 
 
 def find_sources(config: PreprocessConfig, split: str, folder: Path) -> list[Source]:
@@ -101,14 +101,14 @@ def _parts(config: DataConfig, split: str) -> list[tuple[str, str, SplitConfig]]
         return [(f"data.corpora.{name}", name, part) for name, part in corpora]
     own = [(f"data.corpora.{name}.{split}", name, getattr(c, split)) for name, c in corpora]
     parts = [(f"data.{split}", "", getattr(config, split)), *own]
-    return [part for part in parts if part[2].given]
+    return [part for part in parts if part[2].source_keys]
 
 
 def _check_files(config: DataConfig) -> None:
     """Find what is missing before hours are spent on what is there."""
     num_stdin = 0
     for key, name, part in (part for split in SPLITS for part in _parts(config, split)):
-        if name and not part.given:
+        if name and not part.source_keys:
             raise ConfigError(f"{key} names no text; give {key}.src=FILE and {key}.tgt=FILE")
         for file in (file for files in _file_names(part, key) for file in files):
             path = resolve(file)
