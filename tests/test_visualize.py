@@ -21,7 +21,6 @@ from toy import command, train
 from variants import VARIANTS
 
 from nmt import evaluate
-from nmt.checkpoint import list_checkpoints
 from nmt.config import ModelConfig, Norm, Picture, SearchConfig, Theme, VisualizeConfig
 from nmt.data.binary import read_held_out
 from nmt.data.text import read_lines
@@ -334,8 +333,7 @@ def test_every_picture_of_the_gallery_is_made_by_its_command(
     monkeypatch.chdir(place)
     text = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8").replace("\\\n", " ")
     commands = [
-        shlex.split(c)
-        for c in re.findall("^ {4}nmt-visualize (what=(?!upload|checkpoints).*)$", text, re.M)
+        shlex.split(c) for c in re.findall("^ {4}nmt-visualize (what=(?!upload).*)$", text, re.M)
     ]
     drawn = set()
     for arguments in commands:
@@ -345,36 +343,11 @@ def test_every_picture_of_the_gallery_is_made_by_its_command(
         output = Path(settings["output"])
         start = {".png": b"\x89PNG", ".svg": b"<?xml", ".html": b"<!doc"}[output.suffix]
         assert output.read_bytes().lstrip().lower().startswith(start.lower()), arguments
-    assert drawn == {picture.value for picture in Picture} - {"upload", "checkpoints"}
+    assert drawn == {picture.value for picture in Picture} - {"upload"}
     shown = re.findall(r"\]\((pictures/.*?)\)", text)
     files = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/pictures").iterdir()}
     assert set(shown) == files
     assert all((ROOT / "docs" / name).stat().st_size < 200_000 for name in shown)
-
-
-@pytest.mark.slow
-def test_attention_of_validation_sentences_is_sent_for_each_validation(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    monkeypatch.chdir(place)
-    arguments = ["what=upload", "run_dir=runs/mine", "tracker=tensorboard", "num_sentences=2"]
-    drawn = []
-    for _ in range(2):  # what was sent and drawn is not sent and drawn again
-        assert command("visualize", *arguments) == 0
-        pictures = Path("runs/mine/pictures").iterdir()
-        drawn.append({path: path.stat().st_mtime_ns for path in pictures})
-    assert drawn[0] == drawn[1]
-    board = EventAccumulator("runs/mine/tensorboard", size_guidance={"images": 0})
-    board.Reload()
-    updates = [10, 20]  # which were validated; there are more checkpoints
-    assert len(list_checkpoints(place / "runs/mine")) > len(updates)
-    assert board.Tags()["images"] == ["attention-1", "attention-2"]
-    for name in ("attention-1", "attention-2"):
-        assert [image.step for image in board.Images(name)] == updates
-        different = {image.encoded_image_string for image in board.Images(name)}
-        assert len(different) == len(updates)  # the model changes from one to the next
 
 
 @pytest.mark.slow

@@ -254,12 +254,6 @@ class TrainConfig(RuntimeConfig):
         "experiment trackers: tensorboard, wandb, mlflow, trackio",
         on_resume="free",
     )
-    tracker_sentences: int = option(
-        0,
-        "validation pairs whose attention goes there, of each validated checkpoint",
-        low=0,
-        on_resume="free",
-    )
     exportable: bool = option(
         True, "refuse a model that CTranslate2 could not run", on_resume="free"
     )

@@ -27,7 +27,6 @@ class Picture(str, Enum):
     run = "run"
     data = "data"
     report = "report"
-    checkpoints = "checkpoints"
     upload = "upload"
 
 
@@ -92,9 +91,6 @@ class VisualizeConfig(RuntimeConfig):
     )
     split: str = option("test", "what=report: split to translate; valid if there is no test")
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
-    num_sentences: int = option(
-        0, "what=checkpoints, upload: validation pairs whose attention is drawn", low=0
-    )
 
     def __post_init__(self) -> None:
         check_ranges(self)

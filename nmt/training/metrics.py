@@ -15,7 +15,7 @@ from nmt.runtime.files import replace_file
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.checkpoints import TrainerState, writing
 from nmt.training.learner import Outcome
-from nmt.training.trackers import Feed, check_trackers
+from nmt.training.trackers import Feed, installed_trackers
 
 log = logging.getLogger(__name__)
 
@@ -57,7 +57,7 @@ class RunLog:
         self, run_dir: Path, state: TrainerState, config: TrainConfig, *, is_main: bool
     ) -> None:
         """Open the log of a run that goes on from `state`; remove later lines."""
-        trackers = check_trackers(config.tracker)
+        trackers = installed_trackers(config.tracker)
         self.is_main = is_main
         self.lost_validation = False
         if not is_main:
@@ -67,7 +67,7 @@ class RunLog:
             if self._path.exists():
                 self.lost_validation = _truncate(self._path, state)
             self._file = self._path.open("ab", buffering=0)
-        self._feeds = [Feed(n, run_dir, num_sentences=config.tracker_sentences) for n in trackers]
+        self._feeds = [Feed(name, run_dir) for name in trackers]
 
     def write(self, record: dict[str, Any]) -> None:
         """Write one record to the files; it has the key `update`."""

@@ -77,10 +77,6 @@ PICTURES = {
         "run_dir=runs/mine",
         page="run_report:report_page",
     ),
-    Picture.checkpoints: Kind(
-        "attention of the first validation pairs at each validation, in run_dir/pictures",
-        "run_dir=runs/mine num_sentences=4",
-    ),
     Picture.upload: Kind(
         "no picture: sends a run's figures to trackers that lack them",
         "run_dir=runs/mine tracker=[wandb,mlflow]",
@@ -108,10 +104,8 @@ def draw(config: VisualizeConfig) -> None:
     """Draw what the settings say, or list what there is, and log the file."""
     if config.what is None:
         print(index())
-    elif config.what in (Picture.upload, Picture.checkpoints):
-        if config.num_sentences:
-            _check_matplotlib()
-        _function(f"runs:{config.what.value}")(config)
+    elif config.what is Picture.upload:
+        _function("runs:upload")(config)
     else:
         log.info("wrote %s", _draw(config, config.what))
 

@@ -7,16 +7,13 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from nmt.checkpoint import checkpoint_update, list_checkpoints
-from nmt.config import VisualizeConfig, require, resolve
+from nmt.config import VisualizeConfig, resolve
 from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
 from nmt.runtime.metrics_log import read_metrics_log
-from nmt.training.trackers import Feed, check_trackers
-from nmt.translate.translator import Translator
-from nmt.visualize.words import attention_figure
+from nmt.training.trackers import Feed, installed_trackers
 
 if TYPE_CHECKING:  # matplotlib, which pages do without
     from matplotlib.figure import Figure
@@ -147,44 +144,14 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
 
 
 def upload(config: VisualizeConfig) -> None:
-    """Send what trackers lack of the metrics of runs, and pictures of the attention of some
-    sentences. Raises `NmtError` when one fails.
-    """
+    """Send the metrics of runs that trackers lack; raise `NmtError` when a tracker fails."""
     if not config.tracker:
         raise ConfigError("what=upload: name one or more, such as tracker=[wandb,mlflow]")
     for folder in map(resolve, config.run_dir):
         read_metrics(folder)
-        for name in check_trackers(config.tracker):
-            feed = Feed(name, folder, num_sentences=config.num_sentences)
+        for name in installed_trackers(config.tracker):
+            feed = Feed(name, folder)
             feed.close(timeout_seconds=_UPLOAD_SECONDS)
             if not feed.is_done:
                 raise NmtError(f"tracker={name.value}: not all of {folder} was sent; try again")
             log.info("sent %s to %s", folder, name.value)
-
-
-def checkpoints(config: VisualizeConfig) -> None:
-    """Draw the attention of the first validation pairs, the mean of the heads of each layer, of
-    each checkpoint that was validated; what is drawn is not drawn again.
-    """
-    from nmt.visualize.style import Style, save  # which import matplotlib
-
-    require(config.num_sentences > 0, "num_sentences", config.num_sentences, "must be at least 1")
-    style = Style(config.theme)
-    for run_dir in map(resolve, config.run_dir):
-        validated = {r["update"] for r in read_metrics(run_dir) if "valid_loss" in r}
-        data_dir = resolve(read_settings(run_dir)["data_dir"])
-        sources, targets = (x[: config.num_sentences] for x in read_texts(data_dir, "valid"))
-        for folder in list_checkpoints(run_dir):
-            update = checkpoint_update(folder)
-            names = [f"update-{update:08}-{i + 1}.png" for i in range(len(sources))]
-            paths = [run_dir / "pictures" / name for name in names]
-            if update not in validated or all(path.exists() for path in paths):
-                continue
-            translator = Translator.load(folder, device=config.device)
-            with style.settings():
-                pairs = translator.attention(sources, targets)
-                for pair, path in zip(pairs, paths, strict=True):
-                    save(
-                        attention_figure(pair, style, kind=config.kind, layers=[], heads=[0]), path
-                    )
-            log.info("wrote %s", ", ".join(names))
