@@ -352,7 +352,9 @@ def test_what_cannot_be_is_one_line(
         if out.name == "own":
             (out / "summary.json").unlink()
         text = folder / "in-1" if out.name == "own" else out / name
-        with pytest.raises(DataError, match=f"{name} is the input, or no output of ours"):
+        with pytest.raises(
+            DataError, match=f"{name} is the input, or was not written by this command"
+        ):
             distill(folder, out, input=[str(text)])
         assert (out / name).read_bytes() == (folder / "distill" / name).read_bytes()
     monkeypatch.chdir(tmp_path)

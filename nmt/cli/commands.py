@@ -170,7 +170,7 @@ _ALL = (
             "nmt-score model_dir=[runs/a,runs/b] src=in.en tgt=out.de format=json",
         ),
         schema=config.ScoreConfig,
-        run="nmt.cli.translate:score",
+        run="nmt.cli.score:score",
     ),
     Command(
         name="export",

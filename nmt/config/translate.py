@@ -60,6 +60,16 @@ class DirectionConfig(InferenceConfig):
         rule = "needs several models: model_dir=[a,b]"
         require(is_ensemble or is_default, "combine", self.combine, rule)
 
+    @property
+    def direction(self) -> dict[str, str]:
+        """Languages and tags as keyword arguments of a translator."""
+        return {
+            "src_lang": self.src_lang,
+            "tgt_lang": self.tgt_lang,
+            "src_tag": self.src_tag,
+            "tgt_tag": self.tgt_tag,
+        }
+
 
 @dataclass(kw_only=True)
 class TranslationConfig(SearchOverrides, DirectionConfig):

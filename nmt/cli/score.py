@@ -1,0 +1,99 @@
+"""Runs `nmt-score`."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from itertools import islice
+from typing import Any
+
+from nmt.cli.streams import find_output, open_output
+from nmt.config import OutputFormat, ScoreConfig
+from nmt.data.languages import Tags, encode_sources
+from nmt.data.text import packed, pair_lines, read_input
+from nmt.runtime.distributed import set_num_threads
+from nmt.runtime.files import replace_file
+from nmt.search.hypotheses import Hypothesis
+from nmt.translate.translator import Translator
+
+
+def score(config: ScoreConfig) -> None:
+    """Score the pairs of `src` and `tgt`, and write one line for each to `output`.
+
+    A stream gets each score as soon as it is known; a file is renamed into place when complete.
+    """
+    src, tgt = str(config.src), str(config.tgt)  # ScoreConfig refuses None
+    path = find_output(config.output, [src, tgt])
+    set_num_threads(config.num_threads)
+    translator = Translator.load(
+        config.model_dir,
+        device=config.device,
+        dtype=config.dtype,
+        backend=config.backend,
+        combine=config.combine,
+        num_threads=config.num_threads,
+    )
+    names = (_stream_name(src), _stream_name(tgt))
+    pairs = pair_lines(read_input(src), read_input(tgt), names=names)
+    with contextlib.ExitStack() as stack:
+        if path is None:
+            stream = open_output(config.output, stack)
+        else:
+            file = stack.enter_context(stack.enter_context(replace_file(path)).open("wb"))
+            stream = stack.enter_context(packed(file, path.suffix))
+        for index, record in enumerate(_score_pairs(pairs, translator, config)):
+            if config.format is OutputFormat.text:
+                line = str(record[config.measure.value])
+            else:
+                line = json.dumps({"index": index, **record}, ensure_ascii=False)
+            stream.write(line.encode("utf-8") + b"\n")
+            if path is None:
+                stream.flush()
+
+
+def _stream_name(path: str) -> str:
+    return "stdin" if path == "-" else path
+
+
+def _score_pairs(
+    pairs: Iterator[tuple[str, str]], translator: Translator, config: ScoreConfig
+) -> Iterator[dict[str, Any]]:
+    """Yield the scores of each pair."""
+    changes = config.search_changes()
+    options: dict[str, Any] = {**changes, **config.direction}
+    translator.backend.check(translator.search_config(**changes), scoring=True)
+    tags = translator.choose_tags(**config.direction)
+    first_line = 0
+    while window := list(islice(pairs, config.window_lines)):
+        sources = [source for source, _ in window]
+        targets = [target for _, target in window]
+        hypotheses = translator.score_hypotheses(
+            sources,
+            targets,
+            first_line=first_line,
+            max_tokens=config.max_tokens,
+            **options,
+        )
+        first_line += len(window)
+        for source, hypothesis in zip(sources, hypotheses, strict=True):
+            yield _to_record(source, hypothesis, translator, tags)
+
+
+def _to_record(
+    source: str, hypothesis: Hypothesis, translator: Translator, tags: Tags
+) -> dict[str, Any]:
+    """Return the scores of a pair as they stand in JSON."""
+    src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
+    record: dict[str, Any] = {
+        "log_prob": hypothesis.log_prob,
+        "per_token": hypothesis.log_prob / max(len(hypothesis.tokens), 1),
+        "score": hypothesis.score,
+        "tokens": tgt.pieces(hypothesis.tokens[:-1]),
+        "token_log_probs": hypothesis.token_log_probs,
+    }
+    if hypothesis.alignment is not None:
+        (ids,) = encode_sources(src, [source], tags)
+        record["source_tokens"] = src.pieces([*ids, src.eos_id])
+        record["alignment"] = hypothesis.alignment
+    return record

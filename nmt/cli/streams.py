@@ -1,0 +1,80 @@
+"""Inputs and outputs of nmt-translate and nmt-score: files, stdin, stdout, pipes and devices."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import IO
+
+from nmt.config import resolve
+from nmt.data.text import WaitingLines, is_packed, is_stream, open_bytes, read_input, read_stream
+from nmt.errors import ConfigError
+
+
+def find_output(output: str, inputs: Iterable[str]) -> Path | None:
+    """Return the file to write, or None for a stream: stdout, a pipe or a device.
+
+    Raises a `ConfigError` for a path that cannot be a file, and for one of the inputs.
+    """
+    if output == "-":
+        if sys.stdout is None:
+            raise ConfigError("stdout is closed; give output=FILE")
+        return None
+    path = resolve(output)
+    if not path.parent.is_dir():
+        raise ConfigError(f"output={output}: {path.parent} does not exist; make the folder first")
+    if path.is_dir():
+        raise ConfigError(f"output={output}: is a folder; give the path of a file")
+    if is_stream(path):
+        return None
+    target = path.resolve()  # a link stays, and its file is replaced
+    if any(name != "-" and target == resolve(name).resolve() for name in inputs):
+        raise ConfigError(f"output={output}: is the input; give the path of another file")
+    return target
+
+
+def check_input(path: str) -> None:
+    """Raise an error for a file that cannot be read, before a model is loaded."""
+    if not is_stream(path):
+        with open_bytes(resolve(path)):
+            pass
+
+
+def open_output(output: str, stack: contextlib.ExitStack) -> IO[bytes]:
+    """Open stdout, a pipe or a device for writing; `stack` closes it."""
+    return sys.stdout.buffer if output == "-" else stack.enter_context(resolve(output).open("wb"))
+
+
+def open_input(path: str, stack: contextlib.ExitStack) -> tuple[Iterator[str], Callable[[], bool]]:
+    """Open an input; return its lines, and a function that says whether more can be read now."""
+    status = _stdin_status() if path == "-" else None
+    if status is not None and not stat.S_ISREG(status.st_mode):  # a terminal, pipe or socket
+        waiting = WaitingLines(sys.stdin.buffer.fileno())
+        return read_stream(waiting, "stdin"), waiting.has_more
+    if path == "-" or not is_stream(path) or is_packed(path):
+        return read_input(path), lambda: True
+    waiting = WaitingLines(stack.enter_context(resolve(path).open("rb", buffering=0)).fileno())
+    return read_stream(waiting, path), waiting.has_more
+
+
+def input_size(path: str) -> int | None:
+    """Return the bytes of an input, or None if its size or its unpacked size is unknown."""
+    if path == "-":
+        status = _stdin_status()
+        is_file = status is not None and stat.S_ISREG(status.st_mode)
+        return status.st_size if status is not None and is_file else None
+    if is_packed(path) or is_stream(path):
+        return None
+    return resolve(path).stat().st_size
+
+
+def _stdin_status() -> os.stat_result | None:
+    """Return the status of stdin, or None if it is closed or no file of the system."""
+    try:
+        return os.fstat(sys.stdin.buffer.fileno())
+    except (AttributeError, OSError):
+        return None
