@@ -117,7 +117,7 @@ def import_all() -> None:
 
     import nmt.cli.compose
     import nmt.evaluate
-    import nmt.export.folder
+    import nmt.export.export_model
     import nmt.preprocess.prepare
     import nmt.training.train
     import nmt.translate.translator  # noqa: F401

@@ -20,7 +20,7 @@ from nmt.checkpoint import ModelInfo, save_model
 from nmt.config import ExportConfig, ExportFormat, PreprocessConfig, Quantization, SearchConfig
 from nmt.data.batch import pad
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.export.folder import export
+from nmt.export.export_model import export_model
 from nmt.model.fast import accelerate
 from nmt.model.transformer import Transformer
 from nmt.search.hypotheses import Hypothesis
@@ -104,7 +104,7 @@ def exported(folder: Path, name: ExportFormat, **changes: Any) -> Path:
     """Export the model folder beside itself and return the new folder."""
     quantization = changes.get("quantization", Quantization.float32)
     output = folder.with_name(f"{folder.name}-{name.value}-{quantization.value}")
-    export(folder, output, ExportConfig(format=name, **changes))
+    export_model(folder, output, ExportConfig(format=name, **changes))
     return output
 
 

@@ -12,7 +12,7 @@ import torch
 from tiny import WORDS
 
 from nmt.config import ImportConfig
-from nmt.importing.folder import import_model
+from nmt.importing.import_model import import_model
 
 
 def train_spm(path: Path, seed: int, size: int, **options: Any) -> list[str]:

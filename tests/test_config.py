@@ -40,7 +40,7 @@ from nmt.config import (
     settings_to_log,
 )
 from nmt.errors import ConfigError
-from nmt.export.folder import check_exportable
+from nmt.export.export_model import find_unsupported
 from nmt.model.transformer import Transformer, num_parameters
 
 REQUIRED = {"evaluate": ["hypotheses=h", "references=r"], "score": ["src=s", "tgt=t"]}
@@ -144,7 +144,7 @@ def test_presets_of_other_layers_have_the_size_of_base_and_can_be_exported() -> 
         config = composed("train", f"model={name}").model
         with torch.device("meta"):
             assert num_parameters(Transformer(config, 37_000)) == expected  # as README.md says
-        assert not check_exportable(config)[ExportFormat.ctranslate2], name
+        assert not find_unsupported(config, ExportFormat.ctranslate2), name
 
 
 def test_the_resolved_yaml_holds_every_setting() -> None:

@@ -39,7 +39,7 @@ from nmt.data.batch import pad, pad_source
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ModelError
-from nmt.export.folder import check_exportable
+from nmt.export.export_model import find_unsupported
 from nmt.translate.attention import KINDS
 from nmt.translate.backend import load_models
 from nmt.translate.translator import Translator
@@ -123,7 +123,7 @@ def kinds_of(name: str) -> list[str]:
 
 def refuses(library: ExportFormat, name: str, folder: Path) -> bool:
     """Return whether a library has no such model."""
-    reasons = check_exportable(load_info(folder).model)[library]
+    reasons = find_unsupported(load_info(folder).model, library)
     assert not reasons or name in OWN or name in ONLY_CTRANSLATE2, (name, reasons)
     return bool(reasons) or (library is ExportFormat.huggingface and name in ONLY_CTRANSLATE2)
 

@@ -30,7 +30,7 @@ from nmt.config import (
 from nmt.data.batch import pad
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer
 from nmt.errors import ConfigError
-from nmt.export.folder import export
+from nmt.export.export_model import export_model
 from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
@@ -347,7 +347,7 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
 def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """Export to CTranslate2, and run the Python of the README there; return what it prints."""
     output = model_dir.parent / "exported"
-    export(model_dir, output, ExportConfig(model_dir=str(model_dir)))
+    export_model(model_dir, output, ExportConfig(model_dir=str(model_dir)))
     text, shown = (output / "README.md").read_text(encoding="utf-8"), io.StringIO()
     monkeypatch.chdir(output)
     with contextlib.redirect_stdout(shown):

@@ -92,7 +92,7 @@ def _checkpoints(config: AverageConfig, run_dir: Path) -> list[Path]:
 def export(config: ExportConfig) -> None:
     """Convert the model; log where it is and how to use it."""
     from nmt.checkpoint import find_model, other_models
-    from nmt.export.folder import export
+    from nmt.export.export_model import export_model
 
     folder = find_model(resolve(config.model_dir))
     kind = f"{config.format.value}-{config.quantization.value}"
@@ -100,7 +100,7 @@ def export(config: ExportConfig) -> None:
     if Path(named).name in ("", ".."):  # a dot, beside which no name can be made
         named = str(resolve(named or "/").resolve())
     output = config.output or f"{named}-{kind}"
-    export(folder, resolve(output), config)
+    export_model(folder, resolve(output), config)
     size = sum(path.stat().st_size for path in resolve(output).iterdir()) / 1e6
     others = other_models(resolve(config.model_dir), folder)
     log.info(
@@ -119,7 +119,7 @@ def export(config: ExportConfig) -> None:
 def import_model(config: ImportConfig) -> None:
     """Import the model; log what it is and how to use it."""
     from nmt.checkpoint import load_info
-    from nmt.importing.folder import import_model
+    from nmt.importing.import_model import import_model
 
     output = import_model(config)
     info = load_info(output)

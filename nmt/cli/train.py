@@ -15,7 +15,7 @@ from nmt.cli.data_folder import ensure_data
 from nmt.cli.launch import launch
 from nmt.cli.parent import exit_with
 from nmt.config import BestMetric, TrainConfig, resolve
-from nmt.export.folder import announce
+from nmt.export.export_model import describe_exports
 from nmt.runtime.distributed import (
     find_device,
     find_world,
@@ -62,7 +62,6 @@ def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPrepar
 def run_rank(config: TrainConfig, config_yaml: str) -> None:
     """Train as the rank that the environment names, or as the only one."""
     config = adopt_model(config)
-    announce(config.model, required=config.exportable)
     world = find_world()
     device = find_device(config.device, world.local_rank)
     if world.local_size > 1 and not config.num_threads and "OMP_NUM_THREADS" not in os.environ:
@@ -71,7 +70,7 @@ def run_rank(config: TrainConfig, config_yaml: str) -> None:
         if config.dry_run:
             report = dry_run(config, world, device)
             if world.is_main:
-                print(report, flush=True)
+                print(report, describe_exports(config.model), sep="\n", flush=True)
         else:
             num_updates = train(config, config_yaml, world, device)
             hint = command_line("average", run_dir=config.run_dir)

@@ -254,9 +254,6 @@ class TrainConfig(RuntimeConfig):
         "experiment trackers: tensorboard, wandb, mlflow, trackio",
         on_resume="free",
     )
-    exportable: bool = option(
-        True, "refuse a model that CTranslate2 could not run", on_resume="free"
-    )
     seed: int = option(1, "for weights, dropout and the order of data", low=0, high=LARGEST_SEED)
     max_bad_updates: int = option(
         10, "consecutive non-finite updates that stop the run", low=1, on_resume="free"

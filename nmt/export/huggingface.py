@@ -1,9 +1,10 @@
-"""A model in Hugging Face transformers: weights, config and tokenizer files, written without that
-library. Post-norm models become MarianMT; pre-norm ones Pegasus, which is MarianMT with pre-norm,
-or M2M100 where they have its positions, which that computes itself.
+"""Export to Hugging Face transformers: weights, config and tokenizer files, written without it.
 
-MarianMT has all sines of the positional encoding before all cosines. For a model that interleaves
-them, the D dimensions of everything that is added to the residual stream are reordered alike.
+A post-norm model becomes a MarianMT model. A pre-norm model becomes an M2M100 model if it has the
+positions that M2M100 computes, else a Pegasus model, which is MarianMT with pre-norm.
+
+MarianMT has all sines of the positional encoding before all cosines. If a model interleaves them,
+the export permutes the D dimensions of the residual stream in every weight that reads or writes it.
 """
 
 # D d_model, F d_ff, V vocab, P positions
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from nmt.checkpoint import ModelInfo, save_weights
 from nmt.config import Activation, ExportConfig, ModelConfig, Norm, Positions
-from nmt.data.tokenizer import Tokenizers
+from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
 from nmt.model.transformer import sinusoidal_positions
 from nmt.model.variants import lengthen
@@ -27,8 +28,7 @@ from nmt.search.hypotheses import ControlIds
 
 Weights = dict[str, Tensor]
 _MAX_LENGTH = 512  # tokens that `generate` writes by default
-_HEADS = ("q_proj", "k_proj", "v_proj")
-MARIAN, M2M100, PEGASUS = "marian", "m2m_100", "pegasus"  # `model_type`
+MARIAN, M2M100, PEGASUS = "marian", "m2m_100", "pegasus"  # values of `model_type`
 _CLASSES = {
     MARIAN: "MarianMTModel",
     M2M100: "M2M100ForConditionalGeneration",
@@ -40,46 +40,49 @@ ACTIVATIONS = {Activation.relu: "relu", Activation.gelu: "gelu", Activation.silu
 def write_huggingface(
     folder: Path, info: ModelInfo, weights: Weights, tokenizer: Tokenizers, config: ExportConfig
 ) -> None:
-    """Write what `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
+    """Write the files that `AutoModelForSeq2SeqLM` and `AutoTokenizer` read into `folder`.
 
-    Raises a `ModelError` for separate vocabularies that number control symbols differently, and
-    for those of a pre-norm model.
+    Raises `ModelError` for separate vocabularies of a pre-norm model, and for separate vocabularies
+    with different ids of control symbols.
     """
-    kind = model_type(info, tokenizer)
-    if kind != MARIAN and info.src_vocab_size is not None:
+    model_type = choose_model_type(info, tokenizer)
+    if model_type != MARIAN and info.src_vocab_size is not None:
         raise ModelError(
             "the model has model.norm=pre and a vocabulary for each language, and transformers has "
             "no such class; use format=ctranslate2"
         )
-    if tokenizer.src.control_ids != tokenizer.tgt.control_ids:
+    tgt = tokenizer.tgt
+    if tokenizer.src.control_ids != tgt.control_ids:
         raise ModelError(
-            f"the vocabularies have control symbols at {tokenizer.src.control_ids} and "
-            f"{tokenizer.tgt.control_ids}, and transformers needs them at one place; "
-            "use format=ctranslate2"
+            "transformers needs the same ids of control symbols in both vocabularies, and this "
+            f"model has {tokenizer.src.control_ids} and {tgt.control_ids}; use format=ctranslate2"
         )
     dtype = getattr(torch, config.quantization.value)
-    tensors = rename_weights(kind, info, weights, config.max_positions)
+    tensors = rename_weights(model_type, info, weights, config.max_positions)
     tensors = {name: tensor.to(dtype).contiguous() for name, tensor in tensors.items()}
     save_weights(folder / "model.safetensors", tensors)
-    tgt = tokenizer.tgt
-    special = {"pad_token_id": tgt.pad_id, "bos_token_id": tgt.bos_id, "eos_token_id": tgt.eos_id}
-    special["decoder_start_token_id"] = tgt.bos_id
-    write_json(folder / "config.json", _architecture(kind, info, special, config))
+    special_ids = {
+        "pad_token_id": tgt.pad_id,
+        "bos_token_id": tgt.bos_id,
+        "eos_token_id": tgt.eos_id,
+        "decoder_start_token_id": tgt.bos_id,
+    }
+    write_json(folder / "config.json", _architecture(model_type, info, special_ids, config))
     generation = {  # defaults of `generate`, as close to ours as its rules allow (docs/export.md)
         "num_beams": info.search.beam_size,
         "length_penalty": info.search.length_exponent,
         "max_length": min(_MAX_LENGTH, config.max_positions),
         "bad_words_ids": [[token] for token in ControlIds.of(tokenizer).never],
-        **special,
+        **special_ids,
     }
-    if tokenizer.tgt.prefix:
-        generation["forced_bos_token_id"] = tokenizer.tgt.prefix[0]
+    if tgt.prefix:
+        generation["forced_bos_token_id"] = tgt.prefix[0]
     write_json(folder / "generation_config.json", generation)
     _write_tokenizer(folder, info, tokenizer, config.max_positions)
 
 
-def model_type(info: ModelInfo, tokenizer: Tokenizers) -> str:
-    """Return which model of transformers this is."""
+def choose_model_type(info: ModelInfo, tokenizer: Tokenizers) -> str:
+    """Return the `model_type` of transformers for this architecture."""
     config = info.model
     if config.norm is Norm.post:
         return MARIAN
@@ -91,84 +94,101 @@ def model_type(info: ModelInfo, tokenizer: Tokenizers) -> str:
     return M2M100 if is_m2m100 else PEGASUS
 
 
-def rename_weights(kind: str, info: ModelInfo, weights: Weights, max_positions: int) -> Weights:
-    """Rename and, where the layout requires it, permute `weights` for the model `kind`.
+def rename_weights(
+    model_type: str, info: ModelInfo, weights: Weights, max_positions: int
+) -> Weights:
+    """Return the weights under the names of transformers, with the residual stream permuted if the
+    positions require it.
 
-    The tables of positions are included where they are read: MarianMT would compute those of the
-    paper itself, but not those of Tensor2Tensor.
+    MarianMT and Pegasus models get their position tables too: MarianMT computes the tables of
+    Marian, but not those of the paper with an offset or of Tensor2Tensor.
     """
     config = info.model
-    order = torch.arange(config.d_model)  # of the dimensions, all sines before all cosines: (D,)
+    order = torch.arange(config.d_model)  # (D,)
     if config.positions is Positions.sinusoidal:
-        order = torch.cat([order[0::2], order[1::2]])
+        order = torch.cat([order[0::2], order[1::2]])  # all sines before all cosines
     embedding = weights["embedding.weight"][:, order]  # (V, D)
-    found: Weights = {}
-    if kind != M2M100:
+    renamed: Weights = {}
+    if model_type != M2M100:
         bias = weights.get("output_bias", torch.zeros(embedding.size(0)))
-        found["final_logits_bias"] = bias[None]  # (1, V)
+        renamed["final_logits_bias"] = bias[None]  # (1, V)
     if not config.tied_output:
-        found["lm_head.weight"] = weights["output_weight"][:, order]  # (V, D)
-        # without tying, transformers reads the copies as well
-        if info.src_vocab_size is None:
-            for stack in ("encoder", "decoder"):
-                found[f"model.{stack}.embed_tokens.weight"] = embedding.clone()
+        renamed["lm_head.weight"] = weights["output_weight"][:, order]  # (V, D)
     if info.src_vocab_size is None:
-        found["model.shared.weight"] = embedding
+        renamed["model.shared.weight"] = embedding
+        if not config.tied_output:  # transformers then reads a copy for each stack as well
+            renamed["model.encoder.embed_tokens.weight"] = embedding.clone()
+            renamed["model.decoder.embed_tokens.weight"] = embedding.clone()
     else:
-        found["model.encoder.embed_tokens.weight"] = weights["src_embedding.weight"][:, order]
-        found["model.decoder.embed_tokens.weight"] = embedding
+        renamed["model.encoder.embed_tokens.weight"] = weights["src_embedding.weight"][:, order]
+        renamed["model.decoder.embed_tokens.weight"] = embedding
     depths = {"encoder": config.num_encoder_layers, "decoder": config.num_decoder_layers}
     for stack, depth in depths.items():
-        if kind != M2M100:
-            table = positions_table(config, stack, weights, max_positions)  # (P, D)
-            found[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
+        if model_type != M2M100:
+            table = position_table(config, stack, weights, max_positions)  # (P, D)
+            renamed[f"model.{stack}.embed_positions.weight"] = table[:, order].clone()
         if config.norm is Norm.pre:
-            found |= _reordered(weights, f"{stack}_norm", f"model.{stack}.layer_norm", order)
+            renamed |= _permute_output(weights, f"{stack}_norm", f"model.{stack}.layer_norm", order)
         for i in range(depth):
-            found.update(_layer(weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order))
-    return found
+            renamed |= _rename_layer(
+                weights, f"{stack}_layers.{i}", f"model.{stack}.layers.{i}", order
+            )
+    return renamed
 
 
-def positions_table(config: ModelConfig, stack: str, weights: Weights, length: int) -> Tensor:
-    """Return what the encoder or the decoder adds to embeddings at so many positions, (P, D)."""
+def position_table(config: ModelConfig, stack: str, weights: Weights, length: int) -> Tensor:
+    """Return the table (P, D) that the encoder or decoder adds to embeddings, P = `length`."""
     if config.positions is Positions.learned:
         return lengthen(weights[f"{stack}_positions"], length)[:length]
-    layout = config.positions, config.position_offset
-    return sinusoidal_positions(length, config.d_model, *layout)
+    return sinusoidal_positions(length, config.d_model, config.positions, config.position_offset)
 
 
-def _layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
-    """Rename the weights of one layer; inside heads and feed-forward nothing is reordered."""
-    found: Weights = {}
-    for part, name in (("self_attention", "self_attn"), ("cross_attention", "encoder_attn")):
-        own, other = f"{ours}.{part}", f"{theirs}.{name}"
-        if f"{own}.in_projection.weight" in weights:
-            parts = weights[f"{own}.in_projection.weight"].chunk(3)  # of (3D, D)
-            biases = weights[f"{own}.in_projection.bias"].chunk(3)
-            for head, weight, bias in zip(_HEADS, parts, biases, strict=True):
-                found[f"{other}.{head}.weight"] = weight[:, order]  # (D, D)
-                found[f"{other}.{head}.bias"] = bias.clone()  # (D,)
-            found |= _reordered(weights, f"{own}.out_projection", f"{other}.out_proj", order)
-            found |= _reordered(weights, f"{own}_norm", f"{other}_layer_norm", order)
-    found[f"{theirs}.fc1.weight"] = weights[f"{ours}.feed_forward.inner.weight"][:, order]  # (F, D)
-    found[f"{theirs}.fc1.bias"] = weights[f"{ours}.feed_forward.inner.bias"]
-    found |= _reordered(weights, f"{ours}.feed_forward.outer", f"{theirs}.fc2", order)
-    name = f"{theirs}.final_layer_norm"
-    return found | _reordered(weights, f"{ours}.feed_forward_norm", name, order)
+def _rename_layer(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+    """Rename the weights of one layer, from the prefix `ours` to the prefix `theirs`.
+
+    Dimensions inside heads and feed-forward layers keep their order.
+    """
+    renamed = _rename_attention(weights, f"{ours}.self_attention", f"{theirs}.self_attn", order)
+    if f"{ours}.cross_attention_norm.weight" in weights:
+        renamed |= _rename_attention(
+            weights, f"{ours}.cross_attention", f"{theirs}.encoder_attn", order
+        )
+    inner = f"{ours}.feed_forward.inner"
+    renamed[f"{theirs}.fc1.weight"] = weights[f"{inner}.weight"][:, order]  # (F, D)
+    renamed[f"{theirs}.fc1.bias"] = weights[f"{inner}.bias"]
+    renamed |= _permute_output(weights, f"{ours}.feed_forward.outer", f"{theirs}.fc2", order)
+    norm = f"{theirs}.final_layer_norm"
+    return renamed | _permute_output(weights, f"{ours}.feed_forward_norm", norm, order)
 
 
-def _reordered(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
-    """Rename a linear layer or norm whose output goes to the residual stream: (D, ...), (D,)."""
-    return {f"{theirs}.{kind}": weights[f"{ours}.{kind}"][order] for kind in ("weight", "bias")}
+def _rename_attention(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+    """Rename an attention and its norm; our one projection of (3D, D) becomes three."""
+    renamed: Weights = {}
+    projections = weights[f"{ours}.in_projection.weight"].chunk(3)
+    biases = weights[f"{ours}.in_projection.bias"].chunk(3)
+    for i, name in enumerate(("q_proj", "k_proj", "v_proj")):
+        renamed[f"{theirs}.{name}.weight"] = projections[i][:, order]  # (D, D)
+        renamed[f"{theirs}.{name}.bias"] = biases[i].clone()  # (D,)
+    renamed |= _permute_output(weights, f"{ours}.out_projection", f"{theirs}.out_proj", order)
+    return renamed | _permute_output(weights, f"{ours}_norm", f"{theirs}_layer_norm", order)
+
+
+def _permute_output(weights: Weights, ours: str, theirs: str, order: Tensor) -> Weights:
+    """Rename a linear layer or norm that writes to the residual stream, and permute its rows."""
+    return {
+        f"{theirs}.weight": weights[f"{ours}.weight"][order],  # (D, ...)
+        f"{theirs}.bias": weights[f"{ours}.bias"][order],  # (D,)
+    }
 
 
 def _architecture(
-    kind: str, info: ModelInfo, special: dict[str, int], export: ExportConfig
+    model_type: str, info: ModelInfo, special_ids: dict[str, int], export: ExportConfig
 ) -> dict[str, Any]:
+    """Return the content of `config.json`."""
     config = info.model
     return {
-        "architectures": [_CLASSES[kind]],
-        "model_type": kind,
+        "architectures": [_CLASSES[model_type]],
+        "model_type": model_type,
         "is_encoder_decoder": True,
         "vocab_size": info.src_vocab_size or info.vocab_size,
         "decoder_vocab_size": info.vocab_size,
@@ -188,7 +208,7 @@ def _architecture(
         "share_encoder_decoder_embeddings": info.src_vocab_size is None,
         "tie_word_embeddings": config.tied_output,
         "torch_dtype": export.quantization.value,
-        **special,
+        **special_ids,
         "forced_eos_token_id": None,
         "use_cache": True,
     }
@@ -197,21 +217,29 @@ def _architecture(
 def _write_tokenizer(
     folder: Path, info: ModelInfo, tokenizer: Tokenizers, max_positions: int
 ) -> None:
+    """Write the files of `MarianTokenizer`."""
     (folder / "source.spm").write_bytes(tokenizer.src.model)
     (folder / "target.spm").write_bytes(tokenizer.tgt.model)
-    is_separate = info.src_vocab_size is not None
-    sides = {"vocab.json": tokenizer.src, "target_vocab.json": tokenizer.tgt}
-    for name, side in list(sides.items())[: 1 + is_separate]:
-        write_json(folder / name, {piece: i for i, piece in enumerate(side.all_pieces())})
+    has_separate_vocabularies = info.src_vocab_size is not None
+    _write_vocabulary(folder / "vocab.json", tokenizer.src)
+    if has_separate_vocabularies:
+        _write_vocabulary(folder / "target_vocab.json", tokenizer.tgt)
     pad, unk, bos, eos = tokenizer.tgt.pieces(tokenizer.tgt.control_ids)
     settings = {
         "tokenizer_class": "MarianTokenizer",
         "source_lang": info.src_lang,
         "target_lang": info.tgt_lang,
-        **{"pad_token": pad, "unk_token": unk, "bos_token": bos, "eos_token": eos},
+        "pad_token": pad,
+        "unk_token": unk,
+        "bos_token": bos,
+        "eos_token": eos,
         "model_max_length": max_positions,
-        "separate_vocabs": is_separate,
+        "separate_vocabs": has_separate_vocabularies,
         "split_special_tokens": True,  # "</s>" in a user's text is text
         "clean_up_tokenization_spaces": False,
     }
     write_json(folder / "tokenizer_config.json", settings)
+
+
+def _write_vocabulary(path: Path, tokenizer: Tokenizer) -> None:
+    write_json(path, {piece: i for i, piece in enumerate(tokenizer.all_pieces())})

@@ -23,7 +23,7 @@ from nmt.config import (
     TrainConfig,
 )
 from nmt.errors import NmtError
-from nmt.export.folder import export
+from nmt.export.export_model import export_model
 from nmt.runtime.distributed import World
 from nmt.training.train import train as train_model
 
@@ -83,7 +83,9 @@ def convert(folder: Path, output: Path) -> Exports:
     folders, reasons = {"native": model_dir}, {}
     for name, (kind, quantization) in _EXPORTS.items():
         try:
-            export(model_dir, output / name, ExportConfig(format=kind, quantization=quantization))
+            export_model(
+                model_dir, output / name, ExportConfig(format=kind, quantization=quantization)
+            )
         except NmtError as error:
             reasons[name] = str(error)
         else:

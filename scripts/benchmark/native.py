@@ -28,7 +28,7 @@ from machine import facts
 from nmt import Translator
 from nmt.checkpoint import find_model, load_info, load_tokenizer, save_model
 from nmt.config import ExportConfig, ExportFormat, Quantization
-from nmt.export.folder import export
+from nmt.export.export_model import export_model
 from nmt.model.fast.layers import multiplies_bfloat16
 from nmt.model.transformer import Transformer
 
@@ -62,7 +62,7 @@ def load(model_dir: Path, shape: str | None) -> dict[str, Translator]:
             folder = random_model(folder, shape, Path(place, "model"))
         exported = Path(place, "ctranslate2")
         config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.float32)
-        export(folder, exported, config)
+        export_model(folder, exported, config)
         return {
             name: Translator.load(exported if "backend" in how else folder, num_threads=1, **how)
             for name, how in PLAYERS.items()

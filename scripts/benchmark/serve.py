@@ -34,7 +34,7 @@ import torch
 
 from nmt.checkpoint import find_model, load_info
 from nmt.config import DType, ExportConfig, ExportFormat, Quantization
-from nmt.export.folder import export
+from nmt.export.export_model import export_model
 from nmt.translate.translator import Translator
 
 CLIENTS = (1, 8, 32)
@@ -102,7 +102,7 @@ def measure(
     info = load_info(find_model(Path(options.model)))
     exported = folder / "int8"
     config = ExportConfig(format=ExportFormat.ctranslate2, quantization=Quantization.int8)
-    export(find_model(Path(options.model)), exported, config)
+    export_model(find_model(Path(options.model)), exported, config)
     with contextlib.ExitStack() as stack:
         servers = {
             "nmt-serve, float32": stack.enter_context(our_server(options.model, [], threads)),

@@ -1,0 +1,163 @@
+"""Export a model to a folder: the converted model, its tokenizer, `nmt.json` and a README with the
+Python that translates with it. Tables list the architectures that each format supports.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import torch
+from jinja2 import Environment, FileSystemLoader, StrictUndefined
+
+from nmt.checkpoint import (
+    EXPORTED,
+    FORMAT_VERSION,
+    ModelInfo,
+    build_model,
+    load_info,
+    load_tokenizer,
+    load_weights,
+)
+from nmt.config import ExportConfig, ExportFormat, ModelConfig, NormLayer, Positions
+from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, Tokenizers, save_tokenizers
+from nmt.errors import ConfigError
+from nmt.export import argos, ctranslate2, huggingface
+from nmt.runtime.files import replace_folder, write_json
+
+_WRITERS = {
+    ExportFormat.ctranslate2: ctranslate2.write_ctranslate2,
+    ExportFormat.huggingface: huggingface.write_huggingface,
+    ExportFormat.argos: argos.write_argos,
+}
+_ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
+    [
+        "num_encoder_layers",
+        "num_decoder_layers",
+        "d_model",
+        "d_ff",
+        "num_heads",
+        "position_offset",
+        "num_positions",
+        "max_distance",
+        "scale_embedding",
+        "tied_output",
+        "output_bias",
+        "norm",
+    ]
+)
+_CTRANSLATE2 = _ANY_VALUE | dict.fromkeys(
+    ["positions", "activation", "norm_layer", "num_kv_heads", "qk_norm", "source_eos"]
+)
+SUPPORTED = {
+    ExportFormat.ctranslate2: _CTRANSLATE2,
+    ExportFormat.huggingface: _ANY_VALUE  # not source_eos: tokenizers of transformers add EOS
+    | {
+        "positions": [layout for layout in Positions if layout.is_added],
+        "activation": list(huggingface.ACTIVATIONS),
+        "norm_layer": [NormLayer.layer],
+        "num_kv_heads": [None],
+        "qk_norm": [False],
+    },
+    ExportFormat.argos: _CTRANSLATE2,
+}
+"""The values of each setting of the architecture that a format supports; None: any value."""
+
+
+def export_model(folder: Path, output: Path, config: ExportConfig) -> None:
+    """Convert the model folder `folder` to `config.format` and write it to `output` in one step.
+
+    Raises `ConfigError` for an architecture that the format does not support, `ModelError` if
+    `folder` is no model, and `NmtError` if `output` holds anything but an export or a package is
+    missing.
+    """
+    info = load_info(folder)
+    if unsupported := find_unsupported(info.model, config.format):
+        alternatives = " or ".join(
+            f"format={name.value}" for name in SUPPORTED if not find_unsupported(info.model, name)
+        )
+        raise ConfigError(
+            f"format={config.format.value} does not support {' and '.join(unsupported)}"
+            + (f"; use {alternatives}" if alternatives else "")
+        )
+    tokenizer = load_tokenizer(folder, info)
+    model = build_model(info, load_weights(folder), torch.device("cpu"))  # checks names and shapes
+    with replace_folder(output, marker=EXPORTED) as temporary:
+        _WRITERS[config.format](temporary, info, dict(model.state_dict()), tokenizer, config)
+        save_tokenizers(temporary, tokenizer)
+        content = {
+            "format_version": FORMAT_VERSION,
+            "export": {
+                "format": config.format,
+                "quantization": config.quantization,
+                "max_positions": config.max_positions,
+            },
+            **info.content(),
+        }
+        write_json(temporary / EXPORTED, content)
+        text = render_readme(info, tokenizer, config)
+        (temporary / "README.md").write_text(text, encoding="utf-8", newline="\n")
+
+
+def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[str]:
+    """Return the settings of an architecture that a format cannot hold, each with its valid values.
+
+    Dropout affects training only, so it is never listed. A setting that is missing from the
+    format's table, such as one that is added later, has to have its default.
+    """
+    unsupported = []
+    for setting in dataclasses.fields(model):
+        if "dropout" in setting.name:
+            continue
+        value = getattr(model, setting.name)
+        valid = SUPPORTED[export_format].get(setting.name, [setting.default])
+        if valid is not None and value not in valid:
+            names = ", ".join(map(_format_value, valid))
+            unsupported.append(f"model.{setting.name}={_format_value(value)} (only {names})")
+    return unsupported
+
+
+def describe_exports(model: ModelConfig) -> str:
+    """List the formats that the architecture can be exported to, and the reasons against others."""
+    lines = []
+    for export_format in SUPPORTED:
+        unsupported = find_unsupported(model, export_format)
+        answer = f"no, {', '.join(unsupported)}" if unsupported else "yes"
+        lines.append(f"export to {export_format.value}: {answer}")
+    return "\n".join(lines)
+
+
+def _format_value(value: Any) -> str:
+    return json.dumps(value).strip('"')
+
+
+def render_readme(info: ModelInfo, tokenizer: Tokenizers, config: ExportConfig) -> str:
+    """Return the README.md of an exported folder, from `readme.md.j2`."""
+    environment = Environment(
+        loader=FileSystemLoader(Path(__file__).parent),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    environment.filters["literal"] = json.dumps  # as a literal of Python
+    tokenizer_files = {"source": SOURCE, "target": TARGET}
+    if isinstance(tokenizer, Tokenizer):
+        tokenizer_files = {"tokenizer": JOINT}
+    src, tgt = tokenizer.src, tokenizer.tgt
+    return environment.get_template("readme.md.j2").render(
+        info=info,
+        config=config,
+        tokenizer_files=tokenizer_files,
+        has_position_table=info.model.positions in (Positions.sinusoidal_concat, Positions.learned),
+        has_byte_fallback=bool(src.byte_ids),
+        has_own_vocabulary=tgt.vocabulary is not None,
+        directions=[direction for direction in info.directions if any(direction.tags)],
+        has_prefix=bool(src.prefix or tgt.prefix),
+        src_prefix=src.pieces(src.prefix),
+        tgt_prefix=tgt.pieces(tgt.prefix),
+        pad=tgt.pieces([tgt.pad_id])[0],
+        bos=tgt.pieces([tgt.bos_id])[0],
+    )
