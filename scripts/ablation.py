@@ -43,7 +43,7 @@ from nmt.runtime.metrics_log import read_metrics_log
 
 UPDATES, TOKENS = 1000, 700
 BASELINE = f"""model.d_model=128 model.d_ff=512 model.dropout=0.1 optimizer.warmup_steps=300
-    optimizer.learning_rate_scale=1 optimizer.peak_learning_rate=0.0035 tokens_per_update={TOKENS}
+    optimizer.peak_learning_rate=0.0035 tokens_per_update={TOKENS}
     max_tokens=1000 valid_bleu=false tracker=[] keep_last=1 average_last=1 num_threads=1
     device=cpu"""
 VARIANTS = {

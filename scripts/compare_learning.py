@@ -27,7 +27,7 @@ from nmt.data.tokenizer import Tokenizer
 
 SPLITS = {"train": "train", "valid": "val", "test": "test_2016_flickr"}
 MAX_TOKENS = 2250  # a batch is an update, of 2,003 target tokens here and 2,020 in fairseq
-OURS = """experiment=multi30k_quick optimizer.schedule=inverse_sqrt optimizer.learning_rate_scale=1
+OURS = """experiment=multi30k_quick optimizer.schedule=inverse_sqrt
     optimizer.peak_learning_rate=0.002 optimizer.warmup_steps=600 optimizer.max_grad_norm=1
     tokens_per_update=2000 checkpoint_every_updates=300 keep_last=1 average_last=1
     valid_bleu=false tracker=[] num_threads=1 device=cpu"""

@@ -60,7 +60,7 @@ _TINY = [
     "model.num_encoder_layers=1", "model.num_decoder_layers=1", "num_threads=1", "keep_last=5",
     "tokens_per_update=400", "max_tokens=200", "checkpoint_every_updates=10",
     "validate_every_updates=10", "log_every_updates=5", "optimizer.schedule=noam",
-    "average_last=3", "keep_best=1",
+    "optimizer.peak_learning_rate=null",    "average_last=3", "keep_best=1",
 ]  # fmt: skip
 _VALUES: list[Any] = [None, True, -1, 0, 10**9, 10**18, 1e300, "", "x" * 1000, "../x", [], {}, [[]]]
 _NUMBERS = ("-1", "0", "1e300", "inf", "nan", str(2**63))

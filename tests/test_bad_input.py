@@ -160,7 +160,7 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
                 (data_dir / file).write_bytes(content)
         places = [f"data_dir={data_dir}", f"run_dir={run_dir}", *setting.split()]
         assert_refused(expected, "train", *places)
-    wild = ["optimizer.learning_rate_scale=1e9", "max_updates=20"]
+    wild = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e7", "max_updates=20"]
     assert train(data, run, *wild) == 2
     assert "not finite" in capfd.readouterr().err
 

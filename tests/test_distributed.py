@@ -295,7 +295,8 @@ def test_validation_figures_are_the_same_for_any_number_of_ranks(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(validation, "_LINES_A_BATCH", 3)  # put back at the end
-    learnt = ["max_updates=100", "valid_bleu=false", "optimizer.learning_rate_scale=3"]
+    learnt = ["max_updates=100", "valid_bleu=false", "optimizer.schedule=inverse_sqrt"]
+    learnt += ["optimizer.peak_learning_rate=0.17"]
     learnt += ["model.dropout=0", "model.norm=pre"]
     assert train(toy_data, tmp_path / "run", *learnt) == 0
     validate(tmp_path, toy_data, tmp_path / "run")

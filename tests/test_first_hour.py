@@ -230,7 +230,8 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         *base,
         "validate_every_updates=1",
         "patience=2",
-        "optimizer.learning_rate_scale=1e-9",
+        "optimizer.schedule=cosine",
+        "optimizer.peak_learning_rate=1e-10",
     ]
     for patience, expected in (("2", "patience=2"), *[("4", "patience=4")] * 2):  # and once more
         options = [*stubborn, f"patience={patience}", "max_updates=90"]

@@ -302,8 +302,6 @@ def test_stages_that_cannot_be_are_one_line(
         ([*STAGES, "stages.late.start=0"], "start=0: must be at least 1"),
         ([*STAGES, "stages.late.mix.a=-1"], "stages.late.mix.a=-1.0: must be a number from 0"),
         ([*STAGES, "stages.late.mix.aa=1"], "mix.aa: no corpus of data_dir has this name"),
-        ([*STAGES, "patience=2"], "patience=2: may end the run before its last stage"),
-        ([*STAGES, "stage_patience=true"], "stage_patience=True: needs stages and patience"),
     ):
         assert train(data_dir, data_dir / "run", *RUN, *options) == 2, options
         assert text in capsys.readouterr().err.strip().splitlines()[-1], options
@@ -312,8 +310,8 @@ def test_stages_that_cannot_be_are_one_line(
 @pytest.mark.slow
 def test_patience_counts_in_the_last_stage_alone(data_dir: Path) -> None:
     often = ["validate_every_updates=1", "checkpoint_every_updates=1", "max_updates=30"]
-    often += ["optimizer.learning_rate_scale=1e-30"]  # no validation is better than the first
-    allowed = ["patience=2", "stage_patience=true"]
-    assert train(data_dir, data_dir / "run", *RUN, *STAGES, *often, *allowed) == 0
+    # no validation is better than the first
+    often += ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-30", "patience=2"]
+    assert train(data_dir, data_dir / "run", *RUN, *STAGES, *often) == 0
     validated = [record["update"] for record in read_records(data_dir / "run", "valid_loss")]
     assert validated == [*range(1, 10)]  # two after update 7

@@ -79,28 +79,25 @@ def test_rates_equal_torchs_schedulers() -> None:
             assert found == expected, (schedule, warmup_steps)
 
 
-def test_the_peak_is_the_one_given_or_that_of_equation_3_times_a_scale() -> None:
+def test_the_peak_is_the_given_one_or_the_peak_of_equation_3() -> None:
     for d_model in (512, 1024):
         for step in (1, 2, 100, 3999, 4000, 4001, 100_000):
             expected = d_model**-0.5 * min(step**-0.5, step * 4000**-1.5)
             found = learning_rate(step, config(d_model=d_model))
             assert found == pytest.approx(expected, rel=1e-12), (d_model, step)
     for schedule in (Schedule.noam, COSINE):
-        settings = config(schedule=schedule, warmup_steps=7, learning_rate_scale=0.3)
-        paper = 0.3 * (512 * 7) ** -0.5
-        assert learning_rate(7, settings) == pytest.approx(paper, rel=1e-12)
+        settings = config(schedule=schedule, warmup_steps=7)
+        assert learning_rate(7, settings) == pytest.approx((512 * 7) ** -0.5, rel=1e-12)
     for schedule in (INVERSE_SQRT, COSINE):
         settings = config(schedule=schedule, peak_learning_rate=3e-4)
         assert learning_rate(4000, settings) == 3e-4 > learning_rate(4001, settings)
 
 
 def test_settings_that_contradict_each_other_are_refused() -> None:
-    given_and_scaled = {"schedule": COSINE, "peak_learning_rate": 1e-3, "learning_rate_scale": 2.0}
     refused: list[tuple[dict[str, Any], str]] = [
         ({"schedule": INVERSE_SQRT}, r"inverse_sqrt: needs optimizer\.peak_learning_rate"),
         ({"peak_learning_rate": 1e-3}, r"peak_learning_rate=0\.001: noam has the paper's peak"),
         ({"schedule": COSINE, "peak_learning_rate": 0.0}, "must be above 0"),
-        (given_and_scaled, r"set optimizer\.learning_rate_scale=1"),
         ({"weight_decay": 0.1}, r"weight_decay=0\.1: needs optimizer\.name=adamw"),
         ({"weight_decay": -0.1, "name": ADAMW}, "must be at least 0"),
         ({"schedule": Schedule.wsd, "decay_share": 0.0}, "must be above 0"),

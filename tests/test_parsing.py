@@ -116,7 +116,7 @@ def test_a_small_model_parses_text_of_a_small_grammar(
     assert command("preprocess", experiment, "tokenizer.vocab_size=420") == 0
     sizes = "num_encoder_layers=2 num_decoder_layers=2 d_model=128 d_ff=512 num_heads=4 norm=pre"
     small = [f"model.{size}" for size in f"{sizes} dropout=0.1 attention_dropout=0".split()]
-    rate = "warmup_steps=150 learning_rate_scale=0.4 schedule=cosine max_grad_norm=1"
+    rate = "warmup_steps=150 peak_learning_rate=0.0029 schedule=cosine max_grad_norm=1"
     small += [f"optimizer.{setting}" for setting in rate.split()]
     small += ["tokens_per_update=2500", "validate_every_updates=200"]
     assert command("train", experiment, *quick, *small) == 0

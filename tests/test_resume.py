@@ -273,7 +273,8 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     short: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     options = [*SMALL, f"init_from={short}", "max_updates=12"]
-    still = ["optimizer.learning_rate_scale=1e-12", "max_updates=1", "log_every_updates=1"]
+    still = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-12"]
+    still += ["max_updates=1", "log_every_updates=1"]
     assert train(toy_data, tmp_path / "still", *options, *still) == 0
     old, new = read_weights(short), read_weights(tmp_path / "still")
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9

@@ -151,7 +151,7 @@ def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
     data_dir: Path, tmp_path: Path
 ) -> None:
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]
-    same += ["optimizer.learning_rate_scale=5", "r_drop=1"]
+    same += ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.28", "r_drop=1"]
     assert train(data_dir, tmp_path / "whole", *same, "max_updates=8") == 0
     for end in (4, 8):
         assert train(data_dir, tmp_path / "parts", *same, f"max_updates={end}") == 0

@@ -93,10 +93,9 @@ class OptimizerConfig:
     )
     momentum: float = option(0.95, "muon: decay of the mean of gradients", low=0, below=1)
     warmup_steps: int = option(4000, "updates during which the learning rate rises", low=1)
-    learning_rate_scale: float = option(1.0, "factor on the paper's learning rate", above=0)
     peak_learning_rate: float | None = option(
         None,
-        "learning rate at the end of warm-up; null: scale * (d_model * warmup_steps)^-0.5",
+        "learning rate at the end of warm-up; null: (d_model * warmup_steps)^-0.5",
         above=0,
     )
     schedule: Schedule = option(
@@ -119,10 +118,8 @@ class OptimizerConfig:
             rule = f"needs {key}; noam is the same curve from the paper's peak"
             require(peak is not None, "optimizer.schedule", self.schedule, rule)
         if self.schedule is Schedule.noam:
-            rule = "noam has the paper's peak; use inverse_sqrt, cosine, linear or wsd"
+            rule = "noam has the paper's peak; use inverse_sqrt, or set peak_learning_rate=null"
             require(peak is None, key, peak, rule)
-        rule = "replaces the paper's peak; set optimizer.learning_rate_scale=1 with it"
-        require(peak is None or self.learning_rate_scale == 1, key, peak, rule)
 
 
 @dataclass(kw_only=True)
@@ -187,7 +184,6 @@ class TrainConfig(RuntimeConfig):
         None, "above 1: evens out the shares of the corpora; null: as preprocessed", low=1
     )
     stages: dict[str, StageConfig] = option(dict, "stages with other weights of corpora, by name")
-    stage_patience: bool = option(False, "let patience count in the last of stages, and end it")
     init_from: str | None = option(
         None, "run, checkpoint or model folder whose weights training starts from"
     )
@@ -239,7 +235,7 @@ class TrainConfig(RuntimeConfig):
     )
     patience: int = option(
         0,
-        "validations without improvement after which training ends; 0 disables",
+        "validations without improvement, in the last of stages, that end training; 0 disables",
         low=0,
         on_resume="free",
     )
@@ -338,10 +334,6 @@ class TrainConfig(RuntimeConfig):
                 weights[f"stages.{name}.mix.{corpus}"] = weight
         for key, weight in weights.items():
             require(0 <= weight <= MAX_NUMBER, key, weight, "must be a number from 0")
-        is_both = bool(self.stages and self.patience)
-        rule = "may end the run before its last stage; set stage_patience=true to count in that"
-        require(self.stage_patience or not is_both, "patience", self.patience, rule)
-        require(is_both >= self.stage_patience, "stage_patience", True, "needs stages and patience")
 
     def _is_set(self, key: str) -> bool:
         """Return whether a setting has a value other than its default; False is never set."""

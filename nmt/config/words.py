@@ -74,10 +74,7 @@ SAME = {word: key for key, words in _SYNONYMS.items() for word in words.split()}
 _TIME = "training is counted in updates: max_updates=N; dry_run=true shows how many an epoch has"
 _BATCH = "a batch is counted in tokens: max_tokens (what fits in memory)"
 _UPDATE = f"{_BATCH}, and in training tokens_per_update (target tokens, over all devices)"
-_RATE = (
-    "write optimizer.peak_learning_rate={value} optimizer.learning_rate_scale=1 "
-    "optimizer.schedule=inverse_sqrt (or cosine); optimizer.learning_rate_scale=2 doubles the rate"
-)
+_RATE = "write optimizer.peak_learning_rate={value} optimizer.schedule=inverse_sqrt (or cosine)"
 _ADVICE = {
     _TIME: "epochs max_epoch max_epochs num_epochs num_train_epochs epoch",
     _UPDATE: "batch_size bsz per_device_train_batch_size max_sentences accum_count update_freq "

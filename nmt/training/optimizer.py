@@ -44,13 +44,13 @@ def learning_rate(step: int, config: TrainConfig) -> float:
 
 
 def peak_learning_rate(config: TrainConfig) -> float:
-    """Return the rate at the end of warm-up: the one given, or scale * (d_model * warmup)^-0.5,
-    where equation 3 of the paper has its peak.
+    """Return the learning rate at the end of warm-up; by default the peak of equation 3 of the
+    paper, (d_model * warmup_steps)^-0.5.
     """
     optimizer = config.optimizer
-    paper = (config.model.d_model * optimizer.warmup_steps) ** -0.5
-    given = optimizer.peak_learning_rate
-    return float(optimizer.learning_rate_scale * paper) if given is None else given
+    if optimizer.peak_learning_rate is not None:
+        return optimizer.peak_learning_rate
+    return float((config.model.d_model * optimizer.warmup_steps) ** -0.5)
 
 
 def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:

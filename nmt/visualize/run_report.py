@@ -79,7 +79,7 @@ def in_words(trained: dict[str, Any]) -> list[str]:
     model, optimizer = trained["model"], trained["optimizer"]
     peak = (
         optimizer.get("peak_learning_rate")
-        or optimizer["learning_rate_scale"] * (model["d_model"] * optimizer["warmup_steps"]) ** -0.5
+        or (model["d_model"] * optimizer["warmup_steps"]) ** -0.5
     )
     where = {"post": "after the residual sums", "pre": "before the sub-layers"}[model["norm"]]
     sentences = [

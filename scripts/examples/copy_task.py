@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from nmt.config import ModelConfig, OptimizerConfig, TrainConfig
+from nmt.config import ModelConfig, OptimizerConfig, Schedule, TrainConfig
 from nmt.model.transformer import Transformer, causal_mask, padding_mask
 from nmt.training.optimizer import learning_rate, make_optimizer
 
@@ -40,7 +40,9 @@ def train(updates: int, seed: int = 1) -> Transformer:
     layers = {"num_encoder_layers": 2, "num_decoder_layers": 2}
     config = TrainConfig(
         model=ModelConfig(**layers, d_model=64, d_ff=256, num_heads=4, dropout=0.0),
-        optimizer=OptimizerConfig(warmup_steps=100, learning_rate_scale=0.5),
+        optimizer=OptimizerConfig(
+            warmup_steps=100, schedule=Schedule.inverse_sqrt, peak_learning_rate=0.00625
+        ),
     )
     model = Transformer(config.model, VOCAB_SIZE)
     optimizer = make_optimizer(model, config.optimizer)
