@@ -186,7 +186,7 @@ def test_averages_and_exports_replace_nothing_that_was_not_named(
     assert command("average", f"checkpoints=[{mine}]") == 0
     assert Path("runs/other/average/config.json").is_file()
     for checkpoints, expected in (
-        (mine, "runs/other/average is there already; give output="),
+        (mine, "runs/other/average exists already; give output="),
         (f"runs/other/{steps[0]},runs/default/{steps[0]}", "are not of one run; give output="),
         ("runs/other", "are not of one run"),
     ):

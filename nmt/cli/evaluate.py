@@ -1,11 +1,11 @@
-"""Runs `nmt-evaluate`: on translations in a file, or on those that a model makes of a file, or of
-each corpus in the test set of a data folder.
+"""Runs `nmt-evaluate` on translations in a file, or on translations that a model makes of a file or
+of each corpus in a held-out set of a data folder.
 """
 
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from nmt import evaluate as metrics
@@ -15,14 +15,14 @@ from nmt.evaluate import Comparison, Score
 
 
 @dataclass(frozen=True)
-class _Test:
-    """What is scored together."""
+class _TestSet:
+    """Hypotheses and references that are scored together."""
 
     references: list[list[str]]
-    tokenize: str  # of BLEU
-    hypotheses: list[str]  # none where a model is still to translate the sources
-    sources: list[str]
-    direction: dict[str, Any]  # that the model is asked for
+    tokenize: str  # BLEU's tokenizer
+    hypotheses: list[str] = field(default_factory=list)  # empty until a model has translated
+    sources: list[str] = field(default_factory=list)
+    direction: dict[str, Any] = field(default_factory=dict)  # options of the translator
     corpus: str = ""
 
 
@@ -31,17 +31,25 @@ def evaluate(config: EvaluateConfig) -> None:
     scores: list[Score] = []
     comparisons: list[Comparison] = []
     baseline = None if config.baseline is None else list(read_input(config.baseline))
-    for test in _translated(config, baseline) if config.model_dir else [_given(config)]:
-        how: dict[str, Any] = {"tokenize": test.tokenize, "metrics": config.metrics}
-        how |= {"lowercase": config.lowercase, "force": config.force}
-        found = metrics.evaluate(test.hypotheses, test.references, **how)
-        scores += [replace(s, name=f"{test.corpus} {s.name}".strip()) for s in found]
+    for test_set in _read_test_sets(config, baseline):
+        options: dict[str, Any] = {
+            "tokenize": test_set.tokenize,
+            "metrics": config.metrics,
+            "lowercase": config.lowercase,
+            "force": config.force,
+        }
+        for score in metrics.evaluate(test_set.hypotheses, test_set.references, **options):
+            scores.append(replace(score, name=f"{test_set.corpus} {score.name}".strip()))
         if baseline is not None:
-            kind = metrics.Significance(
+            significance = metrics.Significance(
                 method=config.method, num_samples=config.num_samples, seed=config.seed
             )
             comparisons = metrics.compare(
-                test.hypotheses, test.references, baseline=baseline, test=kind, **how
+                test_set.hypotheses,
+                test_set.references,
+                baseline=baseline,
+                test=significance,
+                **options,
             )
     if config.format is OutputFormat.json:
         print(json.dumps(metrics.as_json(scores, comparisons), indent=2))
@@ -49,16 +57,20 @@ def evaluate(config: EvaluateConfig) -> None:
         print(metrics.as_table(scores, comparisons))
 
 
-def _given(config: EvaluateConfig) -> _Test:
-    """Return the test whose translations are in a file."""
-    assert config.hypotheses is not None
-    tokenize = _tokenizer(config, config.tgt_lang)
-    references = [list(read_input(path)) for path in config.references]
-    return _Test(references, tokenize, list(read_input(config.hypotheses)), [], {})
+def _read_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
+    """Return the test sets with their hypotheses, from a file or from a model."""
+    if config.hypotheses is None:
+        return _translate_test_sets(config, baseline)
+    test_set = _TestSet(
+        references=[list(read_input(path)) for path in config.references],
+        tokenize=_choose_tokenizer(config, config.tgt_lang),
+        hypotheses=list(read_input(config.hypotheses)),
+    )
+    return [test_set]
 
 
-def _translated(config: EvaluateConfig, baseline: list[str] | None) -> list[_Test]:
-    """Return the tests with the translations of the model."""
+def _translate_test_sets(config: EvaluateConfig, baseline: list[str] | None) -> list[_TestSet]:
+    """Return the test sets with the translations of the model."""
     from nmt.data.languages import default_directions
     from nmt.runtime.distributed import set_num_threads
     from nmt.translate.translator import Translator
@@ -66,35 +78,47 @@ def _translated(config: EvaluateConfig, baseline: list[str] | None) -> list[_Tes
     assert config.model_dir is not None
     set_num_threads(config.num_threads)
     translator = Translator.load(config.model_dir, device=config.device)
-    tests = []
     if config.src is None:
-        from nmt.data.binary import read_held_out
-
-        assert config.data_dir is not None
-        for text in read_held_out(resolve(config.data_dir), config.split.value):
-            asked = {"src_tag": text.direction.src_tag, "tgt_tag": text.direction.tgt_tag}
-            tokenize = _tokenizer(config, config.tgt_lang or text.direction.tgt_lang)
-            tests.append(_Test([text.targets], tokenize, [], text.sources, asked, text.corpus))
+        test_sets = _read_held_out(config)
     else:
-        asked = {"src_lang": config.src_lang, "tgt_lang": config.tgt_lang}
         languages = {direction.tgt_lang for direction in default_directions(translator.directions)}
-        only = languages.pop() if len(languages) == 1 else ""
-        tokenize = _tokenizer(config, config.tgt_lang or only)
-        references = [list(read_input(path)) for path in config.references]
-        sources = list(read_input(config.src))
-        metrics.check_lines({"src": sources}, references, force=True)
-        tests.append(_Test(references, tokenize, [], sources, asked))
-    for test in tests:  # now, not after a long translation
-        given = {} if baseline is None else {"baseline": baseline}
-        metrics.check_lines(given, test.references, force=config.force)
+        only_language = languages.pop() if len(languages) == 1 else ""
+        test_set = _TestSet(
+            references=[list(read_input(path)) for path in config.references],
+            tokenize=_choose_tokenizer(config, config.tgt_lang or only_language),
+            sources=list(read_input(config.src)),
+            direction={"src_lang": config.src_lang, "tgt_lang": config.tgt_lang},
+        )
+        metrics.check_lines({"src": test_set.sources}, test_set.references, force=True)
+        test_sets = [test_set]
+    for test_set in test_sets:  # before the translation, which may take long
+        other_systems = {} if baseline is None else {"baseline": baseline}
+        metrics.check_lines(other_systems, test_set.references, force=config.force)
     return [
-        replace(test, hypotheses=translator.translate(test.sources, **test.direction))
-        for test in tests
+        replace(test_set, hypotheses=translator.translate(test_set.sources, **test_set.direction))
+        for test_set in test_sets
     ]
 
 
-def _tokenizer(config: EvaluateConfig, language: str) -> str:
-    """Return BLEU's tokenizer; a missing one is an error now, not after a long translation."""
+def _read_held_out(config: EvaluateConfig) -> list[_TestSet]:
+    """Return the corpora of a held-out set of the data folder, without hypotheses."""
+    from nmt.data.binary import read_held_out
+
+    assert config.data_dir is not None
+    return [
+        _TestSet(
+            references=[text.targets],
+            tokenize=_choose_tokenizer(config, config.tgt_lang or text.direction.tgt_lang),
+            sources=text.sources,
+            direction={"src_tag": text.direction.src_tag, "tgt_tag": text.direction.tgt_tag},
+            corpus=text.corpus,
+        )
+        for text in read_held_out(resolve(config.data_dir), config.split.value)
+    ]
+
+
+def _choose_tokenizer(config: EvaluateConfig, language: str) -> str:
+    """Return BLEU's tokenizer; raise an error for one that is not installed, before translating."""
     tokenize = config.tokenize or metrics.tokenizer_for(language)
     if Metric.bleu in config.metrics:
         metrics.bleu_metric(tokenize)
