@@ -22,7 +22,7 @@ pytestmark = pytest.mark.slow
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu.py"
 # each of these takes a process that imports everything again, or a compiler
-SLOW = [["tests"], ["base_compiled"], ["base_static"], ["several_devices"], ["translation"]]
+SLOW = [["tests"], ["base_compiled"], ["several_devices"], ["translation"]]
 QUICK = ["machine", "data", "base_plain", "precision", "bleu"]
 
 
@@ -116,7 +116,7 @@ def test_the_speed_of_training_without_a_gradient_is_none(
         records = [{"gradient_norm": norm}] * (job.speed_updates // job.log_every)
         monkeypatch.setattr(parts, "train", lambda *_, records=records: records)
         with pytest.raises(parts.PartError, match="gradient"):
-            parts.base_static(job)
+            parts.base_compiled(job)
 
 
 def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:

@@ -162,8 +162,6 @@ _CONFLICTS = (
     ("adapter", "sharding", "does not work with sharding=full"),
     ("compile", "sharding", "does not work with sharding=full"),
     ("r_drop", "sharding", "does not work with sharding=full"),
-    ("static_shapes", "sharding", "does not work with sharding=full"),
-    ("r_drop", "static_shapes", "does not work with static_shapes=true"),
 )
 
 
@@ -278,11 +276,6 @@ class TrainConfig(RuntimeConfig):
     )
     compile: bool | None = option(
         None, "use torch.compile; null: on a GPU where it works", on_resume="log"
-    )
-    static_shapes: bool = option(
-        False,
-        "pad batches to few shapes, for one graph of model and loss, which a GPU replays",
-        on_resume="log",
     )
     activation_checkpointing: bool = option(
         False, "recompute activations in the backward pass: less memory, slower", on_resume="free"

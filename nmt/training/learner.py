@@ -93,9 +93,8 @@ class Learner:
         self.sharded: Sharded | None = None  # while ranks are connected that have parts of a model
         may_compile = False if config.sharding is Sharding.full else config.compile
         compiler, smoothing = make_compiler(may_compile, device), config.label_smoothing
-        own: dict[str, Any] = {"r_drop": config.r_drop, "is_static": config.static_shapes}
         self.objective: nn.Module = Objective(
-            self.model, smoothing=smoothing, compiler=compiler, **own
+            self.model, smoothing=smoothing, r_drop=config.r_drop, compiler=compiler
         )
         self.clear_gradient()
 
@@ -180,14 +179,8 @@ class Learner:
         return outcome
 
     def clear_gradient(self) -> None:
-        """Forget the gradient; with static shapes its tensors stay, since what a CUDA graph returns
-        is overwritten when it is replayed, and can only be added to something.
-        """
-        self.optimizer.zero_grad(set_to_none=not self.config.static_shapes)
-        if self.config.static_shapes:
-            for parameter in self.model.parameters():
-                if parameter.requires_grad and parameter.grad is None:
-                    parameter.grad = torch.zeros_like(parameter)
+        """Delete the gradients."""
+        self.optimizer.zero_grad(set_to_none=True)
 
     def accumulate_gradient(self, update: Update, batches: list[list[Batch]]) -> Tensor:
         """Add up the gradient; return sums of loss and nll of this rank's batches, (batches, 2).
@@ -215,8 +208,6 @@ class Learner:
     def losses(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the summed loss and nll of a micro-batch, in nats."""
         batch = batch.to(self.device)
-        if self.config.static_shapes and self.device.type == "cuda":
-            torch.compiler.cudagraph_mark_step_begin()  # type: ignore[no-untyped-call]
         is_half = self.dtype is not torch.float32
         with torch.autocast(self.device.type, dtype=self.dtype) if is_half else nullcontext():
             return self.objective(batch)  # type: ignore[no-any-return]
@@ -246,14 +237,12 @@ class Learner:
             src, read = pair if self.noise is None else self.noise(*pair, draw, row)
             pairs.append((src, pair[1]))
             inputs.append(read)
-        most = self.config.max_tokens if self.device.type == "cuda" else MICRO_BATCH_TOKENS
         batch = make_batch(
             pairs,
             self.tokenizer,
             inputs,
             round_to=ROWS_STEP,
             source_eos=self.config.model.source_eos,
-            static_tokens=most if self.config.static_shapes else 0,
         )
         return batch.pin() if self.device.type == "cuda" else batch
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -49,48 +48,15 @@ class Batch:
         return replace(self, **tensors, **packings)  # type: ignore[arg-type]
 
 
-PADDING = -1
-"""A target id that counts nothing, in batches of few shapes."""
-
-
-class Shape(NamedTuple):
-    """What the tensors of both sides are padded to."""
-
-    num_tokens: int  # N and M
-    longest: int  # tokens of a sentence, on both sides
-    num_sentences: int  # B
-
-    @classmethod
-    def around(cls, lengths: Lengths, max_tokens: int) -> Shape:
-        """Return the shape for pairs of `lengths` (B, 2): one of `max_tokens`, its halves and its
-        doubles, with one of 8, 12, 16, 24, 32, ... as the longest sentence.
-        """
-        most, longest, shorter = int(lengths.max()), 8, 0
-        while longest < most:
-            # 8 = 2^3, 12 = 3 * 2^2, 16 = 2^4, ...
-            longest, shorter = longest * 3 // 2 if longest % 3 else longest * 4 // 3, longest
-        # batches of sentences as long as the longest are full; in others there may be more of them
-        needed = max(*lengths.sum(axis=0).tolist(), len(lengths) * (shorter + 1))
-        num_tokens = max_tokens
-        while num_tokens < needed:
-            num_tokens *= 2
-        while num_tokens % 2 == 0 and num_tokens // 2 >= needed:
-            num_tokens //= 2
-        added = -(-num_tokens // longest)  # sentences that the padding can make
-        return cls(num_tokens, longest, num_tokens // (shorter + 1) + added)
-
-
 def make_batch(
     pairs: Sequence[tuple[Ids, Ids]], tokenizer: Tokenizers, inputs: Sequence[Ids] | None = None, *,
-    round_to: int = 1, source_eos: bool = True, static_tokens: int = 0,
+    round_to: int = 1, source_eos: bool = True,
 ) -> Batch:  # fmt: skip
     """Concatenate pairs of ids that have no BOS and EOS yet; the decoder reads `inputs`, which are
     as long as the targets, in their place.
 
     With `round_to` above 1 each side gets 1 to `round_to` padding tokens, which make N and M
-    multiples of it; with `static_tokens`, usually the bound on a batch, it gets those of the
-    `Shape` around, and targets there are `PADDING`. Without `source_eos` sources end with their
-    last token.
+    multiples of it. Without `source_eos` sources end with their last token.
     """
     sources, targets = [pair[0] for pair in pairs], [pair[1] for pair in pairs]
     src_end = [tokenizer.src.eos_id] if source_eos else []
@@ -100,25 +66,18 @@ def make_batch(
     lengths = np.array([src_lengths, tgt_lengths]).T  # (B, 2)
     src_padding = round_to - num_src_tokens % round_to if round_to > 1 else 0
     tgt_padding = round_to - num_tokens % round_to if round_to > 1 else 0
-    longest, shape = lengths.max(axis=0).tolist(), None
-    if static_tokens:
-        shape = Shape.around(lengths, static_tokens)
-        src_padding, tgt_padding = shape.num_tokens - num_src_tokens, shape.num_tokens - num_tokens
-        longest = [shape.longest, shape.longest]
+    longest = lengths.max(axis=0).tolist()
     # padding becomes sentences that are no longer than the real ones, equally many on both sides
     cuts = _cut(src_padding, longest[0]), _cut(tgt_padding, longest[1])
     added = list(itertools.zip_longest(*cuts, fillvalue=0))
-    if shape is not None:
-        added += [(0, 0)] * (shape.num_sentences - len(pairs) - len(added))
     bos, eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id]
     src_pads, tgt_pads = [tokenizer.src.pad_id] * src_padding, [tokenizer.tgt.pad_id] * tgt_padding
-    out_pads = [PADDING] * tgt_padding if static_tokens else tgt_pads
     return Batch(
         src=_concatenate([ids for row in sources for ids in (row, src_end)], src_pads),
-        sources=pack([*src_lengths, *(src for src, _ in added)], shape and shape.longest),
+        sources=pack([*src_lengths, *(src for src, _ in added)]),
         tgt_in=_concatenate([ids for row in inputs or targets for ids in (bos, row)], tgt_pads),
-        tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], out_pads),
-        targets=pack([*tgt_lengths, *(tgt for _, tgt in added)], shape and shape.longest),
+        tgt_out=_concatenate([ids for row in targets for ids in (row, eos)], tgt_pads),
+        targets=pack([*tgt_lengths, *(tgt for _, tgt in added)]),
         num_src_tokens=num_src_tokens,
         num_tokens=num_tokens,
         lengths=lengths,

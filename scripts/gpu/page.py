@@ -10,7 +10,7 @@ PAGE = Path(__file__).resolve().parent.parent.parent / "docs" / "benchmarks" / "
 HEADING = "## Results\n"
 PEAK_FLOPS = {"H200": 989.4e12, "H100 80GB HBM3": 989.4e12, "A100": 312e12}  # bfloat16, dense
 NOTHING: dict[str, Any] = {}
-TRAININGS = ("base_compiled", "base_static", "base_plain", "big_compiled", "big_plain")
+TRAININGS = ("base_compiled", "base_plain", "big_compiled", "big_plain")
 # by the names of targets: where the figure stands, what it is compared with, and the least of it
 SPEED = "target_tokens_per_second"
 TARGETS: dict[str, tuple[float, Callable[[dict[str, Any]], float]]] = {

@@ -226,11 +226,6 @@ def base_compiled(job: Job) -> dict[str, Any]:
     return measure(job, "base", compiles=True)
 
 
-def base_static(job: Job) -> dict[str, Any]:
-    """Measure base compiled with static shapes, whose kernels are replayed as CUDA graphs."""
-    return measure(job, "base", compiles=True, is_static=True)
-
-
 def big_plain(job: Job) -> dict[str, Any]:
     """Measure big without torch.compile."""
     return measure(job, "big", compiles=False)
@@ -241,15 +236,14 @@ def big_compiled(job: Job) -> dict[str, Any]:
     return measure(job, "big", compiles=True)
 
 
-def measure(job: Job, model: str, *, compiles: bool, is_static: bool = False) -> dict[str, Any]:
+def measure(job: Job, model: str, *, compiles: bool) -> dict[str, Any]:
     """Train in bfloat16 with a batch an update; return speed, shares of the peaks, and memory."""
     records = train(
         job,
-        f"{model}-{compiles}-{is_static}",
+        f"{model}-{compiles}",
         f"model={model}",
         f"data_dir={job.output / 'drawn'}",
         f"compile={str(compiles).lower()}",
-        f"static_shapes={str(is_static).lower()}",
         "dtype=bfloat16",
         f"tokens_per_update={job.update_tokens}",
         f"max_tokens={job.update_tokens}",
@@ -403,5 +397,4 @@ PARTS: dict[Callable[[Job], dict[str, Any]], int] = {  # with their limits in se
     base_compiled: 120,
     translation: 150,
     bleu: 120,
-    base_static: 240,
 }
