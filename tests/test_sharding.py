@@ -142,5 +142,5 @@ def test_what_does_not_go_with_sharding_is_an_error() -> None:
         {"r_drop": 1.0},
         {"optimizer": MUON},
     ):
-        with pytest.raises(ConfigError, match="does not go with sharding=full"):
+        with pytest.raises(ConfigError, match="does not work with sharding=full"):
             TrainConfig(sharding=Sharding.full, **setting)
