@@ -338,7 +338,7 @@ def test_what_cannot_be_is_one_line(
         ({"input": [str(tmp_path / "blank")]}, "no pair is left"),
         ({"max_ratio": 0.5}, "max_ratio=0.5: must be 0 or at least 1"),
         ({"input": None}, "give input=FILE"),
-        ({"backend": Engine.ctranslate2}, "sampling=true with backend=ctranslate2: would draw"),
+        ({"backend": Engine.ctranslate2}, "backend=ctranslate2: would draw other samples"),
         ({"model_dir": [str(tmp_path / "absent")]}, "absent does not exist"),
     ]
     for options, text in cases:

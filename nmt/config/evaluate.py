@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import OutputFormat, check_ranges, option, require
+from nmt.config.options import OutputFormat, option
 from nmt.config.runtime import RuntimeConfig
 from nmt.errors import ConfigError
 
@@ -68,35 +68,34 @@ class EvaluateConfig(RuntimeConfig):
     force: bool = option(False, "score text that looks tokenized")
     format: OutputFormat = option(OutputFormat.text, "text or json")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if (self.hypotheses is None) == (self.model_dir is None):
             raise ConfigError("give either hypotheses=FILE or model_dir=FOLDER with src=FILE")
-        require(bool(self.metrics), "metrics", "[]", "name at least one")
+        self.require(bool(self.metrics), "metrics", "name at least one")
         if self.model_dir is not None and self.src is None:
-            self._check_data_folder(self.model_dir)
+            self._check_data_folder()
         else:
-            require(bool(self.references), "references", "[]", "name at least one")
-        check_ranges(self)
+            self.require(bool(self.references), "references", "name at least one")
         if self.model_dir is None:
             self._refuse_unused("model_dir", _ONLY_WITH_MODEL)
         if self.baseline is None:
             self._refuse_unused("baseline", _ONLY_WITH_BASELINE)
         if self.src is not None:
             is_default = self.split is HeldOutSplit.test
-            require(is_default, "split", self.split, "is a set of data_dir; leave out src")
+            self.require(is_default, "split", "is a set of data_dir; leave out src")
         num_stdin = [self.hypotheses, self.baseline, self.src, *self.references].count("-")
-        require(num_stdin < 2, "references", "-", "stdin is read once; give files")
+        if num_stdin > 1:
+            raise ConfigError("references=-: stdin is read once; give files")
 
-    def _check_data_folder(self, model_dir: list[str]) -> None:
+    def _check_data_folder(self) -> None:
         """Check the settings of a model that translates a held-out set of a data folder."""
         rule = "needs src=FILE or data_dir=FOLDER to translate"
-        require(self.data_dir is not None, "model_dir", ",".join(model_dir), rule)
-        require(self.baseline is None, "baseline", self.baseline, "needs src=FILE")
-        require(not self.references, "references", ",".join(self.references), "needs src=FILE")
-        require(not self.src_lang, "src_lang", self.src_lang, "needs src=FILE")
+        self.require(self.data_dir is not None, "model_dir", rule)
+        for key in ("baseline", "references", "src_lang"):
+            self.require(not getattr(self, key), key, "needs src=FILE")
 
     def _refuse_unused(self, needed: str, keys: tuple[str, ...]) -> None:
         """Raise a `ConfigError` for a changed setting that has no effect without `needed`."""
         for key in keys:
-            value, default = getattr(self, key), getattr(type(self), key)
-            require(value == default, key, value, f"does nothing without {needed}")
+            is_default = getattr(self, key) == getattr(type(self), key)
+            self.require(is_default, key, f"does nothing without {needed}")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import DEFAULT_RUN_DIR, check_ranges, option, require
+from nmt.config.options import DEFAULT_RUN_DIR, Settings, option
 from nmt.config.runtime import ChecksumConfig
 from nmt.errors import ConfigError
 
@@ -62,16 +62,15 @@ class ExportConfig(ChecksumConfig):
         2048, "longest source or target sentence, in tokens", low=2, high=65536
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
+    def check(self) -> None:
         if self.format is ExportFormat.huggingface:
             is_float = not self.quantization.value.startswith("int")
             rule = "format=huggingface takes float32, float16 or bfloat16"
-            require(is_float, "quantization", self.quantization, rule)
+            self.require(is_float, "quantization", rule)
 
 
 @dataclass(kw_only=True)
-class ImportConfig:
+class ImportConfig(Settings):
     """Settings of `nmt-import`."""
 
     input: str | None = option(None, "file or folder of the model to import")
@@ -92,8 +91,8 @@ class ImportConfig:
         None, "target language, such as fra_Latn; null: as the imported files say"
     )
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         if self.input is None:
             raise ConfigError("give input=FOLDER, the model of another toolkit")
-        is_valid = self.tgt_tokenizer is None or self.src_tokenizer is not None
-        require(is_valid, "tgt_tokenizer", self.tgt_tokenizer, "needs src_tokenizer=FILE")
+        if self.src_tokenizer is None:
+            self.require(self.tgt_tokenizer is None, "tgt_tokenizer", "needs src_tokenizer=FILE")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import check_ranges, option, require
+from nmt.config.options import Settings, option
 
 
 class Norm(str, Enum):
@@ -56,9 +56,10 @@ class Activation(str, Enum):
 
 
 @dataclass(kw_only=True)
-class ModelConfig:
+class ModelConfig(Settings):
     """The Transformer's architecture (paper, section 3; table 3 for base and big)."""
 
+    prefix = "model."
     num_encoder_layers: int = option(6, "encoder layers", low=1, high=1000)
     num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
     d_model: int = option(512, "dimension of embeddings and layers", low=1, high=65536)
@@ -99,21 +100,14 @@ class ModelConfig:
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
     source_eos: bool = option(True, "end the encoder input with EOS; false: as OpenNMT-py does")
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "model.")
-        divides = self.d_model % self.num_heads == 0
-        rule = f"must divide model.d_model={self.d_model}"
-        require(divides, "model.num_heads", self.num_heads, rule)
-        rule = "must be even (sine and cosine)"
-        require(self.d_model % 2 == 0, "model.d_model", self.d_model, rule)
-        if self.num_kv_heads is not None:
-            rule = f"must divide model.num_heads={self.num_heads}"
-            divides = self.num_heads % self.num_kv_heads == 0
-            require(divides, "model.num_kv_heads", self.num_kv_heads, rule)
+    def check(self) -> None:
+        is_divisor = self.d_model % self.num_heads == 0
+        self.require(is_divisor, "num_heads", f"must divide model.d_model={self.d_model}")
+        self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
+        is_divisor = self.num_kv_heads is None or self.num_heads % self.num_kv_heads == 0
+        self.require(is_divisor, "num_kv_heads", f"must divide model.num_heads={self.num_heads}")
         if self.positions is Positions.rotary:
             rule = "needs an even number of dimensions of a head, model.d_model / model.num_heads"
-            is_even = self.d_model // self.num_heads % 2 == 0
-            require(is_even, "model.positions", self.positions, rule)
+            self.require(self.d_model // self.num_heads % 2 == 0, "positions", rule)
         if not self.positions.is_sinusoidal:
-            rule = "needs sinusoidal positions"
-            require(self.position_offset == 0, "model.position_offset", self.position_offset, rule)
+            self.require(self.position_offset == 0, "position_offset", "needs sinusoidal positions")

@@ -6,8 +6,9 @@ import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
+from operator import attrgetter
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 from nmt.errors import ConfigError, nearest
 
@@ -38,6 +39,11 @@ class Range:
     high: float | None = None
     above: float | None = None
     below: float | None = None
+
+    @property
+    def has_upper(self) -> bool:
+        """Whether there is an upper bound."""
+        return self.high is not None or self.below is not None
 
     def contains(self, value: float) -> bool:
         """Return whether `value` is in the range; NaN is in none."""
@@ -86,27 +92,40 @@ def option(
     return field(default=default, metadata=metadata)
 
 
-def check_ranges(config: Any, prefix: str = "") -> None:
-    """Raise a `ConfigError` for the first number of `config` that is out of its range.
+@dataclass(kw_only=True)
+class Settings:
+    """A group of settings, which is checked when it is made."""
 
-    None is in every range. Numbers without an upper bound end at `MAX_NUMBER`, beyond which sums
-    and products of settings could overflow.
-    """
-    for setting in fields(config):
-        value = getattr(config, setting.name)
-        if not isinstance(value, (int, float)) or isinstance(value, bool):
-            continue
-        key, bounds = prefix + setting.name, setting.metadata["range"]
-        if bounds.high is None and bounds.below is None:
-            require(abs(value) <= MAX_NUMBER, key, value, f"must be at most {MAX_NUMBER:,}")
-        require(bounds.contains(value), key, value, str(bounds))
+    prefix: ClassVar[str] = ""  # of its keys in error messages
+
+    def __post_init__(self) -> None:
+        """Check the ranges of numbers, then what `check` requires.
+
+        None is in every range. Numbers without an upper bound end at `MAX_NUMBER`, beyond which
+        sums and products of settings could overflow.
+        """
+        for setting in fields(self):
+            value, bounds = getattr(self, setting.name), setting.metadata["range"]
+            if isinstance(value, (int, float)) and not isinstance(value, bool):
+                is_finite = bounds.has_upper or abs(value) <= MAX_NUMBER
+                self.require(is_finite, setting.name, f"must be at most {MAX_NUMBER:,}")
+                self.require(bounds.contains(value), setting.name, str(bounds))
+        self.check()
+
+    def check(self) -> None:
+        """Raise a `ConfigError` for settings that are impossible or contradict each other."""
+
+    def require(self, condition: bool, key: str, rule: str) -> None:
+        """Raise a `ConfigError` that names a key, its value and the rule unless `condition`."""
+        if not condition:
+            require(condition, self.prefix + key, attrgetter(key)(self), rule)
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
     """Raise a `ConfigError` that names key, value and rule unless `condition` holds."""
     if not condition:
-        text = value.value if isinstance(value, Enum) else value
-        raise ConfigError(f"{key}={text}: {rule}")
+        typed = str(value).lower() if isinstance(value, bool) else to_primitive(value)
+        raise ConfigError(f"{key}={typed}: {rule}")
 
 
 def choose(choices: type[E], key: str, value: str | E) -> E:
@@ -131,22 +150,22 @@ def iterate_settings(
     for setting in fields(config):
         key, value = prefix + setting.name, getattr(config, setting.name)
         behavior = setting.metadata["on_resume"] or on_resume
-        members = value if isinstance(value, dict) else {}
-        if is_dataclass(value):
-            yield from iterate_settings(value, f"{key}.", behavior)
-        elif not isinstance(value, dict):
-            yield key, value, behavior
-        for name, member in members.items():
+        named = (
+            {f"{key}.{name}": member for name, member in value.items()}
+            if isinstance(value, dict)
+            else {key: value}
+        )
+        for name, member in named.items():
             if is_dataclass(member):
-                yield from iterate_settings(member, f"{key}.{name}.", behavior)
+                yield from iterate_settings(member, f"{name}.", behavior)
             else:
-                yield f"{key}.{name}", member, behavior
+                yield name, member, behavior
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
     """Return the settings of `config` that are not free on resume, by key, as primitives."""
     settings = iterate_settings(config)
-    return {key: _to_primitive(value) for key, value, on_resume in settings if on_resume != "free"}
+    return {key: to_primitive(value) for key, value, on_resume in settings if on_resume != "free"}
 
 
 def settings_to_log(config: Any) -> set[str]:
@@ -154,10 +173,10 @@ def settings_to_log(config: Any) -> set[str]:
     return {key for key, _, on_resume in iterate_settings(config) if on_resume == "log"}
 
 
-def _to_primitive(value: Any) -> Any:
-    """Return enums as their values, and lists as text, for JSON and for `torch.load`."""
+def to_primitive(value: Any) -> Any:
+    """Return an enum as its value and a list as the user types it; JSON can hold the result."""
     if isinstance(value, list):
-        return ",".join(str(_to_primitive(item)) for item in value)
+        return ",".join(str(to_primitive(item)) for item in value)
     return value.value if isinstance(value, Enum) else value
 
 

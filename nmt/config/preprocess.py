@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, check_ranges, option, require
+from nmt.config.options import DEFAULT_DATA_DIR, LARGEST_SEED, Settings, option, require
 from nmt.errors import ConfigError
 
 NORMALIZATIONS = ("nmt_nfkc", "nfkc", "nmt_nfkc_cf", "nfkc_cf", "identity")
@@ -50,14 +50,22 @@ def _check_symbol(key: str, symbol: str) -> None:
     """Raise a `ConfigError` for text that cannot be one piece of a tokenizer."""
     # U+2581 stands for a space in pieces
     has_space = any(char.isspace() or char in "\0\u2581" for char in symbol)
-    rule = "must be text without spaces, for example <2de>"
-    require(symbol != "" and not has_space, key, symbol, rule)
-    rule = "is a control symbol or byte of every tokenizer; choose another name"
-    require(not _RESERVED.fullmatch(symbol), key, symbol, rule)
+    require(
+        symbol != "" and not has_space,
+        key,
+        symbol,
+        "must be text without spaces, for example <2de>",
+    )
+    require(
+        not _RESERVED.fullmatch(symbol),
+        key,
+        symbol,
+        "is a control symbol or byte of every tokenizer; choose another name",
+    )
 
 
 @dataclass(kw_only=True)
-class SplitConfig:
+class SplitConfig(Settings):
     """Source of sentence pairs: files or one Hugging Face dataset.
 
     Files are a name, a pattern with * and ?, or a list of them; the files of a pattern are read in
@@ -76,19 +84,18 @@ class SplitConfig:
     dataset_config: str | None = option(None, "its configuration, for example de-en")
     dataset_split: str | None = option(None, "its split, for example train")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         keys = self.source_keys
         if len(keys) > 1:
             raise ConfigError(f"{keys[0]} and {keys[1]} are both given for one split; keep one")
-        if self.src is not None and self.tgt is None:
-            raise ConfigError(f"src={','.join(self.src)} is given without tgt; give both sides")
-        if self.tgt is not None and self.src is None:
-            raise ConfigError(f"tgt={','.join(self.tgt)} is given without src; give both sides")
+        for key, other in (("src", "tgt"), ("tgt", "src")):
+            is_pair = getattr(self, key) is None or getattr(self, other) is not None
+            self.require(is_pair, key, f"is given without {other}; give both sides")
         for key in ("src", "tgt", "tsv", "jsonl"):
-            require(getattr(self, key) != [], key, "[]", "must name at least one file")
+            self.require(getattr(self, key) != [], key, "must name at least one file")
         is_pair = len(self.columns) == 2 and min(self.columns) >= 1
-        require(is_pair, "columns", self.columns, "must be two numbers from 1: source, target")
-        require(len(self.fields) in (0, 2), "fields", self.fields, "must be two: source, target")
+        self.require(is_pair, "columns", "must be two numbers from 1: source, target")
+        self.require(len(self.fields) in (0, 2), "fields", "must be two: source, target")
 
     @property
     def source_keys(self) -> list[str]:
@@ -105,12 +112,11 @@ class HeldOutConfig(SplitConfig):
         None, "number of pairs to take out of train instead; below 1: their share", above=0
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self)
+    def check(self) -> None:
+        super().check()
         if self.num_pairs is not None and self.num_pairs >= 1:
-            rule = "must be a whole number, or a share below 1"
-            require(self.num_pairs == int(self.num_pairs), "num_pairs", self.num_pairs, rule)
+            is_whole = self.num_pairs == int(self.num_pairs)
+            self.require(is_whole, "num_pairs", "must be a whole number, or a share below 1")
 
     @property
     def source_keys(self) -> list[str]:
@@ -138,9 +144,8 @@ class CorpusConfig(SplitConfig):
     valid: SplitConfig = option(SplitConfig, "validation pairs of the corpus")
     test: SplitConfig = option(SplitConfig, "test pairs of the corpus")
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_ranges(self)
+    def check(self) -> None:
+        super().check()
         for key in ("src_tag", "tgt_tag"):
             tag = getattr(self, key)
             if tag is not None:
@@ -153,12 +158,13 @@ class CorpusConfig(SplitConfig):
 
 
 @dataclass(kw_only=True)
-class FilterConfig:
+class FilterConfig(Settings):
     """Which training pairs are dropped, besides empty ones and those longer than max_length.
 
     Held-out pairs are never dropped.
     """
 
+    prefix = "filter."
     nul: bool = option(True, "drop pairs with a NUL character; false replaces it with a space")
     max_ratio: float = option(0.0, "maximum ratio of the token counts of both sides; 0 disables")
     identical: bool = option(False, "drop pairs whose source equals the target")
@@ -171,10 +177,9 @@ class FilterConfig:
     tgt_scripts: list[str] = option([], "scripts of the target; empty: by language")
     language: bool = option(False, "drop pairs in other languages (pip install nmt[langid])")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
-        require(is_valid, "filter.max_ratio", self.max_ratio, "must be 0 or at least 1")
-        check_ranges(self, "filter.")
+        self.require(is_valid, "max_ratio", "must be 0 or at least 1")
 
     @property
     def drops_duplicates(self) -> bool:
@@ -183,9 +188,10 @@ class FilterConfig:
 
 
 @dataclass(kw_only=True)
-class DataConfig:
+class DataConfig(Settings):
     """Text of the training, validation and test sets."""
 
+    prefix = "data."
     corpus: Corpus = option(
         Corpus.files, "files (or datasets), or a corpus that comes with nmt: numbers, copy"
     )
@@ -214,11 +220,10 @@ class DataConfig:
         on_resume="free",
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "data.")
+    def check(self) -> None:
         for name in self.corpora:
             is_name = re.fullmatch(r"[A-Za-z0-9_.-]+", name) is not None
-            rule = "a name has only letters, digits, _, . and -"
+            rule = "the name of a corpus has only letters, digits, _, . and -"
             require(is_name, "data.corpora", name, rule)
         if self.corpora and self.train.source_keys:
             raise ConfigError(
@@ -232,15 +237,19 @@ class DataConfig:
             keys.append("data.corpora")
         if self.corpus is not Corpus.files:
             rule = f"has all its text; leave out {', '.join(keys)}, or set data=files"
-            require(not keys, "data.corpus", self.corpus, rule)
+            self.require(not keys, "corpus", rule)
         self._check_tags()
 
     def _check_num_pairs(self) -> None:
         """Raise a `ConfigError` for counts and shares that cannot be taken out together."""
         numbers = [n for n in (self.valid.num_pairs, self.test.num_pairs) if n is not None]
         if any(number < 1 for number in numbers):
-            rule = "must both be numbers, or both be shares, below 1 together"
-            require(sum(numbers) < 1, "num_pairs of data.valid and data.test", numbers, rule)
+            require(
+                sum(numbers) < 1,
+                "num_pairs of data.valid and data.test",
+                numbers,
+                "must both be numbers, or both be shares, below 1 together",
+            )
 
     def _check_tags(self) -> None:
         """Raise a `ConfigError` for a held-out set without a tag if all corpora have one."""
@@ -255,9 +264,10 @@ class DataConfig:
 
 
 @dataclass(kw_only=True)
-class TokenizerConfig:
+class TokenizerConfig(Settings):
     """The SentencePiece model (section 5.1 of the paper: joint BPE, about 37,000 tokens)."""
 
+    prefix = "tokenizer."
     model: str | None = option(
         None, "SentencePiece .model, or folder of a model, to use instead of training one"
     )
@@ -275,26 +285,24 @@ class TokenizerConfig:
     )
     max_sentences: int = option(1_000_000, "number of lines sampled to train the tokenizer", low=1)
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         low = 261 if self.byte_fallback else 5
         rule = f"must be at least {low} (bytes, control symbols and one piece)"
-        require(self.vocab_size >= low, "tokenizer.vocab_size", self.vocab_size, rule)
-        check_ranges(self, "tokenizer.")
-        key = "tokenizer.normalization"
-        rule = "must be one of " + ", ".join(NORMALIZATIONS)
-        require(self.normalization in NORMALIZATIONS, key, self.normalization, rule)
+        self.require(self.vocab_size >= low, "vocab_size", rule)
+        is_known = self.normalization in NORMALIZATIONS
+        self.require(is_known, "normalization", f"must be one of {', '.join(NORMALIZATIONS)}")
         for symbol in self.symbols:
             _check_symbol("tokenizer.symbols", symbol)
         if self.separate and self.model is not None:
-            key = "tokenizer.separate=true with tokenizer.model"
-            require(self.tgt_model is not None, key, self.model, "give tokenizer.tgt_model too")
+            rule = "with tokenizer.separate=true: give tokenizer.tgt_model too"
+            self.require(self.tgt_model is not None, "model", rule)
         else:
             rule = "needs tokenizer.model and tokenizer.separate=true"
-            require(self.tgt_model is None, "tokenizer.tgt_model", self.tgt_model, rule)
+            self.require(self.tgt_model is None, "tgt_model", rule)
 
 
 @dataclass(kw_only=True)
-class PreprocessConfig:
+class PreprocessConfig(Settings):
     """Settings of `nmt-preprocess`."""
 
     data: DataConfig = option(DataConfig, "the text")
@@ -325,6 +333,3 @@ class PreprocessConfig:
     num_threads: int = option(
         0, "worker processes; 0: one per CPU core", low=0, high=1024, on_resume="free"
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import DEFAULT_RUN_DIR, option
+from nmt.config.options import DEFAULT_RUN_DIR, Settings, option
 
 DTYPE_HELP = "number format of matrix multiplications: float32, bfloat16, float16 or auto"
 
@@ -27,7 +27,7 @@ class Engine(str, Enum):
 
 
 @dataclass(kw_only=True)
-class ChecksumConfig:
+class ChecksumConfig(Settings):
     """Settings of all commands that read a data, run or model folder."""
 
     verify: bool = option(

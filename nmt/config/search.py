@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass, field, fields
 from enum import Enum
 from typing import Any
 
-from nmt.config.options import LARGEST_SEED, check_ranges, choose, option, require
+from nmt.config.options import LARGEST_SEED, Settings, choose, option
 
 
 class Normalization(str, Enum):
@@ -24,7 +24,7 @@ class Normalization(str, Enum):
 
 
 @dataclass(kw_only=True)
-class SearchConfig:
+class SearchConfig(Settings):
     """How translations are searched (docs/search.md), saved with the model as its defaults.
 
     The defaults are the values of section 6.1 of the paper.
@@ -68,12 +68,14 @@ class SearchConfig:
     def __post_init__(self) -> None:
         # config.json holds text
         self.normalization = choose(Normalization, "normalization", self.normalization)
-        check_ranges(self)
+        super().__post_init__()
+
+    def check(self) -> None:
         if not self.sampling:
             rule = "only works with sampling=true"
-            require(self.temperature == 1, "temperature", self.temperature, rule)
-            require(self.top_k == 0, "top_k", self.top_k, rule)
-            require(self.top_p == 1, "top_p", self.top_p, rule)
+            self.require(self.temperature == 1, "temperature", rule)
+            self.require(self.top_k == 0, "top_k", rule)
+            self.require(self.top_p == 1, "top_p", rule)
 
     @property
     def length_exponent(self) -> float:
@@ -97,7 +99,7 @@ def override(name: str) -> Any:
 
 
 @dataclass(kw_only=True)
-class ScoringOverrides:
+class ScoringOverrides(Settings):
     """Settings of search that decide the score of a given translation."""
 
     length_penalty: float | None = override("length_penalty")

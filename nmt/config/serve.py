@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from nmt.config.options import DEFAULT_RUN_DIR, check_ranges, option, require
+from nmt.config.options import DEFAULT_RUN_DIR, option
 from nmt.config.runtime import InferenceConfig
 
 
@@ -71,6 +71,5 @@ class ServeConfig(InferenceConfig):
     access_log: bool = option(True, "log a JSON line per request to stderr")
     log_texts: bool = option(False, "include texts in the access log")
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        require(bool(self.model_dir), "model_dir", "[]", "name at least one model folder")
+    def check(self) -> None:
+        self.require(bool(self.model_dir), "model_dir", "name at least one model folder")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any
 
 from nmt.config.model import ModelConfig
 from nmt.config.options import (
@@ -12,7 +11,7 @@ from nmt.config.options import (
     DEFAULT_RUN_DIR,
     LARGEST_SEED,
     MAX_NUMBER,
-    check_ranges,
+    Settings,
     option,
     require,
 )
@@ -79,9 +78,10 @@ class Adapter(str, Enum):
 
 
 @dataclass(kw_only=True)
-class OptimizerConfig:
+class OptimizerConfig(Settings):
     """The optimizer and its schedule; the defaults are Adam as in section 5.3 of the paper."""
 
+    prefix = "optimizer."
     name: Optimizer = option(
         Optimizer.adam, "adam, adamw (Adam with decoupled weight decay), muon or adafactor"
     )
@@ -108,24 +108,24 @@ class OptimizerConfig:
         0.0, "gradients with a larger norm are scaled down to it; 0 disables", low=0
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "optimizer.")
+    def check(self) -> None:
         if self.name is Optimizer.adam:
             rule = "needs optimizer.name=adamw, muon or adafactor"
-            require(self.weight_decay == 0, "optimizer.weight_decay", self.weight_decay, rule)
-        key, peak = "optimizer.peak_learning_rate", self.peak_learning_rate
+            self.require(self.weight_decay == 0, "weight_decay", rule)
+        peak = self.peak_learning_rate
         if self.schedule is Schedule.inverse_sqrt:
-            rule = f"needs {key}; noam is the same curve from the paper's peak"
-            require(peak is not None, "optimizer.schedule", self.schedule, rule)
+            rule = "needs optimizer.peak_learning_rate; noam is that curve from the paper's peak"
+            self.require(peak is not None, "schedule", rule)
         if self.schedule is Schedule.noam:
-            rule = "noam has the paper's peak; use inverse_sqrt, or set peak_learning_rate=null"
-            require(peak is None, key, peak, rule)
+            rule = "noam has the paper's peak; use inverse_sqrt, cosine, linear or wsd"
+            self.require(peak is None, "peak_learning_rate", rule)
 
 
 @dataclass(kw_only=True)
-class NoiseConfig:
+class NoiseConfig(Settings):
     """Noise on the tokens of training pairs, drawn anew in every update (docs/synthesis.md)."""
 
+    prefix = "noise."
     drop: float = option(0.0, "share of source tokens to leave out", low=0, below=1)
     mask: float = option(0.0, "share of source tokens to replace with <unk>", low=0, below=1)
     swap: int = option(0, "maximum distance that a source token moves; 0 disables", low=0)
@@ -133,21 +133,16 @@ class NoiseConfig:
         0.0, "share of decoder input tokens to replace with <unk>", low=0, below=1
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self, "noise.")
-
 
 @dataclass(kw_only=True)
-class StageConfig:
+class StageConfig(Settings):
     """A part of training with other weights of corpora; it ends where the next stage starts."""
 
+    prefix = "stages."
     start: int = option(0, "number of updates after which the stage starts", low=1)
     mix: dict[str, float] = option(
         dict, "weight of a corpus in this stage; corpora that are not named keep theirs"
     )
-
-    def __post_init__(self) -> None:
-        check_ranges(self, "stages.")
 
 
 # A setting that only works when another one is changed from its default, and the rule to print.
@@ -284,44 +279,46 @@ class TrainConfig(RuntimeConfig):
         False, "try the largest batch and some updates, report, write nothing", on_resume="free"
     )
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
+    def check(self) -> None:
         self._check_stages()
         for key, other, rule in _NEEDS:
-            require(not self._is_set(key) or self._is_set(other), key, self._as_typed(key), rule)
+            self.require(not self._is_set(key) or self._is_set(other), key, rule)
         for key, other, rule in _CONFLICTS:
-            is_conflict = self._is_set(key) and self._is_set(other)
-            require(not is_conflict, key, self._as_typed(key), rule)
+            self.require(not (self._is_set(key) and self._is_set(other)), key, rule)
         trained = set(Part) - set(self.freeze)
         if self.adapter is Adapter.lora:
             trained.discard(Part.embeddings)
         rule = "leaves nothing to train (adapter=lora: no layer)"
-        require(bool(trained), "freeze", self._as_typed("freeze"), rule)
+        self.require(bool(trained), "freeze", rule)
         if self.sharding is Sharding.full:
             rule = "does not work with sharding=full"
-            require(self.dtype is not DType.float16, "dtype", self.dtype, rule)
-            name = self.optimizer.name
-            require(name in (Optimizer.adam, Optimizer.adamw), "optimizer.name", name, rule)
+            self.require(self.dtype is not DType.float16, "dtype", rule)
+            is_adam = self.optimizer.name in (Optimizer.adam, Optimizer.adamw)
+            self.require(is_adam, "optimizer.name", rule)
         if self.best_metric is BestMetric.bleu:
-            require(self.valid_bleu, "best_metric", self.best_metric, "needs valid_bleu=true")
+            self.require(self.valid_bleu, "best_metric", "needs valid_bleu=true")
         dropouts = (
             self.model.dropout,
             self.model.attention_dropout,
             self.model.activation_dropout,
             self.model.embedding_dropout,
         )
-        rule = "needs dropout, such as model.dropout=0.1"
-        require(self.r_drop == 0 or any(dropouts), "r_drop", self.r_drop, rule)
+        has_dropout = self.r_drop == 0 or any(dropouts)
+        self.require(has_dropout, "r_drop", "needs dropout, such as model.dropout=0.1")
         rule = f"must be at least average_last={self.average_last}, which nmt-average takes"
-        require(self.keep_last >= self.average_last, "keep_last", self.keep_last, rule)
+        self.require(self.keep_last >= self.average_last, "keep_last", rule)
 
     def _check_stages(self) -> None:
         """Raise a `ConfigError` for weights of corpora or stages that are impossible."""
         weights = {f"mix.{corpus}": weight for corpus, weight in self.mix.items()}
         starts: set[int] = set()
         for name, stage in self.stages.items():
-            rule = "two stages start there; give each its own"
-            require(stage.start not in starts, f"stages.{name}.start", stage.start, rule)
+            require(
+                stage.start not in starts,
+                f"stages.{name}.start",
+                stage.start,
+                "two stages start there; give each its own",
+            )
             starts.add(stage.start)
             for corpus, weight in stage.mix.items():
                 weights[f"stages.{name}.mix.{corpus}"] = weight
@@ -332,11 +329,6 @@ class TrainConfig(RuntimeConfig):
         """Return whether a setting has a value other than its default; False is never set."""
         default = getattr(type(self), key, [])  # a list has no default in the class
         return getattr(self, key) not in (default, False)
-
-    def _as_typed(self, key: str) -> Any:
-        """Return the value of a setting as the user types it."""
-        value = getattr(self, key)
-        return ",".join(part.value for part in value) if isinstance(value, list) else value
 
 
 @dataclass(kw_only=True)
@@ -353,8 +345,7 @@ class AverageConfig(ChecksumConfig):
     checkpoints: list[str] = option([], "average these checkpoint folders instead: [a,b,c]")
     output: str | None = option(None, "model folder to write; null: average in the run folder")
 
-    def __post_init__(self) -> None:
+    def check(self) -> None:
         keys = [key for key in ("last", "best", "checkpoints") if getattr(self, key)]
         if len(keys) > 1:
             raise ConfigError(f"{keys[0]} and {keys[1]} are both set; keep one")
-        check_ranges(self)

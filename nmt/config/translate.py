@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import Enum
 
-from nmt.config.options import (
-    OutputFormat,
-    check_ranges,
-    normalize_stream,
-    option,
-    require,
-)
+from nmt.config.options import OutputFormat, normalize_stream, option
 from nmt.config.runtime import Engine, InferenceConfig
 from nmt.config.search import ScoringOverrides, SearchOverrides, override
 from nmt.errors import ConfigError
@@ -53,12 +47,10 @@ class DirectionConfig(InferenceConfig):
     src_tag: str = option("", "tag before every source line, such as <2de>, instead of languages")
     tgt_tag: str = option("", "tag before every target line; it is not part of the translation")
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        is_ensemble = len(self.model_dir) > 1
-        is_default = self.combine is Combine.probabilities
-        rule = "needs several models: model_dir=[a,b]"
-        require(is_ensemble or is_default, "combine", self.combine, rule)
+    def check(self) -> None:
+        if len(self.model_dir) == 1:
+            is_default = self.combine is Combine.probabilities
+            self.require(is_default, "combine", "needs several models: model_dir=[a,b]")
 
     @property
     def direction(self) -> dict[str, str]:
@@ -103,10 +95,10 @@ class TranslationConfig(SearchOverrides, DirectionConfig):
         on_resume="free",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        rule = "does not work with scheduler"
-        require(self.scheduler is None or self.devices == 1, "devices", self.devices, rule)
+    def check(self) -> None:
+        super().check()
+        is_alone = self.scheduler is None or self.devices == 1
+        self.require(is_alone, "devices", "does not work with scheduler")
 
 
 @dataclass(kw_only=True)
@@ -136,13 +128,13 @@ class TranslateConfig(TranslationConfig):
         "text (n_best above 1: as Moses writes n-best lists) or json (one object per line)",
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         is_text = self.format is OutputFormat.text
-        require(not (is_text and self.alignment), "alignment", "true", "needs format=json")
+        self.require(not (is_text and self.alignment), "alignment", "needs format=json")
         is_plain = is_text and self.n_best == 1 and self.prefixes is None
         rule = "only works with format=text, n_best=1 and no prefixes"
-        require(self.context == 0 or is_plain, "context", self.context, rule)
+        self.require(self.context == 0 or is_plain, "context", rule)
         self.input = normalize_stream(self.input)
         self.output = normalize_stream(self.output)
 
@@ -169,17 +161,16 @@ class SynthesisConfig(TranslationConfig):
         low=0,
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if not self.input:
             raise ConfigError("give input=FILE, the text to translate")
         self.input = [normalize_stream(file) for file in self.input]
         if self.sampling:
-            rule = "would draw other samples when it resumes; use backend=native"
-            is_native = self.backend is Engine.native
-            require(is_native, "sampling=true with backend", self.backend, rule)
+            rule = "would draw other samples with sampling=true when it resumes; use native"
+            self.require(self.backend is Engine.native, "backend", rule)
         is_valid = self.max_ratio == 0 or self.max_ratio >= 1
-        require(is_valid, "max_ratio", self.max_ratio, "must be 0 or at least 1")
+        self.require(is_valid, "max_ratio", "must be 0 or at least 1")
 
 
 @dataclass(kw_only=True)
@@ -221,13 +212,13 @@ class ScoreConfig(ScoringOverrides, DirectionConfig):
         8192, "lines that are read, sorted by length and scored together", low=1
     )
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def check(self) -> None:
+        super().check()
         if self.src is None or self.tgt is None:
             raise ConfigError("give src=FILE and tgt=FILE, aligned line by line")
         self.src = normalize_stream(self.src)
         self.tgt = normalize_stream(self.tgt)
         self.output = normalize_stream(self.output)
-        require(self.src != "-" or self.tgt != "-", "tgt", "-", "src is stdin already")
+        self.require(self.src != "-" or self.tgt != "-", "tgt", "src is stdin already")
         is_text = self.format is OutputFormat.text
-        require(not (is_text and self.alignment), "alignment", "true", "needs format=json")
+        self.require(not (is_text and self.alignment), "alignment", "needs format=json")

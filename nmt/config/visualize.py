@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from nmt.config.model import ModelConfig
-from nmt.config.options import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, check_ranges, option, require
+from nmt.config.options import DEFAULT_DATA_DIR, DEFAULT_RUN_DIR, option
 from nmt.config.runtime import RuntimeConfig
 from nmt.config.search import override
 from nmt.config.training import TrackerName
@@ -92,11 +92,9 @@ class VisualizeConfig(RuntimeConfig):
     split: str = option("test", "what=report: split to translate; valid if there is no test")
     tracker: list[TrackerName] = option([], "what=upload: tensorboard, wandb, mlflow, trackio")
 
-    def __post_init__(self) -> None:
-        check_ranges(self)
-        for name, low in (("layers", 1), ("heads", 0), ("dimensions", 0)):
-            for value in getattr(self, name):
-                require(value >= low, name, value, f"must be at least {low}")
+    def check(self) -> None:
+        for key, low in (("layers", 1), ("heads", 0), ("dimensions", 0)):
+            self.require(min(getattr(self, key), default=low) >= low, key, f"must be from {low} on")
+        are_valid = all(_SCHEDULE.fullmatch(schedule) for schedule in self.schedules)
         rule = "write D_MODEL:WARMUP, D_MODEL:WARMUP:cosine or D_MODEL:WARMUP:cosine:PEAK"
-        for schedule in self.schedules:
-            require(bool(_SCHEDULE.fullmatch(schedule)), "schedules", schedule, rule)
+        self.require(are_valid, "schedules", rule)
