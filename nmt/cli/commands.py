@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 import json
+import re
 import shlex
 import shutil
 import sys
@@ -275,18 +276,9 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def keys_on_resume(command: Command, on_resume: config.OnResume) -> list[str]:
-    """List the keys with this behavior when the command resumes, whole groups as `search.*`."""
-    by_group: dict[str, set[str]] = {}
-    for setting in command.settings:
-        group = setting.key.split(".")[0]
-        by_group.setdefault(group, set()).add(setting.on_resume)
-    keys: dict[str, None] = {}  # in the order of --help
-    for setting in command.settings:
-        group, _, name = setting.key.partition(".")
-        if setting.on_resume == on_resume:
-            is_whole_group = name and by_group[group] == {on_resume}
-            keys[f"{group}.*" if is_whole_group else setting.key] = None
-    return list(keys)
+    """List the keys with this behavior when the command resumes; `search.*` stands for a group."""
+    keys = [setting.key for setting in command.settings if setting.on_resume == on_resume]
+    return list(dict.fromkeys(re.sub(r"^search\..*", "search.*", key) for key in keys))
 
 
 def command_help(command: Command) -> str:
