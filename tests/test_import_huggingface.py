@@ -34,7 +34,7 @@ from nmt.export.export_model import export_model
 from nmt.model.transformer import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
-from nmt.visualize.words import shown_pieces
+from nmt.visualize.embeddings import list_text_ids
 
 LINES = [*sentences(200)][:200]
 LIMIT = 8  # tokens of a translation
@@ -330,7 +330,7 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     ids = tgt.encode(LINES[0])
     assert tgt.pieces(ids[:1]) == ["fra_Latn"]
-    assert not {*shown_pieces(tgt)} & {*tgt.languages.values()}
+    assert not {*list_text_ids(tgt)} & {*tgt.languages.values()}
     assert src.pieces(src.encode(LINES[0]))[0] == "eng_Latn"
     assert [vocab[piece] for piece in tgt.pieces(ids[1:])] == ids[1:]
     assert tgt.decode(ids) == LINES[0]

@@ -22,7 +22,7 @@ from nmt.data.binary import read_held_out
 from nmt.data.languages import LanguagePair
 from nmt.errors import ConfigError, DataError
 from nmt.translate.lines import LineOptions, Window, encode_window
-from nmt.visualize.words import record_search
+from nmt.visualize.search_tree import record_search
 
 WORDS = {
     "en": ["red", "green", "big", "house", "tree", "sees"],
@@ -170,18 +170,14 @@ def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
     [pair] = translator.attention(["red tree"])
     assert "<2de>" in pair.src
     assert (pair.src, pair.predicted) == (mixed.src, mixed.predicted)
-    steps, found = record_search(translator, "red tree", 4)
-    assert translator.tokenizer.tgt.pieces(found[0].tokens) == pair.predicted
+    record, hypotheses = record_search(translator, "red tree", 4)
+    assert record.num_steps > 1
+    assert translator.tokenizer.tgt.pieces(hypotheses[0].tokens) == pair.predicted
     translator.directions = [LanguagePair("en", "fr", "", "<French>")]
     [pair] = translator.attention(["red tree"])
     assert "<French>" in pair.tgt
-    assert (
-        command(
-            "visualize", "what=report", f"run_dir=[{root / 'run'}]", f"output={root / 'r.html'}"
-        )
-        == 0
-    )
-    assert len(steps) > 1
+    arguments = ["what=report", f"run_dir=[{root / 'run'}]", f"output={root / 'r.html'}"]
+    assert command("visualize", *arguments) == 0
 
 
 @pytest.mark.slow

@@ -76,7 +76,7 @@ class VisualizeConfig(RuntimeConfig):
     model: ModelConfig = option(ModelConfig, "what=architecture, positions: the architecture")
     vocab_size: int = option(37_000, "what=architecture: size of the vocabulary", low=5)
     length: int = option(
-        100, "what=positions: number of positions; what=mask: number of tokens, at most 40", low=2
+        100, "what=positions: number of positions; what=mask: number of tokens, at most 20", low=2
     )
     dimensions: list[int] = option(
         [], "what=positions: dimensions drawn as curves; empty: four of them"

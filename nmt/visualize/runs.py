@@ -8,22 +8,22 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from nmt.config import VisualizeConfig, resolve
-from nmt.data.text import read_lines
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.runtime.manifest import read_config, verify
 from nmt.runtime.metadata import read_json
 from nmt.runtime.metrics_log import read_metrics_log
 from nmt.training.trackers import Feed, installed_trackers
 
-if TYPE_CHECKING:  # matplotlib, which pages do without
+if TYPE_CHECKING:  # pages use this module without matplotlib
+    from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
     from nmt.visualize.style import Style
 
 log = logging.getLogger(__name__)
-_UPLOAD_SECONDS = 3600.0  # for all of a run
+_UPLOAD_SECONDS = 3600.0  # for all records of a run
 Records = list[dict[str, Any]]
-CURVES = {  # title: the keys of metrics.jsonl that are drawn, and their names
+CHARTS = {  # title: the keys of metrics.jsonl that are drawn, and the names of their curves
     "loss, nats a token": {"nll": "training", "valid_loss": "validation"},
     "perplexity": {"train_perplexity": "training", "valid_perplexity": "validation"},
     "BLEU of the validation set": {"valid_bleu": "validation"},
@@ -34,9 +34,9 @@ CURVES = {  # title: the keys of metrics.jsonl that are drawn, and their names
 
 
 def read_metrics(run_dir: Path) -> Records:
-    """Read the records of a run in order; the line that is being written is left out.
+    """Read the records of a run, in order, without the line that is being written.
 
-    Raises `DataError` where there is none.
+    Raises `DataError` if there are none.
     """
     path = run_dir / "metrics.jsonl"
     records = read_metrics_log(path) if path.is_file() else []
@@ -46,69 +46,17 @@ def read_metrics(run_dir: Path) -> Records:
 
 
 def read_settings(run_dir: Path) -> dict[str, Any]:
-    """Read the settings of a run; raise `DataError` where there are none."""
-    try:
-        found = read_config(run_dir)
-        assert {"data_dir", "model", "optimizer"} <= set(found)
-    except (OSError, AssertionError):
-        raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train") from None
-    return found
-
-
-def series(records: Records, key: str) -> tuple[list[int], list[float]]:
-    """Return updates and values of a figure of `metrics.jsonl`, or of train_perplexity."""
-    if key == "train_perplexity":
-        updates, values = series(records, "nll")
-        return updates, [math.exp(min(value, 20.0)) for value in values]
-    found = [(r["update"], r[key]) for r in records if isinstance(r.get(key), int | float)]
-    return [update for update, _ in found], [value for _, value in found]
-
-
-def draw_run(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw the curves of one run, or of several in one color each."""
-    folders = [resolve(folder) for folder in config.run_dir]
-    runs = [read_metrics(folder) for folder in folders]
-    names = [folder.name for folder in folders]
-    if len(set(names)) < len(names):
-        names = [str(folder) for folder in config.run_dir]
-    codes = style.find_fonts(names)
-    figure = style.figure(12, 6.5)
-    for axes, (title, keys) in zip(figure.subplots(2, 3).flat, CURVES.items(), strict=True):
-        highest = 0.0
-        for run, (records, name) in enumerate(zip(runs, names, strict=True)):
-            for number, (key, kind) in enumerate(keys.items()):
-                updates, values = series(records, key)
-                color = style.colors[(run if len(runs) > 1 else number) % 6]
-                style_of = "o--" if kind == "validation" else "-"
-                label = kind if len(runs) == 1 else name.translate(codes) if not number else None
-                axes.plot(updates, values, style_of, color=color, label=label, markersize=4)
-                highest = max([highest, *values[len(values) // 10 :]])
-        axes.set(title=title, xlabel="update")
-        axes.locator_params(axis="x", nbins=6, integer=True)
-        if title == "perplexity":
-            axes.set_yscale("log")
-            axes.yaxis.set_major_formatter("{x:g}")
-            axes.yaxis.set_minor_formatter("")
-        else:
-            axes.set_ylim(0, 1.05 * highest or None)
-        axes.grid()
-        if axes.get_legend_handles_labels()[1] and (len(keys) > 1 or len(runs) > 1):
-            axes.legend()
-    newest = max(records[-1]["update"] for records in runs)
-    note = "; dashed: validation" if len(runs) > 1 else ""
-    figure.suptitle(f"{', '.join(names).translate(codes)} up to update {newest:,}{note}")
-    return figure
-
-
-def read_texts(data_dir: Path, split: str) -> tuple[list[str], list[str]]:
-    """Read the sources and the targets of a held-out set of a data folder."""
-    src, tgt = f"{split}.src", f"{split}.tgt"
-    verify(data_dir, src, tgt)
-    return list(read_lines(data_dir / src)), list(read_lines(data_dir / tgt))
+    """Read the settings of a run; raise `DataError` if the folder is no run."""
+    settings = {}
+    if (run_dir / "config.yaml").is_file():
+        settings = read_config(run_dir)
+    if not {"data_dir", "model", "optimizer"} <= set(settings):
+        raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train")
+    return settings
 
 
 def read_report(data_dir: str) -> dict[str, Any]:
-    """Read the report of a data folder; raise `DataError` where there is none."""
+    """Read the report of a data folder; raise `DataError` if there is none."""
     path = resolve(data_dir) / "report.json"
     verify(path.parent, path.name)
     try:
@@ -117,29 +65,97 @@ def read_report(data_dir: str) -> dict[str, Any]:
         raise DataError(f"{path} is no report; give data_dir=FOLDER of nmt-preprocess") from None
 
 
+def read_curve(records: Records, key: str) -> tuple[list[int], list[float]]:
+    """Return updates and values of a key of `metrics.jsonl`, or of `train_perplexity`."""
+    if key == "train_perplexity":
+        updates, values = read_curve(records, "nll")
+        return updates, [math.exp(min(value, 20.0)) for value in values]
+    records = [record for record in records if isinstance(record.get(key), int | float)]
+    return [record["update"] for record in records], [record[key] for record in records]
+
+
+def settled_values(values: list[float]) -> list[float]:
+    """Leave out the first tenth, which may be so large that it would flatten the rest."""
+    return values[len(values) // 10 :]
+
+
+def draw_run(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw the curves of one run, or of several in one color each."""
+    folders = [resolve(folder) for folder in config.run_dir]
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in config.run_dir]
+    codes = style.find_fonts(names)
+    names = [name.translate(codes) for name in names]
+    runs = [read_metrics(folder) for folder in folders]
+    figure = style.figure(12, 6.5)
+    panels = figure.subplots(2, 3).flat
+    for i, (title, keys) in enumerate(CHARTS.items()):
+        highest = _draw_chart(panels[i], style, runs, names, keys)
+        panels[i].set_title(title)
+        if title == "perplexity":
+            panels[i].set_yscale("log")
+            panels[i].yaxis.set_major_formatter("{x:g}")
+            panels[i].yaxis.set_minor_formatter("")
+        else:
+            panels[i].set_ylim(0, 1.05 * highest or None)
+    newest = max(records[-1]["update"] for records in runs)
+    note = "; dashed: validation" if len(runs) > 1 else ""
+    figure.suptitle(f"{', '.join(names)} up to update {newest:,}{note}")
+    return figure
+
+
+def _draw_chart(
+    axes: Axes, style: Style, runs: list[Records], names: list[str], keys: dict[str, str]
+) -> float:
+    """Draw curves of one run in a color each, or of several runs in a color for each run.
+
+    Return the highest settled value.
+    """
+    is_comparison = len(runs) > 1
+    highest = 0.0
+    for run, records in enumerate(runs):
+        for curve, (key, label) in enumerate(keys.items()):
+            updates, values = read_curve(records, key)
+            line_style = "o--" if label == "validation" else "-"
+            color = style.colors[curve % 6]
+            if is_comparison:
+                color = style.colors[run % 6]
+                label = "_" if curve else names[run]  # matplotlib's legends leave out "_"
+            axes.plot(updates, values, line_style, color=color, label=label, markersize=4)
+            highest = max([highest, *settled_values(values)])
+    axes.set_xlabel("update")
+    axes.locator_params(axis="x", nbins=6, integer=True)
+    axes.grid()
+    if axes.get_legend_handles_labels()[1] and (is_comparison or len(keys) > 1):
+        axes.legend()
+    return highest
+
+
 def draw_data(config: VisualizeConfig, style: Style) -> Figure:
-    """Draw how long the sentences of the training text are, and what became of its pairs."""
+    """Draw the lengths of the training sentences, and how many pairs were kept and dropped."""
     report = read_report(config.data_dir)
     train = report["train"]
     figure = style.figure(11, 4)
     left, right = figure.subplots(1, 2, width_ratios=[1.3, 1])
-    for side, language, color in (("src", "src_lang", 0), ("tgt", "tgt_lang", 1)):
+    for i, side in enumerate(("src", "tgt")):
         lengths = train[side]["lengths"]
-        starts = [i * lengths["bar_width"] for i in range(len(lengths["bars"]) + 1)]
-        name = f"{report[language]}: median {lengths['median']}, 99 % up to {lengths['p99']}"
-        left.stairs(lengths["bars"], starts, color=style.colors[color], label=name, linewidth=2)
+        edges = [bar * lengths["bar_width"] for bar in range(len(lengths["bars"]) + 1)]
+        language = report[f"{side}_lang"]
+        label = f"{language}: median {lengths['median']}, 99 % up to {lengths['p99']}"
+        left.stairs(lengths["bars"], edges, color=style.colors[i], label=label, linewidth=2)
     left.set(title="Length of the training sentences", xlabel="tokens, EOS included", ylim=0)
     left.set_ylabel("pairs")
     left.grid()
     left.legend()
-    reasons = sorted(train["dropped"].items(), key=lambda item: item[1])
-    bars = [*reasons, ("kept", train["kept"])]
+    reasons = sorted(train["dropped"], key=train["dropped"].__getitem__)
+    counts = [train["dropped"][reason] for reason in reasons] + [train["kept"]]
     colors = [style.colors[1]] * len(reasons) + [style.colors[0]]
-    found = right.barh([name for name, _ in bars], [n for _, n in bars], color=colors)
-    right.bar_label(found, [f" {n:,}" for _, n in bars], color=style.ink)
+    bars = right.barh([*reasons, "kept"], counts, color=colors)
+    right.bar_label(bars, [f" {count:,}" for count in counts], color=style.ink)
     right.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
     right.margins(x=0.2)
-    right.set_ylim(-2, len(bars) + 1)
+    right.set_ylim(-2, len(counts) + 1)
     return figure
 
 

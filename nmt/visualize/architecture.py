@@ -1,0 +1,202 @@
+"""The picture of an architecture, after figure 1 of the paper: columns of boxes for the encoder and
+the decoder, with shapes and numbers of parameters.
+"""
+
+# B sentences, S source tokens, T target tokens
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import to_rgba
+from matplotlib.figure import Figure
+from matplotlib.patches import FancyBboxPatch
+
+from nmt.config import ModelConfig, Norm, NormLayer, Positions, VisualizeConfig
+from nmt.model.transformer import DecoderLayer, EncoderLayer, Transformer, num_parameters
+from nmt.visualize.style import Style
+
+_COLORS = {"feed-forward": 0, "attention": 1, "other": 2, "norm": 6}  # indices of `Style.colors`
+_BOX_HEIGHT = 0.62  # boxes are 1 wide, and begin 1 above each other
+_GAP = 0.35  # more space, below and above the layer
+_ROUNDED = "round,pad=0,rounding_size=0.06"
+_CROSS_ATTENTION = "Attention to the source"
+
+
+@dataclass(frozen=True)
+class Box:
+    """One box of the picture."""
+
+    name: str
+    text: str
+    num_parameters: int = 0
+    color: str = "other"
+    num_skipped: int = 0  # boxes that a residual connection into this one goes around
+
+
+@dataclass(frozen=True)
+class Column:
+    """The boxes of the encoder or the decoder, each list from bottom to top."""
+
+    below: list[Box]
+    layer: list[Box]
+    above: list[Box]
+
+
+def draw_architecture(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw encoder and decoder as boxes with their shapes and numbers of parameters."""
+    model = config.model
+    with torch.device("meta"):
+        total = num_parameters(Transformer(model, config.vocab_size))
+    figure = style.figure(10, 9)
+    axes = figure.subplots()
+    encoder = make_column(model, config.vocab_size, is_decoder=False)
+    decoder = make_column(model, config.vocab_size, is_decoder=True)
+    encoder_ys = _draw_column(axes, style, 0.0, encoder, model.num_encoder_layers)
+    decoder_ys = _draw_column(axes, style, 1.3, decoder, model.num_decoder_layers)
+    names = [box.name for box in [*decoder.below, *decoder.layer]]
+    top = encoder_ys[-1] + _BOX_HEIGHT
+    cross = decoder_ys[names.index(_CROSS_ATTENTION)] + _BOX_HEIGHT / 2
+    memory_xs = [0.5, 0.5, 1.21, 1.21, 1.3]
+    memory_ys = [top, top + 0.25, top + 0.25, cross, cross]
+    axes.plot(memory_xs, memory_ys, color=style.colors[1], linewidth=1.4)
+    axes.text(0.54, top + 0.32, f"memory (B, S, {model.d_model})", fontsize=8)
+    axes.set(xlim=(-0.15, 2.5), ylim=(-0.2, max(encoder_ys + decoder_ys) + 0.8))
+    axes.axis("off")
+    axes.set_title(
+        f"{model.num_encoder_layers}+{model.num_decoder_layers} layers, d_model {model.d_model}, "
+        f"{model.norm.value}-norm: {total:,} parameters",
+        fontsize=13,
+    )
+    return figure
+
+
+def make_column(config: ModelConfig, vocab_size: int, *, is_decoder: bool) -> Column:
+    """Return the boxes of the encoder or the decoder."""
+    d_model = config.d_model
+    side, width = ("Target", "T") if is_decoder else ("Source", "S")
+    scale = f" × √{d_model}" if config.scale_embedding else ""
+    embedding = Box(
+        f"Embedding{scale}",
+        f"{vocab_size:,} × {d_model}, shared",
+        0 if is_decoder else vocab_size * d_model,  # counted once
+    )
+    positions = Box("Positions", f"{config.positions.value}, in self-attention")
+    if config.positions.is_added:
+        is_learned = config.positions is Positions.learned
+        positions = Box(
+            "+ positions",
+            f"{config.positions.value}, (B, {width}, {d_model})",
+            config.num_positions * d_model if is_learned else 0,
+        )
+    layer = make_layer(config, is_decoder=is_decoder)
+    above = []
+    if config.norm is Norm.pre:
+        norm = layer[0]
+        above.append(Box(norm.name, "", norm.num_parameters, norm.color))
+    if is_decoder:
+        above.append(_make_output(config, vocab_size))
+    return Column([Box(f"{side} ids", f"(B, {width})"), embedding, positions], layer, above)
+
+
+def _make_output(config: ModelConfig, vocab_size: int) -> Box:
+    matrix = "the embedding, transposed"
+    count = 0
+    if not config.tied_output:
+        matrix = "a matrix of its own"
+        count = vocab_size * config.d_model
+    if config.output_bias:
+        count += vocab_size
+    return Box("Linear, softmax", f"(B, T, {vocab_size:,}); {matrix}", count)
+
+
+def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
+    """Return the boxes of one layer, from bottom to top."""
+    with torch.device("meta"):
+        layer: Any = (DecoderLayer if is_decoder else EncoderLayer)(config)
+    heads = f"{config.num_heads} heads of {config.d_model // config.num_heads}"
+    if config.num_kv_heads not in (None, config.num_heads):
+        heads += f", {config.num_kv_heads} of keys"
+    name = "Masked self-attention" if is_decoder else "Self-attention"
+    sublayers = [Box(name, heads, num_parameters(layer.self_attention), "attention")]
+    if is_decoder:
+        text = f"{heads}; T queries, S keys"
+        count = num_parameters(layer.cross_attention)
+        sublayers.append(Box(_CROSS_ATTENTION, text, count, "attention"))
+    text = f"{config.d_model} → {config.d_ff} → {config.d_model}, {config.activation.value}"
+    count = num_parameters(layer.feed_forward)
+    sublayers.append(Box("Feed-forward", text, count, "feed-forward"))
+    norm = "RMS norm" if config.norm_layer is NormLayer.rms else "Layer norm"
+    shape = f"(B, {'T' if is_decoder else 'S'}, {config.d_model})"
+    count = num_parameters(layer.feed_forward_norm)
+    boxes = []
+    for sublayer in sublayers:
+        if config.norm is Norm.pre:
+            boxes += [Box(norm, shape, count, "norm"), sublayer]
+            boxes.append(Box("Add", shape, color="norm", num_skipped=2))
+        else:
+            name = f"Add, {norm.replace('L', 'l')}"
+            boxes += [sublayer, Box(name, shape, count, "norm", num_skipped=1)]
+    return boxes
+
+
+def shorten(count: int) -> str:
+    """Format a number of parameters: 1,049,088 is 1.05 M."""
+    if count < 1000:
+        return str(count)
+    power = min(int(math.log10(count) // 3), 3)
+    return f"{count / 1000**power:.3g} {' kMG'[power]}"
+
+
+def _draw_column(
+    axes: Axes, style: Style, x: float, column: Column, num_layers: int
+) -> list[float]:
+    """Draw the boxes of a column and a frame around its layer; return the y of each box."""
+    ys: list[float] = []
+    for level, boxes in enumerate([column.below, column.layer, column.above]):
+        for box in boxes:
+            ys.append(len(ys) + _GAP * level)
+            _draw_box(axes, style, x, ys[-1], box)
+            if len(ys) > 1:
+                _draw_arrow(axes, style, (x + 0.5, ys[-2] + _BOX_HEIGHT), (x + 0.5, ys[-1]))
+            if box.num_skipped:
+                _draw_residual(axes, style, x, ys[-1 - box.num_skipped] - 0.12, ys[-1])
+    first = len(column.below)
+    bottom = ys[first] - 0.22
+    top = ys[first + len(column.layer) - 1] + 0.76
+    frame = FancyBboxPatch((x - 0.07, bottom), 1.13, top - bottom, boxstyle=_ROUNDED)
+    frame.set(fill=False, edgecolor=style.quiet, linestyle=":")
+    axes.add_patch(frame)
+    middle = (bottom + top) / 2 + 0.3
+    axes.text(x + 1.075, middle, f"× {num_layers}", fontsize=12, va="center")
+    return ys
+
+
+def _draw_box(axes: Axes, style: Style, x: float, y: float, box: Box) -> None:
+    color = style.colors[_COLORS[box.color]]
+    patch = FancyBboxPatch((x, y), 1, _BOX_HEIGHT, boxstyle=_ROUNDED)
+    patch.set(facecolor=to_rgba(color, 0.18), edgecolor=color)
+    axes.add_patch(patch)
+    text = box.text
+    if box.num_parameters:
+        count = f"{shorten(box.num_parameters)} parameters"
+        text = f"{text}; {count}" if text else count
+    axes.text(x + 0.5, y + 0.4, box.name, ha="center", va="center", fontsize=10)
+    axes.text(x + 0.5, y + 0.16, text, ha="center", va="center", fontsize=7.5)
+
+
+def _draw_arrow(
+    axes: Axes, style: Style, start: tuple[float, float], end: tuple[float, float]
+) -> None:
+    axes.annotate("", end, start, arrowprops={"arrowstyle": "->", "color": style.quiet})
+
+
+def _draw_residual(axes: Axes, style: Style, x: float, start: float, y: float) -> None:
+    """Draw a residual connection from the height `start` into the left side of the box at `y`."""
+    end = y + _BOX_HEIGHT / 2
+    axes.plot([x + 0.5, x - 0.04, x - 0.04], [start, start, end], color=style.quiet)
+    _draw_arrow(axes, style, (x - 0.045, end), (x, end))

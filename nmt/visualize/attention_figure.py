@@ -1,0 +1,113 @@
+"""The figure of attention: chosen layers and heads of one pair, as heat maps."""
+
+# L layers, H heads, S source tokens, T target tokens
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from typing import TYPE_CHECKING
+
+from torch import Tensor
+
+from nmt.config import AttentionKind, VisualizeConfig
+from nmt.data.text import read_input
+from nmt.errors import ConfigError, DataError
+from nmt.model.transformer import causal_mask
+from nmt.runtime.distributed import set_num_threads
+from nmt.translate.attention import PairAttention
+from nmt.translate.translator import Translator
+
+if TYPE_CHECKING:  # pages use this module without matplotlib
+    from matplotlib.figure import Figure
+
+    from nmt.visualize.style import Style
+
+log = logging.getLogger(__name__)
+_MAX_LABELED = 6  # panels; in figures with more, panels are small and have no pieces
+_AXES = {  # sides of rows and columns, title
+    AttentionKind.cross: ("predicted", "src", "Attention of the target to the source"),
+    AttentionKind.encoder: ("src", "src", "Attention, source to source"),
+    AttentionKind.decoder: ("tgt", "tgt", "Attention, target to target"),
+}
+
+
+def load_translator(config: VisualizeConfig) -> Translator:
+    """Load the model of the settings."""
+    set_num_threads(config.num_threads)
+    return Translator.load(config.model_dir, device=config.device)
+
+
+def read_sentences(source: str | None, name: str) -> list[str]:
+    """Return the lines of the file `source`, or `source` itself if no file has that name.
+
+    None and `-` read stdin. Raises `DataError` if all lines are empty.
+    """
+    if source is None or source == "-":
+        if sys.stdin is not None and sys.stdin.isatty():
+            log.info("reading %s from the terminal; Ctrl-D ends it", name)
+        lines = list(read_input("-"))
+    elif os.path.isfile(source):  # False too for a sentence that is too long for a file name
+        lines = list(read_input(source))
+    else:
+        lines = [source]
+    if not any(line.strip() for line in lines):
+        raise DataError(f"{name}: there is no text; give {name}='a sentence', or lines on stdin")
+    return lines
+
+
+def compute_attention(config: VisualizeConfig) -> list[PairAttention]:
+    """Return the attention of the pairs of the settings; without `tgt` the model translates."""
+    translator = load_translator(config)
+    sources = read_sentences(config.src, "src")
+    targets = None if config.tgt is None else read_sentences(config.tgt, "tgt")
+    return translator.attention(sources, targets, beam_size=config.beam_size)
+
+
+def draw_attention(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw chosen layers and heads of one kind of attention, of the first pair."""
+    pairs = compute_attention(config)
+    if len(pairs) > 1:
+        log.info("drawing the first of %d pairs; output=FILE.html shows them all", len(pairs))
+    return attention_figure(
+        pairs[0], style, kind=config.kind, layers=config.layers, heads=config.heads
+    )
+
+
+def attention_figure(
+    pair: PairAttention, style: Style, *, kind: AttentionKind, layers: list[int], heads: list[int]
+) -> Figure:
+    """Draw heads of layers, both counted from 1; head 0 is the mean of the heads, [] means all."""
+    weights: Tensor = getattr(pair, kind.value)  # (L, H, T or S, S or T)
+    layers = layers or list(range(1, len(weights) + 1))
+    heads = heads or list(range(1, weights.size(1) + 1))
+    if max(layers) > len(weights):
+        raise ConfigError(f"layers={max(layers)}: the model has {len(weights)}")
+    if max(heads) > weights.size(1):
+        raise ConfigError(f"heads={max(heads)}: the model has {weights.size(1)}")
+    pieces = {"src": pair.src, "tgt": pair.tgt, "predicted": pair.predicted}
+    row_side, column_side, title = _AXES[kind]
+    codes = style.find_fonts([*pieces[row_side], *pieces[column_side]])
+    rows = [piece.translate(codes) for piece in pieces[row_side]]
+    columns = [piece.translate(codes) for piece in pieces[column_side]]
+    is_labeled = len(layers) * len(heads) <= _MAX_LABELED
+    width = 0.24 * len(columns) + 1.6 if is_labeled else 1.5
+    height = 0.24 * len(rows) + 1.6 if is_labeled else 1.5
+    figure = style.figure(width * len(heads) + 0.6, height * len(layers) + 0.6)
+    panels = figure.subplots(len(layers), len(heads), squeeze=False)
+    hidden = ~causal_mask(len(rows)) if kind is AttentionKind.decoder else None
+    for i, layer in enumerate(layers):
+        for j, head in enumerate(heads):
+            layer_weights = weights[layer - 1]  # (H, T or S, S or T)
+            head_weights = layer_weights[head - 1] if head else layer_weights.mean(dim=0)
+            name = f"head {head}" if head else "mean of heads"
+            axes = panels[i, j]
+            axes.set_title(f"layer {layer}, {name}", fontsize=11 if is_labeled else 8)
+            if is_labeled:
+                style.heat_map(axes, head_weights, rows=rows, columns=columns, hidden=hidden)
+            else:
+                style.heat_map(axes, head_weights, hidden=hidden)
+                axes.set(xticks=[], yticks=[])
+    figure.suptitle(f"{title}; a row attends to columns", fontsize=11)
+    return figure

@@ -1,0 +1,107 @@
+"""The figure of embeddings: pieces on two axes, and the nearest neighbors of words."""
+
+# D d_model, V vocab, N pieces
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from nmt.config import VisualizeConfig
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.translate.attention import attention_model
+from nmt.visualize.attention_figure import load_translator
+from nmt.visualize.style import Style
+
+_NUM_DEFAULT_WORDS = 12
+_NUM_NEIGHBORS = 3
+
+
+def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw pieces on the first two principal components of the target embedding, and list the
+    nearest neighbors of some words.
+    """
+    translator = load_translator(config)
+    model = attention_model(translator.backend)
+    if model is None:
+        raise ConfigError("what=embeddings draws one native model, no ensemble")
+    tokenizer = translator.tokenizer.tgt
+    vectors = model.embedding.weight.detach().float().cpu()  # (V, D)
+    ids = list_text_ids(tokenizer)
+    words = config.words or _choose_words(tokenizer, ids)
+    codes = style.find_fonts([*words, *tokenizer.pieces(ids)])
+    figure = style.figure(13, 6.5)
+    left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
+    ids_drawn = ids[: config.num_pieces]
+    points = principal_components(vectors[ids_drawn]).numpy()  # (N, 2)
+    left.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
+    labels = [piece.translate(codes) for piece in tokenizer.pieces(ids_drawn)]
+    _label_points(left, points, labels)
+    left.set(title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[])
+    right.set_title("Nearest neighbors by cosine")
+    right.axis("off")
+    for row, word in enumerate(words):
+        neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
+        y = 1 - (row + 0.7) / max(len(words), 8)
+        right.text(0, y, word.translate(codes), fontweight="bold", transform=right.transAxes)
+        right.text(0.33, y, neighbors.translate(codes), fontsize=8.5, transform=right.transAxes)
+    return figure
+
+
+def list_text_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of pieces that are text: no control symbol, language or single byte."""
+    special = {*tokenizer.control_ids, *tokenizer.languages.values(), *tokenizer.byte_ids}
+    return [i for i in range(tokenizer.vocab_size) if i not in special]
+
+
+def _choose_words(tokenizer: Tokenizer, ids: list[int]) -> list[str]:
+    """Return pieces that begin a word and have three letters, spread evenly over the vocabulary."""
+    pieces = tokenizer.all_pieces()
+    word_ids = [i for i in ids if pieces[i].startswith("▁") and len(pieces[i]) > 3] or ids
+    step = max(1, len(word_ids) // _NUM_DEFAULT_WORDS)
+    return [tokenizer.decode([i]) for i in word_ids[::step][:_NUM_DEFAULT_WORDS]]
+
+
+def _label_points(axes: Axes, points: np.ndarray[Any, Any], labels: list[str]) -> None:
+    """Write labels at points (N, 2), in order, except where they would cover an earlier label."""
+    width, height = np.ptp(points, axis=0) / (9, 32)
+    labeled: list[tuple[float, float]] = []
+    for i, label in enumerate(labels):
+        x, y = points[i].tolist()
+        if all(abs(x - a) > width or abs(y - b) > height for a, b in labeled):
+            labeled.append((x, y))
+            axes.text(x, y, label, fontsize=8)
+
+
+def _describe_neighbors(tokenizer: Tokenizer, vectors: Tensor, ids: list[int], word: str) -> str:
+    """List the pieces that are nearest to the mean embedding of a word's pieces."""
+    word_ids = tokenizer.encode(word)[len(tokenizer.prefix) :]
+    if not word_ids:
+        raise ConfigError(f"words={word!r} has no text; give a word")
+    candidates = [i for i in ids if i not in word_ids]
+    query = vectors[word_ids].mean(dim=0)
+    nearest = find_neighbors(vectors, query, candidates, _NUM_NEIGHBORS)
+    return ",  ".join(f"{tokenizer.pieces([i])[0]} {cosine:.2f}" for i, cosine in nearest)
+
+
+def find_neighbors(
+    vectors: Tensor, query: Tensor, ids: list[int], num_neighbors: int
+) -> list[tuple[int, float]]:
+    """Return the `ids` whose `vectors` (V, D) are nearest to `query` (D,), each with its cosine."""
+    cosines = torch.nn.functional.cosine_similarity(vectors[ids], query[None], dim=1)
+    best = cosines.topk(min(num_neighbors, len(ids))).indices.tolist()
+    return [(ids[i], float(cosines[i])) for i in best]
+
+
+def principal_components(vectors: Tensor) -> Tensor:
+    """Project `vectors` (N, D) to their first two principal components (N, 2)."""
+    centered = vectors - vectors.mean(dim=0)
+    u, s, _ = torch.linalg.svd(centered.double(), full_matrices=False)
+    components: Tensor = (u * s)[:, :2].float()
+    return components

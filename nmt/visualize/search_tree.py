@@ -1,0 +1,240 @@
+"""The figure of a beam search: the tree of its hypotheses and the likeliest words of each step."""
+
+# A node of the tree is a hypothesis at some step: the tuple of its tokens. K beam, V vocab
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from torch import Tensor
+
+from nmt.config import VisualizeConfig
+from nmt.data.batch import pad_source
+from nmt.data.languages import encode_sources, encode_starts
+from nmt.data.tokenizer import Tokenizer
+from nmt.errors import ConfigError
+from nmt.search.hypotheses import ControlIds, Hypothesis, Live
+from nmt.search.search import search
+from nmt.search.stepper import ModelStepper
+from nmt.translate.attention import attention_model
+from nmt.translate.translator import Translator
+from nmt.visualize.attention_figure import load_translator, read_sentences
+from nmt.visualize.style import Style
+
+_MAX_STEPS = 100  # of a search that is drawn
+_MAX_STEPS_PER_ROW = 18
+_NUM_LIKELIEST = 6  # words of each step
+
+Node = tuple[int, ...]
+Layout = dict[Node, tuple[int, float]]
+"""The step and the height at which each node is drawn."""
+
+
+@dataclass
+class SearchRecord:
+    """Records the search of one sentence, as a `Constraint` that changes nothing."""
+
+    log_probs: dict[Node, float] = field(default_factory=dict)  # of each node that was in the beam
+    likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
+    """The likeliest tokens after each node in the beam, with their probabilities."""
+
+    def __call__(self, log_probs: Tensor, live: Live) -> Tensor:
+        """Record a step: `log_probs` (K, V) of the next tokens after the hypotheses `live`."""
+        top = log_probs.topk(min(_NUM_LIKELIEST, log_probs.size(1)))
+        probabilities = top.values.double().exp()
+        for i, tokens in enumerate(live.tokens.tolist()):
+            self.log_probs[tuple(tokens)] = float(live.sums[i])
+            self.likeliest[tuple(tokens)] = list(
+                zip(top.indices[i].tolist(), probabilities[i].tolist(), strict=True)
+            )
+        return log_probs
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of the search."""
+        return 1 + max(map(len, self.log_probs))
+
+
+def record_search(
+    translator: Translator, line: str, beam_size: int | None
+) -> tuple[SearchRecord, list[Hypothesis]]:
+    """Search one line; return the record of the search and its hypotheses, best first."""
+    if attention_model(translator.backend) is None:
+        raise ConfigError("what=search draws one native model, no ensemble")
+    stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
+    tokenizer = translator.tokenizer
+    tags = translator.own_tags
+    src, src_lengths = pad_source(encode_sources(tokenizer.src, [line], tags), tokenizer)
+    record = SearchRecord()
+    [hypotheses] = search(
+        stepper,
+        src,
+        src_lengths,
+        translator.search_config(beam_size=beam_size),
+        ControlIds.of(tokenizer),
+        prefixes=encode_starts(tokenizer.tgt, [""], tags.tgt),
+        constraints=[record],
+    )
+    return record, hypotheses
+
+
+def draw_search(config: VisualizeConfig, style: Style) -> Figure:
+    """Draw the tree of the search for one sentence, above the likeliest words of each step."""
+    translator = load_translator(config)
+    line = read_sentences(config.src, "src")[0]
+    record, hypotheses = record_search(translator, line, config.beam_size)
+    if record.num_steps > _MAX_STEPS:
+        raise ConfigError(f"the search took {record.num_steps} steps, {_MAX_STEPS} can be drawn")
+    tokenizer = translator.tokenizer.tgt
+    layout = layout_tree(record, hypotheses)
+    names = _name_nodes(tokenizer, style, layout)
+    num_rows = math.ceil(record.num_steps / _MAX_STEPS_PER_ROW)
+    width = math.ceil(record.num_steps / num_rows)  # steps
+    rows = [layout_row(layout, start, width) for start in range(0, record.num_steps, width)]
+    best = list(hypotheses[0].tokens)
+    panel_heights: list[float] = []
+    for i, row in enumerate(rows):
+        num_leaves = 1 + max(height for _, height in row.values())
+        panel_heights.append(max(2.0, 0.36 * (num_leaves - 1) + 1))
+        panel_heights.append(2.2 if i * width < len(best) else 0.1)
+    figure = style.figure(1.05 * width + 2.4, sum(panel_heights) + 0.4 * len(rows))
+    panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
+    for i, row in enumerate(rows):
+        start = i * width
+        _draw_tree(panels[2 * i], style, record, hypotheses, row, names)
+        _draw_words(panels[2 * i + 1], style, record, best[: start + width], tokenizer, start)
+        for axes in panels[2 * i : 2 * i + 2]:
+            axes.set_xlim(start - 0.4, start + width + 1.6)
+            axes.set_xticks(range(start, start + width + 1))
+    panels[0].set_title(f"Search for {line.translate(style.find_fonts([line]))!r}")
+    return figure
+
+
+def _name_nodes(tokenizer: Tokenizer, style: Style, layout: Layout) -> dict[Node, str]:
+    """Return the piece of each node's last token; the root is the start."""
+    nodes = [node for node in layout if node]
+    pieces = tokenizer.pieces([node[-1] for node in nodes])
+    codes = style.find_fonts(pieces)
+    names = {node: piece.translate(codes) for node, piece in zip(nodes, pieces, strict=True)}
+    return names | {(): "start"}
+
+
+def layout_tree(record: SearchRecord, hypotheses: list[Hypothesis]) -> Layout:
+    """Place all nodes: leaves get heights from 0, a parent the height of its likeliest child."""
+    log_probs = dict(record.log_probs)
+    for hypothesis in hypotheses:
+        log_probs[tuple(hypothesis.tokens)] = hypothesis.log_prob
+    children: dict[Node, list[Node]] = {}
+    for node in log_probs:
+        if node:
+            children.setdefault(node[:-1], []).append(node)
+    layout: Layout = {}
+    num_leaves = 0
+
+    def place(node: Node) -> float:
+        nonlocal num_leaves
+        if node in children:
+            ordered = sorted(children[node], key=log_probs.__getitem__, reverse=True)
+            height = [place(child) for child in ordered][0]
+        else:
+            height = float(num_leaves)
+            num_leaves += 1
+        layout[node] = (len(node), height)
+        return height
+
+    place(())
+    return layout
+
+
+def layout_row(layout: Layout, start: int, width: int) -> Layout:
+    """Return the nodes of the steps that one row of the figure shows, without empty heights.
+
+    A row begins with the nodes of the previous row's last step that go on.
+    """
+    parents = {node[:-1] for node in layout if node}
+    row: Layout = {}
+    for node, (step, height) in layout.items():
+        if start < step <= start + width or (step == start and node in parents):
+            row[node] = (step, height)
+    heights = sorted({height for _, height in row.values()})
+    return {node: (step, float(heights.index(height))) for node, (step, height) in row.items()}
+
+
+def _draw_tree(
+    axes: Axes,
+    style: Style,
+    record: SearchRecord,
+    hypotheses: list[Hypothesis],
+    layout: Layout,
+    names: dict[Node, str],
+) -> None:
+    """Draw the nodes of `layout`: blue for the best hypothesis, green for the other results."""
+    best = tuple(hypotheses[0].tokens)
+    ends = [tuple(hypothesis.tokens) for hypothesis in hypotheses]
+    returned = {end[:i] for end in ends for i in range(len(end) + 1)}
+    parents = {node[:-1] for node in (*record.log_probs, *ends) if node}
+    for node, (x, y) in layout.items():
+        is_best = node == best[: len(node)]
+        color = style.colors[2] if node in returned else style.quiet
+        if is_best:
+            color = style.colors[0]
+        if node and node[:-1] in layout:
+            parent_x, parent_y = layout[node[:-1]]
+            xs = [parent_x, parent_x + 0.5, parent_x + 0.6, x]
+            ys = [parent_y, parent_y, y, y]
+            axes.plot(xs, ys, color=color, linewidth=2.2 if is_best else 1, zorder=1 + is_best)
+        text = names[node]
+        log_prob = record.log_probs.get(node)
+        if log_prob and node not in ends:
+            text += f"\n{log_prob:.2f}"
+        box = {"boxstyle": "round,pad=0.25", "facecolor": style.paper, "edgecolor": color}
+        axes.text(x, y, text, ha="center", va="center", fontsize=8, bbox=box, zorder=3)
+        if node in ends:
+            rank = ends.index(node)
+            note = f"{rank + 1}.  score {hypotheses[rank].score:.3f}"
+            if not hypotheses[rank].finished:
+                note += ", cut at the limit"
+            axes.text(x + 0.32, y, note, va="center", fontsize=9, color=color)
+        elif node not in parents:
+            axes.text(x + 0.4, y, "× pruned", va="center", fontsize=7.5, color=style.quiet)
+    axes.invert_yaxis()
+    axes.set(yticks=[], ylabel="")
+    axes.spines[["left", "bottom"]].set_visible(False)
+    axes.tick_params(bottom=False, labelbottom=False)
+    axes.margins(y=0.08)
+
+
+def _draw_words(
+    axes: Axes,
+    style: Style,
+    record: SearchRecord,
+    best: list[int],
+    tokenizer: Tokenizer,
+    start: int,
+) -> None:
+    """Draw the likeliest words of the steps from `start` on, the words of `best` in bold."""
+    if start >= len(best):
+        axes.axis("off")
+        return
+    probabilities = np.zeros((_NUM_LIKELIEST, len(best) - start))
+    for step in range(start, len(best)):
+        for rank, (token, probability) in enumerate(record.likeliest[tuple(best[:step])]):
+            probabilities[rank, step - start] = probability
+            [piece] = tokenizer.pieces([token])
+            axes.text(
+                step + 1,
+                rank,
+                f"{piece.translate(style.find_fonts([piece]))}\n{probability:.1%}",
+                fontweight="bold" if token == best[step] else "normal",
+                fontsize=8,
+                color=style.paper if probability > 0.6 else style.ink,
+                ha="center",
+                va="center",
+            )
+    extent = (start + 0.5, len(best) + 0.5, _NUM_LIKELIEST - 0.5, -0.5)
+    axes.imshow(probabilities, cmap=style.weights, vmin=0, vmax=1, aspect="auto", extent=extent)
+    axes.set(title="Likeliest words of each step of the best hypothesis", xlabel="step", yticks=[])
