@@ -1,12 +1,11 @@
-"""What people type who come from other toolkits, or have YAML files of their own."""
+"""Words of other toolkits, and YAML files of the user."""
 
 from __future__ import annotations
 
-import functools
 import os
 import re
+from operator import attrgetter
 from pathlib import Path
-from typing import Any
 
 import pytest
 from test_config import assert_refused, composed
@@ -60,13 +59,12 @@ def test_words_of_other_toolkits_mean_our_settings() -> None:
         ),
         ("average", "checkpoints=a,b", {"checkpoints": ["a,b"]}),
     ):
-        value = composed(command, *typed.split())
-        for key, wanted in expected.items():
-            found: Any = functools.reduce(getattr, key.split("."), value)
-            assert found == wanted, (command, typed, key)
+        config = composed(command, *typed.split())
+        for key, value in expected.items():
+            assert attrgetter(key)(config) == value, (command, typed, key)
 
 
-def test_every_word_of_others_leads_to_a_setting_of_some_command() -> None:
+def test_every_word_of_another_toolkit_leads_to_a_setting_of_some_command() -> None:
     names = {setting.key for command in COMMANDS.values() for setting in command.accepted}
     for word, key in SAME.items():
         assert any(f".{name}".endswith(f".{key}") for name in names) or key == "experiment", word
@@ -74,7 +72,7 @@ def test_every_word_of_others_leads_to_a_setting_of_some_command() -> None:
 
 
 @pytest.mark.slow
-def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line() -> None:
+def test_words_without_a_counterpart_are_refused_with_ours_in_one_short_line() -> None:
     for command, typed, expected in (
         ("train", "lr=5e-4", "write optimizer.peak_learning_rate=5e-4 "),
         ("train", "batch_size=64", "max_tokens (what fits in memory), and in training tokens_per"),
@@ -112,7 +110,7 @@ def test_words_that_mean_something_else_are_answered_with_ours_in_one_short_line
 
 @pytest.fixture
 def recipes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder with an experiment, a model, and one that has the name of ours."""
+    """A folder with an experiment, a model, and an experiment with the name of one of ours."""
     monkeypatch.chdir(tmp_path)
     for name, text in {
         "experiment/mine.yaml": "defaults:\n  - override /data: copy\n  - override /model: small\n"
@@ -142,7 +140,7 @@ def test_own_yaml_is_found_by_folder_path_or_search_path(recipes: Path) -> None:
         assert (config.max_updates, config.search.beam_size) == (1000, 2), typed
         assert (config.model.d_model, config.run_dir) == (64, "runs/mine"), typed
         assert config.experiment == "my/experiment/mine.yaml", typed
-    config = composed("train", "experiment=my/experiment/copy.yaml")  # theirs, not ours
+    config = composed("train", "experiment=my/experiment/copy.yaml")  # the file of the user
     assert (config.max_updates, config.run_dir) == (7, "runs/default")
     assert composed("preprocess", "experiment=my/experiment/copy.yaml").data.corpus == "files"
     assert composed("translate", "--config-dir", "my", "experiment=mine").model_dir == ["runs/mine"]

@@ -1,4 +1,6 @@
-"""The installed console scripts: there, quick, quiet in a closed pipe; Hydra's own flags work."""
+"""The installed console scripts: they exist, start quickly, end quietly when a pipe is closed, and
+sweep over settings.
+"""
 
 from __future__ import annotations
 
@@ -20,17 +22,14 @@ from nmt.errors import ConfigError
 SCRIPTS = Path(sys.executable).parent
 
 
-def run(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    command = [SCRIPTS / arguments[0], *arguments[1:]]
-    env = {**os.environ, **environment}
-    return subprocess.run(command, capture_output=True, text=True, check=False, env=env)
+def run(name: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run a console script with further environment variables."""
+    script = [SCRIPTS / name, *arguments]
+    environment = {**os.environ, **variables}
+    return subprocess.run(script, capture_output=True, text=True, check=False, env=environment)
 
 
-def run_shell(command: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["sh", "-c", command], capture_output=True, text=True, check=False)
-
-
-def python(code: str) -> list[str]:
+def run_python(code: str) -> list[str]:
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True, text=True)
     return done.stdout.split()
 
@@ -38,9 +37,9 @@ def python(code: str) -> list[str]:
 def test_every_command_has_its_script_and_its_function() -> None:
     points = {point.name: point for point in entry_points(group="console_scripts")}
     for name in COMMANDS:
-        name_of_it = f"{name}_" if keyword.iskeyword(name) else name
-        assert points[f"nmt-{name}"].value == f"nmt.cli.main:{name_of_it}"
-        assert callable(getattr(entry, name_of_it))
+        function = f"{name}_" if keyword.iskeyword(name) else name
+        assert points[f"nmt-{name}"].value == f"nmt.cli.main:{function}"
+        assert callable(getattr(entry, function))
     with pytest.raises(AttributeError):
         _ = entry.nonsense
 
@@ -48,12 +47,12 @@ def test_every_command_has_its_script_and_its_function() -> None:
 @pytest.mark.slow
 def test_help_needs_less_than_a_second() -> None:
     for name in COMMANDS:
-        before = os.times()
-        one = run(f"nmt-{name}", "--help")
-        assert os.times().children_user - before.children_user < 0.5  # CPU time
-        assert one.returncode == 0
-        assert "75 training stopped by a\nsignal and saved" in one.stdout
-    assert one.stdout == run("nmt", name, "--help").stdout
+        start = os.times()
+        result = run(f"nmt-{name}", "--help")
+        assert os.times().children_user - start.children_user < 0.5  # seconds of CPU time
+        assert result.returncode == 0
+        assert "75 training stopped by a\nsignal and saved" in result.stdout
+    assert result.stdout == run("nmt", name, "--help").stdout
 
 
 def test_nmt_alone_lists_the_commands_and_an_unknown_one_names_the_nearest() -> None:
@@ -66,65 +65,65 @@ def test_nmt_alone_lists_the_commands_and_an_unknown_one_names_the_nearest() -> 
 
 
 @pytest.mark.slow
-def test_hydra_shows_the_composed_config_and_completes_words() -> None:
-    result = run("nmt-train", "+model=big", "--cfg", "job")
+def test_cfg_shows_the_composed_config_and_the_tab_key_completes_words() -> None:
+    result = run("nmt-train", "+model=big", "run_dir=a,b", "--cfg", "job")
     assert result.returncode == 0
     assert "d_model: 1024" in result.stdout
+    assert "run_dir: a,b" in result.stdout
     result = run("nmt-train", "-sc", "query=bash", COMP_LINE="nmt-train model=b")
     assert result.stdout.split() == ["model=base", "model=big"]
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_a_sweep_runs_every_choice_until_one_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    seen: list[tuple[int | None, str]] = []
+    runs: list[tuple[int | None, str]] = []
 
     def note(config: AverageConfig) -> None:
-        seen.append((config.last, config.run_dir))
+        runs.append((config.last, config.run_dir))
         if config.last == 3:
             raise ConfigError("enough")
 
-    arguments = ["run_dir='a,b c'", "hydra.sweep.dir=sweep"]
+    arguments = ["run_dir='a,b c'", "output=it's", "hydra.sweep.dir=sweep"]
     with pytest.raises(ConfigError, match="enough"):
         with_config(COMMANDS["average"], ["-m", "last=1,2,3,4", *arguments], note)
-    assert seen == [(last, "a,b c") for last in (1, 2, 3)]  # of nmt-train alone it has others
+    assert runs == [(last, "a,b c") for last in (1, 2, 3)]  # only nmt-train adds a subfolder
 
 
 @pytest.mark.slow
-def test_files_that_are_typed_replace_those_of_an_experiment_in_a_sweep_too(
+def test_typed_files_replace_the_text_of_an_experiment_in_a_sweep_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("mine.yaml").write_text("data:\n  train: {tsv: [t.tsv]}\n  valid: {tsv: [v.tsv]}\n")
-    seen: list[tuple[list[str], list[str]]] = []
+    sources: list[list[str]] = []
     arguments = ["data.train.src=a", "data.train.tgt=b", "data.valid.num_pairs=5", "seed=1,2"]
     with_config(
         COMMANDS["preprocess"],
         ["-m", "experiment=mine.yaml", "hydra.sweep.dir=sweep", *arguments],
-        lambda c: seen.append((c.data.train.source_keys, c.data.valid.source_keys)),
+        lambda c: sources.append(c.data.train.source_keys + c.data.valid.source_keys),
     )
-    assert seen == [(["src"], ["num_pairs"])] * 2
+    assert sources == [["src", "num_pairs"]] * 2
 
 
 @pytest.mark.slow
-def test_commands_import_what_they_need_and_garbage_collection_goes_over_none_of_it() -> None:
+def test_commands_import_what_they_need_and_garbage_collection_skips_it() -> None:
     code = "import sys, nmt, nmt.cli.main; print('torch' in sys.modules, 'hydra' in sys.modules)"
-    assert python(code) == ["False", "False"]
+    assert run_python(code) == ["False", "False"]
     code = (
         "import gc, sys; from nmt.cli.commands import COMMANDS; from nmt.cli.main import main;"
         "status = main(COMMANDS['translate'], ['model_dir=nowhere']);"
         "print(status, gc.isenabled(), len(gc.get_objects()) < 50_000, 'torch' in sys.modules)"
     )
-    assert python(code) == ["2", "True", "True", "True"]
+    assert run_python(code) == ["2", "True", "True", "True"]
 
 
 def test_a_closed_pipe_is_no_error() -> None:
     for name, *arguments in (["nmt"], ["nmt-train", "--help"]):
-        pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        with subprocess.Popen([SCRIPTS / name, *arguments], **pipes) as process:
+        script = [SCRIPTS / name, *arguments]
+        with subprocess.Popen(script, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as process:
             assert process.stdout is not None
             assert process.stderr is not None
             process.stdout.close()
@@ -133,7 +132,8 @@ def test_a_closed_pipe_is_no_error() -> None:
 
 
 @pytest.mark.slow
-def test_a_closed_stdout_is_no_error_where_nothing_is_written_to_it(tmp_path: Path) -> None:
-    for command in ("nmt --help", f"nmt-visualize what=mask output={tmp_path}/mask.png"):
-        done = run_shell(f"{SCRIPTS}/{command} >&-")
-        assert (done.returncode, "Traceback" in done.stderr) == (0, False), done.stderr
+def test_a_closed_stdout_is_no_error_if_nothing_is_written_to_it(tmp_path: Path) -> None:
+    for words in ("nmt --help", f"nmt-visualize what=mask output={tmp_path}/mask.png"):
+        shell = ["sh", "-c", f"{SCRIPTS}/{words} >&-"]
+        result = subprocess.run(shell, capture_output=True, text=True, check=False)
+        assert (result.returncode, "Traceback" in result.stderr) == (0, False), result.stderr

@@ -23,7 +23,6 @@ _COMPLETION_FLAGS = ("--shell-completion", "-sc")
 _FOLDER_FLAGS = ("--config-dir", "-cd", "--config-path", "-cp")
 _FLAGS_WITH_VALUE = (*_CONFIG_FLAGS, *_COMPLETION_FLAGS, *_FOLDER_FLAGS)
 _SETTING_OR_FLAG = re.compile(r"[+]*[\w./@:-]+=|-(?!\d)")  # -1 is neither
-_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*|[1-9][0-9]*")
 
 
 @dataclass(frozen=True)
@@ -109,7 +108,6 @@ def parse_argument(word: str, command: Command) -> Argument:
         _check_mapping(key, value, settings)
         return Argument(key, value, dict)
     name = _complete_key(key, value, settings, command)
-    _check_names(name, settings[name])
     return Argument(name, value, settings[name].hint)
 
 
@@ -150,17 +148,6 @@ def _complete_key(key: str, value: str, settings: dict[str, Setting], command: C
     advice = ADVICE.get(key, "").format(value=value)
     hint = advice or nearest(key, settings, f"nmt-{command.name} --help lists all")
     raise ConfigError(f"{key}: nmt-{command.name} has no such setting; {hint}")
-
-
-def _check_names(key: str, setting: Setting) -> None:
-    """Raise a `ConfigError` for a name chosen by the user that Hydra could not read in a key."""
-    words = key.split(".")
-    for position, part in enumerate(setting.key.split(".")):
-        if part == NAME and not _NAME.fullmatch(words[position]):
-            raise ConfigError(
-                f"{key}: {words[position]!r} cannot be a name; begin with a letter, then letters, "
-                "digits, _ and -"
-            )
 
 
 def is_list(hint: Any) -> bool:
