@@ -1,5 +1,7 @@
-"""Fixtures that the tests share. What takes long to import is imported when it is used, since the
-process that gives out the tests imports this file too.
+"""Fixtures that the tests share.
+
+Slow imports stand inside of fixtures, since the process that distributes the tests imports this
+file too.
 """
 
 from __future__ import annotations
@@ -15,31 +17,31 @@ if TYPE_CHECKING:
     from nmt.data.tokenizer import Tokenizer
 
 
-gc.disable()  # until all modules are imported, over which it would go again and again
+gc.disable()  # collection would traverse all modules again and again while they are imported
 
 
 def pytest_collection_finish() -> None:
-    """Keep out of garbage collection what is there before the first test."""
+    """Exclude the imported modules from garbage collection."""
     gc.freeze()
     gc.enable()
 
 
 @pytest.fixture(scope="session", autouse=True)
 def _one_thread() -> None:
-    import tiny  # noqa: F401  # which sets it
+    import tiny  # noqa: F401  # sets the number of threads
 
 
 @pytest.fixture(autouse=True)
 def _plain_log() -> None:
-    """Undo what a command that ran in this process has set for the logs of nmt."""
+    """Reset the loggers that a command in this process has configured."""
     logger = logging.getLogger("nmt")
     logger.handlers, logger.propagate = [], True
     logger.setLevel(logging.NOTSET)
     logging.root.setLevel(logging.WARNING)  # libraries that tests import change these
     logging.disable(logging.NOTSET)
-    for name, found in logging.root.manager.loggerDict.items():
-        if name.startswith("nmt") and isinstance(found, logging.Logger):
-            found.disabled = False
+    for name, child in logging.root.manager.loggerDict.items():
+        if name.startswith("nmt") and isinstance(child, logging.Logger):
+            child.disabled = False
 
 
 @pytest.fixture(scope="session")
@@ -56,15 +58,15 @@ def tokenizer() -> Tokenizer:
 def trained_models(
     tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer
 ) -> dict[str, Path]:
-    """Model folders of both norms and layouts of positions, trained until they are sure."""
+    """Models of both norms and layouts of positions, trained until they are certain."""
     from exporting import trained_model
 
     from nmt.config import Norm, Positions
 
-    place = tmp_path_factory.mktemp("trained")
+    folder = tmp_path_factory.mktemp("trained")
     shape = {"d_model": 30, "d_ff": 42, "num_heads": 3, "num_decoder_layers": 1}
     return {
-        name: trained_model(place / name, tokenizer, norm=norm, positions=layout, **shape)
+        name: trained_model(folder / name, tokenizer, norm=norm, positions=layout, **shape)
         for name, norm, layout in (
             ("post-sinusoidal", Norm.post, Positions.sinusoidal),
             ("pre-sinusoidal_concat", Norm.pre, Positions.sinusoidal_concat),
@@ -77,6 +79,6 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder of the toy corpus (`toy.write_corpus`)."""
     from toy import command, write_corpus
 
-    place = tmp_path_factory.mktemp("toy")
-    assert command("preprocess", *write_corpus(place)) == 0
-    return place / "data"
+    folder = tmp_path_factory.mktemp("toy")
+    assert command("preprocess", *write_corpus(folder)) == 0
+    return folder / "data"

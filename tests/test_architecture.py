@@ -1,9 +1,8 @@
-"""The floors of nmt/, and rules of its code that a parser can check."""
+"""The layers of nmt/, and rules of its code that a parser can check."""
 
 from __future__ import annotations
 
 import ast
-import functools
 import re
 from pathlib import Path
 
@@ -17,51 +16,64 @@ NOT_ON_WINDOWS = {"fcntl", "grp", "posix", "pty", "pwd", "resource", "syslog", "
 UNIX_SIGNALS = re.compile("SIG(ALRM|CHLD|CONT|HUP|KILL|QUIT|STOP|USR1|USR2)")
 
 
-def floors() -> list[set[str]]:
-    """Return the rows of the table in CONTRIBUTING.md: the names in nmt/ on each floor, from 0."""
+def read_layers() -> list[list[str]]:
+    """Return the rows of the table in CONTRIBUTING.md: the modules of each layer, from 0."""
     text = (ROOT.parent / "CONTRIBUTING.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| (\d+) \| (.*) \|$", text, re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(len(rows)))
-    return [set(re.findall(r"`nmt/(\w+(?:\.py|/))`", names)) for _, names in rows]
+    return [re.findall(r"`nmt/(\w+(?:\.py|/))`", names) for _, names in rows]
 
 
-@functools.cache
-def imports(tree: ast.AST) -> set[str]:
-    """Return the modules that a module imports, those of nmt with the name that is taken."""
-    found = set()
+def imported_modules(tree: ast.AST) -> set[str]:
+    """Return the modules that a module or statement imports; of `nmt` itself the name that is."""
+    modules = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found |= {alias.name for alias in node.names}
+            modules |= {alias.name for alias in node.names}
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, "relative import"
-            module = node.module or ""
-            found |= {f"{module}.{a.name}" if module == "nmt" else module for a in node.names}
-    return found
+            is_root = node.module == "nmt"
+            modules |= {f"nmt.{alias.name}" for alias in node.names} if is_root else {node.module}
+    return modules
 
 
-def test_the_table_of_floors_lists_what_is_in_nmt_and_each_once() -> None:
-    listed = [name for names in floors() for name in sorted(names)]
-    there = {f"{p.name}/" for p in ROOT.iterdir() if (p / "__init__.py").exists()}
-    there |= {p.name for p in ROOT.glob("*.py") if p.name != "__init__.py"}
-    assert sorted(listed) == sorted(there)
+def test_the_table_of_layers_lists_every_module_once() -> None:
+    packages = [f"{path.parent.name}/" for path in ROOT.glob("*/__init__.py")]
+    modules = [path.name for path in ROOT.glob("*.py") if path.name != "__init__.py"]
+    assert sorted(sum(read_layers(), [])) == sorted(packages + modules)
 
 
-def test_modules_import_only_lower_floors_and_their_own_package() -> None:
-    floor = {re.sub(r"\.py$|/$", "", name): i for i, row in enumerate(floors()) for name in row}
+def test_modules_import_only_lower_layers_and_their_own_package() -> None:
+    layer_of = {
+        re.sub(r"\.py$|/$", "", name): layer
+        for layer, names in enumerate(read_layers())
+        for name in names
+    }
     for path, tree in TREES.items():
-        own = path.with_suffix("").parts[0]
-        for name in imports(tree):
-            other = name.split(".")[1] if name.startswith("nmt.") else None
-            if own == "__init__" or other in (None, own, "configs", "__version__"):
+        package = path.with_suffix("").parts[0]
+        names = [name for name in imported_modules(tree) if name.startswith("nmt.")]
+        for name in names if package != "__init__" else []:
+            imported = name.split(".")[1]
+            if imported in (package, "configs", "__version__"):
                 continue
-            assert floor[other] < floor[own], f"{path} imports {name}"
-            assert other != "config" or name == "nmt.config", f"{path} imports {name}"
+            assert layer_of[imported] < layer_of[package], f"{path} imports {name}"
+            assert imported != "config" or name == "nmt.config", f"{path} imports {name}"
+
+
+def test_no_module_takes_part_in_a_cycle_of_imports() -> None:
+    imports = {}
+    for path, tree in TREES.items():
+        name = ".".join(["nmt", *path.with_suffix("").parts])
+        imports[name.removesuffix(".__init__")] = imported_modules(tree)
+    while ready := {name for name, needed in imports.items() if not needed & imports.keys()}:
+        imports = {name: needed for name, needed in imports.items() if name not in ready}
+    assert not imports.keys()
 
 
 def test_only_the_command_line_imports_hydra() -> None:
     for path, tree in TREES.items():
-        names = {name.split(".")[0] for name in imports(tree)}
-        assert path.parts[0] == "cli" or not names & ONLY_IN_CLI, path
+        packages = {name.split(".")[0] for name in imported_modules(tree)}
+        assert path.parts[0] == "cli" or not packages & ONLY_IN_CLI, path
 
 
 def test_every_module_can_be_imported_on_windows() -> None:
@@ -70,34 +82,31 @@ def test_every_module_can_be_imported_on_windows() -> None:
         while nodes:
             node = nodes.pop()
             if isinstance(node, (ast.FunctionDef, ast.Lambda, ast.Try, ast.If)):
-                continue  # does not run when the module is imported, or is guarded
+                continue  # does not run at import, or is guarded
             nodes += ast.iter_child_nodes(node)
             if isinstance(node, (ast.Import, ast.ImportFrom)):
-                assert not imports(node) & NOT_ON_WINDOWS, f"{path}:{node.lineno}"
+                assert not imported_modules(node) & NOT_ON_WINDOWS, f"{path}:{node.lineno}"
             is_signal = isinstance(node, ast.Attribute) and UNIX_SIGNALS.fullmatch(node.attr)
             assert not is_signal, f"{path}: {ast.unparse(node)}"
-
-
-@functools.cache
-def functions(tree: ast.AST) -> list[ast.FunctionDef]:
-    return [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
 
 
 @pytest.mark.slow
 def test_modules_and_public_functions_are_documented() -> None:
     for path, tree in TREES.items():
         assert ast.get_docstring(tree), f"{path} has no docstring"
-        private = [c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.startswith("_")]
-        outer = [*private, *functions(tree)]
-        inner = {id(f) for node in outer for f in ast.walk(node) if f != node}
-        for node in functions(tree):
-            is_open = node.name.startswith("_") or id(node) in inner or path.name == "__init__.py"
-            is_open = is_open or node.name in ("forward", "backward")
-            assert is_open or ast.get_docstring(node), f"{path}: {node.name} has no docstring"
+        functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+        private = [n for n in tree.body if isinstance(n, ast.ClassDef) and n.name.startswith("_")]
+        inner = {
+            id(node) for outer in functions + private for node in ast.walk(outer) if node != outer
+        }
+        for node in functions:
+            is_private = node.name.startswith("_") or node.name in ("forward", "backward", "check")
+            if not (is_private or id(node) in inner or path.name == "__init__.py"):
+                assert ast.get_docstring(node), f"{path}: {node.name} has no docstring"
 
 
 def test_no_leftovers() -> None:
     for path, tree in TREES.items():
         assert not re.search(r"TODO|FIXME|XXX|NotImplementedError", TEXTS[path]), path
-        handlers = [n for n in ast.walk(tree) if isinstance(n, ast.ExceptHandler)]
+        handlers = [node for node in ast.walk(tree) if isinstance(node, ast.ExceptHandler)]
         assert all(handler.type is not None for handler in handlers), f"bare except in {path}"

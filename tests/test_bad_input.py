@@ -1,4 +1,6 @@
-"""The user's mistakes: one line with the value and what to do, exit 2, nothing left behind."""
+"""A mistake of the user ends a command with one line, which names the value and the remedy, with
+exit status 2, and with no file left behind.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +28,7 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-LOG = re.compile(r"\d\d:\d\d:\d\d ")
-
-
+LOG_LINE = re.compile(r"\d\d:\d\d:\d\d ")
 Refused = Callable[..., str]
 
 
@@ -37,17 +37,18 @@ def assert_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused
     """Run a command that must fail as the user's mistake, and check its one line."""
 
     def check(expected: list[str], name: str, *arguments: str) -> str:
-        before = sorted(tmp_path.rglob("*"))
+        files = sorted(tmp_path.rglob("*"))
         capfd.readouterr()
         assert command(name, *arguments) == 2, arguments
-        out, err = capfd.readouterr()
-        (line,) = [line for line in err.split("\n") if line and not LOG.match(line)]
+        output = capfd.readouterr()
+        lines = output.err.rstrip("\n").split("\n")
+        (line,) = [line for line in lines if line and not LOG_LINE.match(line)]
+        assert line == lines[-1]
         assert line.startswith(f"nmt-{name}: ")
-        assert err.rstrip("\n").split("\n")[-1] == line
-        assert out == ""
-        for part in expected:
-            assert part in line
-        assert sorted(tmp_path.rglob("*")) == before
+        assert output.out == ""
+        for text in expected:
+            assert text in line
+        assert sorted(tmp_path.rglob("*")) == files
         return line
 
     return check
@@ -62,26 +63,28 @@ def preprocess_arguments(root: Path, folder: Path, changes: dict[str, Any]) -> l
 
 
 def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused: Refused) -> None:
-    short, empty, latin, home = (tmp_path / n for n in ("short.de", "empty", "latin", "home"))
-    wide, packed = tmp_path / "wide", tmp_path / "packed"
-    wide.write_text("ja\n" * 200, encoding="utf-16")
-    packed.write_bytes(gzip.compress(b"ja\n" * 200))
-    short.write_bytes(b"eins\nzwei\n")
-    empty.write_bytes(b"")
-    latin.write_bytes(b"ja\n" * 7 + "grün\n".encode("latin-1") + b"ja\n" * 192)
+    for name, content in {
+        "wide": ("ja\n" * 200).encode("utf-16"),
+        "packed": gzip.compress(b"ja\n" * 200),
+        "short.de": b"eins\nzwei\n",
+        "empty": b"",
+        "latin": b"ja\n" * 7 + "grün\n".encode("latin-1") + b"ja\n" * 192,
+    }.items():
+        (tmp_path / name).write_bytes(content)
+    empty, home = tmp_path / "empty", tmp_path / "home"
     home.mkdir()
     (home / "letter.txt").write_text("dear", encoding="utf-8")
     with_run = shutil.copytree(root / "data", tmp_path / "with_run")
     (with_run / "run").mkdir()
     for changes, *expected in [
         ({"data.valid.tgt": "no/such.de"}, "no/such.de does not exist", "give"),
-        ({"data.train.tgt": short}, "200 lines", "short.de 2", "again"),
+        ({"data.train.tgt": tmp_path / "short.de"}, "200 lines", "short.de 2", "again"),
         ({"data.train.src": empty, "data.train.tgt": empty}, "empty"),
         ({"data.valid.src": empty, "data.valid.tgt": empty}, "valid", "empty"),
         ({"data.valid.src": None, "data.valid.tgt": None}, "data.valid.src=FILE"),
-        ({"data.train.src": latin}, "latin:8", "byte 3", "0xfc", "iconv"),
-        ({"data.train.src": wide}, "wide is UTF-16", "iconv -f utf-16"),
-        ({"data.train.src": packed}, "packed is a gzip file", "packed.gz"),
+        ({"data.train.src": tmp_path / "latin"}, "latin:8", "byte 3", "0xfc", "iconv"),
+        ({"data.train.src": tmp_path / "wide"}, "wide is UTF-16", "iconv -f utf-16"),
+        ({"data.train.src": tmp_path / "packed"}, "packed is a gzip file", "packed.gz"),
         ({"max_length": 2}, "all 200", "too long", "look at the input or max_length"),
         (
             {"data.train.tgt": root / "train.src.txt", "filter.identical": True},
@@ -92,10 +95,10 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
         ({"data_dir": with_run}, "with_run/run would be lost", "move it"),
     ]:
         assert_refused(expected, "preprocess", *preprocess_arguments(root, tmp_path, changes))
-    before = {path: path.read_bytes() for path in (root / "data").iterdir()}
+    contents = {path: path.read_bytes() for path in (root / "data").iterdir()}
     changes = {"data.train.src": "no/such", "data_dir": root / "data"}
     assert_refused(["no/such"], "preprocess", *preprocess_arguments(root, root, changes))
-    assert {path: path.read_bytes() for path in (root / "data").iterdir()} == before
+    assert {path: path.read_bytes() for path in (root / "data").iterdir()} == contents
     key = "tokenizer.vocab_size"
     arguments = preprocess_arguments(root, tmp_path, {key: 37000})
     line = assert_refused(["vocab_size=37000", "largest possible is"], "preprocess", *arguments)

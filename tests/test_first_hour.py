@@ -1,5 +1,5 @@
-"""What a person meets who types one command after the other: every hint works, folders belong to
-their experiment, data are prepared by training, sweeps keep their runs apart.
+"""The first hour with the commands: every hint works, training prepares its data, experiments set
+the folders of all commands, and the runs of a sweep have folders of their own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-import yaml
+from omegaconf import OmegaConf
+from test_config import composed
 from toy import TINY, command, read_records, train, write_corpus
 
 from nmt.checkpoint import find_model
@@ -23,27 +24,20 @@ from nmt.cli.data_folder import ensure_data
 from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
 from nmt.config import TrainConfig
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError
 
 HINT = re.compile(
     r"(?:next|make it with|as this does): (.*?)(?:, or without nmt.*)?$", re.MULTILINE
 )
 
 
-def write_experiment(path: Path, corpus: Path, **changes: object) -> None:
+def write_experiment(path: Path, corpus: Path) -> None:
     """Write an experiment of the toy corpus and a tiny model."""
     corpus.mkdir(parents=True, exist_ok=True)
-    content: dict[str, object] = {"data_dir": "data/mine", "run_dir": "runs/mine"}
     settings = [*write_corpus(corpus), *TINY, "max_updates=4", "valid_bleu=false"]
-    for key, value in (setting.split("=", 1) for setting in settings):
-        node = content
-        *groups, last = key.split(".")
-        for group in groups:
-            node = node.setdefault(group, {})  # type: ignore[assignment]
-        if key != "data_dir":
-            node[last] = yaml.safe_load(value)
+    config = OmegaConf.from_dotlist([*settings, "data_dir=data/mine", "run_dir=runs/mine"])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(yaml.safe_dump({**content, **changes}), encoding="utf-8")
+    OmegaConf.save(config, path)
 
 
 def follow(hint: str) -> int:
@@ -60,17 +54,6 @@ def last_hint(capfd: pytest.CaptureFixture[str], name: str) -> str:
     return str(hint)
 
 
-def check_data(*arguments: str) -> str:
-    """Return the error of nmt-train about its data folder; nothing is trained."""
-    try:
-        with_config(
-            COMMANDS["train"], list(arguments), lambda c, _, p: ensure_data(c, p, may_write=False)
-        )
-    except DataError as error:
-        return str(error)
-    return ""
-
-
 @pytest.mark.slow
 def test_every_hint_is_the_command_that_works(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
@@ -79,18 +62,17 @@ def test_every_hint_is_the_command_that_works(
     write_experiment(home / "my recipes/mine.yaml", tmp_path / "a corpus")
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"red house\n")))
-    experiment, places = "experiment=my recipes/mine.yaml", ["data_dir=o'ther one", "run_dir=$x y"]
-    assert command("train", experiment, *places, "dry_run=true") == 2
+    experiment, data_dir = "experiment=my recipes/mine.yaml", "data_dir=o'ther one"
+    assert command("train", experiment, data_dir, "run_dir=$x y", "dry_run=true") == 2
     assert follow(last_hint(capfd, "preprocess")) == 0
-    assert follow(f"{last_hint(capfd, 'train')} {shlex.quote(places[1])}") == 0
+    assert follow(f"{last_hint(capfd, 'train')} 'run_dir=$x y'") == 0
     assert follow(last_hint(capfd, "average")) == 0
     assert follow(last_hint(capfd, "translate")) == 0
     assert command("train", "data_dir=no where") == 2
     hint = last_hint(capfd, "preprocess")
-    corpus = {f"data.{s}.{x}": tmp_path / f"a corpus/{s}.{x}.txt"
-              for s in ("train", "valid") for x in ("src", "tgt")}  # fmt: skip
-    for key, path in corpus.items():
-        hint = hint.replace(f"{key}=FILE", shlex.quote(f"{key}={path}"))
+    for name in ("train.src", "train.tgt", "valid.src", "valid.tgt"):
+        path = tmp_path / f"a corpus/{name}.txt"
+        hint = hint.replace(f"data.{name}=FILE", shlex.quote(f"data.{name}={path}"))
     assert follow(f"{hint} tokenizer.vocab_size=310") == 0
     expected = "model=tiny 'data_dir=no where' 'run_dir=runs/no where'"
     assert last_hint(capfd, "train").endswith(expected)
@@ -120,7 +102,11 @@ def test_training_uses_an_existing_data_folder_whatever_the_settings_of_data_say
     toy_data: Path,
 ) -> None:
     for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
-        assert check_data(f"data_dir={toy_data}", *arguments) == ""
+        with_config(
+            COMMANDS["train"],
+            [f"data_dir={toy_data}", *arguments],
+            lambda config, _, preparation: ensure_data(config, preparation, may_write=True),
+        )
 
 
 @pytest.mark.slow
@@ -140,21 +126,13 @@ def test_training_prepares_the_bytes_that_preprocessing_writes(
 
 @pytest.mark.slow
 def test_an_experiment_sets_the_folders_of_every_command() -> None:
-    seen = {}
-    for name, *more in (
-        ["average"], ["translate"], ["export"], ["serve"], ["score", "src=a", "tgt=b"],
-        ["evaluate"],
-    ):  # fmt: skip
-        with_config(
-            COMMANDS[name], ["experiment=copy", *more], lambda c, n=name: seen.update({n: c})
-        )
-    assert seen.pop("average").run_dir == "runs/copy"
-    for name, config in seen.items():
+    assert composed("average", "experiment=copy").run_dir == "runs/copy"
+    for name in ("translate", "export", "serve", "score"):
+        config = composed(name, "experiment=copy")
         assert config.model_dir in ("runs/copy", ["runs/copy"]), name
-    assert seen["translate"].max_tokens is None  # training's is another unit
-    with_config(COMMANDS["translate"], ["experiment=copy", "model_dir=x"], lambda c: seen.update(
-        own=c))  # fmt: skip
-    assert seen["own"].model_dir == ["x"]
+    config = composed("translate", "experiment=copy", "model_dir=x")
+    assert config.model_dir == ["x"]
+    assert config.max_tokens is None  # training sets it in another unit
 
 
 @pytest.mark.slow
@@ -165,35 +143,36 @@ def test_a_run_of_an_experiment_is_evaluated_by_its_name(
     write_experiment(tmp_path / "mine.yaml", tmp_path / "corpus")
     assert command("train", "experiment=mine.yaml") == 0
     assert command("evaluate", "experiment=mine.yaml", "metrics=chrf", "force=true") == 0
-    told = capfd.readouterr()
-    assert "chrF" in told.out
+    assert "chrF" in capfd.readouterr().out
 
 
 @pytest.mark.slow
-def test_averages_and_exports_replace_nothing_that_was_not_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_data: Path,
+def test_an_average_replaces_nothing_that_was_not_named(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    toy_data: Path,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     monkeypatch.chdir(tmp_path)
     for name in ("default", "other"):
         run = ["max_updates=8", "valid_bleu=false", f"run_dir=runs/{name}"]
         assert command("train", f"data_dir={toy_data}", *TINY, *run) == 0
     assert command("average") == 0
     average = Path("runs/default/average")
-    before = (average / "config.json").stat().st_mtime_ns
-    steps = [f"checkpoints/step-0000000{i}" for i in (4, 8)]
-    mine = ",".join(f"runs/other/{step}" for step in steps)
-    assert command("average", f"checkpoints=[{mine}]") == 0
+    modified_time = (average / "config.json").stat().st_mtime_ns
+    step = "checkpoints/step-00000004"
+    others = f"runs/other/{step},runs/other/checkpoints/step-00000008"
+    assert command("average", f"checkpoints=[{others}]") == 0
     assert Path("runs/other/average/config.json").is_file()
     for checkpoints, expected in (
-        (mine, "runs/other/average exists already; give output="),
-        (f"runs/other/{steps[0]},runs/default/{steps[0]}", "are not of one run; give output="),
+        (others, "runs/other/average exists already; give output="),
+        (f"runs/other/{step},runs/default/{step}", "are not of one run; give output="),
         ("runs/other", "are not of one run"),
     ):
         assert command("average", f"checkpoints=[{checkpoints}]") == 2
         assert expected in capfd.readouterr().err
-    assert (average / "config.json").stat().st_mtime_ns == before
-    # a run stands for its average until there is a newer checkpoint
+    assert (average / "config.json").stat().st_mtime_ns == modified_time
+    # the model of a run is its average until there is a newer checkpoint
     assert find_model(Path("runs/default")) == average.resolve()
     assert train(toy_data, tmp_path / "runs/default", "max_updates=12", "valid_bleu=false") == 0
     assert find_model(Path("runs/default")).name == "step-00000012"
@@ -203,7 +182,7 @@ def test_averages_and_exports_replace_nothing_that_was_not_named(
     assert re.search(
         r"step-00000012, 12 .*; not taken: average \(8 updates\)", capfd.readouterr().err
     )
-    assert command("average", "best=1") == 0  # made now, and so the newest thing
+    assert command("average", "best=1") == 0  # now the average is newer
     assert find_model(Path("runs/default")) == average.resolve()
 
 
@@ -212,7 +191,7 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
     toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     base = ["valid_bleu=false", "optimizer.warmup_steps=2", "log_every_updates=1"]
-    for schedule, then in (
+    for schedule, expected in (
         ("cosine", "the learning rate now falls until update 8"),
         ("noam", "does not change the learning rate"),
     ):
@@ -222,24 +201,18 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         assert train(toy_data, run, *options, "max_updates=8") == 0
         error = capfd.readouterr().err
         assert "resuming with a changed setting: max_updates was 4, is 8" in error
-        assert then in error
+        assert expected in error
         rates = [record["learning_rate"] for record in read_records(run, "nll")]
         assert len(rates) == 8
         assert (rates[3] < rates[4]) == (schedule == "cosine")
-    stubborn = [
-        *base,
-        "validate_every_updates=1",
-        "patience=2",
-        "optimizer.schedule=cosine",
-        "optimizer.peak_learning_rate=1e-10",
-    ]
-    for patience, expected in (("2", "patience=2"), *[("4", "patience=4")] * 2):  # and once more
-        options = [*stubborn, f"patience={patience}", "max_updates=90"]
-        assert train(toy_data, tmp_path / "early", *options) == 0
-        assert re.search(
-            rf"the run ends: {patience} validations without a better loss \({expected}\).*"
-            "a larger patience, or patience=0, goes on", capfd.readouterr().err
-        )  # fmt: skip
+    base += ["validate_every_updates=1", "max_updates=90"]
+    base += ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-10"]  # no improvement
+    for patience in (2, 4, 4):  # the third run was over already
+        assert train(toy_data, tmp_path / "early", *base, f"patience={patience}") == 0
+        error = capfd.readouterr().err
+        reason = f"{patience} validations without a better loss (patience={patience})"
+        assert f"the run ends: {reason}" in error or f"the run was over: {reason}" in error
+        assert "a larger patience, or patience=0, goes on" in error
 
 
 @pytest.mark.slow
@@ -247,15 +220,13 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, toy_data: Path
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    scores: list[float | None] = []
-
+    scores: list[float] = []
     options = [*TINY, "max_updates=2", "valid_bleu=false", f"data_dir={toy_data}", "run_dir=s"]
-    arguments = ["--multirun", "seed=1,2", *options]
     for _ in range(2):
         with_config(
             COMMANDS["train"],
-            arguments,
-            lambda *c: scores.append(import_and_run(COMMANDS["train"], *c)),
+            ["--multirun", "seed=1,2", *options],
+            lambda *config: scores.append(import_and_run(COMMANDS["train"], *config)),
         )
     assert {path.name for path in Path("s").iterdir()} == {"seed=1", "seed=2"}
     assert scores[0] != scores[1]
@@ -264,28 +235,28 @@ def test_a_sweep_gives_each_run_a_folder_returns_the_score_and_resumes(
     assert scores[0] == record["valid_loss"]
 
 
-def test_the_runs_of_a_sweep_have_folders_named_after_what_is_swept_until_one_fails(
+def test_the_runs_of_a_sweep_have_folders_named_after_the_swept_settings(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    found: list[str] = []
+    run_dirs: list[str] = []
 
     def note(config: TrainConfig, *_: object) -> None:
-        found.append(config.run_dir)
-        if len(found) == 3:
+        run_dirs.append(config.run_dir)
+        if len(run_dirs) == 3:
             raise ConfigError("enough")
 
     with pytest.raises(ConfigError, match="enough"):
         with_config(COMMANDS["train"], ["-m", "run_dir=a b,c", "model=tiny,base", "seed=3"], note)
-    assert found == ["a b/model=tiny", "a b/model=base", "c/model=tiny"]
+    assert run_dirs == ["a b/model=tiny", "a b/model=base", "c/model=tiny"]
 
 
 def test_python_m_nmt_and_nmt_help_are_the_command_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    done = subprocess.run([sys.executable, "-m", "nmt", "help", "train"], capture_output=True)
-    assert done.returncode == 0
-    assert b"nmt-train: Train a Transformer" in done.stdout
+    result = subprocess.run([sys.executable, "-m", "nmt", "help", "train"], capture_output=True)
+    assert result.returncode == 0
+    assert b"nmt-train: Train a Transformer" in result.stdout
     monkeypatch.setattr(sys, "argv", ["nmt", "nmt-train", "max_updates"])
     assert nmt_alone() == 2
     assert "max_updates is no setting; write key=value" in capsys.readouterr().err

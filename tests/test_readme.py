@@ -19,24 +19,29 @@ COLUMNS = 110
 GENERATED = re.compile(r"docs/benchmarks/(?!README)|docs/paper\.md")  # not wrapped by hand
 
 
-def blocks(page: Path) -> list[str]:
-    """Return the lines of indented blocks, continued ones joined."""
-    text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-    return [line[4:] for line in text.split("\n") if line.startswith("    ")]
+def list_commands() -> list[tuple[str, re.Match[str]]]:
+    """Return the commands in indented blocks of the pages and in --help, with their page."""
+    commands = []
+    for page in PAGES:
+        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
+        blocks = re.findall("^    (.*)$", text, re.MULTILINE)
+        commands += [(page.name, match) for match in map(LINE.match, blocks) if match]
+    for command in COMMANDS.values():
+        matches = map(LINE.match, command.examples)
+        commands += [("--help", match) for match in matches if match]
+    return commands
 
 
 def test_documented_commands_are_accepted() -> None:
-    found = [(page.name, match) for page in PAGES for b in blocks(page) if (match := LINE.match(b))]
-    for command in COMMANDS.values():
-        matches = [LINE.match(example) for example in command.examples]
-        found += [("--help", match) for match in matches if match is not None]
-        assert len(found) >= len(command.examples)
-        shown = [match[1] for page, match in found if page == "README.md"]
-        assert f"nmt-{command.name}" in shown, f"README.md does not show nmt-{command.name}"
-    for page, match in found:
+    commands = list_commands()
+    for page, match in commands:
         name = match[1][4:]
         assert name in COMMANDS, f"{page}: {match[0]}"
         read_arguments(shlex.split(match[2]), COMMANDS[name])
+    for place in ("README.md", "--help"):
+        assert {match[1] for page, match in commands if page == place} >= {
+            f"nmt-{name}" for name in COMMANDS
+        }, f"{place} does not show every command"
 
 
 def test_lines_of_prose_are_wrapped() -> None:
