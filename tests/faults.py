@@ -16,8 +16,8 @@ from nmt.data import Rows
 from nmt.data.batching import Update
 from nmt.runtime import files
 from nmt.training import checkpoints
+from nmt.training.batches import Batch, BatchMaker
 from nmt.training.learner import Learner
-from nmt.training.microbatches import Batch
 from nmt.training.validation import Validation
 
 # where a process can die: between updates, in the write of a checkpoint, in validation
@@ -75,11 +75,11 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: st
 
 def poison(pair: int, factor: float) -> None:
     """Multiply the loss of every batch that holds the pair by `factor`, in this process."""
-    original, make = Learner.losses, Learner._make_batch
+    original, make = Learner.losses, BatchMaker.make_micro_batch
     poisonous: list[Batch] = []
 
-    def watching(learner: Learner, rows: Rows, *epoch: int) -> Batch:
-        batch = make(learner, rows, *epoch)
+    def watching(batch_maker: BatchMaker, rows: Rows, draw: int = 0) -> Batch:
+        batch = make(batch_maker, rows, draw)
         if pair in rows.tolist():
             poisonous.append(batch)
         return batch
@@ -88,7 +88,7 @@ def poison(pair: int, factor: float) -> None:
         loss, nll = original(learner, batch)
         return (loss * factor, nll) if any(batch is other for other in poisonous) else (loss, nll)
 
-    Learner._make_batch = watching  # type: ignore[method-assign]
+    BatchMaker.make_micro_batch = watching  # type: ignore[method-assign]
     Learner.losses = poisoned  # type: ignore[method-assign]
 
 

@@ -28,6 +28,7 @@ from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.runtime.metadata import to_dataclass
+from nmt.training import checkpoints
 from nmt.training.checkpoints import Saver, TrainerState, load_newest
 from nmt.training.learner import Learner
 from nmt.training.metrics import RunLog
@@ -64,8 +65,8 @@ def before_save(action: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -
 
 def test_a_state_holds_the_operations_of_a_run_of_months() -> None:
     assert to_dataclass(TrainerState, {"flops": 3e20}, Path()).flops == 3e20
-    with pytest.raises(Exception, match="update is 9223372036854775808, must be below"):
-        to_dataclass(TrainerState, {"update": 1 << 63}, Path())
+    with pytest.raises(Exception, match="num_updates is 9223372036854775808, must be below"):
+        to_dataclass(TrainerState, {"num_updates": 1 << 63}, Path())
 
 
 # --- writes that fail
@@ -306,7 +307,7 @@ def test_saving_does_not_hold_up_training(
     whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    save, update = checkpoint.save_model, Learner.update
+    save, update = checkpoints.save_model, Learner.update
 
     def slow_save(*arguments: Any, **named: Any) -> None:
         deadline = time.monotonic() + 30  # a disk so slow that four updates are done meanwhile
@@ -319,7 +320,7 @@ def test_saving_does_not_hold_up_training(
         events.append("update")
         return update(*arguments, **named)
 
-    monkeypatch.setattr(checkpoint, "save_model", slow_save)
+    monkeypatch.setattr(checkpoints, "save_model", slow_save)
     monkeypatch.setattr(Learner, "update", noted_update)
     assert train(toy_data, tmp_path / "run", *PLAIN, "max_updates=8") == 0
     assert events[: events.index("end")].count("update") == 8
@@ -328,4 +329,4 @@ def test_saving_does_not_hold_up_training(
     one, other = (safetensors.torch.load_file(place / "model.safetensors") for place in places)
     assert all(torch.equal(one[name], other[name]) for name in one)
     states = [torch.load(place / "trainer.pt", weights_only=True) for place in places]
-    assert torch.equal(*(s["learner"]["optimizer"]["state"][0]["exp_avg"] for s in states))
+    assert torch.equal(*(s["learner"]["optimizers"][0]["state"][0]["exp_avg"] for s in states))

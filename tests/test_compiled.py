@@ -18,9 +18,9 @@ from variants import VARIANTS
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import pack
 from nmt.training import compiled
+from nmt.training.batches import make_batch
 from nmt.training.compiled import Compiler
 from nmt.training.loss import Objective
-from nmt.training.microbatches import make_batch
 
 CPU = torch.device("cpu")
 Pairs = list[tuple[list[int], list[int]]]
@@ -160,7 +160,7 @@ def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
     for _ in range(2):
         assert torch.equal(forward(*inputs), model(*inputs))
     assert caplog.messages == [
-        "compile=false, since torch.compile does not work here: no such kernel",
+        "compile=false: torch.compile does not work here: no such kernel",
         "FastTransformer.forward runs uncompiled: no such kernel",
     ]
     with pytest.raises(RuntimeError, match="no such kernel"):

@@ -20,7 +20,8 @@ from variants import VARIANTS
 from nmt.data.batch import padding_share
 from nmt.data.batching import TokenBatchSampler, Update, Updates
 from nmt.training import costs
-from nmt.training.costs import Pace, matmul_rate, measure_pace, report, training_flops
+from nmt.training.costs import matmul_rate, training_flops
+from nmt.training.dry_run import Pace, measure_pace, render_report
 from nmt.training.loss import smoothed_cross_entropy
 
 LAYERS = importlib.import_module("nmt.model.fast.layers")
@@ -111,7 +112,7 @@ def test_a_gpu_is_measured_with_no_more_logits_than_training_has(
     sizes = {"vocab_size": 256_000, "num_tokens": 25_000}
     rate = matmul_rate(torch.device("meta"), torch.bfloat16, tiny_config(), **sizes)
     assert rate == pytest.approx(1e9)
-    assert 0.9 * costs.GPU_NUMBERS < max(largest) <= costs.GPU_NUMBERS
+    assert 0.9 * costs.GPU_CHUNK_LOGITS < max(largest) <= costs.GPU_CHUNK_LOGITS
 
 
 # --- the forecast
@@ -165,7 +166,7 @@ def test_the_report_gives_plan_memory_speed_and_time() -> None:
         total = round(LENGTHS.sum() / len(updates))
         sizes = [total // 2, total // 8, 0, total - total // 2 - total // 8]
         measured = [Update([], num_tokens=n, num_src_tokens=n) for n in sizes]
-        text = report(
+        text = render_report(
             updates,
             LENGTHS,
             Pace(measured, 8.0, 8e12),

@@ -376,7 +376,7 @@ def test_whatever_metadata_holds_is_read_or_refused(data: st.DataObject) -> None
                      "tokenizer_sha256": "0", "updates": 1}),
         (DataInfo, {"format_version": 2, "splits": {"train": [{"corpus": "", "weight": 1,
                     "shards": [{"file": "a", "pairs": 1}]}]}}),
-        (TrainerState, {"update": 3, "best": [[1.0, 3]]}),
+        (TrainerState, {"num_updates": 3, "best": [{"badness": 1.0, "update": 3}]}),
     ):  # fmt: skip
         content: Any = json.loads(json.dumps(good))
         to_dataclass(kind, content, Path("x"))

@@ -26,9 +26,10 @@ from nmt.runtime.distributed import World
 from nmt.search.hypotheses import SearchTask
 from nmt.search.search import BeamSearch, length_limits, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper
+from nmt.training.batches import make_batch
+from nmt.training.build import Run, build_run
 from nmt.training.loss import Objective
-from nmt.training.microbatches import make_batch
-from nmt.training.start import Setup
+from nmt.training.preflight import try_largest_batches
 
 CPU = torch.device("cpu")
 PAIRS = [(5, 4), (9, 9), (3, 8), (12, 2), (7, 7)]
@@ -64,7 +65,7 @@ def data_dir(tokenizer: Tokenizer, tmp_path_factory: pytest.TempPathFactory) -> 
     return folder
 
 
-def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Setup:
+def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Run:
     settings = {"model": tiny_config(**SMALL)} | settings
     config = TrainConfig(
         data_dir=str(data_dir),
@@ -76,15 +77,15 @@ def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Setup:
         compile=False,
         **settings,
     )
-    return Setup(config, World(), device)
+    return build_run(config, World(), device)
 
 
-def losses(setup: Setup) -> list[float]:
+def losses(setup: Run) -> list[float]:
     """Make an update of several batches; return its loss, and that of the validation set."""
     (update,) = setup.sampler_at(0).updates(0)
     assert len(update.batches) > 2
-    learner, batches = setup.learner, setup.learner.make_batches(update)
-    outcome = learner.update(update, batches, 0.01, is_stop_asked=False)
+    learner, batches = setup.learner, setup.learner.batch_maker.make(update)
+    outcome = learner.update(update, batches, 0.01, is_stop_requested=False)
     return [outcome.loss_sum, setup.validation.loss(learner.best_model)["valid_loss"]]
 
 
@@ -101,7 +102,8 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             places = ("distributed.sum_over_ranks", "validation.loss")
             assert device.waits == {f"{at}: from the device": 1 for at in places}, name
             device.waits.clear()
-            assert setup.try_largest(setup.sampler_at(0).updates(0).pool_of(0)) == 1  # byte
+            planned = setup.sampler_at(0).updates(0).pool_of(0)
+            assert try_largest_batches(setup.learner, setup.samplers.values(), planned) == 1  # byte
             assert not device.waits, name
         # with half precision only the output layer is rounded alike
         if name != "twice":  # whose dropout is drawn by each device

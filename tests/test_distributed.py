@@ -28,7 +28,7 @@ from test_gradients import (
 from tiny import tiny_config
 from torch import Tensor
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
-from toy import make_setup, read_weights, train, write_data
+from toy import make_run, read_weights, train, write_data
 
 from nmt.checkpoint import load_info
 from nmt.config import DType
@@ -49,8 +49,8 @@ from nmt.runtime.distributed import (
     sum_over_ranks,
 )
 from nmt.training import validation
-from nmt.training.learner import Learner, Outcome
-from nmt.training.start import Setup
+from nmt.training.build import Run
+from nmt.training.learner import Learner, UpdateResult
 
 CPU = torch.device("cpu")
 LENGTHS = [(1, 1), (40, 2), (2, 45), (3, 3), (7, 1), (1, 30), (12, 12), (5, 1), (60, 60), (2, 2)]
@@ -79,11 +79,11 @@ def make_update(batches: list[list[int]]) -> Update:
 
 
 @contextmanager
-def connected(data_dir: Path, **changes: Any) -> Iterator[Setup]:
+def connected(data_dir: Path, **changes: Any) -> Iterator[Run]:
     """Set up a run on this rank, or on the only one."""
     world = find_world()
     with process_group(world, CPU, 60):
-        setup = make_setup(data_dir, data_dir / "run", world, **changes)
+        setup = make_run(data_dir, data_dir / "run", world, **changes)
         with setup.learner.connected():
             yield setup
 
@@ -113,7 +113,7 @@ def share(folder: Path, data_dir: Path) -> None:
             exchanges.clear()
             accumulate(learner, make_update(layout[world.rank]))
             found.append((gradient(learner), sum(exchanges)))
-            learner.optimizer.zero_grad()
+            learner.zero_grad()
         torch.save(found, folder / f"{world.size}-{world.rank}.pt")
         if world.size == 2:
             outcomes = [update_with(learner, fault, world.rank) for fault in FAULTS]
@@ -132,7 +132,7 @@ def shared(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def exact(data_dir: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Tensor]:
     """The gradient of all pairs by the oracle of single sentences in float64."""
-    learner = make_setup(data_dir, tmp_path_factory.mktemp("run")).learner
+    learner = make_run(data_dir, tmp_path_factory.mktemp("run")).learner
     return exact_gradient(learner, list(range(len(LENGTHS))))
 
 
@@ -153,7 +153,7 @@ def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
     data_dir: Path, tmp_path: Path
 ) -> None:
     """Without the processes, and torch's exchange, of the test before."""
-    learner = make_setup(data_dir, tmp_path).learner
+    learner = make_run(data_dir, tmp_path).learner
     without_dropout(learner)
     layouts = [(World(rank, 2), batches) for rank, batches in enumerate(LAYOUTS[2][1])]
     found = []
@@ -161,7 +161,7 @@ def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
         learner.world = world
         accumulate(learner, make_update(batches))
         found.append(gradient(learner))
-        learner.optimizer.zero_grad()
+        learner.zero_grad()
     whole, *parts = found
     assert_close({name: sum(p[name] for p in parts) / len(parts) for name in whole}, whole)
 
@@ -169,7 +169,7 @@ def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
 # --- figures and skipped updates
 
 
-def update_with(learner: Learner, fault: str, rank: int) -> tuple[Outcome, dict[str, Tensor]]:
+def update_with(learner: Learner, fault: str, rank: int) -> tuple[UpdateResult, dict[str, Tensor]]:
     """Make an update with a fault on rank 1 alone; return its figures and what it left behind."""
     original = learner.losses
     if rank == 1:
@@ -184,7 +184,7 @@ def snapshot(learner: Learner) -> dict[str, Tensor]:
     """Copy the weights, their average and Adam's moments."""
     state = {f"weight.{k}": v.clone() for k, v in learner.model.state_dict().items()}
     state |= {f"average.{k}": v.clone() for k, v in learner.best_model.state_dict().items()}
-    for i, moments in learner.optimizer.state_dict()["state"].items():
+    for i, moments in learner.optimizers[0].state_dict()["state"].items():
         state |= {f"{name}.{i}": value.clone() for name, value in moments.items()}
     return state
 
@@ -210,7 +210,7 @@ FAULTS = {
 
 
 def test_an_update_that_is_not_finite_changes_nothing(data_dir: Path, tmp_path: Path) -> None:
-    learner = make_setup(data_dir, tmp_path, ema_decay=0.5).learner
+    learner = make_run(data_dir, tmp_path, ema_decay=0.5).learner
     assert change(learner, make_update(BATCHES)).is_finite
     before, original = snapshot(learner), learner.losses
     for fault in ("loss", "gradient"):
@@ -227,15 +227,15 @@ def test_ranks_agree_on_the_figures_of_an_update_which_are_sums_over_them(
 ) -> None:
     ranks = [torch.load(shared / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
     outcomes = [outcome for outcome, _ in ranks[0]]
-    names = ("nll_sum", "gradient_norm", "num_positions", "flops", "is_stop_asked", "is_finite")
+    names = ("nll_sum", "gradient_norm", "num_positions", "flops", "is_stop_requested", "is_finite")
     for one, (other, _) in zip(outcomes, ranks[1], strict=True):
         for name in names:
             np.testing.assert_equal(getattr(one, name), getattr(other, name))
     assert [outcome.is_finite for outcome in outcomes] == [True, False, False, True]
     assert np.isfinite([outcome.loss_sum for outcome in outcomes]).tolist() == [1, 0, 1, 1]
     assert np.isfinite([outcome.gradient_norm for outcome in outcomes]).tolist() == [1, 1, 0, 1]
-    assert [outcome.is_stop_asked for outcome in outcomes] == [False, True, False, False]
-    whole = change(make_setup(data_dir, tmp_path).learner, make_update(BATCHES))
+    assert [outcome.is_stop_requested for outcome in outcomes] == [False, True, False, False]
+    whole = change(make_run(data_dir, tmp_path).learner, make_update(BATCHES))
     for name in ("loss_sum", "nll_sum", "num_positions", "flops"):
         assert getattr(outcomes[0], name) == pytest.approx(getattr(whole, name), rel=1e-6), name
     norm = torch.stack([g.norm() for g in exact.values()]).norm().item()
@@ -257,7 +257,7 @@ def test_ranks_agree_on_the_figures_of_an_update_which_are_sums_over_them(
 
 def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
     """Save the validation figures of this rank as JSON."""
-    validation._LINES_A_BATCH = 3
+    validation._BATCH_LINES = 3
     model = load_info(run_dir / "checkpoints/latest").model
     options = {"valid_bleu": True, "valid_beam_size": 2, "max_tokens": 60, "model": model}
     with connected(data_dir, **options) as setup:
@@ -270,7 +270,7 @@ def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
 def test_each_part_of_the_validation_set_is_of_one_rank(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup, losses, lines = make_setup(data_dir, tmp_path, max_tokens=60), [], list[str]()
+    setup, losses, lines = make_run(data_dir, tmp_path, max_tokens=60), [], list[str]()
     text = HeldOutText("", LanguagePair("en", "de"), list("abcdefgh"), list("abcdefgh"))
 
     def translate(sources: list[str], **_: str) -> list[str]:
@@ -278,7 +278,7 @@ def test_each_part_of_the_validation_set_is_of_one_rank(
         return sources
 
     everything = [dict(enumerate(text.sources))]  # as if from all ranks
-    monkeypatch.setattr(validation, "_LINES_A_BATCH", 2)
+    monkeypatch.setattr(validation, "_BATCH_LINES", 2)
     for world in (World(), *(World(rank, 3) for rank in range(3))):
         setup.validation.world = world
         losses.append(setup.validation.loss(setup.learner.model)["valid_loss"])
@@ -294,7 +294,7 @@ def test_each_part_of_the_validation_set_is_of_one_rank(
 def test_validation_figures_are_the_same_for_any_number_of_ranks(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(validation, "_LINES_A_BATCH", 3)  # put back at the end
+    monkeypatch.setattr(validation, "_BATCH_LINES", 3)  # put back at the end
     learnt = ["max_updates=100", "valid_bleu=false", "optimizer.schedule=inverse_sqrt"]
     learnt += ["optimizer.peak_learning_rate=0.17"]
     learnt += ["model.dropout=0", "model.norm=pre"]

@@ -43,8 +43,8 @@ from nmt.model.fast.packing import PackedMask, attend_packed, pack
 from nmt.model.fast.top import NEVER, Continuations, best_continuations, likeliest
 from nmt.model.transformer import Transformer, attend, causal_mask, padding_mask
 from nmt.runtime.manifest import write_manifest
+from nmt.training.batches import make_batch
 from nmt.training.loss import Objective
-from nmt.training.microbatches import make_batch
 
 LENGTHS = [7, 3, 5, 1]
 B, S, T, D, D_FF, LAYERS = 4, 7, 6, 16, 32, 2

@@ -14,7 +14,7 @@ from toy import (
     WORDS,
     assert_same_weights,
     command,
-    make_setup,
+    make_run,
     read_weights,
     train,
     write_corpus,
@@ -103,9 +103,9 @@ def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> N
     model = load_info(base / "run/checkpoints/latest").model
     frozen = [Part.encoder, Part.embeddings]
     how = {"model": model, "init_from": str(base / "run"), "freeze": frozen}
-    learner = make_setup(base / "data", tmp_path / "none", **how).learner
-    update = next(iter(make_setup(base / "data", tmp_path / "none").sampler_at(0).updates(0)))
-    learner.accumulate_gradient(update, learner.make_batches(update))
+    learner = make_run(base / "data", tmp_path / "none", **how).learner
+    update = next(iter(make_run(base / "data", tmp_path / "none").sampler_at(0).updates(0)))
+    learner.accumulate_gradient(update, learner.batch_maker.make(update))
     for name, parameter in learner.model.named_parameters():
         assert (parameter.grad is None) == name.startswith(("encoder_", "embedding.")), name
 

@@ -27,10 +27,10 @@ from nmt.model.fast.packing import PackedMask, attend_packed, find_flash, pack
 from nmt.runtime.distributed import World
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
+from nmt.training.batches import make_batch
+from nmt.training.build import build_run
 from nmt.training.compiled import Compiler
 from nmt.training.loss import Objective
-from nmt.training.microbatches import make_batch
-from nmt.training.start import Setup
 
 DEVICE = torch.device(os.environ.get("NMT_TEST_DEVICE", "cuda"))
 CPU = torch.device("cpu")
@@ -78,11 +78,11 @@ def update(folder: Path, device: torch.device, **settings: Any) -> tuple[float, 
     config = TrainConfig(
         model=model, max_tokens=40, tokens_per_update=200, valid_bleu=False, **own, **settings
     )
-    setup = Setup(config, World(), device)
+    setup = build_run(config, World(), device)
     learner, updates = setup.learner, setup.sampler_at(0).updates(0)
     for _ in range(2):
-        batches = learner.make_batches(updates[0])
-        outcome = learner.update(updates[0], batches, 0.001, is_stop_asked=False)
+        batches = learner.batch_maker.make(updates[0])
+        outcome = learner.update(updates[0], batches, 0.001, is_stop_requested=False)
     return outcome.loss_sum, {name: x.cpu() for name, x in learner.weights().items()}
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from tiny import assert_near, hidden_states, plain, tiny_config
 from torch import Tensor
-from toy import make_setup, write_data
+from toy import make_run, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig
 from nmt.data.batch import MICRO_BATCH_TOKENS
@@ -25,9 +25,9 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.model.fast.layers import FastLinear
 from nmt.training.checkpoints import TrainerState
-from nmt.training.learner import Learner, Outcome
-from nmt.training.loss import softmax_of_two
-from nmt.training.train import TrainingRun
+from nmt.training.learner import Learner, UpdateResult
+from nmt.training.loss import r_drop_loss
+from nmt.training.train import Trainer
 
 LAYERS = importlib.import_module("nmt.model.fast.layers")
 
@@ -57,20 +57,22 @@ def make_update(batches: list[Any]) -> Update:
 
 def accumulate(learner: Learner, update: Update) -> Tensor:
     """Add up the gradient of an update."""
-    return learner.accumulate_gradient(update, learner.make_batches(update))
+    return learner.accumulate_gradient(update, learner.batch_maker.make(update))
 
 
-def change(learner: Learner, update: Update, rate: float = 0.01, *, stop: bool = False) -> Outcome:
+def change(
+    learner: Learner, update: Update, rate: float = 0.01, *, stop: bool = False
+) -> UpdateResult:
     """Make an update."""
-    return learner.update(update, learner.make_batches(update), rate, is_stop_asked=stop)
+    return learner.update(update, learner.batch_maker.make(update), rate, is_stop_requested=stop)
 
 
 def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the pairs by the oracle."""
-    model, tokenizer = plain(learner.model).double().eval(), learner.tokenizer
+    model, tokenizer = plain(learner.model).double().eval(), learner.batch_maker.tokenizer
     total: Any = 0.0
     num_tokens = 0
-    for src, tgt in (learner.data[row] for row in rows):
+    for src, tgt in (learner.batch_maker.data[row] for row in rows):
         source = torch.tensor([[*src.tolist(), tokenizer.eos_id]])
         tgt_in = torch.tensor([[tokenizer.bos_id, *tgt.tolist()]])
         tgt_out = torch.tensor([*tgt.tolist(), tokenizer.eos_id])
@@ -109,16 +111,16 @@ def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
 def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    learner = make_setup(data_dir, tmp_path).learner
+    learner = make_run(data_dir, tmp_path).learner
     exact, sums = exact_gradient(learner, list(range(10))), []
     for name, cut in CUTS.items():
         for most in (MICRO_BATCH_TOKENS, 40):  # the first is more than all pairs have
-            monkeypatch.setattr("nmt.training.learner.MICRO_BATCH_TOKENS", most)
+            monkeypatch.setattr("nmt.training.batches.MICRO_BATCH_TOKENS", most)
             sums.append(accumulate(learner, make_update(cut)))
             assert len(sums[-1]) == len(cut), name
             assert_close(gradient(learner), exact)
             assert_near(sums[-1].sum(0), sums[0].sum(0), (name, most))
-            learner.optimizer.zero_grad()
+            learner.zero_grad()
 
 
 def test_the_state_of_every_optimizer_fits_its_model_and_that_of_another_is_refused(
@@ -126,9 +128,7 @@ def test_the_state_of_every_optimizer_fits_its_model_and_that_of_another_is_refu
 ) -> None:
     for name in Optimizer:
         learners = [
-            make_setup(
-                data_dir, tmp_path, optimizer=OptimizerConfig(name=name), model=model
-            ).learner
+            make_run(data_dir, tmp_path, optimizer=OptimizerConfig(name=name), model=model).learner
             for model in (tiny_config(), tiny_config(d_ff=24))
         ]
         for learner in learners:
@@ -143,21 +143,21 @@ def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(
     data_dir: Path, tmp_path: Path
 ) -> None:
     dropping = {"r_drop": 3.0, "model": tiny_config(dropout=0.3)}
-    learner = make_setup(data_dir, tmp_path, **dropping).learner
+    learner = make_run(data_dir, tmp_path, **dropping).learner
     update, seed = make_update(CUTS["unequal"]), torch.manual_seed
     losses = [(seed(i), float(accumulate(learner, update).sum(0)[0]))[1] for i in (1, 2, 1)]
     assert losses[0] == losses[2] != losses[1]  # reproducible
-    learner.objective.softmax = softmax_of_two(0.0)
+    learner.objective.softmax_loss = r_drop_loss(0.0)
     seed(1)
     assert losses[0] > float(accumulate(learner, update).sum(0)[0]) + 1  # the passes differ
     without_dropout(learner)
     exact = exact_gradient(learner, list(range(10)))
-    learner.objective.softmax = softmax_of_two(3.0)
-    learner.optimizer.zero_grad()
+    learner.objective.softmax_loss = r_drop_loss(3.0)
+    learner.zero_grad()
     assert float(accumulate(learner, update).sum(0)[0]) > 0
     assert_close(gradient(learner), exact)
     num_passes = [
-        change(one, update).flops for one in (learner, make_setup(data_dir, tmp_path).learner)
+        change(one, update).flops for one in (learner, make_run(data_dir, tmp_path).learner)
     ]
     assert num_passes[0] == 2 * num_passes[1]
 
@@ -166,7 +166,7 @@ def test_an_update_reports_the_norm_before_clipping_and_leaves_no_gradient_behin
     data_dir: Path, tmp_path: Path
 ) -> None:
     clipped = OptimizerConfig(max_grad_norm=1e-3)
-    learner = make_setup(data_dir, tmp_path, optimizer=clipped).learner
+    learner = make_run(data_dir, tmp_path, optimizer=clipped).learner
     exact = exact_gradient(learner, list(range(10)))
     updates = [change(learner, make_update(CUTS["two"]), 0.0) for _ in range(2)]
     assert gradient(learner) == {}
@@ -178,13 +178,13 @@ def test_an_update_reports_the_norm_before_clipping_and_leaves_no_gradient_behin
 
 def test_an_update_steps_with_the_rate_of_its_number(data_dir: Path, tmp_path: Path) -> None:
     optimizer = OptimizerConfig(warmup_steps=4)
-    setup = make_setup(data_dir, tmp_path, optimizer=optimizer)
+    setup = make_run(data_dir, tmp_path, optimizer=optimizer)
     rates = []
     for update in range(3):
-        run = TrainingRun(setup, TrainerState(update=update), stop=[])
+        run = Trainer(setup, TrainerState(num_updates=update), signals=[])
         work = make_update([range(10)])
-        run.update(work, setup.learner.make_batches(work))
-        rates.append(setup.learner.optimizer.param_groups[0]["lr"])
+        run.train_update(work, setup.learner.batch_maker.make(work))
+        rates.append(setup.learner.optimizers[0].param_groups[0]["lr"])
         run.log.close()
     peak = (16 * 4) ** -0.5
     assert rates == pytest.approx([peak / 4, peak / 2, peak * 3 / 4])
@@ -195,13 +195,13 @@ def test_an_update_steps_with_the_rate_of_its_number(data_dir: Path, tmp_path: P
 
 def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path: Path) -> None:
     for dtype, rounding in ((DType.bfloat16, 2.0**-8), (DType.float16, 2.0**-11)):
-        learner = make_setup(data_dir, tmp_path, dtype=dtype).learner
+        learner = make_run(data_dir, tmp_path, dtype=dtype).learner
         for parameter in learner.model.parameters():
             assert parameter.dtype is torch.float32
         # one token of a million: without a scale most gradients would be 0 in float16
         update = replace(make_update(CUTS["unequal"]), num_tokens=10**6)
         accumulate(learner, update)
-        learner.scaler.unscale_(learner.optimizer)
+        learner.scaler.unscale_(learner.optimizers[0])
         num_tokens = sum(tgt for _, tgt in LENGTHS)
         for name, exact in exact_gradient(learner, list(range(10))).items():
             wanted = exact * (num_tokens / 10**6)
@@ -218,7 +218,7 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
 ) -> None:
     monkeypatch.setattr(LAYERS, "_REORDERED", reordered)
     learner, update = (
-        make_setup(data_dir, tmp_path, dtype=DType.bfloat16).learner,
+        make_run(data_dir, tmp_path, dtype=DType.bfloat16).learner,
         make_update(CUTS["two"]),
     )
     layers = [m for m in learner.model.modules() if isinstance(m, FastLinear)]
@@ -235,10 +235,10 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     assert len(before) == len(after) == 2 * (len(layers) + 2)  # attention across has two blocks
     assert all(copy.is_mkldnn == (copy.numel() >= reordered) for copy in after)
     assert not any(one is other for one, other in zip(before, after, strict=True))
-    learner.optimizer.zero_grad()
+    learner.zero_grad()
     accumulate(learner, update)
     assert all(one is other for one, other in zip(after, kept(), strict=True))
-    learner.optimizer.zero_grad()
+    learner.zero_grad()
     for layer in layers:
         layer.rounded = {}
     accumulate(learner, update)
@@ -246,8 +246,8 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
 
 
 def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> None:
-    halves = make_setup(data_dir, tmp_path, dtype=DType.float16).learner
-    full = make_setup(data_dir, tmp_path).learner
+    halves = make_run(data_dir, tmp_path, dtype=DType.float16).learner
+    full = make_run(data_dir, tmp_path).learner
     update = make_update(CUTS["two"])
     change(halves, update)
     for learner, other in ((halves, full), (full, halves), (halves, halves)):

@@ -23,7 +23,7 @@ from nmt.data.binary import ParallelData
 from nmt.training import checks
 from nmt.training.checks import SpikeDetector, describe_batches
 from nmt.training.learner import Learner
-from nmt.training.optimizer import learning_rate
+from nmt.training.schedule import learning_rate
 
 PAIR = 17  # of the training set, as good as any
 PLAIN = ["valid_bleu=false", "validate_every_updates=100", "max_updates=20", "log_every_updates=1"]
@@ -116,7 +116,7 @@ def test_a_left_out_update_changes_nothing(
     def noting(learner: Learner, *arguments: Any, **named: Any) -> Any:
         outcome = original(learner, *arguments, **named)
         if not outcome.is_finite:
-            learners.append(copy.deepcopy((learner.best_model, learner.optimizer)))
+            learners.append(copy.deepcopy((learner.best_model, learner.optimizers[0])))
         return outcome
 
     poisoned(PAIR, float("inf"))
@@ -214,7 +214,7 @@ def test_a_spike_stands_out_of_the_losses_before_it() -> None:
 def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, poisoned: Any
 ) -> None:
-    monkeypatch.setattr(checks, "_WINDOW", 5)
+    monkeypatch.setattr(checks, "_NUM_COMPARED", 5)
     poisoned(PAIR, 30.0)
     assert train(toy_data, tmp_path / "run", *PLAIN) == 0
     updates = plan(toy_data, 3)

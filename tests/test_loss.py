@@ -14,7 +14,7 @@ from nmt.training.loss import smoothed_cross_entropy
 
 NUM_WORDS, WIDTH = 11, 6
 EPSILONS = [0.0, 0.1, 0.5]
-SOFTMAXES = [loss.softmax_in_place, loss.softmax_at_once]
+SOFTMAXES = [loss.softmax_loss_in_place, loss.softmax_loss_for_compiler]
 HALVES = [torch.bfloat16, torch.float16]
 ROUNDING = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11}  # of one operand
 
@@ -45,10 +45,10 @@ def example(count: int = 12) -> tuple[Tensor, Tensor, Tensor]:
 
 def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatch) -> None:
     for smoothing, chunk, softmax in itertools.product(EPSILONS, (512, 4, 1), SOFTMAXES):
-        monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
+        monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
         hidden, weight, targets = example()
         exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-        options = {"smoothing": smoothing, "softmax": softmax}
+        options = {"smoothing": smoothing, "softmax_loss": softmax}
         found = smoothed_cross_entropy(hidden, weight, targets, **options)
         expected = by_definition(exact[0], exact[1], targets, smoothing)
         for ours, theirs in zip(found, expected, strict=True):
@@ -62,11 +62,11 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
 
 def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for smoothing, alpha, chunk in itertools.product((0.0, 0.1), (0.5, 5.0), (512, 4, 2)):
-        monkeypatch.setattr(loss, "_ROWS_A_CHUNK", chunk)
+        monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
         hidden, weight, targets = example()
         wanted = targets[:6].repeat_interleave(2)
         exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
-        options = {"smoothing": smoothing, "softmax": loss.softmax_of_two(alpha)}
+        options = {"smoothing": smoothing, "softmax_loss": loss.r_drop_loss(alpha)}
         found = smoothed_cross_entropy(hidden, weight, wanted, **options)
         expected, nll = by_definition(exact[0], exact[1], wanted, smoothing)
         one, other = ((exact[0][i::2] @ exact[1].T).log_softmax(-1) for i in (0, 1))
@@ -111,7 +111,9 @@ def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary() -> None:
     seldom[targets] = False  # rows whose gradient is made of tiny probabilities alone
     for dtype, softmax in itertools.product([torch.float32, *HALVES], SOFTMAXES):
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
-            sums = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1, softmax=softmax)
+            sums = smoothed_cross_entropy(
+                hidden, weight, targets, smoothing=0.1, softmax_loss=softmax
+            )
         assert sums[0].dtype is sums[1].dtype is torch.float32
         assert abs(sums[0].item() / expected.item() - 1) < 1e-4, dtype
         found = torch.autograd.grad(sums[0], (hidden, weight))
@@ -126,7 +128,7 @@ def test_the_gradient_of_the_output_layer_is_summed_in_float32(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """A sum in half precision stops growing after a few hundred equal terms."""
-    monkeypatch.setattr(loss, "_ROWS_A_CHUNK", 1)
+    monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", 1)
     torch.manual_seed(0)
     hidden, weight = torch.randn(1, 6).expand(1000, 6), torch.randn(11, 6).requires_grad_()
     targets = torch.full((1000,), 5)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from folders import write_folder
 from tiny import tiny_config
-from toy import assert_same_weights, make_setup, read_records, train
+from toy import assert_same_weights, make_run, read_records, train
 
 from nmt.config import StageConfig, TrainConfig
 from nmt.data import batching, mixing
@@ -22,8 +22,9 @@ from nmt.data.mixing import CorpusRange, make_mix, pairs_an_epoch
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.runtime.distributed import World
+from nmt.training.batches import BatchMaker
+from nmt.training.build import build_run
 from nmt.training.learner import Learner
-from nmt.training.start import Setup
 
 SIZES = {"a": 30, "b": 7, "c": 100}
 
@@ -170,10 +171,10 @@ def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: dict[int, list[set[tuple[int, ...]]]] = {}
-    original = Learner.make_batches
+    original = BatchMaker.make
 
-    def watching(learner: Learner, update: Any, *place: int) -> Any:
-        batches = original(learner, update, *place)
+    def watching(batch_maker: BatchMaker, update: Any, *place: int) -> Any:
+        batches = original(batch_maker, update, *place)
         sources: dict[int, set[tuple[int, ...]]] = {}
         for rows, some in zip(update.batches, batches, strict=True):
             ids = [one.src[: one.num_src_tokens].numpy() for one in some]
@@ -185,7 +186,7 @@ def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
             seen.setdefault(row, []).append(found)
         return batches
 
-    monkeypatch.setattr(Learner, "make_batches", watching)
+    monkeypatch.setattr(BatchMaker, "make", watching)
     mix = ["mix.a=4", "mix.b=0", "mix.c=0", "noise.mask=0.5", "max_updates=5"]  # less than an epoch
     assert train(data_dir, data_dir / "run", *RUN, *mix) == 0
     again = [found for found in seen.values() if len(found) > 1]
@@ -261,7 +262,7 @@ def test_a_stage_begins_a_new_epoch_wherever_the_run_is_cut(data_dir: Path) -> N
 def test_the_data_of_a_stage_does_not_depend_on_the_ranks(data_dir: Path) -> None:
     stages = {"x": StageConfig(start=3, mix={"a": 0.5})}
     whole, *parts = (
-        make_setup(data_dir, data_dir / "none", World(rank, size), stages=stages)
+        make_run(data_dir, data_dir / "none", World(rank, size), stages=stages)
         for rank, size in ((0, 1), (0, 2), (1, 2))
     )
     for update, epoch in ((0, 0), (2, 1), (3, 2), (9, 5)):
@@ -282,7 +283,7 @@ def test_only_the_first_rank_warns_of_what_all_know(
     )
     for rank, count in ((0, 1), (1, 0)):
         caplog.clear()
-        Setup(config, World(rank=rank, size=2), torch.device("cpu"))
+        build_run(config, World(rank=rank, size=2), torch.device("cpu"))
         assert caplog.text.count("the learning rate still rises") == count
 
 
@@ -291,7 +292,7 @@ def test_stages_that_cannot_be_are_one_line(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=2") == 0
-    warning = "the last of stages begins after update 7; max_updates=2 ends the run before"
+    warning = "the last stage begins after update 7, but the run ends after max_updates=2"
     err = capsys.readouterr().err
     assert warning in err
     assert "the learning rate still rises after max_updates=2" in err

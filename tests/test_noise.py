@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, make_setup, read_records, train, write_data
+from toy import assert_same_weights, make_run, read_records, train, write_data
 
 from nmt.config import NoiseConfig, TrainConfig
 from nmt.data.batching import Update
@@ -114,10 +114,10 @@ def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
     data_dir: Path, tmp_path: Path
 ) -> None:
     def read(cut: list[Any], epoch: int, seed: int = 1) -> list[list[list[int]]]:
-        learner = make_setup(data_dir, tmp_path, noise=NoiseConfig(**NOISE), seed=seed).learner
+        learner = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE), seed=seed).learner
         update = Update([np.array(rows) for rows in cut], 1, 1)
         pairs = []
-        for batch in (one for some in learner.make_batches(update, epoch) for one in some):
+        for batch in (one for some in learner.batch_maker.make(update, epoch) for one in some):
             ends = batch.lengths.cumsum(axis=0)[:-1]
             src = np.split(batch.src[: batch.num_src_tokens].numpy(), ends[:, 0])
             tgt_in = np.split(batch.tgt_in[: batch.num_tokens].numpy(), ends[:, 1])
@@ -129,8 +129,8 @@ def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
     whole = read([range(40)], 3)
     assert read([range(13), range(13, 40)], 3) == whole
     assert all(read([range(40)], *other) != whole for other in ((4,), (3, 2)))
-    setup = make_setup(data_dir, tmp_path)
-    tokenizer, data = setup.tokenizer.src, setup.learner.data
+    setup = make_run(data_dir, tmp_path)
+    tokenizer, data = setup.tokenizer.src, setup.learner.batch_maker.data
     make = TokenNoise(NoiseConfig(**NOISE), 1, tokenizer, [])
     for row, (src, tgt_in, tgt_out) in enumerate(whole):
         noisy, inputs = make(*data[row], 3, row)
@@ -140,11 +140,11 @@ def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
 
 
 def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_path: Path) -> None:
-    learner = make_setup(data_dir, tmp_path, noise=NoiseConfig(drop=0.3)).learner
-    planned = learner.lengths[:40].sum(0)
+    learner = make_run(data_dir, tmp_path, noise=NoiseConfig(drop=0.3)).learner
+    planned = learner.batch_maker.lengths[:40].sum(0)
     update = Update([np.arange(25), np.arange(25, 40)], *map(int, planned[::-1]))
-    batches = learner.make_batches(update, 2)
-    outcome = learner.update(update, batches, 0.0, is_stop_asked=False)
+    batches = learner.batch_maker.make(update, 2)
+    outcome = learner.update(update, batches, 0.0, is_stop_requested=False)
     real = sum(one.num_src_tokens for some in batches for one in some)
     assert (outcome.num_src_tokens, outcome.num_tokens) == (real, planned[1])
     assert real < 0.85 * planned[0]
@@ -162,8 +162,7 @@ def test_runs_with_noise_resume_exactly_and_validate_without_it(
     assert train(data_dir, tmp_path / "whole", *same[1:], "max_updates=9") == 2
     assert "noise.drop was 0.2, is 0.0" in capsys.readouterr().err
     noisy, clean = (
-        make_setup(data_dir, tmp_path, noise=noise)
-        for noise in (NoiseConfig(**NOISE), NoiseConfig())
+        make_run(data_dir, tmp_path, noise=noise) for noise in (NoiseConfig(**NOISE), NoiseConfig())
     )
     clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
     losses = [setup.validation.loss(setup.learner.model) for setup in (noisy, clean)]

@@ -24,8 +24,8 @@ from nmt.config import (
 )
 from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
-from nmt.training import optimizer as optim
-from nmt.training.optimizer import WeightAverage, learning_rate, peak_learning_rate
+from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizers
+from nmt.training.schedule import learning_rate, peak_learning_rate
 
 ADAMW, INVERSE_SQRT, COSINE = Optimizer.adamw, Schedule.inverse_sqrt, Schedule.cosine
 MUON, ADAFACTOR = Optimizer.muon, Optimizer.adafactor
@@ -174,7 +174,7 @@ def check_steps(device: str) -> None:
         gradients = {
             name: [torch.randn_like(p) * 10**-i for i in range(6)] for name, p in start.items()
         }
-        optimizer = optim.make_optimizer(model, settings)
+        (optimizer,) = make_optimizers(model, settings)
         for i in range(6):
             for name, parameter in model.named_parameters():
                 parameter.grad = gradients[name][i].clone()
@@ -193,7 +193,8 @@ def check_steps(device: str) -> None:
 def test_steps_equal_the_papers_algorithm_by_hand() -> None:
     check_steps("cpu")
     # the settings of the paper
-    group = optim.make_optimizer(nn.Linear(2, 2), OptimizerConfig()).param_groups[0]
+    (optimizer,) = make_optimizers(nn.Linear(2, 2), OptimizerConfig())
+    group = optimizer.param_groups[0]
     assert (*group["betas"], group["eps"]) == (0.9, 0.98, 1e-9)
     assert (group["weight_decay"], group["fused"]) == (0, True)
 
@@ -209,16 +210,16 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
     start = {name: p.detach().clone() for name, p in model.named_parameters()}
     draw = torch.Generator().manual_seed(0)
     gradients = {n: [torch.randn(p.shape, generator=draw) for _ in "123"] for n, p in start.items()}
-    optimizer = optim.make_optimizer(model, settings)
+    optimizers = make_optimizers(model, settings)
     for i in range(3):
         for name, parameter in model.named_parameters():
             parameter.grad = gradients[name][i].clone()
-        for group in optimizer.param_groups:
-            group["lr"] = 0.01 * (i + 1)
-        optimizer.step()
-        state = copy.deepcopy(optimizer.state_dict())  # goes on from what was saved
-        optimizer = optim.make_optimizer(model, settings)
-        optimizer.load_state_dict(state)
+        for optimizer, resumed in zip(optimizers, make_optimizers(model, settings), strict=True):
+            for group in optimizer.param_groups:
+                group["lr"] = 0.01 * (i + 1)
+            optimizer.step()
+            resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+            optimizers[optimizers.index(optimizer)] = resumed
     for name, found in model.named_parameters():
         decay = settings.weight_decay if found.dim() == 2 else 0.0
         expected = adam_by_hand(start[name], gradients[name], settings, decay)
@@ -234,7 +235,7 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     model = tiny_model()
     names = {id(p): name for name, p in model.named_parameters()}
-    optimizer = optim.make_optimizer(model, OptimizerConfig(name=ADAMW, weight_decay=0.1))
+    (optimizer,) = make_optimizers(model, OptimizerConfig(name=ADAMW, weight_decay=0.1))
     groups = {group["weight_decay"]: group["params"] for group in optimizer.param_groups}
     decaying, others = ([names[id(p)] for p in groups[decay]] for decay in (0.1, 0.0))
     assert all(name.endswith(".weight") and "norm" not in name for name in decaying)
@@ -247,7 +248,7 @@ def test_gradients_are_clipped_to_the_norm_and_the_old_norm_returned() -> None:
     for max_norm, factor in ((0.0, 1.0), (100.0, 1.0), (2.5, 0.25)):
         model = nn.Linear(2, 1, bias=False)
         model.weight.grad = torch.tensor([[6.0, 8.0]])
-        assert float(optim.clip_gradient(model, max_norm)) == pytest.approx(10.0)
+        assert float(clip_gradient(model, max_norm)) == pytest.approx(10.0)
         assert_near(model.weight.grad, torch.tensor([[6.0, 8.0]]) * factor, max_norm)
 
 

@@ -22,16 +22,17 @@ from nmt.data.batch import bucket
 from nmt.errors import ConfigError
 from nmt.model.transformer import Transformer
 from nmt.runtime.distributed import World
-from nmt.training import checks, learner
-from nmt.training.checks import (
-    _most_tokens,
+from nmt.training import build
+from nmt.training import preflight as preflights
+from nmt.training.costs import peak_memory_bytes
+from nmt.training.loss import smoothed_cross_entropy
+from nmt.training.preflight import (
+    _search_max_tokens,
     check_model_fits,
     is_out_of_memory,
     largest_batches,
     preflight,
 )
-from nmt.training.costs import peak_memory_bytes
-from nmt.training.loss import smoothed_cross_entropy
 
 CPU = torch.device("cpu")
 REMEDY = "buy some"
@@ -72,7 +73,7 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
 
     ballast = sum(2 * 4 * weight.numel() for weight in model.parameters())
     with pytest.raises(ConfigError) as info:
-        preflight(run, lengths, max_tokens, device=CPU, ballast_bytes=ballast, remedy=REMEDY)
+        preflight(run, lengths, max_tokens, device=CPU, reserved_bytes=ballast, remedy=REMEDY)
     message = str(info.value)
     advised = int(message.split("max_tokens=")[2].split(",")[0])
     batches = bucket(lengths, advised, np.random.default_rng(1).permutation(len(lengths)))
@@ -112,7 +113,7 @@ def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
     before = [weight.detach().clone() for weight in model.parameters()]
     held = peak_memory_bytes(CPU)
     # `held` is more than ever was free below the peak
-    options = {"device": CPU, "ballast_bytes": held, "remedy": REMEDY}
+    options = {"device": CPU, "reserved_bytes": held, "remedy": REMEDY}
     peak = preflight(lambda rows: run_batch(model, lengths, rows), lengths, 200, **options)
     assert peak > 1.2 * held
     assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
@@ -144,7 +145,7 @@ def test_shortage_of_memory_differs_from_other_errors() -> None:
     ]
     for run, kind, message in cases:
         with pytest.raises(kind, match=message):
-            preflight(run, draw_lengths(9, 9), 50, device=CPU, ballast_bytes=0, remedy=REMEDY)
+            preflight(run, draw_lengths(9, 9), 50, device=CPU, reserved_bytes=0, remedy=REMEDY)
     assert is_out_of_memory(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2 GiB"))
     assert not is_out_of_memory(ValueError("out of memory"))
 
@@ -167,14 +168,14 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
     for settings, num_ranks, times in cases:
         config = TrainConfig(**paths, **settings)
         for there, is_enough in ((int(times * weights), True), (int(times * weights) - 1, False)):
-            monkeypatch.setattr(checks, "device_memory_bytes", lambda _, there=there: there)
+            monkeypatch.setattr(preflights, "device_memory_bytes", lambda _, there=there: there)
             if is_enough:
                 check_model_fits(model, config, CPU, num_ranks)
                 continue
             with pytest.raises(ConfigError, match="use a smaller model") as info:
                 check_model_fits(model, config, CPU, num_ranks)
             assert ("sharding=full" in str(info.value)) == (times > 1), settings
-    monkeypatch.setattr(checks, "device_memory_bytes", lambda _: weights)
+    monkeypatch.setattr(preflights, "device_memory_bytes", lambda _: weights)
     with pytest.raises(ConfigError, match="set sharding=full on 5 devices"):  # 4 / 0.9
         check_model_fits(model, TrainConfig(**paths), CPU, 1)
 
@@ -188,19 +189,18 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
         places.append(torch.empty(0).device.type)
         return Transformer(*sizes, **named)
 
-    monkeypatch.setattr(learner, "Transformer", make)
-    monkeypatch.setattr(checks, "device_memory_bytes", lambda _: 1)
-    data: Any = SimpleNamespace(lengths=None)
+    monkeypatch.setattr(build, "Transformer", make)
+    monkeypatch.setattr(preflights, "device_memory_bytes", lambda _: 1)
     tokenizer: Any = SimpleNamespace(tgt=SimpleNamespace(vocab_size=9), src_vocab_size=None)
     config = TrainConfig(model=ModelConfig(d_model=8, num_heads=2))
     with pytest.raises(ConfigError, match="use a smaller model"):
-        learner.Learner(config, data, tokenizer, World(), CPU)
+        build.make_model(config, tokenizer, World(), CPU)
     assert places == ["meta"]
 
 
 def test_what_is_advised_fits_and_is_near_the_most_that_does() -> None:
     for most in range(8, 4096, 31):
-        advised = _most_tokens(lambda tokens, most=most: tokens <= most, 8, 4096)
+        advised = _search_max_tokens(lambda tokens, most=most: tokens <= most, 8, 4096)
         assert advised is not None
         assert max(8, 0.8 * most - 1) <= advised <= most, most
-    assert _most_tokens(lambda _: False, 8, 4096) is None
+    assert _search_max_tokens(lambda _: False, 8, 4096) is None

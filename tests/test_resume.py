@@ -22,21 +22,14 @@ from nmt.checkpoint import load_info
 from nmt.config import ModelConfig, Part, TrainConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import DataInfo, ParallelData
-from nmt.data.mixing import make_mix
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import EXIT_STOPPED, ConfigError
 from nmt.model.transformer import Transformer
-from nmt.training import checkpoints
-from nmt.training.checkpoints import (
-    TrainerState,
-    adopt_model,
-    check_fingerprint,
-    fingerprint,
-    load_initial_weights,
-    seed_update,
-)
-from nmt.training.checks import listen
+from nmt.training.checkpoints import TrainerState, seed_update
+from nmt.training.checks import stop_signals
+from nmt.training.initial_weights import adopt_model, carry_over, load_initial_weights
+from nmt.training.run_folder import check_fingerprint, make_fingerprint
 
 SMALL = ["valid_bleu=false", "max_updates=20"]
 # dropout and accumulation are on in any case; several epochs pass
@@ -141,8 +134,8 @@ def test_another_number_of_ranks_goes_on_with_every_pair_once(
 
 
 def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
-    def draw(seed: int, epoch: int, update_in_epoch: int, rank: int) -> list[float]:
-        state = TrainerState(update=9, epoch=epoch, update_in_epoch=update_in_epoch)
+    def draw(seed: int, epoch: int, epoch_position: int, rank: int) -> list[float]:
+        state = TrainerState(num_updates=9, epoch=epoch, epoch_position=epoch_position)
         seed_update(seed, state, rank)
         return torch.rand(4).tolist()  # type: ignore[no-any-return]
 
@@ -213,7 +206,7 @@ def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130
 
 def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
     before = signal.getsignal(signal.SIGTERM)
-    with listen() as received:
+    with stop_signals() as received:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
         assert received == [signal.SIGUSR1, signal.SIGTERM]
@@ -248,21 +241,23 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
     assert "seed was 1, is 5" in last
     assert contents() == before
     # each of the others by itself
-    mix = {0: make_mix(ParallelData(toy_data, "train").corpora, {})}
+    lengths = ParallelData(toy_data, "train").lengths
+    samplers = {0: TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)}
     meta = DataInfo(2, data_sha256="a" * 64, tokenizer_sha256="b" * 64)
     config = TrainConfig()
-    saved = fingerprint(config, meta, mix)
+    saved = make_fingerprint(config, meta, samplers)
     changes: dict[str, Any] = {"max_tokens": 150, "tokens_per_update": 300, "seed": 5}
     changes |= {"label_smoothing": 0.2, "ema_decay": 0.5, "init_from": "run"}
     changes |= {"model.dropout": 0.2, "optimizer.warmup_steps": 7, "noise.mask": 0.1}
     for key, value in changes.items():
         group, _, name = key.rpartition(".")
         change = {group: replace(getattr(config, group), **{name: value})} if group else {}
-        now = fingerprint(replace(config, **change or {key: value}), meta, mix)
+        changed = replace(config, **change or {key: value})
+        now = make_fingerprint(changed, meta, samplers)
         with pytest.raises(ConfigError, match=rf"^short .* run \({key} was [^,]*, is [^,]*\);"):
             check_fingerprint("short", saved, now)
     free = replace(config, max_updates=7, keep_last=9, validate_every_updates=3)
-    check_fingerprint("short", saved, fingerprint(free, meta, mix))
+    check_fingerprint("short", saved, make_fingerprint(free, meta, samplers))
 
 
 # --- init_from
@@ -285,8 +280,8 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     die(tmp_path, "update", 9, toy_data, tmp_path / "run", *options)
     with child(tmp_path / "again", train, toy_data, tmp_path / "run", *options) as one:
         assert one.wait() == 0
-        assert re.search("go on after update [48],", one.stderr)
-        assert "begin with the weights" not in one.stderr
+        assert re.search("resuming after update [48] ", one.stderr)
+        assert "starting with the weights" not in one.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
     newest = tmp_path / "run/checkpoints/latest/config.json"
     newest.write_bytes(newest.read_bytes()[:-9])  # the one before is taken
@@ -328,7 +323,7 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     output = {"output_weight": before[embedding] + 1, "output_bias": old_rows}
     given = before | output
     wanted = fresh | {"output_weight": fresh[embedding], "output_bias": torch.zeros(new.vocab_size)}
-    carried = checkpoints._carry_over(given, old, wanted, new)
+    carried = carry_over(given, old, wanted, new)
     same = [(rows[piece], row) for row, piece in enumerate(new.all_pieces()) if piece in rows]
     assert len({there == row for there, row in same}) == 2
     for name in output:

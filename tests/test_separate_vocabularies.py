@@ -30,7 +30,7 @@ from nmt.config import (
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
-from nmt.training.microbatches import make_batch
+from nmt.training.batches import make_batch
 
 pytestmark = pytest.mark.slow
 

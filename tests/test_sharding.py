@@ -12,14 +12,14 @@ import torch.distributed as dist
 from ranks import run_ranks
 from test_gradients import CUTS, change, make_update, without_dropout
 from tiny import tiny_config
-from toy import make_setup, read_weights, write_data
+from toy import make_run, read_weights, write_data
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.runtime.distributed import find_world, process_group
 from nmt.training import train as training
-from nmt.training.checkpoints import load_state
+from nmt.training.checkpoints import load_checkpoint
 from nmt.training.learner import Learner
 
 CPU = torch.device("cpu")
@@ -72,10 +72,10 @@ def train_part(data_dir: Path, run_dir: Path, sharding: str, max_updates: int) -
 
 def content(run_dir: Path) -> dict[str, Any]:
     """Return all tensors of the newest checkpoint by name."""
-    learner = load_state(run_dir / "checkpoints/latest")["learner"]
+    learner = load_checkpoint(run_dir / "checkpoints/latest").learner
     found = {f"average.{name}": value for name, value in read_weights(run_dir).items()}
     found |= {f"trained.{name}": value for name, value in learner["trained"].items()}
-    for number, moments in learner["optimizer"]["state"].items():
+    for number, moments in learner["optimizers"][0]["state"].items():
         found |= {f"{number}.{name}": value for name, value in moments.items()}
     return found
 
@@ -98,20 +98,18 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
     settings = {"model": tiny_config(num_heads=2), "optimizer": OptimizerConfig(eps=1e-4)}
     for sharding in Sharding:
         torch.manual_seed(1)
-        learner = make_setup(
-            data_dir, tmp_path, sharding=sharding, ema_decay=0.9, **settings
-        ).learner
+        learner = make_run(data_dir, tmp_path, sharding=sharding, ema_decay=0.9, **settings).learner
         without_dropout(learner)
         change(learner, update)
         if sharding is Sharding.full:
-            given = (learner.objective, learner.optimizer, learner.average, CPU)
+            given = (learner.objective, learner.optimizers[0], learner.average, CPU)
             learner.sharded = Sharded(*given, world_size=1)
             # another rank has three batches more
             monkeypatch.setattr("nmt.training.learner.gather", lambda count: [count, count + 3])
         learner.objective.register_forward_hook(lambda *_: passes.append(1))
         change(learner, update)
         state: Any = [learner.state_dict(), learner.weights()]
-        found.append(learner.sharded.gather(state, keeps=True) if learner.sharded else state)
+        found.append(learner.sharded.gather(state, should_keep=True) if learner.sharded else state)
     assert len(passes) == 2 * 3 + 3
     torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=0)
 

@@ -16,7 +16,7 @@ from ranks import child
 from sentencepiece import SentencePieceTrainer
 from test_gradients import exact_gradient
 from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, command, make_setup, train, write_corpus
+from toy import assert_same_weights, command, make_run, train, write_corpus
 
 from nmt.config import TokenizerType
 from nmt.data.batching import Update
@@ -112,9 +112,9 @@ def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
     data_dir: Path, tmp_path: Path
 ) -> None:
     def draw(cut: list[Any], epoch: int, seed: int = 1) -> list[list[int]]:
-        learner = make_setup(data_dir, tmp_path, subword_sampling=0.2, seed=seed).learner
+        learner = make_run(data_dir, tmp_path, subword_sampling=0.2, seed=seed).learner
         update = Update([np.array(rows) for rows in cut], 1, 1)
-        batches = [one for batch in learner.make_batches(update, epoch) for one in batch]
+        batches = [one for batch in learner.batch_maker.make(update, epoch) for one in batch]
         ends = [(one.src[: one.num_src_tokens].tolist(), one.lengths[:, 0]) for one in batches]
         cuts = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in ends]
         return [part.tolist() for batch in cuts for part in batch]
@@ -122,25 +122,28 @@ def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
     whole = draw([range(20)], 3)
     assert draw([range(9), range(9, 20)], 3) == whole
     assert all(draw([range(20)], *other) != whole for other in ((4,), (3, 2)))
-    plain = make_setup(data_dir, tmp_path).learner
-    decode = plain.tokenizer.src.decode
-    assert [decode(cut[:-1]) for cut in whole] == [decode(plain.data[i][0]) for i in range(20)]
+    plain = make_run(data_dir, tmp_path).learner
+    decode = plain.batch_maker.tokenizer.src.decode
+    data = plain.batch_maker.data
+    assert [decode(cut[:-1]) for cut in whole] == [decode(data[i][0]) for i in range(20)]
 
 
 def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     data_dir: Path, tmp_path: Path
 ) -> None:
-    learner = make_setup(data_dir, tmp_path, subword_sampling=0.3).learner
-    rows, cuts = list(range(12)), learner.cuts
+    learner = make_run(data_dir, tmp_path, subword_sampling=0.3).learner
+    rows, cuts = list(range(12)), learner.batch_maker.sampling
     assert cuts is not None
-    pairs = [tuple(map(np.array, cuts(*learner.data[row], 2, row))) for row in rows]
-    planned = learner.lengths[rows].sum(0)
+    pairs = [tuple(map(np.array, cuts(*learner.batch_maker.data[row], 2, row))) for row in rows]
+    planned = learner.batch_maker.lengths[rows].sum(0)
     update = Update([np.array(rows[:5]), np.array(rows[5:])], *map(int, planned[::-1]))
-    outcome = learner.update(update, learner.make_batches(update, 2), 0.0, is_stop_asked=False)
+    outcome = learner.update(
+        update, learner.batch_maker.make(update, 2), 0.0, is_stop_requested=False
+    )
     counts = np.sum([[len(side) + 1 for side in pair] for pair in pairs], axis=0)
     assert (outcome.num_src_tokens, outcome.num_tokens) == tuple(counts)
     assert all(counts > planned)
-    learner.data = pairs  # type: ignore[assignment]  # the oracle reads the same cuts
+    learner.batch_maker.data = pairs  # type: ignore[assignment]  # the oracle reads the same cuts
     exact = exact_gradient(learner, rows)
     norm = torch.stack([g.norm() for g in exact.values()]).norm()
     assert outcome.gradient_norm == pytest.approx(float(norm), rel=1e-5)

@@ -19,7 +19,7 @@ from nmt.cli.main import main
 from nmt.config import TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.distributed import World
-from nmt.training.start import Setup
+from nmt.training.build import Run, build_run
 
 WORDS = {"red": "rot", "green": "grün", "big": "groß"}
 WORDS |= {"house": "Haus", "tree": "Baum", "sees": "sieht"}
@@ -98,7 +98,7 @@ def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]
     write_folder(folder, {"": pairs}, tokenizer.vocab_size, **meta)
 
 
-def make_setup(data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any) -> Setup:
+def make_run(data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any) -> Run:
     """Set up a run on the CPU with all weights, biases too, away from 0."""
     settings: dict[str, Any] = {
         "model": tiny_config(),
@@ -108,7 +108,7 @@ def make_setup(data_dir: Path, run_dir: Path, world: World | None = None, **chan
         "valid_bleu": False,
     }
     config = TrainConfig(data_dir=str(data_dir), run_dir=str(run_dir), **settings | changes)
-    setup = Setup(config, world or World(), torch.device("cpu"))
+    setup = build_run(config, world or World(), torch.device("cpu"))
     with torch.no_grad():
         for parameter in setup.learner.model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))

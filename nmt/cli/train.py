@@ -23,8 +23,9 @@ from nmt.runtime.distributed import (
     num_processes,
     process_group,
 )
-from nmt.training.checkpoints import adopt_model
-from nmt.training.train import dry_run, train
+from nmt.training.dry_run import dry_run
+from nmt.training.initial_weights import adopt_model
+from nmt.training.train import train
 
 log = logging.getLogger(__name__)
 

@@ -1,4 +1,4 @@
-"""torch.compile for model and loss in training, and a count of what it compiles."""
+"""torch.compile for model and loss in training, with a log line for each graph."""
 
 from __future__ import annotations
 
@@ -15,79 +15,87 @@ T = TypeVar("T")
 
 
 class Compiler:
-    """Compiles with dynamic shapes, and logs each graph; a `Packing` needs none of its own.
+    """Compiles functions for inputs of any size and logs each new graph.
 
     The environment variable TORCH_LOGS=recompiles makes torch log why it compiles again.
     """
 
     def __init__(self, *, may_fail: bool = False) -> None:
-        """With `may_fail` what cannot be compiled runs as it is, with a warning."""
-        # here, since importing it takes seconds that only a compiled run should pay
+        """With `may_fail`, a function that cannot be compiled runs uncompiled, with a warning."""
+        # imported here because it takes seconds, which only a compiled run should pay
         from torch._dynamo import callback, config, utils
         from torch.fx.experimental import _config
 
-        # N and M, equal by chance in the first batch, are not equal in all; as torch's log advises
+        # source and target sizes that are equal by chance in the first batch must stay independent
         _config.use_duck_shape = False
-        config.optimize_ddp = False  # or graphs are split by DDP's buckets, and CUDA's with them
+        config.optimize_ddp = False  # DDP would split the graph at its gradient buckets
 
-        self.seconds = self._start_seconds = 0.0
+        self.seconds = 0.0  # of compiling
+        self._start_seconds = 0.0
         self._may_fail = may_fail
         self._counters = utils.counters
-        self._logged = self.num_graphs
-        callback.on_compile_start(self._begin)
-        callback.on_compile_end(self._end)
+        self._num_logged = self.num_graphs
+        callback.on_compile_start(self._on_start)
+        callback.on_compile_end(self._on_end)
 
     @property
     def num_graphs(self) -> int:
-        """Graphs that this process has compiled; the backward pass of each is not counted."""
+        """The forward graphs that this process has compiled; each may have a backward graph too."""
         return int(self._counters["stats"]["unique_graphs"])
 
     def compile(
-        self, plain: Callable[..., T], *, dynamic: bool | None = True, replays: bool = False
+        self, function: Callable[..., T], *, dynamic: bool | None = True
     ) -> Callable[..., T]:
-        """Return `plain` compiled at its first call, again for other sizes as `dynamic` says; with
-        `replays` a GPU records its kernels once for each size, and replays them (CUDA graphs).
-        """
-        mode = "reduce-overhead" if replays else None
-        chosen: Callable[..., T] = torch.compile(plain, dynamic=dynamic, fullgraph=True, mode=mode)
-        if not self._may_fail:
-            return chosen
+        """Return `function`, to be compiled at its first call; `dynamic` as in `torch.compile`."""
+        compiled: Callable[..., T] = torch.compile(function, dynamic=dynamic, fullgraph=True)
+        return self._with_fallback(compiled, function) if self._may_fail else compiled
+
+    def _with_fallback(
+        self, compiled: Callable[..., T], function: Callable[..., T]
+    ) -> Callable[..., T]:
+        """Return `compiled`, replaced by `function` after its first failure."""
+        chosen = compiled
 
         def call(*inputs: Any) -> T:
             nonlocal chosen
             try:
                 return chosen(*inputs)
-            except Exception as error:  # of Triton, of compilers and of the many layers between
-                if chosen is plain or isinstance(error, torch.OutOfMemoryError):
+            except Exception as error:  # Triton, compilers and torch raise many types
+                if chosen is function or isinstance(error, torch.OutOfMemoryError):
                     raise
-                log.warning("%s runs uncompiled: %s", plain.__qualname__, _first_line(error))
-            chosen = plain
-            return plain(*inputs)
+                log.warning("%s runs uncompiled: %s", function.__qualname__, _first_line(error))
+            chosen = function
+            return function(*inputs)
 
         return call
 
-    def _begin(self, *_: Any) -> None:  # torch 2.6 passes nothing, later ones what is compiled
+    def _on_start(self, *_: Any) -> None:  # torch 2.6 passes nothing, later versions arguments
         self._start_seconds = time.perf_counter()
 
-    def _end(self, *_: Any) -> None:
+    def _on_end(self, *_: Any) -> None:
         self.seconds += time.perf_counter() - self._start_seconds
-        if self.num_graphs > self._logged:
-            self._logged = self.num_graphs
-            log.info("compiled graph %d; %.0f s of compiling so far", self._logged, self.seconds)
+        if self.num_graphs > self._num_logged:
+            self._num_logged = self.num_graphs
+            log.info(
+                "compiled graph %d; %.0f s of compiling so far", self._num_logged, self.seconds
+            )
 
 
 def make_compiler(choice: bool | None, device: torch.device) -> Compiler | None:
-    """Return a compiler if `choice` is True, or if it is None and a small model can be compiled on
-    the GPU `device`, which needs Triton and a C compiler.
+    """Return a compiler for the setting `compile`, or None to run uncompiled.
+
+    With `choice` None the model is compiled on a GPU if a small model can be compiled there, which
+    needs Triton and a C compiler.
     """
-    if choice is not None or device.type != "cuda":
+    if choice is not None:
         return Compiler() if choice else None
+    if device.type != "cuda":
+        return None
     layer = nn.Sequential(nn.Linear(16, 16), nn.LayerNorm(16), nn.Dropout(0.5)).to(device)
     try:
         torch.compile(layer, dynamic=True)(torch.ones(8, 16, device=device)).sum().backward()
-    except Exception as error:  # of Triton, of compilers and of the many layers between
-        reason = _first_line(error)
-        log.info("compile=false, since torch.compile does not work here: %s", reason)
+    except Exception as error:  # Triton, compilers and torch raise many types
+        log.info("compile=false: torch.compile does not work here: %s", _first_line(error))
         return None
     return Compiler(may_fail=True)
 

@@ -13,71 +13,74 @@ from typing import Any
 from nmt.config import TrainConfig
 from nmt.runtime.files import replace_file
 from nmt.runtime.metrics_log import read_metrics_log
-from nmt.training.checkpoints import TrainerState, writing
-from nmt.training.learner import Outcome
+from nmt.training.checkpoints import TrainerState
+from nmt.training.learner import UpdateResult
+from nmt.training.run_folder import run_dir_errors
 from nmt.training.trackers import Feed, installed_trackers
 
 log = logging.getLogger(__name__)
 
 
 class Meter:
-    """The updates between two lines of metrics."""
+    """Collects the updates between two lines of metrics."""
 
     def __init__(self) -> None:
         self.start_seconds = time.perf_counter()
-        self.done: list[Outcome] = []
+        self.results: list[UpdateResult] = []
 
     def record(self, flops_per_second: float) -> dict[str, Any]:
-        """Return the means since the start, in nats a target token and tokens a second; utilisation
-        is relative to `flops_per_second`, the peak throughput of all devices.
+        """Return the means since the start: nats per target token, and tokens per second.
+
+        Utilization is relative to `flops_per_second`, the peak throughput of all devices.
         """
         seconds = time.perf_counter() - self.start_seconds
-        num_tokens = sum(outcome.num_tokens for outcome in self.done)
-        real = num_tokens + sum(outcome.num_src_tokens for outcome in self.done)
-        flops = sum(outcome.flops for outcome in self.done)
+        num_tgt_tokens = sum(result.num_tokens for result in self.results)
+        num_tokens = num_tgt_tokens + sum(result.num_src_tokens for result in self.results)
+        num_positions = sum(result.num_positions for result in self.results)
+        flops = sum(result.flops for result in self.results)
         return {
-            "loss": sum(outcome.loss_sum for outcome in self.done) / num_tokens,
-            "nll": sum(outcome.nll_sum for outcome in self.done) / num_tokens,
-            "target_tokens_per_second": num_tokens / seconds,
-            "tokens_per_second": real / seconds,
-            "padding_share": 1 - real / sum(outcome.num_positions for outcome in self.done),
+            "loss": sum(result.loss_sum for result in self.results) / num_tgt_tokens,
+            "nll": sum(result.nll_sum for result in self.results) / num_tgt_tokens,
+            "target_tokens_per_second": num_tgt_tokens / seconds,
+            "tokens_per_second": num_tokens / seconds,
+            "padding_share": 1 - num_tokens / num_positions,
             "model_flops_per_second": flops / seconds,
             "model_flops_utilisation": flops / seconds / flops_per_second,
         }
 
 
 class RunLog:
-    """Writes a run's figures to files; on rank 0, elsewhere it does nothing.
+    """Writes the figures of a run to `metrics.jsonl`, one object a line, and to trackers.
 
-    `metrics.jsonl` has one object a line. A file that can no longer be written, for example on a
-    full disk, does not end the run.
+    Rank 0 writes; on other ranks all methods do nothing. A file that cannot be written any more,
+    for example on a full disk, does not end the run.
     """
 
     def __init__(
         self, run_dir: Path, state: TrainerState, config: TrainConfig, *, is_main: bool
     ) -> None:
-        """Open the log of a run that goes on from `state`; remove later lines."""
+        """Open the log of a run that continues from `state`; remove later lines."""
         trackers = installed_trackers(config.tracker)
         self.is_main = is_main
-        self.lost_validation = False
+        self.lost_validation = False  # of the newest checkpoint, which must be repeated
         if not is_main:
             return
         self._path = run_dir / "metrics.jsonl"
-        with writing(run_dir):
+        with run_dir_errors(run_dir):
             if self._path.exists():
-                self.lost_validation = _truncate(self._path, state)
+                self.lost_validation = _remove_later_records(self._path, state)
             self._file = self._path.open("ab", buffering=0)
         self._feeds = [Feed(name, run_dir) for name in trackers]
 
     def write(self, record: dict[str, Any]) -> None:
-        """Write one record to the files; it has the key `update`."""
+        """Write one record, which has the key `update`."""
         if not self.is_main:
             return
         line = _render(record)
         try:
-            place = os.fstat(self._file.fileno()).st_size
-            if self._file.write(line) < len(line):  # the disk is full now
-                self._file.truncate(place)
+            end = os.fstat(self._file.fileno()).st_size
+            if self._file.write(line) < len(line):  # the disk is full
+                self._file.truncate(end)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         except OSError as error:
             log.warning("%s: %s; this line of metrics is lost", self._path, error.strerror)
@@ -85,25 +88,24 @@ class RunLog:
             feed.notify()
 
     def close(self) -> None:
-        """Send trackers the rest."""
+        """Close the file and send the remaining records to the trackers."""
         if self.is_main:
             self._file.close()
             for feed in self._feeds:
                 feed.close()
 
 
-def _truncate(path: Path, state: TrainerState) -> bool:
-    """Remove what was logged after an update, and its validation; return whether there was one.
+def _remove_later_records(path: Path, state: TrainerState) -> bool:
+    """Remove records of updates after `state`, and of a validation after its checkpoint was saved.
 
-    A checkpoint is older than the validation of its update, which must therefore be done again,
-    unless the checkpoint says that it is validated.
+    Return whether there was such a validation, which must be repeated.
     """
-    records = [record for record in read_metrics_log(path) if record["update"] <= state.update]
-    is_validated = state.validated == state.update
+    records = [r for r in read_metrics_log(path) if r["update"] <= state.num_updates]
+    is_validated = state.validated_update == state.num_updates
     kept = [
         record
         for record in records
-        if is_validated or "valid_loss" not in record or record["update"] < state.update
+        if is_validated or "valid_loss" not in record or record["update"] < state.num_updates
     ]
     with replace_file(path) as temporary:
         temporary.write_bytes(b"".join(map(_render, kept)))

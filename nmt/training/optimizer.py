@@ -1,89 +1,82 @@
-"""What changes the weights: the learning rate schedule, the optimizer, gradient clipping, and the
-exponential moving average (EMA) kept beside them.
-"""
+"""Optimizers, gradient clipping, and the exponential moving average (EMA) of the weights."""
 
 from __future__ import annotations
 
 import copy
-import math
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import get_ema_multi_avg_fn
 
-from nmt.config import Optimizer, OptimizerConfig, Schedule, TrainConfig
+from nmt.config import Optimizer, OptimizerConfig
 from nmt.model.fast import FastTransformer
 from nmt.training.muon import Muon
 
+_LAYERS = ("encoder_layers.", "decoder_layers.")
+_FUSED_QKV = ".in_projection.weight"  # the matrices of queries, keys and values, stacked
 
-def learning_rate(step: int, config: TrainConfig) -> float:
-    """Return the learning rate of the update `step`, counted from 1.
 
-    It rises linearly to its peak during warm-up, then falls by a factor that the schedule gives:
-    noam and inverse_sqrt by Vaswani et al. (2017), equation 3, which from the paper's peak gives
-    d_model^-0.5 * step^-0.5. The others reach 0 at `max_updates`: cosine by Loshchilov and Hutter
-    (2017), equation 5, without restarts; linear; wsd, which stays at the peak before its last
-    `decay_share`, by 1 - sqrt (Haegele et al., 2024, section 3).
+def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Optimizer]:
+    """Make the optimizer of the config, or Muon with AdamW for the parameters that Muon leaves.
+
+    The learning rate is set before each step. Adam is Kingma and Ba (2015), algorithm 1. AdamW is
+    Loshchilov and Hutter (2019), algorithm 2, with the schedule on both terms: in addition to
+    Adam's step, an update takes lr * `weight_decay` of a matrix away, also of the embedding.
+    Biases and norms do not decay. Adafactor is torch's, whose step is the learning rate times the
+    root mean square of the weight.
     """
-    assert step >= 1, "updates count from 1"
-    peak, warmup_steps = peak_learning_rate(config), config.optimizer.warmup_steps
-    schedule, start, end = config.optimizer.schedule, warmup_steps, config.max_updates
-    if step <= warmup_steps:
-        return peak * (step / warmup_steps)
-    if schedule is Schedule.wsd:
-        start = max(start, end - round(config.optimizer.decay_share * end))
-    progress = min(max(step - start, 0) / max(end - start, 1), 1.0)
-    if schedule is Schedule.cosine:
-        return peak * (0.5 * (1 + math.cos(math.pi * progress)))
-    if schedule is Schedule.linear:
-        return peak * (1 - progress)
-    if schedule is Schedule.wsd:
-        return peak * (1 - math.sqrt(progress))
-    return peak * math.sqrt(warmup_steps / step)
-
-
-def peak_learning_rate(config: TrainConfig) -> float:
-    """Return the learning rate at the end of warm-up; by default the peak of equation 3 of the
-    paper, (d_model * warmup_steps)^-0.5.
-    """
-    optimizer = config.optimizer
-    if optimizer.peak_learning_rate is not None:
-        return optimizer.peak_learning_rate
-    return float((config.model.d_model * optimizer.warmup_steps) ** -0.5)
-
-
-def make_optimizer(model: nn.Module, config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Make the optimizer of the config; the learning rate is set before each step.
-
-    Adam is Kingma and Ba (2015), algorithm 1. AdamW is Loshchilov and Hutter (2019), algorithm 2,
-    with the schedule on both terms: a matrix loses lr * `weight_decay` of itself an update, beside
-    what Adam does, the embedding too. Biases and norms do not decay. Adafactor is torch's, whose
-    step is the learning rate times the root mean square of the weight.
-    """
-    named = {name: p for name, p in model.named_parameters() if p.requires_grad}
-    settings: dict[str, Any] = {"lr": 0.0, "betas": (config.beta1, config.beta2)}
-    settings |= {"eps": config.eps, "fused": True}  # one kernel, on the CPU, CUDA and Apple's GPU
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    adam_settings: dict[str, Any] = {
+        "lr": 0.0,
+        "betas": (config.beta1, config.beta2),
+        "eps": config.eps,
+        "fused": True,  # one kernel, on the CPU, CUDA and Apple's GPU
+    }
     if config.name is Optimizer.adam:
-        return torch.optim.Adam(named.values(), **settings)
+        return [torch.optim.Adam(trained.values(), **adam_settings)]
+    if config.name is Optimizer.adafactor:
+        groups = _decay_groups(list(trained.values()), config.weight_decay)
+        return [torch.optim.Adafactor(groups, lr=0.0)]
+    optimizers: list[torch.optim.Optimizer] = []
     if config.name is Optimizer.muon:
-        settings |= {"weight_decay": config.weight_decay, "momentum": config.momentum}
-        return Muon(named, **settings)
-    matrices, vectors = ([p for p in named.values() if (p.dim() >= 2) == x] for x in (True, False))
-    groups: list[dict[str, Any]] = [
-        {"params": matrices, "weight_decay": config.weight_decay},
+        matrices = {name: p for name, p in trained.items() if _is_layer_matrix(name, p)}
+        trained = {name: p for name, p in trained.items() if name not in matrices}
+        optimizers.append(_make_muon(matrices, config))
+    groups = _decay_groups(list(trained.values()), config.weight_decay)
+    return [*optimizers, torch.optim.AdamW(groups, **adam_settings)]
+
+
+def _decay_groups(parameters: list[nn.Parameter], weight_decay: float) -> list[dict[str, Any]]:
+    """Divide parameters into matrices, which decay, and biases and norms, which do not."""
+    matrices = [p for p in parameters if p.dim() >= 2]
+    vectors = [p for p in parameters if p.dim() < 2]
+    return [
+        {"params": matrices, "weight_decay": weight_decay},
         {"params": vectors, "weight_decay": 0.0},
     ]
-    if config.name is Optimizer.adafactor:
-        return torch.optim.Adafactor(groups, lr=0.0)
-    return torch.optim.AdamW(groups, **settings)
+
+
+def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
+    """Whether Muon changes a parameter: weight matrices of layers, but no embeddings."""
+    return parameter.dim() == 2 and name.startswith(_LAYERS) and name.endswith(".weight")
+
+
+def _make_muon(matrices: dict[str, nn.Parameter], config: OptimizerConfig) -> Muon:
+    fused = [p for name, p in matrices.items() if name.endswith(_FUSED_QKV)]
+    single = [p for name, p in matrices.items() if not name.endswith(_FUSED_QKV)]
+    groups: list[dict[str, Any]] = [
+        {"params": fused, "is_fused_qkv": True},
+        {"params": single},
+    ]
+    return Muon(groups, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay)
 
 
 def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
-    """Scale the gradient down to `max_norm` (0 disables); return the norm that it had."""
+    """Scale the gradient down to `max_norm` (0 disables); return its norm before."""
     gradients = [p.grad for p in model.parameters() if p.grad is not None]
     norm = nn.utils.get_total_norm(gradients)
-    if hasattr(norm, "full_tensor"):  # of parts that ranks have, where the model is sharded
+    if hasattr(norm, "full_tensor"):  # of a sharded model
         norm = norm.full_tensor()
     if max_norm > 0:
         nn.utils.clip_grads_with_norm_(model.parameters(), max_norm, norm)
@@ -91,16 +84,18 @@ def clip_gradient(model: nn.Module, max_norm: float) -> Tensor:
 
 
 class WeightAverage:
-    """A copy of a model, whose weights become d * average + (1 - d) * weights after update t, with
-    d = min(decay, t / (t + 9)).
+    """A copy of a model whose weights are an average: after update t, d * average + (1 - d) *
+    weights, with d = min(decay, t / (t + 9)).
 
-    The lower d of the first updates makes it forget the random weights that training starts from,
-    as in Marian (Junczys-Dowmunt et al., 2018). Averages of weights: Polyak and Juditsky (1992).
+    The smaller d of the first updates makes it forget the random initial weights, as in Marian
+    (Junczys-Dowmunt et al., 2018). Averages of weights: Polyak and Juditsky (1992).
+    `torch.optim.swa_utils.AveragedModel` would replace the average by the weights of update 1.
     """
 
     def __init__(self, model: FastTransformer, decay: float) -> None:
-        self.decay, self.num_updates = decay, 0
-        self.model = copy.deepcopy(model).requires_grad_(False)  # that has the average
+        self.decay = decay
+        self.num_updates = 0
+        self.model = copy.deepcopy(model).requires_grad_(False)
 
     @torch.no_grad()
     def update(self, model: nn.Module) -> None:

@@ -1,9 +1,10 @@
-"""Models larger than one device: weights, gradients and moments divided among the ranks (Zhao et
-al., 2023, PyTorch FSDP; torch's `fully_shard`).
+"""`sharding=full`: weights, gradients and moments divided among the ranks (Zhao et al., 2023,
+PyTorch FSDP; torch's `fully_shard`), for models larger than one device.
 
-Every rank has a part of the rows of each parameter. A layer's whole weights exist only while it
-computes (autocast keeps rounded ones until the backward pass); the embedding, which both sides and
-the output may share, and what stands beside layers are one more group. Files hold whole tensors.
+Every rank has some rows of each parameter. The whole weights of a layer exist only while it
+computes; autocast keeps rounded copies until the backward pass. Parameters outside of layers, such
+as the embedding that both sides and the output may share, form one more group. Files hold whole
+tensors.
 """
 
 from __future__ import annotations
@@ -24,64 +25,82 @@ from nmt.training.optimizer import WeightAverage
 
 
 class Sharded:
-    """What the ranks share of an objective, its optimizer and the average of its weights."""
+    """An objective, its optimizer and its weight average, divided among the ranks."""
 
     def __init__(
-        self, objective: Objective, optimizer: torch.optim.Optimizer,
-        average: WeightAverage | None, device: torch.device, world_size: int,
-    ) -> None:  # fmt: skip
-        """Divide them in place; all ranks have the same numbers. Only a call of `objective` has
-        whole weights then.
+        self,
+        objective: Objective,
+        optimizer: torch.optim.Optimizer,
+        average: WeightAverage | None,
+        device: torch.device,
+        world_size: int,
+    ) -> None:
+        """Divide them in place; all ranks must hold the same numbers.
+
+        From then on, whole weights exist only during a call of `objective`.
         """
         model = objective.model
         self.mesh: DeviceMesh = init_device_mesh(device.type, (world_size,))
-        self._empty = copy.deepcopy(model).to("meta")
-        before = dict(model.named_parameters())
+        self._empty_model = copy.deepcopy(model).to("meta")
+        whole_parameters = dict(model.named_parameters())
         for layer in [*model.encoder_layers, *model.decoder_layers]:
             fully_shard(layer, mesh=self.mesh)
         fully_shard(objective, mesh=self.mesh)
-        after: dict[Tensor, nn.Parameter] = {
-            before[name]: parameter for name, parameter in model.named_parameters()
-        }
+        shard_of: dict[Tensor, nn.Parameter] = {}
+        for name, parameter in model.named_parameters():
+            shard_of[whole_parameters[name]] = parameter
+        self._shard_optimizer(optimizer, shard_of)
+        if average is not None:
+            self._shard_average(average.model)
+
+    def _shard_optimizer(
+        self, optimizer: torch.optim.Optimizer, shard_of: dict[Tensor, nn.Parameter]
+    ) -> None:
         for group in optimizer.param_groups:
-            group["params"] = [after[parameter] for parameter in group["params"]]
+            group["params"] = [shard_of[parameter] for parameter in group["params"]]
         states = dict(optimizer.state)
         optimizer.state.clear()
         for parameter, state in states.items():
-            moments = {k: self._divide(v) if v.dim() else v for k, v in state.items()}
-            optimizer.state[after[parameter]] = moments
-        if average is not None:
-            for module in average.model.modules():
-                for name, parameter in module.named_parameters(recurse=False):
-                    part = nn.Parameter(self._divide(parameter), requires_grad=False)
-                    setattr(module, name, part)
+            for name, value in state.items():
+                is_moment = value.dim() > 0  # "step" is a scalar
+                shard = self._divide(value) if is_moment else value
+                optimizer.state[shard_of[parameter]][name] = shard
+
+    def _shard_average(self, model: nn.Module) -> None:
+        for module in model.modules():
+            for name, parameter in module.named_parameters(recurse=False):
+                shard = nn.Parameter(self._divide(parameter), requires_grad=False)
+                setattr(module, name, shard)
 
     def _divide(self, tensor: Tensor) -> Tensor:
         return distribute_tensor(tensor.detach(), self.mesh, [Shard(0)])
 
     def whole_model(self, model: FastTransformer) -> FastTransformer:
-        """Return a model for validation that has the whole weights of `model`, on every rank."""
-        found = copy.deepcopy(self._empty).requires_grad_(False)
-        weights = {name: _whole(value) for name, value in model.state_dict().items()}
-        found.load_state_dict(weights, assign=True)
-        found.positions = model.positions
-        return found
+        """Return a model for validation with the whole weights of `model`, on every rank."""
+        whole = copy.deepcopy(self._empty_model).requires_grad_(False)
+        weights = {name: _gather(value) for name, value in model.state_dict().items()}
+        whole.load_state_dict(weights, assign=True)
+        whole.positions = model.positions
+        return whole
 
     def local(self, value: Tensor) -> Tensor:
-        """Return the part of a tensor that this rank has."""
+        """Return this rank's shard of a tensor."""
         return value.to_local() if isinstance(value, DTensor) else value
 
-    def gather(self, tree: Any, *, keeps: bool) -> Any:
-        """Copy nested dicts and lists of tensors to host memory, one whole tensor after the other,
-        on a rank that `keeps` them; all ranks ask for it, and the others get None for a tensor.
+    def gather(self, tree: Any, *, should_keep: bool) -> Any:
+        """Copy the whole tensors of nested dicts and lists to host memory, one after the other.
+
+        All ranks must call it. Those without `should_keep` get None for each tensor.
         """
         if isinstance(tree, Tensor):
-            found = _whole(tree)
-            return to_host(found) if keeps else None
+            whole = _gather(tree)
+            return to_host(whole) if should_keep else None
         if isinstance(tree, dict):
-            return {key: self.gather(value, keeps=keeps) for key, value in tree.items()}
-        return [self.gather(x, keeps=keeps) for x in tree] if isinstance(tree, list) else tree
+            return {key: self.gather(value, should_keep=should_keep) for key, value in tree.items()}
+        if isinstance(tree, list):
+            return [self.gather(value, should_keep=should_keep) for value in tree]
+        return tree
 
 
-def _whole(value: Tensor) -> Tensor:
+def _gather(value: Tensor) -> Tensor:
     return value.full_tensor() if isinstance(value, DTensor) else value.detach()

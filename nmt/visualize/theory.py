@@ -21,7 +21,7 @@ from nmt.config import (
 from nmt.errors import ConfigError
 from nmt.model.transformer import causal_mask, padding_mask, sinusoidal_positions
 from nmt.training.loss import smoothed_cross_entropy
-from nmt.training.optimizer import learning_rate, peak_learning_rate
+from nmt.training.schedule import learning_rate, peak_learning_rate
 from nmt.visualize.style import Style
 
 _MAX_MASK_LENGTH = 20  # tokens: cells of larger masks are too small to see

@@ -16,7 +16,8 @@ from torch.nn import functional as F
 
 from nmt.config import ModelConfig, OptimizerConfig, Schedule, TrainConfig
 from nmt.model.transformer import Transformer, causal_mask, padding_mask
-from nmt.training.optimizer import learning_rate, make_optimizer
+from nmt.training.optimizer import make_optimizers
+from nmt.training.schedule import learning_rate
 
 # B batch, T length of source and target, V vocabulary: 0 padding, 1 to 10 the numbers, 11 BOS
 PAD, BOS, VOCAB_SIZE = 0, 11, 12
@@ -45,7 +46,7 @@ def train(updates: int, seed: int = 1) -> Transformer:
         ),
     )
     model = Transformer(config.model, VOCAB_SIZE)
-    optimizer = make_optimizer(model, config.optimizer)
+    (optimizer,) = make_optimizers(model, config.optimizer)
     sources = padding_mask(torch.full((BATCH,), LENGTH), LENGTH)
     for step in range(1, updates + 1):
         src = torch.randint(1, 11, (BATCH, LENGTH))  # (B, T)

@@ -13,6 +13,8 @@ from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast import packing
 from nmt.runtime.distributed import World
+from nmt.training.batches import BatchMaker
+from nmt.training.build import make_model
 from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
 from nmt.translate.lines import prefetch
@@ -40,7 +42,8 @@ def main() -> None:
     folder = resolve(config.data_dir)
     data, tokenizer = ParallelData(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
     torch.manual_seed(config.seed)
-    learner = Learner(config, data, tokenizer, World(), device)
+    model = make_model(config, tokenizer, World(), device)
+    learner = Learner(model, config, BatchMaker(config, data, tokenizer, device), World(), device)
     sampler = TokenBatchSampler(
         data.lengths, config.max_tokens, tokens_per_update=config.tokens_per_update, seed=1
     )
@@ -52,9 +55,9 @@ def main() -> None:
             for update in sampler.updates(epoch)
             if job["update_tokens"] or len(update.batches) == 1
         ]
-        work = ((update, learner.make_batches(update)) for update in updates)
+        work = ((update, learner.batch_maker.make(update)) for update in updates)
         for update, batches in prefetch(work):
-            outcome = learner.update(update, batches, job["learning_rate"], is_stop_asked=False)
+            outcome = learner.update(update, batches, job["learning_rate"], is_stop_requested=False)
             synchronize(device)
             steps.done(
                 src_tokens=update.num_src_tokens,

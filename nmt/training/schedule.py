@@ -1,0 +1,46 @@
+"""The learning rate as a function of the update number."""
+
+from __future__ import annotations
+
+import math
+
+from nmt.config import Schedule, TrainConfig
+
+
+def learning_rate(step: int, config: TrainConfig) -> float:
+    """Return the learning rate of update number `step`, counted from 1.
+
+    It rises linearly to its peak during warm-up, then falls as the schedule says: noam and
+    inverse_sqrt by Vaswani et al. (2017), equation 3, which from the paper's peak gives
+    d_model^-0.5 * step^-0.5. The others reach 0 at `max_updates`: cosine (Loshchilov and Hutter,
+    2017, equation 5, without restarts); linear; wsd, which stays at the peak until the last
+    `decay_share`, then falls by 1 - sqrt (Haegele et al., 2024, section 3).
+    """
+    assert step >= 1, "updates count from 1"
+    peak = peak_learning_rate(config)
+    schedule = config.optimizer.schedule
+    warmup_steps = config.optimizer.warmup_steps
+    end = config.max_updates
+    if step <= warmup_steps:
+        return peak * (step / warmup_steps)
+    start = warmup_steps
+    if schedule is Schedule.wsd:
+        start = max(start, end - round(config.optimizer.decay_share * end))
+    progress = min(max(step - start, 0) / max(end - start, 1), 1.0)
+    if schedule is Schedule.cosine:
+        return peak * (0.5 * (1 + math.cos(math.pi * progress)))
+    if schedule is Schedule.linear:
+        return peak * (1 - progress)
+    if schedule is Schedule.wsd:
+        return peak * (1 - math.sqrt(progress))
+    return peak * math.sqrt(warmup_steps / step)
+
+
+def peak_learning_rate(config: TrainConfig) -> float:
+    """Return the learning rate at the end of warm-up; by default the peak of equation 3 of the
+    paper, (d_model * warmup_steps)^-0.5.
+    """
+    optimizer = config.optimizer
+    if optimizer.peak_learning_rate is not None:
+        return optimizer.peak_learning_rate
+    return float((config.model.d_model * optimizer.warmup_steps) ** -0.5)
