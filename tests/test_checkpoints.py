@@ -60,7 +60,7 @@ def before_save(action: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -
         action(checkpoint.checkpoint_update(folder))
         save(folder, *arguments, **named)
 
-    monkeypatch.setattr(checkpoint, "save_model", acting)
+    monkeypatch.setattr(checkpoints, "save_model", acting)
 
 
 def test_a_state_holds_the_operations_of_a_run_of_months() -> None:
@@ -307,7 +307,7 @@ def test_saving_does_not_hold_up_training(
     whole: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    save, update = checkpoints.save_model, Learner.update
+    save, update = checkpoint.save_model, Learner.update
 
     def slow_save(*arguments: Any, **named: Any) -> None:
         deadline = time.monotonic() + 30  # a disk so slow that four updates are done meanwhile
