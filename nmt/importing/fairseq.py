@@ -1,5 +1,6 @@
-"""fairseq's `.pt` of the model `transformer`, beside `dict.*.txt`: with Tensor2Tensor's positions,
-counted from 2, and EOS to start decoding from.
+"""Import fairseq's `transformer` from a `.pt` beside `dict.*.txt`.
+
+It has Tensor2Tensor's positions, counted from 2, and starts decoding from EOS.
 """
 
 from __future__ import annotations
@@ -9,15 +10,9 @@ from pathlib import Path
 
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
+from nmt.importing.piece_ids import Side, SpecialIds, find_spm, list_pieces, make_tokenizers
 from nmt.importing.settings import Imported, Settings, read_text
-from nmt.importing.vocabulary import SpecialIds, list_pieces, make_tokenizers, spm_files
-from nmt.importing.weights import (
-    Tensors,
-    find_pickle,
-    load_pickle,
-    settle_embeddings,
-    to_state,
-)
+from nmt.importing.weights import Tensors, find_pickle, load_pickle, make_state, merge_embeddings
 
 _SPM = (
     ("source.spm", "target.spm"),
@@ -32,66 +27,68 @@ _SPECIAL = SpecialIds(pad=1, unk=3, start=2, eos=2)
 def read(path: Path, config: ImportConfig) -> Imported:
     """Read a `.pt`, or a folder with one, beside its vocabularies and SentencePiece model.
 
-    Raises a `ModelError` for an architecture that we have not, for a file that holds other classes
-    than `argparse.Namespace`, and for files that do not fit each other.
+    Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
+    than `argparse.Namespace`, and for files that do not belong together.
     """
     path = find_pickle(path)
     content = load_pickle(path)
     options = content.get("args") or dict(content.get("cfg") or {}).get("model")
-    options = vars(options) if isinstance(options, argparse.Namespace) else options
+    if isinstance(options, argparse.Namespace):
+        options = vars(options)
     if not isinstance(options, dict) or not isinstance(content.get("model"), dict):
         raise ModelError(f"{path} lacks args or model; it is no checkpoint of fairseq")
-    theirs = Settings(path, options)
+    settings = Settings(path, options)
     tensors = Tensors(path, content["model"])
-    tensors.rename(lambda name: name.replace("decoder.output_projection.", "output."))
+    tensors.rename([(r"^decoder\.output_projection\.", "output.")])
     for stack in ("encoder", "decoder"):
-        for name in ("version", "embed_positions._float_tensor"):
-            tensors.drop(f"{stack}.{name}")
-    sizes = settle_embeddings(
-        tensors, is_tied=theirs.flag("share_decoder_input_output_embed", False)
-    )
-    model = _architecture(theirs, is_tied=sizes.is_tied)
+        tensors.drop(f"{stack}.version")
+        tensors.drop(f"{stack}.embed_positions._float_tensor")
+    is_tied = settings.flag("share_decoder_input_output_embed", False)
+    sizes = merge_embeddings(tensors, is_tied=is_tied)
+    model = _architecture(settings, is_tied=sizes.is_tied)
     folder = path.parent
-    src_lang = theirs.text("source_lang") or config.src_lang
-    tgt_lang = theirs.text("target_lang") or config.tgt_lang
-    src = _pieces(folder, src_lang, sizes.src_vocab_size or sizes.vocab_size)
-    tgt = _pieces(folder, tgt_lang, sizes.vocab_size)
-    is_joint = sizes.src_vocab_size is None
-    if is_joint and src != tgt:
-        raise ModelError(f"{path} has one embedding, and {folder} two vocabularies")
-    spm = spm_files(folder, config, *_SPM)
-    special = [_SPECIAL, _SPECIAL]
+    src_lang = settings.text("source_lang") or config.src_lang
+    tgt_lang = settings.text("target_lang") or config.tgt_lang
+    src_spm, tgt_spm = find_spm(folder, config, *_SPM)
     return Imported(
         model=model,
-        tokenizers=make_tokenizers(spm, (src, tgt), special, is_joint=is_joint),
-        weights=to_state(tensors, model, sizes),
+        tokenizers=make_tokenizers(
+            Side(src_spm, _read_pieces(folder, src_lang, sizes.num_src_rows), _SPECIAL),
+            Side(tgt_spm, _read_pieces(folder, tgt_lang, sizes.vocab_size), _SPECIAL),
+            is_joint=sizes.is_joint,
+        ),
+        weights=make_state(tensors, model, sizes),
         search=SearchConfig(),
         src_lang=config.src_lang or src_lang,
         tgt_lang=config.tgt_lang or tgt_lang,
     )
 
 
-def _pieces(folder: Path, lang: str | None, size: int) -> list[str]:
-    """Return the pieces of a `dict.LANG.txt`, a piece and its count a line, after the control
-    symbols.
-    """
+def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
+    """Return the control symbols and the pieces of `dict.LANG.txt`, which has a count for each."""
     path = folder / f"dict.{lang}.txt"
-    path = path if path.is_file() else folder / "dict.txt"
-    lines = [line for line in read_text(path).split("\n") if line]
-    if any(" " not in line for line in lines):
-        raise ModelError(f"{path}: a line has no piece with a count; copy it again")
-    pieces = [*_CONTROL, *(line.rsplit(" ", 1)[0] for line in lines)]
+    if not path.is_file():
+        path = folder / "dict.txt"
+    pieces = list(_CONTROL)
+    for line in read_text(path).split("\n"):
+        if line:
+            piece, space, _ = line.rpartition(" ")
+            if not space:
+                raise ModelError(f"{path}: a line has no piece with a count; copy it again")
+            pieces.append(piece)
     return list_pieces(path, [(piece, i) for i, piece in enumerate(pieces)], size)
 
 
-def _architecture(theirs: Settings, *, is_tied: bool) -> ModelConfig:
-    """Return our settings of theirs; what we have not is a `ModelError`."""
-    sizes = {}
-    for name in ("embed_dim", "ffn_embed_dim", "attention_heads"):
-        sizes[name] = theirs.number(f"encoder_{name}")
-        theirs.demand(**{f"decoder_{name}": sizes[name]})
-    is_pre_norm = theirs.flag("encoder_normalize_before", False)
-    theirs.demand(
+def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
+    """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
+    is_pre_norm = settings.flag("encoder_normalize_before", False)
+    d_model = settings.number("encoder_embed_dim")
+    d_ff = settings.number("encoder_ffn_embed_dim")
+    num_heads = settings.number("encoder_attention_heads")
+    settings.demand(
+        decoder_embed_dim=d_model,
+        decoder_ffn_embed_dim=d_ff,
+        decoder_attention_heads=num_heads,
         decoder_normalize_before=is_pre_norm,
         encoder_learned_pos=False,
         decoder_learned_pos=False,
@@ -108,19 +105,19 @@ def _architecture(theirs: Settings, *, is_tied: bool) -> ModelConfig:
         encoder_langtok=None,
         decoder_langtok=False,
     )
-    return theirs.architecture(
-        num_encoder_layers=theirs.number("encoder_layers"),
-        num_decoder_layers=theirs.number("decoder_layers"),
-        d_model=sizes["embed_dim"],
-        d_ff=sizes["ffn_embed_dim"],
-        num_heads=sizes["attention_heads"],
-        dropout=theirs.share("dropout", 0.1),
-        attention_dropout=theirs.share("attention_dropout"),
-        activation_dropout=theirs.share("activation_dropout"),
+    return settings.architecture(
+        num_encoder_layers=settings.number("encoder_layers"),
+        num_decoder_layers=settings.number("decoder_layers"),
+        d_model=d_model,
+        d_ff=d_ff,
+        num_heads=num_heads,
+        dropout=settings.share("dropout", 0.1),
+        attention_dropout=settings.share("attention_dropout"),
+        activation_dropout=settings.share("activation_dropout"),
         norm=Norm.pre if is_pre_norm else Norm.post,
         positions=Positions.sinusoidal_concat,
         position_offset=2,
-        activation=theirs.choose("activation_fn", _ACTIVATIONS, "relu"),
-        scale_embedding=not theirs.flag("no_scale_embedding", False),
+        activation=settings.choose("activation_fn", _ACTIVATIONS, "relu"),
+        scale_embedding=not settings.flag("no_scale_embedding", False),
         tied_output=is_tied,
     )

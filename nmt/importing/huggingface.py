@@ -1,8 +1,8 @@
-"""Folders of Hugging Face transformers: MarianMT (OPUS-MT), M2M100 (NLLB) and Pegasus.
+"""Import folders of Hugging Face transformers: MarianMT (OPUS-MT), M2M100 (NLLB) and Pegasus.
 
 MarianMT is post-norm with Marian's positions. M2M100 is pre-norm with Tensor2Tensor's positions,
-the first of which follows the id of padding; it decodes from EOS and puts a language before each
-text. Pegasus is MarianMT with pre-norm, and what nmt-export makes of pre-norm models.
+counted from the id of padding plus 1; it starts decoding from EOS and puts a language before each
+text. Pegasus is MarianMT with pre-norm; nmt-export writes it for pre-norm models.
 """
 
 from __future__ import annotations
@@ -12,48 +12,48 @@ import logging
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
-from nmt.config import (
-    Activation,
-    ImportConfig,
-    ModelConfig,
-    Norm,
-    Positions,
-    SearchConfig,
-)
+from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
-from nmt.importing.settings import Imported, Settings, read_json
-from nmt.importing.vocabulary import (
+from nmt.importing.piece_ids import (
+    Side,
     SpecialIds,
     find_id,
     find_language,
+    find_spm,
     list_pieces,
     make_tokenizers,
-    spm_files,
 )
+from nmt.importing.settings import Imported, Settings, read_json
 from nmt.importing.weights import (
-    Sizes,
+    EmbeddingSizes,
     Tensors,
     Weights,
     load_pickle,
     load_safetensors,
-    settle_embeddings,
-    to_state,
+    make_state,
+    merge_embeddings,
 )
 from nmt.model.transformer import sinusoidal_positions
 
 log = logging.getLogger(__name__)
 CONFIG = "config.json"
 _TYPES = {"marian": Norm.post, "m2m_100": Norm.pre, "pegasus": Norm.pre}
-_ACTIVATIONS = {"relu": Activation.relu, "gelu": Activation.gelu}
-_ACTIVATIONS |= {"swish": Activation.silu, "silu": Activation.silu}
-_BIAS, _TABLE = "final_logits_bias", "{}.embed_positions.weight"
+_ACTIVATIONS = {
+    "relu": Activation.relu,
+    "gelu": Activation.gelu,
+    "swish": Activation.silu,
+    "silu": Activation.silu,
+}
+_POSITION_TABLES = ("encoder.embed_positions.weight", "decoder.embed_positions.weight")
 _SPM = (
     ("source.spm", "target.spm"),
     ("sentencepiece.bpe.model", "sentencepiece.bpe.model"),
     ("spiece.model", "spiece.model"),
 )
-_NOT_KEPT = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "do_sample": False}
+_IGNORED = {"no_repeat_ngram_size": 0, "repetition_penalty": 1.0, "do_sample": False}
+"""Settings of generation that are not imported, with the values that turn them off."""
 _M2M100_LANGUAGES = (  # in the order of their ids, which M2M100Tokenizer keeps in its code
     "af am ar ast az ba be bg bn br bs ca ceb cs cy da de el en es et fa ff fi fr fy ga gd gl "
     "gu ha he hi hr ht hu hy id ig ilo is it ja jv ka kk km kn ko lb lg ln lo lt lv mg mk ml mn "
@@ -65,154 +65,187 @@ _M2M100_LANGUAGES = (  # in the order of their ids, which M2M100Tokenizer keeps 
 def read(folder: Path, config: ImportConfig) -> Imported:
     """Read a folder that `save_pretrained` wrote.
 
-    Raises a `ModelError` for an architecture or a setting that we have not, and for files that do
-    not fit each other; a `ConfigError` for a language that the model has not.
+    Raises `ModelError` for an architecture or a setting that nmt does not have, and for files that
+    do not belong together; `ConfigError` for a language that the model does not have.
     """
-    theirs = Settings.read(folder / CONFIG)
-    theirs.choose("model_type", _TYPES)
-    theirs.demand(normalize_embedding=False, normalize_before=False, add_final_layer_norm=False)
-    theirs.demand(add_bias_logits=False, static_position_embeddings=True, is_encoder_decoder=True)
-    tensors = Tensors(folder, _load(folder))
-    tensors.rename(lambda name: name.removeprefix("model.").replace("lm_head.", "output."))
-    sizes = settle_embeddings(tensors, is_tied=theirs.flag("tie_word_embeddings", True))
-    model = _architecture(theirs, tensors, is_tied=sizes.is_tied)
-    path = folder / "tokenizer_config.json"
-    tokenizer = Settings(path, read_json(path) if path.is_file() else {})
-    langs = {
-        "src": config.src_lang or tokenizer.text("src_lang") or tokenizer.text("source_lang"),
-        "tgt": config.tgt_lang or tokenizer.text("tgt_lang") or tokenizer.text("target_lang"),
-    }
-    # M2M100 puts a language before each text, unless nmt-export made it
-    has_languages = theirs.get("model_type") == "m2m_100"
-    has_languages &= tokenizer.get("tokenizer_class") != "MarianTokenizer"
-    pieces = _pieces(folder, tokenizer, sizes, has_languages=has_languages)
-    ids = {piece: i for i, piece in enumerate(pieces[1])}
-    special = SpecialIds(
-        pad=theirs.number("pad_token_id"),
-        unk=find_id(ids, tokenizer.text("unk_token") or "<unk>", folder),
-        start=theirs.number("decoder_start_token_id"),
-        eos=theirs.number("eos_token_id"),
+    settings = Settings.read(folder / CONFIG)
+    settings.choose("model_type", _TYPES)
+    settings.demand(
+        normalize_embedding=False,
+        normalize_before=False,
+        add_final_layer_norm=False,
+        add_bias_logits=False,
+        static_position_embeddings=True,
+        is_encoder_decoder=True,
     )
-    sides = [special, special]
+    tensors = Tensors(folder, _load_weights(folder))
+    tensors.rename([(r"^model\.", ""), (r"^lm_head\.", "output.")])
+    sizes = merge_embeddings(tensors, is_tied=settings.flag("tie_word_embeddings", True))
+    model = _architecture(settings, tensors, is_tied=sizes.is_tied)
+    tokenizer = _read_optional(folder / "tokenizer_config.json")
+    src_lang = config.src_lang or tokenizer.text("src_lang") or tokenizer.text("source_lang")
+    tgt_lang = config.tgt_lang or tokenizer.text("tgt_lang") or tokenizer.text("target_lang")
+    # M2M100 puts a language before each text, except in folders of nmt-export
+    has_languages = (
+        settings.get("model_type") == "m2m_100"
+        and tokenizer.get("tokenizer_class") != "MarianTokenizer"
+    )
+    src_pieces, tgt_pieces = _read_pieces(folder, tokenizer, sizes, has_languages=has_languages)
+    ids = {piece: i for i, piece in enumerate(tgt_pieces)}
+    src_special = tgt_special = SpecialIds(
+        pad=settings.number("pad_token_id"),
+        unk=find_id(ids, tokenizer.text("unk_token") or "<unk>", folder),
+        start=settings.number("decoder_start_token_id"),
+        eos=settings.number("eos_token_id"),
+    )
     if has_languages:
-        found = [find_language(ids, f"{side}_lang", lang) for side, lang in langs.items()]
-        sides = [replace(special, prefix=[language]) for language in found]
-    spm = spm_files(folder, config, *_SPM)
-    path = folder / "generation_config.json"
+        src_special = replace(src_special, language=find_language(ids, "src_lang", src_lang))
+        tgt_special = replace(tgt_special, language=find_language(ids, "tgt_lang", tgt_lang))
+    src_spm, tgt_spm = find_spm(folder, config, *_SPM)
+    generation = folder / "generation_config.json"
     return Imported(
         model=model,
-        tokenizers=make_tokenizers(spm, pieces, sides, is_joint=sizes.src_vocab_size is None),
-        weights=to_state(tensors, model, sizes),
-        search=_search(Settings.read(path) if path.is_file() else theirs, sides[1]),
-        src_lang=langs["src"],
-        tgt_lang=langs["tgt"],
+        tokenizers=make_tokenizers(
+            Side(src_spm, src_pieces, src_special),
+            Side(tgt_spm, tgt_pieces, tgt_special),
+            is_joint=sizes.is_joint,
+        ),
+        weights=make_state(tensors, model, sizes),
+        search=_convert_search(
+            Settings.read(generation) if generation.is_file() else settings, tgt_special
+        ),
+        src_lang=src_lang,
+        tgt_lang=tgt_lang,
     )
 
 
-def _load(folder: Path) -> Weights:
-    """Read the weights, in one file or several; rather from files that cannot hold code."""
+def _read_optional(path: Path) -> Settings:
+    return Settings.read(path) if path.is_file() else Settings(path, {})
+
+
+def _load_weights(folder: Path) -> Weights:
+    """Read the weights from one file or several shards; prefer files that cannot hold code."""
     for name, load in (("model.safetensors", load_safetensors), ("pytorch_model.bin", load_pickle)):
-        index, names = folder / f"{name}.index.json", {name}
+        shards = [name]
+        index = folder / f"{name}.index.json"
         if not (folder / name).is_file() and index.is_file():
-            names = set(map(str, dict(read_json(index).get("weight_map", {})).values()))
-            if any(Path(part).name != part for part in names):
+            shards = sorted(set(map(str, dict(read_json(index).get("weight_map", {})).values())))
+            if any(Path(shard).name != shard for shard in shards):
                 raise ModelError(f"{index} names files outside of its folder; copy it again")
-        if all((folder / part).is_file() for part in names):
-            found: Weights = {}
-            for part in sorted(names):
-                found |= load(folder / part)
-            return found
+        if all((folder / shard).is_file() for shard in shards):
+            weights: Weights = {}
+            for shard in shards:
+                weights |= load(folder / shard)
+            return weights
     raise ModelError(f"{folder} holds neither model.safetensors nor pytorch_model.bin")
 
 
-def _architecture(theirs: Settings, tensors: Tensors, *, is_tied: bool) -> ModelConfig:
-    """Return our settings of their config; take the tensors that say nothing else."""
-    heads, d_ff = theirs.number("encoder_attention_heads"), theirs.number("encoder_ffn_dim")
-    theirs.demand(decoder_attention_heads=heads, decoder_ffn_dim=d_ff)
-    d_model, kind = theirs.number("d_model"), theirs.get("model_type")
-    tables = [_TABLE.format(stack) for stack in ("encoder", "decoder")]
-    layouts = [(Positions.sinusoidal_halves, 0)]
-    if kind == "m2m_100":
-        layouts = [(Positions.sinusoidal_concat, theirs.number("pad_token_id") + 1)]
-    elif any(table in tensors for table in tables):
-        # nmt-export stores what these classes do not compute
-        layouts += itertools.product((p for p in Positions if p.is_sinusoidal), range(4))
-
-    def fits(layout: Positions, offset: int) -> bool:
-        """Return whether stored tables of positions, if any, are those of a layout."""
-        compute = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
-        return all(tensors.has_positions(table, compute) for table in tables)
-
-    layout = next((some for some in layouts if fits(*some)), None)
-    if layout is None:
-        raise ModelError(f"{theirs.path.parent} holds learned positions; these are not imported")
-    for table in tables:
+def _architecture(settings: Settings, tensors: Tensors, *, is_tied: bool) -> ModelConfig:
+    """Convert the architecture; remove the position tables from the tensors."""
+    num_heads = settings.number("encoder_attention_heads")
+    d_ff = settings.number("encoder_ffn_dim")
+    d_model = settings.number("d_model")
+    settings.demand(decoder_attention_heads=num_heads, decoder_ffn_dim=d_ff)
+    model_type = settings.get("model_type")
+    positions, offset = _find_positions(settings, tensors, d_model)
+    for table in _POSITION_TABLES:
         tensors.drop(table)
-        tensors.drop(table + "s")  # of old files of M2M100
-    has_bias = tensors.settle_bias("final_logits_bias")
-    return theirs.architecture(
-        num_encoder_layers=theirs.number("encoder_layers"),
-        num_decoder_layers=theirs.number("decoder_layers"),
+        tensors.drop(table + "s")  # in old files of M2M100
+    has_bias = tensors.rename_output_bias("final_logits_bias")
+    return settings.architecture(
+        num_encoder_layers=settings.number("encoder_layers"),
+        num_decoder_layers=settings.number("decoder_layers"),
         d_model=d_model,
         d_ff=d_ff,
-        num_heads=heads,
-        dropout=theirs.share("dropout", 0.1),
-        attention_dropout=theirs.share("attention_dropout"),
-        activation_dropout=theirs.share("activation_dropout"),
-        norm=_TYPES[kind],
-        positions=layout[0],
-        position_offset=layout[1],
-        activation=theirs.choose("activation_function", _ACTIVATIONS),
-        scale_embedding=theirs.flag("scale_embedding", kind == "m2m_100"),
+        num_heads=num_heads,
+        dropout=settings.share("dropout", 0.1),
+        attention_dropout=settings.share("attention_dropout"),
+        activation_dropout=settings.share("activation_dropout"),
+        norm=_TYPES[model_type],
+        positions=positions,
+        position_offset=offset,
+        activation=settings.choose("activation_function", _ACTIVATIONS),
+        scale_embedding=settings.flag("scale_embedding", model_type == "m2m_100"),
         tied_output=is_tied,
         output_bias=has_bias,
     )
 
 
-def _pieces(
-    folder: Path, tokenizer: Settings, sizes: Sizes, *, has_languages: bool
-) -> tuple[list[str], list[str]]:
-    """Return the pieces of source and target: of `vocab.json` or `tokenizer.json`, and those that
-    the tokenizer adds.
+def _find_positions(settings: Settings, tensors: Tensors, d_model: int) -> tuple[Positions, int]:
+    """Return layout and offset of the positions that fit the position tables, if any are stored.
+
+    Raises `ModelError` if none does.
     """
+    candidates = [(Positions.sinusoidal_halves, 0)]
+    if settings.get("model_type") == "m2m_100":
+        candidates = [(Positions.sinusoidal_concat, settings.number("pad_token_id") + 1)]
+    elif any(table in tensors for table in _POSITION_TABLES):
+        # nmt-export stores the tables that these classes do not compute
+        layouts = [layout for layout in Positions if layout.is_sinusoidal]
+        candidates += itertools.product(layouts, range(4))
+    for layout, offset in candidates:
+        compute = partial(sinusoidal_positions, d_model=d_model, layout=layout, offset=offset)
+        if all(tensors.has_positions(table, compute) for table in _POSITION_TABLES):
+            return layout, offset
+    raise ModelError(f"{settings.path.parent} holds learned positions; these are not imported")
+
+
+def _read_pieces(
+    folder: Path, tokenizer: Settings, sizes: EmbeddingSizes, *, has_languages: bool
+) -> tuple[list[str], list[str]]:
+    """Return the pieces of source and target from the files of the tokenizer."""
+    if tokenizer.flag("separate_vocabs", False):
+        src_path = folder / "vocab.json"
+        tgt_path = folder / "target_vocab.json"
+        return (
+            list_pieces(src_path, read_json(src_path).items(), sizes.num_src_rows),
+            list_pieces(tgt_path, read_json(tgt_path).items(), sizes.vocab_size),
+        )
+    if sizes.num_src_rows != sizes.vocab_size:
+        raise ModelError(f"{folder} has embeddings of two sizes and one vocabulary")
     path = folder / "vocab.json"
     if path.is_file():
-        ids = list(read_json(path).items())
-        added = tokenizer.get("added_tokens_decoder", {})
-        ids += [(str(token.get("content")), int(i)) for i, token in added.items()]
-        if has_languages and "__en__" not in dict(ids):
-            first = 1 + max((i for _, i in ids if isinstance(i, int)), default=-1)
-            ids += [(f"__{lang}__", first + i) for i, lang in enumerate(_M2M100_LANGUAGES.split())]
+        ids = _read_vocabulary(path, tokenizer, has_languages=has_languages)
     else:
         path = folder / "tokenizer.json"
-        content = read_json(path)
-        vocab = dict(content.get("model", {})).get("vocab", {})
-        if isinstance(vocab, list):  # of a unigram model, with scores
-            vocab = {str(piece): i for i, (piece, _) in enumerate(vocab)}
-        ids = list(vocab.items())
-        ids += [
-            (token.get("content"), token.get("id")) for token in content.get("added_tokens", [])
-        ]
-    if not tokenizer.flag("separate_vocabs", False):
-        names = list_pieces(path, ids, sizes.vocab_size)
-        if sizes.src_vocab_size not in (None, sizes.vocab_size):
-            raise ModelError(f"{folder} has embeddings of two sizes and one vocabulary")
-        return names, names
-    target = folder / "target_vocab.json"
-    sources = list_pieces(path, read_json(path).items(), sizes.src_vocab_size or sizes.vocab_size)
-    return sources, list_pieces(target, read_json(target).items(), sizes.vocab_size)
+        ids = _read_fast_tokenizer(path)
+    pieces = list_pieces(path, ids, sizes.vocab_size)
+    return pieces, pieces
 
 
-def _search(theirs: Settings, special: SpecialIds) -> SearchConfig:
-    """Return their defaults of search as ours; warn of those that we have not."""
-    for name, off in _NOT_KEPT.items():
-        if theirs.get(name, off) != off:
-            log.warning("%s: %s=%s is not kept", theirs.path, name, theirs.get(name))
-    forced = theirs.get("forced_bos_token_id")
-    if forced is not None and [forced] != list(special.prefix):
-        log.warning("%s: forced_bos_token_id=%s is not kept", theirs.path, forced)
-    for ids in theirs.get("bad_words_ids", []):
+def _read_vocabulary(
+    path: Path, tokenizer: Settings, *, has_languages: bool
+) -> list[tuple[str, Any]]:
+    """Return pieces and ids of `vocab.json`, with the pieces that the tokenizer adds to it."""
+    ids = list(read_json(path).items())
+    added = tokenizer.get("added_tokens_decoder", {})
+    ids += [(str(token.get("content")), int(i)) for i, token in added.items()]
+    if has_languages and "__en__" not in dict(ids):
+        first = 1 + max((i for _, i in ids if isinstance(i, int)), default=-1)
+        ids += [(f"__{lang}__", first + i) for i, lang in enumerate(_M2M100_LANGUAGES.split())]
+    return ids
+
+
+def _read_fast_tokenizer(path: Path) -> list[tuple[str, Any]]:
+    """Return pieces and ids of `tokenizer.json`."""
+    content = read_json(path)
+    vocab = dict(content.get("model", {})).get("vocab", {})
+    if isinstance(vocab, list):  # a unigram model, with scores
+        vocab = {str(piece): i for i, (piece, _) in enumerate(vocab)}
+    added = content.get("added_tokens", [])
+    return [*vocab.items(), *((token.get("content"), token.get("id")) for token in added)]
+
+
+def _convert_search(settings: Settings, special: SpecialIds) -> SearchConfig:
+    """Convert the defaults of generation; warn about settings that are not imported."""
+    for name, off in _IGNORED.items():
+        if settings.get(name, off) != off:
+            log.warning("%s: ignoring %s=%s", settings.path, name, settings.get(name))
+    forced = settings.get("forced_bos_token_id")
+    if forced not in (None, special.language):
+        log.warning("%s: ignoring forced_bos_token_id=%s", settings.path, forced)
+    for ids in settings.get("bad_words_ids", []):
         if ids not in ([special.pad], [special.start]):
-            wanted = f"[{special.pad}] and [{special.start}], padding and the start"
-            raise theirs.refuse("bad_words_ids", ids, wanted)
-    return theirs.search(beam_size="num_beams", exponent="length_penalty", default=1.0)
+            valid = f"[{special.pad}] and [{special.start}], padding and the start"
+            raise settings.refuse("bad_words_ids", ids, valid)
+    return settings.search(beam_size="num_beams", exponent="length_penalty", default=1.0)

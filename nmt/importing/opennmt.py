@@ -1,5 +1,6 @@
-"""OpenNMT-py's `.pt`: pre-norm transformers with the paper's positions, of versions 2 and 3 whose
-vocabulary is a list of pieces. Their sources have no EOS.
+"""Import OpenNMT-py's `.pt`: pre-norm models with the paper's positions and no EOS in sources.
+
+Versions 2 and 3 are read, if their vocabulary is a list of pieces.
 """
 
 from __future__ import annotations
@@ -14,20 +15,22 @@ import torch
 
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
-from nmt.importing.settings import Imported, Settings
-from nmt.importing.vocabulary import (
+from nmt.importing.piece_ids import (
+    Side,
     SpecialIds,
     find_id,
+    find_spm,
     list_pieces,
     make_tokenizers,
-    spm_files,
 )
+from nmt.importing.settings import Imported, Settings
 from nmt.importing.weights import (
+    Rule,
     Tensors,
     find_pickle,
     load_pickle,
-    settle_embeddings,
-    to_state,
+    make_state,
+    merge_embeddings,
 )
 from nmt.model.transformer import sinusoidal_positions
 
@@ -37,7 +40,8 @@ _POSITIONS = {
     "SinusoidalInterleaved": Positions.sinusoidal,
     "SinusoidalConcat": Positions.sinusoidal_concat,
 }
-_NAMES = (  # ours are fairseq's
+_KERNELS = {"scaled-dot": None, "scaled-dot-flash": None}  # two kernels of the same attention
+_RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
     (r"encoder\.transformer\.(\d+)\.", r"encoder.layers.\1."),
     (r"decoder\.transformer_layers\.(\d+)\.", r"decoder.layers.\1."),
     (r"\.context_attn\.", ".encoder_attn."),
@@ -56,124 +60,111 @@ _NAMES = (  # ours are fairseq's
     (r"\.embeddings\.make_embedding\.emb_luts\.0\.", ".embed_tokens."),
     (r"\.embeddings\.make_embedding\.pe\.pe", ".pe"),
     (r"^generator\.(?:0\.)?", "output."),
-)
+]
 
 
 def read(path: Path, config: ImportConfig) -> Imported:
     """Read a `.pt`, or a folder with one, beside the SentencePiece model that cuts its text.
 
-    Raises a `ModelError` for an architecture that we have not, for a file that holds other classes
-    than `argparse.Namespace`, and for files that do not fit each other.
+    Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
+    than `argparse.Namespace`, and for files that do not belong together.
     """
     path = find_pickle(path)
     content = load_pickle(path)
-    options, vocab, output = (content.get(name) for name in ("opt", "vocab", "generator"))
+    options = content.get("opt")
+    vocab = content.get("vocab")
+    output = content.get("generator")
     if isinstance(options, argparse.Namespace):
         options = vars(options)
     if not (isinstance(options, dict) and isinstance(vocab, dict) and isinstance(output, dict)):
         raise ModelError(f"{path} lacks opt, vocab or generator; it is no model of OpenNMT-py")
-    theirs = Settings(path, options)
+    settings = Settings(path, options)
     weights = dict(content.get("model") or {})
-    weights |= {f"generator.{k}": v for k, v in output.items()}
+    weights |= {f"generator.{name}": tensor for name, tensor in output.items()}
     tensors = Tensors(path, weights)
-    tensors.rename(rename)
-    _add_zeros(tensors)
-    has_bias = tensors.settle_bias("output.bias")
-    sizes = settle_embeddings(tensors, is_tied=False)
-    model = _architecture(theirs, tensors, is_tied=sizes.is_tied, has_bias=has_bias)
-    src_size = sizes.src_vocab_size or sizes.vocab_size
-    src, tgt = (
-        list_pieces(path, _numbered(path, vocab, name), size)
-        for name, size in (("src", src_size), ("tgt", sizes.vocab_size))
-    )
-    start = str(vocab.get("decoder_start_token", theirs.get("decoder_start_token", "<s>")))
-    special = [_special_ids(path, pieces, start) for pieces in (src, tgt)]
-    is_joint = sizes.src_vocab_size is None
-    if is_joint and src != tgt:
-        raise ModelError(f"{path} has one embedding and two vocabularies")
-    spm = spm_files(path.parent, config, *_SPM)
+    tensors.rename(_RULES)
+    _add_missing_biases(tensors)
+    has_bias = tensors.rename_output_bias("output.bias")
+    sizes = merge_embeddings(tensors, is_tied=False)
+    model = _architecture(settings, tensors, is_tied=sizes.is_tied, has_bias=has_bias)
+    start = str(vocab.get("decoder_start_token", settings.get("decoder_start_token", "<s>")))
+    src_spm, tgt_spm = find_spm(path.parent, config, *_SPM)
     return Imported(
         model=model,
-        tokenizers=make_tokenizers(spm, (src, tgt), special, is_joint=is_joint),
-        weights=to_state(tensors, model, sizes),
+        tokenizers=make_tokenizers(
+            _make_side(path, src_spm, vocab.get("src"), sizes.num_src_rows, start),
+            _make_side(path, tgt_spm, vocab.get("tgt"), sizes.vocab_size, start),
+            is_joint=sizes.is_joint,
+        ),
+        weights=make_state(tensors, model, sizes),
         search=SearchConfig(),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
     )
 
 
-def rename(name: str) -> str:
-    """Return fairseq's name of a tensor."""
-    for pattern, new in _NAMES:
-        name = re.sub(pattern, new, name)
-    return name
-
-
-def _add_zeros(tensors: Tensors) -> None:
-    """Add the biases that version 3 leaves out."""
+def _add_missing_biases(tensors: Tensors) -> None:
+    """Add the zero biases that version 3 leaves out."""
     for name in tensors.names():
         bias = name.removesuffix("weight") + "bias"
-        is_linear = re.search(r"_proj\.weight$|\.fc[12]\.weight$|layer_norm\.weight$", name)
-        if is_linear and bias not in tensors:
+        has_bias = re.search(r"(_proj|\.fc[12]|layer_norm)\.weight$", name)
+        if has_bias and bias not in tensors:
             tensors.add(bias, torch.zeros(tensors.num_rows(name)))
 
 
-def _numbered(path: Path, vocab: dict[str, Any], name: str) -> list[tuple[str, int]]:
-    pieces = vocab.get(name)
-    if not isinstance(pieces, list):
-        raise ModelError(f"{path}: the vocabulary {name} is no list of pieces")
-    return [(str(piece), i) for i, piece in enumerate(pieces)]
-
-
-def _special_ids(path: Path, pieces: list[str], start: str) -> SpecialIds:
+def _make_side(path: Path, spm: Path, vocab: Any, size: int, start: str) -> Side:
+    """Return the vocabulary of one side from its list of pieces."""
+    if not isinstance(vocab, list):
+        raise ModelError(f"{path}: a vocabulary is missing or no list of pieces")
+    pieces = list_pieces(path, [(str(piece), i) for i, piece in enumerate(vocab)], size)
     ids = {piece: i for i, piece in enumerate(pieces)}
-    pad = ids.get("<blank>", ids.get("<pad>", -1))
-    unk, first, eos = (find_id(ids, name, path) for name in ("<unk>", start, "</s>"))
-    return SpecialIds(pad=pad, unk=unk, start=first, eos=eos)
+    special = SpecialIds(
+        pad=ids.get("<blank>", ids.get("<pad>", -1)),
+        unk=find_id(ids, "<unk>", path),
+        start=find_id(ids, start, path),
+        eos=find_id(ids, "</s>", path),
+    )
+    return Side(spm, pieces, special)
 
 
 def _architecture(
-    theirs: Settings, tensors: Tensors, *, is_tied: bool, has_bias: bool
+    settings: Settings, tensors: Tensors, *, is_tied: bool, has_bias: bool
 ) -> ModelConfig:
-    """Return our settings of theirs; what we have not is a `ModelError`."""
-    heads, relative = theirs.number("heads", 8), theirs.get("max_relative_positions", 0)
-    wanted: dict[str, Any] = {
-        "encoder_type": "transformer",
-        "decoder_type": "transformer",
-        "model_task": "seq2seq",
-        "position_encoding": True,
-        "layer_norm": "standard",
-        "multiquery": False,
-        "num_kv": 0,
-        "parallel_residual": False,
-        "sliding_window": 0,
-        "num_experts": 0,
-        "aan_useffn": False,
-    }
-    theirs.demand(**wanted)
-    kernels = dict.fromkeys(("scaled-dot", "scaled-dot-flash"))  # of the same attention
-    theirs.choose("self_attn_type", kernels, "scaled-dot")
-    if relative not in (0, None):
-        raise theirs.refuse("max_relative_positions", relative, "0")
-    layout = theirs.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
-    d_model = theirs.number("hidden_size", theirs.get("enc_rnn_size", theirs.get("rnn_size")))
-    compute = partial(sinusoidal_positions, d_model=d_model, layout=layout)
+    """Convert the architecture; raise `ModelError` for a setting that nmt does not have."""
+    settings.demand(
+        encoder_type="transformer",
+        decoder_type="transformer",
+        model_task="seq2seq",
+        position_encoding=True,
+        layer_norm="standard",
+        max_relative_positions=0,
+        multiquery=False,
+        num_kv=0,
+        parallel_residual=False,
+        sliding_window=0,
+        num_experts=0,
+        aan_useffn=False,
+    )
+    settings.choose("self_attn_type", _KERNELS, "scaled-dot")
+    positions = settings.choose("position_encoding_type", _POSITIONS, "SinusoidalInterleaved")
+    d_model = settings.number("hidden_size", settings.get("enc_rnn_size", settings.get("rnn_size")))
+    compute = partial(sinusoidal_positions, d_model=d_model, layout=positions)
     for stack in ("encoder", "decoder"):
         if not tensors.has_positions(f"{stack}.pe", compute):
-            raise ModelError(f"{theirs.path}: {stack}.pe are not the positions of its settings")
+            raise ModelError(f"{settings.path}: {stack}.pe does not fit position_encoding_type")
         tensors.drop(f"{stack}.pe")
-    return theirs.architecture(
-        num_encoder_layers=theirs.number("enc_layers", theirs.get("layers")),
-        num_decoder_layers=theirs.number("dec_layers", theirs.get("layers")),
+    return settings.architecture(
+        num_encoder_layers=settings.number("enc_layers", settings.get("layers")),
+        num_decoder_layers=settings.number("dec_layers", settings.get("layers")),
         d_model=d_model,
-        d_ff=theirs.number("transformer_ff"),
-        num_heads=heads,
-        dropout=theirs.share("dropout", 0.1),
-        attention_dropout=theirs.share("attention_dropout"),
-        activation_dropout=theirs.share("dropout", 0.1),  # its feed-forward layers have it too
+        d_ff=settings.number("transformer_ff"),
+        num_heads=settings.number("heads", 8),
+        dropout=settings.share("dropout", 0.1),
+        attention_dropout=settings.share("attention_dropout"),
+        activation_dropout=settings.share("dropout", 0.1),  # also in its feed-forward layers
         norm=Norm.pre,
-        positions=layout,
-        activation=theirs.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),
+        positions=positions,
+        activation=settings.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),
         tied_output=is_tied,
         output_bias=has_bias,
         source_eos=False,

@@ -1,6 +1,4 @@
-"""Settings of a model of another toolkit, each asked for by name, so that none that changes what is
-computed is passed over; and what a reader returns.
-"""
+"""The settings of another toolkit's model, read by name and checked, and the result of a reader."""
 
 from __future__ import annotations
 
@@ -23,7 +21,7 @@ _LARGEST = 1 << 20  # a width or depth above is a damaged file
 
 @dataclass(frozen=True)
 class Imported:
-    """A model of another toolkit as one of ours."""
+    """An imported model: all that a model folder holds."""
 
     model: ModelConfig
     tokenizers: Tokenizers
@@ -34,7 +32,7 @@ class Imported:
 
 
 class Settings:
-    """The settings that a file holds; what cannot be honored is a `ModelError` with its name."""
+    """The settings of a file; methods raise `ModelError` for values that cannot be imported."""
 
     def __init__(self, path: Path, values: Mapping[str, Any]) -> None:
         self.path = path
@@ -46,27 +44,28 @@ class Settings:
         return cls(path, read_json(path))
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Return a setting as it is; null is the default too."""
+        """Return the value of a setting; the default if it is missing or null."""
         value = self._values.get(name)
         return default if value is None else value
 
     def number(self, name: str, default: int | None = None) -> int:
-        """Return a whole number from 0."""
+        """Return a setting that is a number, 0 or more."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
             raise self.refuse(name, value, "a whole number")
         return value
 
     def share(self, name: str, default: float = 0.0) -> float:
-        """Return a dropout; of OpenNMT-py's list, one for each `dropout_steps`, the last."""
+        """Return a dropout; the last one of OpenNMT-py's list, one per `dropout_steps`."""
         value = self.get(name, default)
-        value = value[-1] if isinstance(value, list) and value else value
+        if isinstance(value, list) and value:
+            value = value[-1]
         if not isinstance(value, (int, float)) or not 0 <= value < 1:
             raise self.refuse(name, value, "a share from 0 to below 1")
         return float(value)
 
     def choose(self, name: str, choices: Mapping[Any, T], default: Any = None) -> T:
-        """Return what stands for the value of a setting."""
+        """Return the choice for the value of a setting."""
         value = self.get(name, default)
         if not isinstance(value, (str, bool)) or value not in choices:
             raise self.refuse(name, value, " or ".join(map(str, choices)))
@@ -77,47 +76,49 @@ class Settings:
         return self.choose(name, {True: True, False: False}, default)
 
     def text(self, name: str) -> str | None:
-        """Return a text, or None; transformers wraps that of some tokens in a mapping."""
+        """Return a text, or None; transformers wraps some tokens in a mapping with `content`."""
         value = self.get(name)
-        value = value.get("content") if isinstance(value, dict) else value
+        if isinstance(value, dict):
+            value = value.get("content")
         if not isinstance(value, str | None):
             raise self.refuse(name, value, "a text")
         return value
 
     def file_names(self, name: str) -> list[str]:
-        """Return a list of files without their folders, which were those of another machine."""
+        """Return a list of file names, without folders, which belong to another machine."""
         values = self.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
             raise self.refuse(name, values, "a list of files")
         return [Path(value).name for value in values]
 
-    def demand(self, **wanted: Any) -> None:
-        """Refuse other values of settings than these, which stand for missing ones too."""
-        for name, value in wanted.items():
+    def demand(self, **expected: Any) -> None:
+        """Refuse settings with other values; missing settings are accepted."""
+        for name, value in expected.items():
             if self.get(name, value) != value:
                 raise self.refuse(name, self.get(name), repr(value))
 
     def search(self, *, beam_size: str, exponent: str, default: float) -> SearchConfig:
-        """Return the defaults of a search that ranks by log P / length^exponent."""
+        """Return the defaults of search; the toolkits rank by log P / length^exponent."""
         power = self.get(exponent, default)
         if isinstance(power, bool) or not isinstance(power, (int, float)) or abs(power) > 5:
             raise self.refuse(exponent, power, "a number from -5 to 5")
-        plain = {0.0: Normalization.none, 1.0: Normalization.average}
+        is_wu = float(power) not in (0.0, 1.0)
+        plain = Normalization.average if power else Normalization.none
         return SearchConfig(
             beam_size=max(1, self.number(beam_size, 1)),
-            normalization=plain.get(float(power), Normalization.wu),
+            normalization=Normalization.wu if is_wu else plain,
             # the inverse of `SearchConfig.length_exponent`
-            length_penalty=0.6 if float(power) in plain else round(power / 0.7, 3),
+            length_penalty=round(power / 0.7, 3) if is_wu else 0.6,
             word_reward=0.0 - float(self.get("word-penalty", 0)),  # of Marian
         )
 
-    def refuse(self, name: str, value: Any, wanted: str) -> ModelError:
-        """Return the error for a setting that cannot be honored."""
-        shown = reprlib.repr(value)[:60]  # never all of it, which YAML's aliases make endless
-        return ModelError(f"{self.path}: {name}={shown} cannot be imported, only {wanted}")
+    def refuse(self, name: str, value: Any, valid: str) -> ModelError:
+        """Return the error for a setting that cannot be imported."""
+        text = reprlib.repr(value)[:60]  # YAML's aliases can make the whole value endless
+        return ModelError(f"{self.path}: {name}={text} cannot be imported, only {valid}")
 
     def architecture(self, **settings: Any) -> ModelConfig:
-        """Make our settings; what contradicts itself is a `ModelError`."""
+        """Return our settings; raise `ModelError` for values that nmt does not accept."""
         try:
             return ModelConfig(**settings)
         except ConfigError as error:
@@ -125,7 +126,7 @@ class Settings:
 
 
 def read_text(path: Path) -> str:
-    """Read a text file; one that is missing or no UTF-8 is a `ModelError`."""
+    """Read a text file; raise `ModelError` if it is missing or no UTF-8."""
     try:
         return path.read_text(encoding="utf-8")
     except OSError as error:
@@ -135,7 +136,7 @@ def read_text(path: Path) -> str:
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; a missing or damaged file is a `ModelError`."""
+    """Read a JSON object; raise `ModelError` for a missing or damaged file."""
     try:
         return metadata.read_json(path)
     except FileNotFoundError:
