@@ -112,17 +112,17 @@ def parse_argument(word: str, command: Command) -> Argument:
 
 
 def _fill_names(key: str, command: Command) -> dict[str, Setting]:
-    """Return the settings of a command by key; in place of `NAME` stand the user's words."""
+    """Return the settings of a command by key, with the words of `key` instead of `NAME`."""
     words = key.split(".")
     settings = {}
     for setting in command.accepted:
         if dataclasses.is_dataclass(setting.hint):
             continue
-        parts = setting.key.split(".")
-        for position, word in enumerate(words[: len(parts)]):
-            if parts[position] == NAME:
-                parts[position] = word
-        settings[".".join(parts)] = setting
+        names = setting.key.split(".")
+        for position, word in enumerate(words[: len(names)]):
+            if names[position] == NAME:
+                names[position] = word
+        settings[".".join(names)] = setting
     return settings
 
 

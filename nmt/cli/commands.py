@@ -23,10 +23,10 @@ from typing import Any
 
 from nmt import config
 
-NAME = "NAME"  # stands for a name that the user chooses in a key
+NAME = "NAME"  # placeholder for a name that the user chooses
 _KEY_WIDTH = 34  # columns of --help for a key and its default
 _PREPROCESS_ONLY = ("scheduler",)  # settings of nmt-preprocess that nmt-train does not take
-# order of --help: folders and files, then what is special to a command, then where it runs
+# order of --help: files and folders, settings of the command, then device and workers
 _FIRST = ("model_dir", "input", "src", "tgt", "output", "run_dir", "data_dir", "experiment")
 _LAST = ("backend", "device", "devices", "scheduler", "dtype", "num_threads", "verify")
 
@@ -52,7 +52,7 @@ class Command:
 
     @functools.cached_property
     def accepted(self) -> tuple[Setting, ...]:
-        """The settings that a user may type; nmt-train also takes those of its data."""
+        """The settings that a user may type; nmt-train also takes settings of its data."""
         if self.name != "train":
             return self.settings
         keys = {setting.key for setting in self.settings} | set(_PREPROCESS_ONLY)
@@ -190,7 +190,7 @@ _ALL = (
         name="import",
         summary="Turn a model of transformers, Marian, OpenNMT-py or fairseq into a model folder.",
         reads="a folder of Hugging Face (MarianMT, M2M100, NLLB), Marian's .npz, OpenNMT-py's or "
-        "fairseq's .pt, with the SentencePiece model beside it",
+        "fairseq's .pt, with the SentencePiece model in the same folder",
         writes="output: a model folder to translate with, to train on (init_from) and to export",
         examples=(
             "nmt-import input=opus-mt-en-de output=runs/opus",
@@ -216,7 +216,7 @@ _ALL = (
     Command(
         name="visualize",
         summary="Draw models, runs and data: attention to explore, curves, search trees and more.",
-        reads="what the picture needs: text on stdin and a model, a run, a config, or nothing",
+        reads="depends on the picture: text on stdin and a model, a run, a config, or nothing",
         writes="output: one .html, .png, .svg or .pdf file; without arguments a list of pictures",
         examples=(
             "nmt-visualize",
@@ -246,7 +246,7 @@ class Setting:
 def list_settings(
     schema: type[Any], prefix: str = "", on_resume: config.OnResume = "refuse"
 ) -> Iterator[Setting]:
-    """Yield every setting of a dataclass, those of its groups included."""
+    """Yield every setting of a dataclass and of its groups."""
     hints = typing.get_type_hints(schema)
     for field in sorted(dataclasses.fields(schema), key=_help_order):
         key, hint, help = prefix + field.name, hints[field.name], field.metadata["help"]
@@ -276,13 +276,13 @@ def _default_text(field: dataclasses.Field[Any]) -> str:
 
 
 def keys_on_resume(command: Command, on_resume: config.OnResume) -> list[str]:
-    """List the keys with this behavior when the command resumes; `search.*` stands for a group."""
+    """List the keys with this behavior when the command resumes, the search group as `search.*`."""
     keys = [setting.key for setting in command.settings if setting.on_resume == on_resume]
     return list(dict.fromkeys(re.sub(r"^search\..*", "search.*", key) for key in keys))
 
 
 def command_help(command: Command) -> str:
-    """Return the text of `--help`: what the command reads and writes, examples, all settings."""
+    """Return the text of `--help`: inputs and outputs, examples, all settings."""
     sections = [
         f"nmt-{command.name}: {command.summary}",
         f"reads:  {command.reads}\nwrites: {command.writes}",
@@ -303,7 +303,7 @@ def command_help(command: Command) -> str:
 
 
 def _help_line(key: str, text: str) -> str:
-    """Format one line of --help; a long key stands in a line of its own."""
+    """Format one line of --help; a long key gets a line of its own."""
     if len(key) >= _KEY_WIDTH:
         return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
     return f"  {key:<{_KEY_WIDTH}}{text}"

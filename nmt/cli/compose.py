@@ -103,8 +103,8 @@ def _find_choices(
     if argument.key not in GROUPS:
         return argument
     names = argument.value.split(",") if line.is_sweep else [argument.value]
-    known = [find_choice(argument.key, name, files) for name in names]
-    return Argument(argument.key, ",".join(known))
+    hydra_names = [find_choice(argument.key, name, files) for name in names]
+    return Argument(argument.key, ",".join(hydra_names))
 
 
 def _to_configs(
@@ -119,11 +119,11 @@ def _to_configs(
         composed.run_dir = str(Path(composed.run_dir, subfolder))
     config, config_yaml = to_config(composed, command.schema)
     set_verify(getattr(config, "verify", True))
+    if command.name == "train":
+        return config, config_yaml, _data_preparation(composed, config, arguments)
     if command.name == "preprocess":
         _complete_script(config)
-    if command.name != "train":
-        return (config,)
-    return config, config_yaml, _data_preparation(composed, config, arguments)
+    return (config,)
 
 
 def _data_preparation(
@@ -133,17 +133,20 @@ def _data_preparation(
     training_keys = {setting.name for setting in fields(TrainConfig)}
     content = {key: value for key, value in composed.items() if key not in training_keys}
     data, _ = to_config(OmegaConf.create(content), PreprocessConfig)
-    data.data_dir, data.num_threads = config.data_dir, config.num_threads
+    data.data_dir = config.data_dir
     data.experiment = config.experiment
+    data.num_threads = config.num_threads
     _complete_script(data)
-    typed = []
-    for argument in arguments:
-        is_training = argument.key.split(".")[0] in training_keys | {"model"}
-        if argument.key == "experiment":
-            typed.append(f"experiment={config.experiment}")
-        elif argument.key == "data_dir" or not is_training:
-            typed.append(f"{argument.key}={argument.value}")
-    return DataPreparation(data, typed)
+    typed = {argument.key: argument.value for argument in arguments}
+    if "experiment" in typed:
+        typed["experiment"] = str(config.experiment)  # the path of a file of the user
+    shared_keys = ("experiment", "data_dir")
+    words = [
+        f"{key}={value}"
+        for key, value in typed.items()
+        if key in shared_keys or key.split(".")[0] not in training_keys
+    ]
+    return DataPreparation(data, words)
 
 
 def _complete_script(config: PreprocessConfig) -> None:
@@ -159,17 +162,16 @@ def _compose(command: Command, arguments: list[Argument]) -> DictConfig:
     """Merge the defaults of a command, the chosen YAML files and the settings that were typed."""
     is_in_sweep = GlobalHydra.instance().is_initialized()
     _store_defaults(command, arguments, () if is_in_sweep else _UNUSED_GROUPS)
-    chosen = [argument for argument in arguments if argument.key in GROUPS]
+    choices = {argument.key: argument.value for argument in arguments if argument.key in GROUPS}
     typed = [argument for argument in arguments if argument.key not in GROUPS]
     with ExitStack() as stack:
         if not is_in_sweep:
             stack.enter_context(hydra.initialize_config_module("nmt.configs", **_VERSION))
-        overrides = [f"{choice.key}={choice.value}" for choice in chosen]
+        overrides = [f"{group}={name}" for group, name in choices.items()]
         composed = hydra.compose(command.name, overrides)
     OmegaConf.set_struct(composed, False)
-    for choice in chosen:
-        if choice.key == "experiment":
-            composed.experiment = describe_choice(choice.value)
+    if "experiment" in choices:
+        composed.experiment = describe_choice(choices["experiment"])
     if command.name in ("preprocess", "train"):
         for key in _replaced_text(typed):
             OmegaConf.update(composed, key, None)
@@ -209,7 +211,7 @@ def _store_defaults(
 
 @functools.cache
 def _schema_defaults(name: str) -> Any:
-    """Return the defaults of a command's settings; nmt-train also takes those of its data."""
+    """Return the defaults of a command's settings; nmt-train also takes settings of its data."""
     defaults = OmegaConf.to_container(OmegaConf.structured(COMMANDS[name].schema))
     if name == "train":
         return {**_schema_defaults("preprocess"), **typing.cast(dict[str, Any], defaults)}
@@ -231,7 +233,7 @@ def _replaced_text(typed: Iterable[Argument]) -> list[str]:
 def parse_value(text: str, hint: Any) -> Any:
     """Return the value that typed text means for a setting of type `hint`.
 
-    Text stays as it is, commas and equals signs included, unless quotes enclose all of it. Lists
+    Text is not changed, commas and equals signs included, unless quotes enclose all of it. Lists
     are written as [a,b] and mappings as {name:{key:value}}. Numbers stay text, see `convert`.
     """
     if text == "null":
@@ -269,11 +271,11 @@ def _run_hydra(
     def run_job(_: DictConfig) -> Any:
         if errors:  # a sweep ends with its first error
             return None
-        drawn = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
+        values = [_parse_override(text, command) for text in HydraConfig.get().overrides.task]
         is_named = HydraConfig.get().mode is RunMode.MULTIRUN and command.name == "train"
         try:
-            subfolder = _name_run(drawn, arguments) if is_named else ""
-            return run(*_to_configs(command, [*fixed, *drawn], subfolder))
+            subfolder = _name_run(values, arguments) if is_named else ""
+            return run(*_to_configs(command, [*fixed, *values], subfolder))
         except Exception as error:  # Hydra would print it
             errors.append(error)
 
@@ -312,10 +314,10 @@ def _is_sweep(argument: Argument) -> bool:
     return bool(override.is_sweep_override())
 
 
-def _name_run(drawn: Iterable[Argument], arguments: Iterable[Argument]) -> str:
+def _name_run(values: Iterable[Argument], arguments: Iterable[Argument]) -> str:
     """Return the name of one run of a sweep: the settings that the sweep changes, with values."""
     fixed = {argument.key for argument in arguments if not _is_sweep(argument)}
-    swept = {argument.key: argument.value for argument in drawn if argument.key not in fixed}
+    swept = {argument.key: argument.value for argument in values if argument.key not in fixed}
     swept.pop("run_dir", None)
     settings = ",".join(f"{key}={value}" for key, value in sorted(swept.items()))
     name = re.sub(r"[^\w.=,+-]", "_", settings.replace("'", ""))

@@ -44,7 +44,7 @@ def nmt() -> int:
 
 
 def main(command: Command | None, argv: Sequence[str] | None = None) -> int:
-    """Run `command` with the words that follow its name, or `nmt` alone; return the exit status."""
+    """Run `command`, or `nmt` without one, with these words; return the exit status."""
     words = list(sys.argv[1:] if argv is None else argv)
     if sys.stderr is None:  # closed with 2>&-; the next opened file would get its descriptor
         sys.stderr = os.fdopen(os.open(os.devnull, os.O_WRONLY), "w")

@@ -21,7 +21,7 @@ from nmt.translate.translator import Translator
 def score(config: ScoreConfig) -> None:
     """Score the pairs of `src` and `tgt`, and write one line for each to `output`.
 
-    A stream gets each score as soon as it is known; a file is renamed into place when complete.
+    A stream gets each score as soon as possible; a file is renamed into place when complete.
     """
     src, tgt = str(config.src), str(config.tgt)  # ScoreConfig refuses None
     path = find_output(config.output, [src, tgt])
@@ -83,7 +83,7 @@ def _score_pairs(
 def _to_record(
     source: str, hypothesis: Hypothesis, translator: Translator, tags: Tags
 ) -> dict[str, Any]:
-    """Return the scores of a pair as they stand in JSON."""
+    """Return the scores of a pair for JSON."""
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,

@@ -117,7 +117,7 @@ def _check_output(folder: Path, files: list[str]) -> None:
 def _find_direction(
     config: SynthesisConfig, work: TranslationJob, *, is_reversed: bool
 ) -> LanguagePair:
-    """Return the languages of the corpus: those of the settings, or the only ones of the model."""
+    """Return the languages of the corpus: from the settings, else the only ones of the model."""
     directions = {(d.src_lang, d.tgt_lang) for d in default_directions(work.directions)}
     src_lang, tgt_lang = directions.pop() if len(directions) == 1 else ("", "")
     src_lang = config.src_lang or src_lang
@@ -140,17 +140,17 @@ def _translate(
     if not any(is_stream(file) or is_packed(file) for file in files):
         total_bytes = sum(resolve(file).stat().st_size for file in files)
     with contextlib.ExitStack() as stack:
-        part = stack.enter_context(PartFile(folder / "pairs", job, SynthesisCounts))
-        source = part.resume(lambda: _read(files), is_stream=any(map(is_stream, files)))
+        pairs = stack.enter_context(PartFile(folder / "pairs", job, SynthesisCounts))
+        source = pairs.resume(lambda: _read(files), is_stream=any(map(is_stream, files)))
         bar = Progress("translate", "lines", total_bytes=total_bytes, done=source.num_lines)
         progress = stack.enter_context(bar)
         for window, results in work.run(source.windows(config.window_lines), stack):
             data, counts = keep_pairs(window, results, config, src, is_reversed=is_reversed)
-            part.append(data, counts, window)
+            pairs.append(data, counts, window)
             progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
         progress.finish()
         summary = {"input": config.input, "job": job}
-        total = part.finish(source, lambda state: publish(folder, part.path, state, summary))
+        total = pairs.finish(source, lambda state: publish(folder, pairs.path, state, summary))
     assert isinstance(total, SynthesisCounts)
     return total
 

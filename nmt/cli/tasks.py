@@ -71,7 +71,7 @@ def _average_folder(config: AverageConfig) -> str:
 
 
 def _choose_checkpoints(config: AverageConfig) -> list[Path]:
-    """Choose checkpoints of a run, by default as many of the newest as its config says."""
+    """Choose checkpoints of a run, by default the newest, in the number that its config names."""
     from nmt.average import best_checkpoints, last_checkpoints
     from nmt.checkpoint import list_checkpoints
     from nmt.runtime.manifest import read_config

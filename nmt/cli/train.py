@@ -33,8 +33,8 @@ log = logging.getLogger(__name__)
 def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> float | None:
     """Prepare the data folder if it does not exist, then start or resume the run.
 
-    Return the best validation score, loss or BLEU as `best_metric` says; None of a dry run or of a
-    rank.
+    Return the best validation score, loss or BLEU as `best_metric` says, but None for a dry run
+    and for a rank.
     """
     if is_launched():  # by torchrun
         exit_with(os.getppid())
@@ -55,7 +55,7 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
 
 
 def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> None:
-    """Train as one of the ranks that torchrun started; none of them prepares the data folder."""
+    """Train as one of the ranks that torchrun started; they do not prepare the data folder."""
     ensure_data(config, preparation, may_write=False)
     run_rank(config, config_yaml)
 

@@ -33,7 +33,7 @@ log = logging.getLogger(__name__)
 def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`.
 
-    A stream gets the translations of each window as soon as they are ready. A file is written under
+    A stream gets the translations of each window without delay. A file is written under
     another name, renamed when it is complete, and resumed after a kill.
     """
     path = _check_paths(config)
@@ -117,7 +117,7 @@ def _start_worker(
 ) -> Callable[[Window], list[LineResult]]:
     """Load the model in a worker; return the function that translates a window there.
 
-    Workers on this machine share its cores and take one GPU each. Dask sets up those of a cluster.
+    Workers on this machine share its cores and take one GPU each. Dask sets up the others.
     """
     device = config.device
     if config.scheduler is None:
@@ -180,7 +180,7 @@ def _resolve_settings(
 def _check_paths(config: TranslateConfig) -> Path | None:
     """Check inputs and output before the model is loaded; return the file to write.
 
-    None stands for a stream. Raises an error for files that cannot be read or written, and for a
+    A stream gives None. Raises an error for files that cannot be read or written, and for a
     number of prefixes that differs from the number of lines.
     """
     path = find_output(config.output, [config.input, config.prefixes or "-"])

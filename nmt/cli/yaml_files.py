@@ -55,7 +55,7 @@ def find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> st
         return _register(group, path)
     ours = choices(group)
     if name not in ours and name not in _paths:
-        theirs = [other for other_group, other in files if other_group == group]
+        theirs = [file_name for file_group, file_name in files if file_group == group]
         hint = nearest(name, [*ours, *theirs])
         raise ConfigError(f"{group}={name}: there is no such choice and no such YAML file; {hint}")
     return name
@@ -86,10 +86,10 @@ def _register(group: str, path: Path) -> str:
 def check_content(content: dict[Any, Any], path: Path) -> None:
     """Raise a `ConfigError` for a key of a YAML file that no command has."""
     schemas = [command.schema for command in COMMANDS.values()]
-    known = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
+    keys = {setting.name for schema in schemas for setting in dataclasses.fields(schema)}
     for key in content.keys() - {"defaults"}:
-        if key not in known:
-            hint = nearest(str(key), known, "nmt-train --help lists all")
+        if key not in keys:
+            hint = nearest(str(key), keys, "nmt-train --help lists all")
             raise ConfigError(f"{path} sets {key}, which no command has; {hint}")
     for schema in schemas:
         hints = typing.get_type_hints(schema)
@@ -113,8 +113,8 @@ def store_config(name: str, node: Any, **options: Any) -> None:
 def convert(value: Any, hint: Any, key: str) -> Any:
     """Convert text and numbers for a setting of type `hint`, and check the keys of groups.
 
-    One text stands for a list of one, and 100k, 1e5 or 1.0 for a whole number. Other values stay as
-    they are; OmegaConf converts them to the type of the setting.
+    One text means a list of one, and 100k, 1e5 or 1.0 mean a whole number. OmegaConf converts other
+    values to the type of the setting.
     """
     if isinstance(value, str):
         return [value] if is_list(hint) else translate_value(value, hint)

@@ -1,9 +1,9 @@
 """Every setting of every command: its type, default, unit, range and contradictions.
 
-The dataclasses are the single source of settings; the YAML under `configs/` only holds what differs
-from them. The defaults are the recipe of the base model in "Attention Is All You Need" (Vaswani et
-al., 2017). This package imports neither Hydra nor torch. Other packages import from `nmt.config`
-alone.
+The dataclasses are the single source of settings; the YAML under `configs/` only holds values that
+differ from them. The defaults are the recipe of the base model in "Attention Is All You Need"
+(Vaswani et al., 2017). This package imports neither Hydra nor torch. Other packages import from
+`nmt.config` only.
 """
 
 from nmt.config.evaluate import *

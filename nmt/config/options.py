@@ -18,7 +18,7 @@ MAX_NUMBER = 10**9  # upper bound of numbers without a bound of their own
 LARGEST_SEED = 2**63 - 1
 E = TypeVar("E", bound=Enum)
 
-# What a command does with earlier work when the value of a setting has changed since:
+# How a command continues earlier work after the value of a setting has changed:
 # "refuse": not continue it (nmt-train stops with an error, other commands start over and say so),
 # "log": continue and log the change, "free": continue.
 OnResume = Literal["refuse", "log", "free"]
@@ -78,10 +78,10 @@ def option(
 ) -> Any:
     """Declare a setting.
 
-    `default` is its default value, or the dataclass or dict type that constructs it. `help` is its
-    line in `--help`. `on_resume` says what happens when the value has changed since the work that a
-    command resumes; None takes the declaration of the group that holds the setting, and "refuse"
-    where no group has one. The other parameters are the bounds of a number, see `Range`.
+    `default` is the default value, or the dataclass or dict type that constructs it. `help` is its
+    line in `--help`. `on_resume` says how a command treats a changed value when it resumes its
+    work; None takes the declaration of the group that holds the setting, or "refuse" if no group
+    has one. The other parameters are the bounds of a number, see `Range`.
     """
     bounds = Range(low=low, high=high, above=above, below=below)
     metadata = {"help": help, "range": bounds, "on_resume": on_resume}

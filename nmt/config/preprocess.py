@@ -48,7 +48,7 @@ class TokenizerType(str, Enum):
 
 def _check_symbol(key: str, symbol: str) -> None:
     """Raise a `ConfigError` for text that cannot be one piece of a tokenizer."""
-    # U+2581 stands for a space in pieces
+    # U+2581 means a space in pieces
     has_space = any(char.isspace() or char in "\0\u2581" for char in symbol)
     require(
         symbol != "" and not has_space,
@@ -88,9 +88,9 @@ class SplitConfig(Settings):
         keys = self.source_keys
         if len(keys) > 1:
             raise ConfigError(f"{keys[0]} and {keys[1]} are both given for one split; keep one")
-        for key, other in (("src", "tgt"), ("tgt", "src")):
-            is_pair = getattr(self, key) is None or getattr(self, other) is not None
-            self.require(is_pair, key, f"is given without {other}; give both sides")
+        for key, opposite in (("src", "tgt"), ("tgt", "src")):
+            is_pair = getattr(self, key) is None or getattr(self, opposite) is not None
+            self.require(is_pair, key, f"is given without {opposite}; give both sides")
         for key in ("src", "tgt", "tsv", "jsonl"):
             self.require(getattr(self, key) != [], key, "must name at least one file")
         is_pair = len(self.columns) == 2 and min(self.columns) >= 1
@@ -129,7 +129,7 @@ class HeldOutConfig(SplitConfig):
 class CorpusConfig(SplitConfig):
     """One of several training corpora."""
 
-    weight: float = option(  # stands in the index of the data folder alone
+    weight: float = option(  # only in the index of the data folder
         1.0,
         "how often an epoch contains each pair; 0 leaves the corpus out",
         low=0,
@@ -205,7 +205,7 @@ class DataConfig(Settings):
         low=0,
         high=100,
     )
-    temperature: float = option(  # stands in the index of the data folder alone
+    temperature: float = option(  # only in the index of the data folder
         1.0,
         "above 1: evens out the corpora: weight * size^(1/temperature)",
         low=1,

@@ -71,7 +71,7 @@ class Sharding(str, Enum):
 
 
 class Adapter(str, Enum):
-    """Weights that are trained instead of those of the model."""
+    """Weights that are trained instead of the weights of the model."""
 
     none = "none"
     lora = "lora"  # a low-rank matrix added to each linear layer, Hu et al. (2022)
@@ -123,7 +123,7 @@ class OptimizerConfig(Settings):
 
 @dataclass(kw_only=True)
 class NoiseConfig(Settings):
-    """Noise on the tokens of training pairs, drawn anew in every update (docs/synthesis.md)."""
+    """Noise on the tokens of training pairs, drawn again in every update (docs/synthesis.md)."""
 
     prefix = "noise."
     drop: float = option(0.0, "share of source tokens to leave out", low=0, below=1)
@@ -196,8 +196,8 @@ class TrainConfig(RuntimeConfig):
     )
     subword_sampling: float = option(
         0.0,
-        "segment words anew in every update; bpe: share of merges left out (BPE-dropout), unigram: "
-        "alpha; 0 disables",
+        "segment words differently in every update; bpe: share of merges left out (BPE-dropout), "
+        "unigram: alpha; 0 disables",
         low=0,
         below=1,
     )
@@ -281,10 +281,10 @@ class TrainConfig(RuntimeConfig):
 
     def check(self) -> None:
         self._check_stages()
-        for key, other, rule in _NEEDS:
-            self.require(not self._is_set(key) or self._is_set(other), key, rule)
-        for key, other, rule in _CONFLICTS:
-            self.require(not (self._is_set(key) and self._is_set(other)), key, rule)
+        for key, needed, rule in _NEEDS:
+            self.require(not self._is_set(key) or self._is_set(needed), key, rule)
+        for key, conflicting, rule in _CONFLICTS:
+            self.require(not (self._is_set(key) and self._is_set(conflicting)), key, rule)
         trained = set(Part) - set(self.freeze)
         if self.adapter is Adapter.lora:
             trained.discard(Part.embeddings)

@@ -80,7 +80,7 @@ _ADVICE = {
     _UPDATE: "batch_size bsz per_device_train_batch_size max_sentences accum_count update_freq "
     "gradient_accumulation_steps accumulate_grad_batches batch_type batch_multiplier",
     _RATE: "lr learning_rate max_lr peak_lr",
-    "the same command resumes by itself; init_from=FOLDER takes weights alone": "resume "
+    "the same command resumes by itself; init_from=FOLDER takes only weights": "resume "
     "resume_from_checkpoint restore_file reset_optimizer",
     "write model.num_encoder_layers={value} model.num_decoder_layers={value}": "layers num_layers",
     "the device is chosen by itself; device=cuda:{value} or device=cpu chooses it": "gpu gpu_id "
