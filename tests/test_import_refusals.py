@@ -213,7 +213,7 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     (folder / "decoder.yml").unlink()
     for old, new in (("src.vocab.yml", "vocab.en.yml"), ("tgt.vocab.yml", "vocab.de.yml")):
         (folder / old).rename(folder / new)
-    refused(folder, "of the source is unknown; .* vocabs: .vocab.de.yml, vocab.en.yml.", capsys)
+    refused(folder, "to the source is unknown; .* vocabs: .vocab.de.yml, vocab.en.yml.", capsys)
     with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb.npy", bytes(10_000_000))
     refused(folder, "unpacks to 10,0.* bytes", capsys)
