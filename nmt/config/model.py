@@ -64,7 +64,12 @@ class ModelConfig(Settings):
     num_decoder_layers: int = option(6, "decoder layers", low=1, high=1000)
     d_model: int = option(512, "dimension of embeddings and layers", low=1, high=65536)
     d_ff: int = option(2048, "inner dimension of the feed-forward layers", low=1, high=1 << 20)
-    num_heads: int = option(8, "attention heads; must divide d_model", low=1)
+    num_heads: int = option(
+        8, "attention heads; must divide d_model, unless head_size is set", low=1, high=65536
+    )
+    head_size: int | None = option(
+        None, "dimensions of a head (d_k = d_v); null: d_model / num_heads", low=1, high=65536
+    )
     num_kv_heads: int | None = option(
         None, "heads of keys and values, each shared by several query heads; null: num_heads", low=1
     )
@@ -100,14 +105,21 @@ class ModelConfig(Settings):
     output_bias: bool = option(False, "add a bias to the output layer, as Marian does")
     source_eos: bool = option(True, "end the encoder input with EOS; false: as OpenNMT-py does")
 
+    @property
+    def d_k(self) -> int:
+        """Dimensions of the queries, keys and values of a head."""
+        return self.head_size or self.d_model // self.num_heads
+
     def check(self) -> None:
-        is_divisor = self.d_model % self.num_heads == 0
-        self.require(is_divisor, "num_heads", f"must divide model.d_model={self.d_model}")
+        if self.head_size is None:
+            is_divisor = self.d_model % self.num_heads == 0
+            rule = f"must divide model.d_model={self.d_model}, or set model.head_size"
+            self.require(is_divisor, "num_heads", rule)
         self.require(self.d_model % 2 == 0, "d_model", "must be even (sine and cosine)")
         is_divisor = self.num_kv_heads is None or self.num_heads % self.num_kv_heads == 0
         self.require(is_divisor, "num_kv_heads", f"must divide model.num_heads={self.num_heads}")
         if self.positions is Positions.rotary:
-            rule = "needs an even number of dimensions of a head, model.d_model / model.num_heads"
-            self.require(self.d_model // self.num_heads % 2 == 0, "positions", rule)
+            rule = f"needs an even number of dimensions of a head (model.head_size), not {self.d_k}"
+            self.require(self.d_k % 2 == 0, "positions", rule)
         if not self.positions.is_sinusoidal:
             self.require(self.position_offset == 0, "position_offset", "needs sinusoidal positions")

@@ -1,7 +1,8 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al., 2017) on one page of plain torch.
 
-It goes from small to large: masks, positions, attention, feed-forward, a layer of the encoder and
-of the decoder, the model. Sections, equations, figures and tables are those of the paper.
+It goes from small to large: masks, attention, feed-forward, a layer of the encoder and of the
+decoder, the model. Sections, equations, figures and tables are those of the paper. Positional
+encodings are in `nmt.model.positions`.
 
     model = Transformer(ModelConfig(), vocab_size=8000)
     hidden = model(src, padding_mask(src_lengths, S), tgt, causal_mask(T))  # (B, T, D)
@@ -12,30 +13,33 @@ translation run it with the kernels of `nmt.model.fast`, which tests compare wit
 """
 
 # B batch, S source length, T target length (in attention: T queries, S keys)
-# D d_model, H heads, D/H the dimensions of a head (d_k = d_v in the paper), F d_ff, V vocab
+# D d_model, H heads, K heads of keys and values, d dimensions of a head, F d_ff, V vocab
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from nmt.config import Activation, ModelConfig, Norm, Positions
-from nmt.model import variants
-from nmt.model.variants import Relation, new_norm
+from nmt.config import Activation, ModelConfig, Norm, NormLayer
+from nmt.model.positions import (
+    PositionEncoding,
+    TokenPositions,
+    distances,
+    new_attention_encoding,
+    new_embedding_encoding,
+    read_file_names,
+    write_file_names,
+)
 
-NUM_POSITIONS = 512  # rows of the first table of positions; it grows when a longer sentence comes
-
-Mask = Any
-"""What may be attended to: a boolean tensor that broadcasts to (B, H, T, S), True = may be attended
-to. The layers pass it on to attention as it is; `nmt.model.fast` has masks of other kinds.
-"""
+NORM_EPS = 1e-5
 
 ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.relu: torch.relu,
@@ -44,9 +48,9 @@ ACTIVATIONS: dict[Activation, Callable[[Tensor], Tensor]] = {
     Activation.swiglu: F.silu,  # of the gate
 }
 
-AttentionRecord = dict[nn.Module, Tensor | None]
-"""Its keys are the `MultiHeadAttention` modules to watch; a forward pass adds their weights, the
-softmax (B, H, T, S) before dropout.
+AttentionWeights = dict[nn.Module, Tensor | None]
+"""Attention weights (B, H, T, S) before dropout. Its keys are the `MultiHeadAttention` modules to
+record; a forward pass sets their values.
 """
 
 
@@ -54,76 +58,105 @@ softmax (B, H, T, S) before dropout.
 
 
 def padding_mask(lengths: Tensor, width: int) -> Tensor:
-    """Show the tokens of sentences of `lengths` (B,), padded on the right to `width`, (B, 1, 1, S).
+    """Return which tokens are real in sentences of `lengths` (B,), padded on the right to `width`,
+    (B, 1, 1, S).
 
-    An empty sentence shows its first position, since a softmax over nothing is not a number.
+    The first token of an empty sentence counts as real: a softmax over nothing gives NaN.
     """
-    visible = torch.arange(width, device=lengths.device) < lengths.clamp(min=1)[:, None]  # (B, S)
-    return visible[:, None, None, :]  # (B, 1, 1, S)
+    mask = torch.arange(width, device=lengths.device) < lengths.clamp(min=1)[:, None]  # (B, S)
+    return mask[:, None, None, :]  # (B, 1, 1, S)
 
 
 def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
-    """Show each position itself and those before it, (T, T), to "prevent leftward information flow
-    in the decoder". Padding on the right is hidden from all real tokens, too.
+    """Return the lower triangle (T, T): a position may attend to itself and to those before it, to
+    "prevent leftward information flow in the decoder".
     """
     return torch.ones(length, length, dtype=torch.bool, device=device).tril()
 
 
-# --- positions (section 3.5)
-
-
-def sinusoidal_positions(length: int, d_model: int, layout: Positions, offset: int = 0) -> Tensor:
-    """Compute the encodings (length, D) of the positions from `offset` on, in float32.
-
-    `sinusoidal_concat` and `sinusoidal_halves` have all sines first, then the cosines; the former
-    over the D/2 wavelengths of Tensor2Tensor, which reach 2 pi * 10000 with the last.
+class AttentionContext(Protocol):
+    """What queries may attend to, and where they stand. Masks become a `PaddedContext`;
+    `nmt.model.fast` adds one for packed sentences.
     """
-    half = d_model // 2
-    pos = torch.arange(offset, offset + length, dtype=torch.float64).unsqueeze(1)  # (length, 1)
-    i = torch.arange(half, dtype=torch.float64)  # (D/2,)
-    if layout is Positions.sinusoidal_concat:
-        angle = pos * torch.exp(-math.log(10000.0) * i / max(half - 1, 1))  # (length, D/2)
-    else:
-        # PE(pos, 2i) = sin(pos / 10000^(2i / d_model)), PE(pos, 2i + 1) the cosine
-        angle = pos * torch.exp(-math.log(10000.0) * 2 * i / d_model)  # (length, D/2)
-    parts = [angle.sin(), angle.cos()]
-    is_paper = layout is Positions.sinusoidal
-    table = torch.stack(parts, dim=-1).flatten(1) if is_paper else torch.cat(parts, dim=-1)
-    return table.float()  # (length, D)
+
+    @property
+    def positions(self) -> TokenPositions:
+        """Of the queries, and in self-attention of the keys, too."""
+
+    @property
+    def mask(self) -> Tensor:
+        """Boolean, broadcasts to (B, H, T, S), True = may be attended to."""
+
+    @property
+    def distances(self) -> Tensor:
+        """Position of the key minus that of the query, (T, S)."""
+
+
+@dataclass(frozen=True)
+class PaddedContext:
+    """The context of padded sentences (B, T)."""
+
+    mask: Tensor
+    positions: TokenPositions
+
+    @property
+    def distances(self) -> Tensor:
+        """See `AttentionContext.distances`."""
+        length = self.positions.num_positions
+        return distances(length, length, self.mask.device)
+
+
+def as_context(mask: Tensor | AttentionContext, ids: Tensor) -> AttentionContext:
+    """Return the context of padded `ids` (B, T) with a boolean mask; keep any other context."""
+    if not isinstance(mask, Tensor):
+        return mask
+    return PaddedContext(mask, TokenPositions.up_to(ids.size(1), ids.device))
 
 
 # --- attention (section 3.2, figure 2)
 
 
 def attend(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: Tensor, dropout: nn.Module | None = None,
-    relation: Relation | None = None, places: Tensor | None = None,
-) -> tuple[Tensor, Tensor]:  # fmt: skip
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor,
+    dropout: nn.Module | None = None,
+    encoding: PositionEncoding | None = None,
+    distances: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
     """Compute scaled dot-product attention (section 3.2.1, left half of figure 2).
 
     Args:
-        queries: (B, H, T, D/H).
-        keys: (B, H, S, D/H).
-        values: (B, H, S, D/H).
+        q: queries (B, H, T, d).
+        k: keys (B, H, S, d).
+        v: values (B, H, S, d).
         mask: boolean, broadcasts to (B, H, T, S), True = may be attended to.
         dropout: applied to the weights.
-        relation: adds what follows from the distances of keys, with `places`.
-        places: the distances, (T, S) or (B, T, S).
+        encoding: adds biases for `distances`, (T, S) or (B, T, S), if given.
 
-    Returns the attended values (B, H, T, D/H) and the weights (B, H, T, S), at least float32.
+    Returns the attended values (B, H, T, d) and the weights (B, H, T, S), at least float32.
     """
     # equation 1: Attention(Q, K, V) = softmax(Q K^T / sqrt(d_k)) V
-    logits = queries @ keys.transpose(-2, -1) / math.sqrt(queries.size(-1))  # (B, H, T, S)
-    if relation is not None and places is not None:
-        logits = logits + relation.logits(queries, places)
+    logits = q @ k.transpose(-2, -1) / math.sqrt(q.size(-1))  # (B, H, T, S)
+    if encoding is not None and distances is not None:
+        logits = logits + encoding.bias(q, distances)
     logits = logits.masked_fill(~mask, float("-inf"))
     dtype = torch.promote_types(logits.dtype, torch.float32)
     weights = torch.softmax(logits, dim=-1, dtype=dtype)  # (B, H, T, S)
-    dropped = (weights if dropout is None else dropout(weights)).to(values.dtype)
-    heads = dropped @ values  # (B, H, T, D/H)
-    if relation is not None and places is not None:
-        heads = heads + relation.heads(dropped, places)
-    return heads, weights  # (B, H, T, D/H), (B, H, T, S)
+    dropped = (weights if dropout is None else dropout(weights)).to(v.dtype)
+    heads = dropped @ v  # (B, H, T, d)
+    if encoding is not None and distances is not None:
+        heads = heads + encoding.value_bias(dropped, distances)
+    return heads, weights  # (B, H, T, d), (B, H, T, S)
+
+
+def repeat_heads(x: Tensor, num_heads: int, dim: int = 1) -> Tensor:
+    """Repeat keys or values, of which `x` has K heads in dimension `dim`, for `num_heads` heads of
+    queries: neighbors share them (Ainslie et al., 2023, grouped-query attention, figure 2).
+    """
+    repeats = num_heads // x.size(dim)
+    return x if repeats == 1 else x.repeat_interleave(repeats, dim=dim)
 
 
 class MultiHeadAttention(nn.Module):
@@ -131,72 +164,98 @@ class MultiHeadAttention(nn.Module):
     MultiHead(Q, K, V) = Concat(head_1, ..., head_h) W^O, head_i = Attention(Q W_i^Q, K W_i^K, V
     W_i^V).
 
-    The W_i^Q of all heads are one D x D matrix, and so are the W_i^K and the W_i^V. These three are
-    the blocks of `in_projection`; those of keys and values are smaller with fewer `num_kv_heads`.
-    Attention within a sentence (`is_self`) may know of distances. Dropout is of the weights.
+    `in_projection` stacks the W_i^Q, W_i^K and W_i^V of all heads. Positional encodings and the
+    norm of queries and keys (Dehghani et al., 2023, section 2, here RMS) are for self-attention.
     """
 
     def __init__(self, config: ModelConfig, *, is_self: bool) -> None:
         super().__init__()
-        d_model, self.num_heads = config.d_model, config.num_heads
-        self.head_size = d_model // self.num_heads
-        kv_size = (config.num_kv_heads or self.num_heads) * self.head_size
-        self.sizes = [d_model, kv_size, kv_size]  # of queries, keys and values of all heads
-        self.is_rotary = is_self and config.positions is Positions.rotary
-        self.relation = variants.new_relation(config) if is_self else None
-        self.query_norm = variants.new_head_norm(config) if is_self else None
-        self.key_norm = variants.new_head_norm(config) if is_self else None
+        self.num_heads = config.num_heads
+        self.head_size = config.d_k
+        q_size = config.num_heads * config.d_k
+        kv_size = (config.num_kv_heads or config.num_heads) * config.d_k
+        self.sizes = [q_size, kv_size, kv_size]  # rows of the W^Q, W^K and W^V of all heads
+        has_norm = config.qk_norm and is_self
+        encoding = new_attention_encoding(config) if is_self else PositionEncoding(config)
+        self.position_encoding: PositionEncoding = encoding
+        self.query_norm = new_norm(NormLayer.rms, config.d_k) if has_norm else None
+        self.key_norm = new_norm(NormLayer.rms, config.d_k) if has_norm else None
         self.dropout = nn.Dropout(config.attention_dropout)
-        self.in_projection = nn.Linear(d_model, sum(self.sizes))
-        self.out_projection = nn.Linear(d_model, d_model)
-        # over the 3D x D matrix: each block has 1 / sqrt(2) of its own bound, and learns faster
+        self.in_projection = nn.Linear(config.d_model, sum(self.sizes))
+        self.out_projection = nn.Linear(q_size, config.d_model)
+        # over the whole 3D x D matrix: its blocks start smaller than three separate matrices would
         nn.init.xavier_uniform_(self.in_projection.weight)
         nn.init.xavier_uniform_(self.out_projection.weight)
         nn.init.zeros_(self.in_projection.bias)
         nn.init.zeros_(self.out_projection.bias)
 
     def forward(
-        self, x: Tensor, memory: Tensor, mask: Mask, record: AttentionRecord | None = None
+        self,
+        x: Tensor,
+        memory: Tensor,
+        mask: AttentionContext,
+        attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Let `x` (B, T, D) attend to `memory` (B, S, D), which is `x` in self-attention."""
-        weights = torch.split(self.in_projection.weight, self.sizes)
-        biases = torch.split(self.in_projection.bias, self.sizes)
-        queries, keys, values = (
-            self._split_heads(F.linear(y, weight, bias))
-            for y, weight, bias in zip((x, memory, memory), weights, biases, strict=True)
-        )  # (B, H, T, D/H), 2 x (B, H or fewer, S, D/H)
-        places = variants.distances(x.size(1), memory.size(1), x.device)  # (T, S)
-        queries, keys = self.place(queries, keys, -places[:, 0])  # the same positions
-        keys, values = (variants.repeat_heads(y, self.num_heads, dim=1) for y in (keys, values))
-        heads, shares = attend(
-            queries, keys, values, mask, self.dropout, self.relation, places
-        )  # (B, H, T, D/H)
-        if record is not None and self in record:
-            record[self] = shares
-        joined = heads.transpose(1, 2).flatten(2)  # (B, T, D)
-        return self.out_projection(joined)  # type: ignore[no-any-return]
+        q, k, v = self.project(x, memory)  # (B, H, T, d), 2 x (B, K, S, d)
+        q, k = self.rotate_and_normalize(q, k, mask.positions)
+        k = repeat_heads(k, self.num_heads)  # (B, H, S, d)
+        v = repeat_heads(v, self.num_heads)
+        encoding = self.position_encoding
+        distances = mask.distances if encoding.has_bias else None
+        heads, weights = attend(q, k, v, mask.mask, self.dropout, encoding, distances)
+        if attention_out is not None and self in attention_out:
+            attention_out[self] = weights
+        concatenated = heads.transpose(1, 2).flatten(2)  # (B, T, H * d)
+        return self.out_projection(concatenated)  # type: ignore[no-any-return]
 
-    def place(self, queries: Tensor, keys: Tensor, positions: Tensor | None) -> list[Tensor]:
-        """Normalize queries and keys (..., D/H), and turn them by `positions` (...), if set."""
+    def project(self, x: Tensor, memory: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute queries (B, H, T, d) of `x`, keys and values (B, K, S, d) of `memory`."""
+        w_q, w_k, w_v = torch.split(self.in_projection.weight, self.sizes)
+        b_q, b_k, b_v = torch.split(self.in_projection.bias, self.sizes)
+        q = self._split_heads(F.linear(x, w_q, b_q))
+        k = self._split_heads(F.linear(memory, w_k, b_k))
+        v = self._split_heads(F.linear(memory, w_v, b_v))
+        return q, k, v
+
+    def rotate_and_normalize(
+        self, q: Tensor, k: Tensor, positions: TokenPositions
+    ) -> tuple[Tensor, Tensor]:
+        """Apply the QK norm and rotary positions to queries and keys (..., d), if configured."""
         if self.query_norm is not None and self.key_norm is not None:
-            queries, keys = self.query_norm(queries), self.key_norm(keys)
-        if not self.is_rotary or positions is None:
-            return [queries, keys]
-        return [variants.rotate(queries, positions), variants.rotate(keys, positions)]
+            q = self.query_norm(q)
+            k = self.key_norm(k)
+        return self.position_encoding.rotate(q, k, positions)
 
     def _split_heads(self, x: Tensor) -> Tensor:
-        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, H, T, D/H)
+        return x.view(*x.shape[:2], -1, self.head_size).transpose(1, 2)  # (B, H, T, d)
 
 
 # --- layers (section 3.1, figure 1)
 
 
-class FeedForward(nn.Module):
-    """FFN(x) = max(0, x W1 + b1) W2 + b2 at every position (section 3.3, equation 2); `dropout` is
-    applied after the max, for which another `activation` may stand.
+class RmsNorm(nn.RMSNorm):
+    """x / sqrt(mean(x^2) + eps) * g over the last dimension (Zhang and Sennrich, 2019, equation 4),
+    in the dtype of x.
+    """
 
-    With SwiGLU that is silu(x Wg + bg) * (x W1 + b1) (Shazeer, 2020, equation 6, with biases); Wg,
-    the `gate`, is a matrix of its own.
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (..., D) to (..., D)."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
+
+
+def new_norm(norm_layer: NormLayer, size: int) -> nn.Module:
+    """Make a norm over the last dimension."""
+    norm_class = RmsNorm if norm_layer is NormLayer.rms else nn.LayerNorm
+    return norm_class(size, eps=NORM_EPS)
+
+
+class FeedForward(nn.Module):
+    """FFN(x) = max(0, x W1 + b1) W2 + b2 at every position (section 3.3, equation 2), with any
+    `activation` for the max and `dropout` after it.
+
+    SwiGLU is silu(x Wg + bg) * (x W1 + b1) instead (Shazeer, 2020, equation 6, with biases); `gate`
+    is Wg.
     """
 
     def __init__(
@@ -205,7 +264,7 @@ class FeedForward(nn.Module):
         super().__init__()
         self.activation = activation
         self.dropout = nn.Dropout(dropout)
-        # as torch draws them: with d_ff = 4 d_model the outer weights have 0.46 of Xavier's bound
+        # torch's initialization: with d_ff = 4 d_model `outer` has 0.46 times Xavier's bound
         self.inner = nn.Linear(d_model, d_ff)
         self.outer = nn.Linear(d_ff, d_model)
         is_gated = activation is Activation.swiglu
@@ -213,9 +272,11 @@ class FeedForward(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Map (..., D) to (..., D)."""
-        hidden = ACTIVATIONS[self.activation](self.inner(x) if self.gate is None else self.gate(x))
-        if self.gate is not None:
-            hidden = hidden * self.inner(x)  # (..., F)
+        activate = ACTIVATIONS[self.activation]
+        if self.gate is None:
+            hidden = activate(self.inner(x))  # (..., F)
+        else:
+            hidden = activate(self.gate(x)) * self.inner(x)
         return self.outer(self.dropout(hidden))  # type: ignore[no-any-return]
 
 
@@ -233,16 +294,17 @@ class Layer(nn.Module):
         self.dropout = nn.Dropout(config.dropout)
         self.self_attention = MultiHeadAttention(config, is_self=True)
         self.self_attention_norm = new_norm(config.norm_layer, config.d_model)
-        sizes = (config.d_model, config.d_ff, config.activation_dropout)
-        self.feed_forward = FeedForward(*sizes, config.activation)
+        self.feed_forward = FeedForward(
+            config.d_model, config.d_ff, config.activation_dropout, config.activation
+        )
         self.feed_forward_norm = new_norm(config.norm_layer, config.d_model)
 
     def before(self, norm: nn.Module, x: Tensor) -> Tensor:
-        """Return what a sub-layer reads of `x`."""
+        """Return the input of a sub-layer, normalized in pre-norm."""
         return x if self.is_post_norm else norm(x)
 
     def after(self, norm: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-        """Add `y`, which a sub-layer made of `x`, with residual dropout (section 5.4)."""
+        """Add the output `y` of a sub-layer to `x`, with residual dropout (section 5.4)."""
         x = x + self.dropout(y)
         return norm(x) if self.is_post_norm else x
 
@@ -250,10 +312,12 @@ class Layer(nn.Module):
 class EncoderLayer(Layer):
     """Self-attention, then feed-forward (left half of figure 1)."""
 
-    def forward(self, x: Tensor, sources: Mask, record: AttentionRecord | None = None) -> Tensor:
+    def forward(
+        self, x: Tensor, src_mask: AttentionContext, attention_out: AttentionWeights | None = None
+    ) -> Tensor:
         """Map (B, S, D) to (B, S, D)."""
         y = self.before(self.self_attention_norm, x)
-        y = self.self_attention(y, y, sources, record)
+        y = self.self_attention(y, y, src_mask, attention_out)
         x = self.after(self.self_attention_norm, x, y)
         y = self.feed_forward(self.before(self.feed_forward_norm, x))
         return self.after(self.feed_forward_norm, x, y)
@@ -270,17 +334,17 @@ class DecoderLayer(Layer):
     def forward(
         self,
         x: Tensor,
-        targets: Mask,
+        tgt_mask: AttentionContext,
         memory: Tensor,
-        sources: Mask,
-        record: AttentionRecord | None = None,
+        src_mask: AttentionContext,
+        attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Map (B, T, D) to (B, T, D), given the encoder's output `memory` (B, S, D)."""
         y = self.before(self.self_attention_norm, x)
-        y = self.self_attention(y, y, targets, record)
+        y = self.self_attention(y, y, tgt_mask, attention_out)
         x = self.after(self.self_attention_norm, x, y)
         y = self.before(self.cross_attention_norm, x)
-        y = self.cross_attention(y, memory, sources, record)  # "encoder-decoder attention", 3.2.3
+        y = self.cross_attention(y, memory, src_mask, attention_out)  # section 3.2.3
         x = self.after(self.cross_attention_norm, x, y)
         y = self.feed_forward(self.before(self.feed_forward_norm, x))
         return self.after(self.feed_forward_norm, x, y)
@@ -293,7 +357,7 @@ class Transformer(nn.Module):
     """Encoder, decoder and the embedding that both share with the output (section 3.4).
 
     With `src_vocab_size` the source has a vocabulary, and an embedding, of its own. With
-    `activation_checkpointing` training keeps only the inputs of layers and computes the rest again
+    `activation_checkpointing` training keeps only the inputs of layers and recomputes activations
     in the backward pass (Chen et al., 2016): same gradients, less memory.
     """
 
@@ -308,86 +372,91 @@ class Transformer(nn.Module):
         super().__init__()
         self.config = config
         self.activation_checkpointing = activation_checkpointing
-        d_model = config.d_model
-        self.embedding_scale = math.sqrt(d_model) if config.scale_embedding else 1.0
-        self.embedding = nn.Embedding(vocab_size, d_model)
-        nn.init.normal_(self.embedding.weight, std=d_model**-0.5)
+        self.embedding_scale = math.sqrt(config.d_model) if config.scale_embedding else 1.0
+        self.embedding = new_embedding(vocab_size, config.d_model)
         self.src_embedding: nn.Embedding | None = None
         if src_vocab_size is not None:
-            self.src_embedding = nn.Embedding(src_vocab_size, d_model)
-            nn.init.normal_(self.src_embedding.weight, std=d_model**-0.5)
-        self.output_weight: nn.Parameter | None = None  # where it is not the embedding
+            self.src_embedding = new_embedding(src_vocab_size, config.d_model)
+        self.output_weight: nn.Parameter | None = None
         if not config.tied_output:
-            self.output_weight = nn.Parameter(torch.empty(vocab_size, d_model))
-            nn.init.normal_(self.output_weight, std=d_model**-0.5)
+            self.output_weight = nn.Parameter(torch.empty(vocab_size, config.d_model))
+            nn.init.normal_(self.output_weight, std=config.d_model**-0.5)
         self.output_bias: nn.Parameter | None = None
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(vocab_size))
-        share = config.dropout if config.embedding_dropout is None else config.embedding_dropout
-        self.dropout = nn.Dropout(share)
+        has_own_dropout = config.embedding_dropout is not None
+        self.dropout = nn.Dropout(config.embedding_dropout if has_own_dropout else config.dropout)
         self.encoder_layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.num_encoder_layers)
         )
         self.decoder_layers = nn.ModuleList(
             DecoderLayer(config) for _ in range(config.num_decoder_layers)
         )
-        self.encoder_positions = variants.new_positions(config)  # (P, D) or None
-        self.decoder_positions = variants.new_positions(config)
-        # in pre-norm nothing has normalized the sums of the last layer yet
-        norms = [new_norm(config.norm_layer, d_model) for _ in range(2)]
-        is_pre_norm = config.norm is Norm.pre
-        self.encoder_norm = norms[0] if is_pre_norm else nn.Identity()
-        self.decoder_norm = norms[1] if is_pre_norm else nn.Identity()
-        self.positions: Tensor
-        # not stored with the weights
-        table = self.new_positions(NUM_POSITIONS)
-        self.register_buffer("positions", table, persistent=False)
+        self.encoder_positions = new_embedding_encoding(config)
+        self.decoder_positions = new_embedding_encoding(config)
+        # in pre-norm the sum of the last layer has not been normalized
+        self.encoder_norm: nn.Module = nn.Identity()
+        self.decoder_norm: nn.Module = nn.Identity()
+        if config.norm is Norm.pre:
+            self.encoder_norm = new_norm(config.norm_layer, config.d_model)
+            self.decoder_norm = new_norm(config.norm_layer, config.d_model)
+        self.register_state_dict_post_hook(write_file_names)
+        self.register_load_state_dict_pre_hook(read_file_names)
 
     def forward(
         self,
         src: Tensor,
-        sources: Mask,
+        src_mask: Tensor | AttentionContext,
         tgt: Tensor,
-        targets: Mask,
-        record: AttentionRecord | None = None,
+        tgt_mask: Tensor | AttentionContext,
+        attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Return hidden states (B, T, D) that predict what follows each of the target ids.
+        """Return hidden states (B, T, D) that predict the token after each target token.
 
         Args:
             src: source ids (B, S).
-            sources: source tokens that may be attended to, see `padding_mask`.
+            src_mask: source tokens that may be attended to, see `padding_mask`.
             tgt: target ids (B, T), the first is BOS.
-            targets: what each target token may attend to, see `causal_mask`.
-            record: is given the attention weights of the modules that are its keys.
+            tgt_mask: what each target token may attend to, see `causal_mask`.
+            attention_out: receives the attention weights of the modules that are its keys.
         """
-        memory = self.encode(src, sources, record)  # (B, S, D)
-        return self.decode(tgt, targets, memory, sources, record)
+        memory = self.encode(src, src_mask, attention_out)  # (B, S, D)
+        return self.decode(tgt, tgt_mask, memory, src_mask, attention_out)
 
-    def encode(self, src: Tensor, sources: Mask, record: AttentionRecord | None = None) -> Tensor:
+    def encode(
+        self,
+        src: Tensor,
+        src_mask: Tensor | AttentionContext,
+        attention_out: AttentionWeights | None = None,
+    ) -> Tensor:
         """Map source ids (B, S) to the encoder's output (B, S, D)."""
+        src_mask = as_context(src_mask, src)
         embedding = self.src_embedding or self.embedding
-        x = self.embed(src, embedding, sources, self.encoder_positions)  # (B, S, D)
+        x = self.embed(src, embedding, self.encoder_positions, src_mask.positions)  # (B, S, D)
         for layer in self.encoder_layers:
-            x = self.runner(layer)(x, sources, record)
+            x = self.checkpointed(layer)(x, src_mask, attention_out)
         return self.encoder_norm(x)  # type: ignore[no-any-return]
 
     def decode(
         self,
         tgt: Tensor,
-        targets: Mask,
+        tgt_mask: Tensor | AttentionContext,
         memory: Tensor,
-        sources: Mask,
-        record: AttentionRecord | None = None,
+        src_mask: Tensor | AttentionContext,
+        attention_out: AttentionWeights | None = None,
     ) -> Tensor:
         """Map target ids (B, T) to hidden states (B, T, D), given the encoder's output `memory`."""
-        x = self.embed(tgt, self.embedding, targets, self.decoder_positions)  # (B, T, D)
+        tgt_mask = as_context(tgt_mask, tgt)
+        src_mask = as_context(src_mask, tgt)
+        positions = tgt_mask.positions
+        x = self.embed(tgt, self.embedding, self.decoder_positions, positions)  # (B, T, D)
         for layer in self.decoder_layers:
-            x = self.runner(layer)(x, targets, memory, sources, record)
+            x = self.checkpointed(layer)(x, tgt_mask, memory, src_mask, attention_out)
         return self.decoder_norm(x)  # type: ignore[no-any-return]
 
     @property
     def output_matrix(self) -> Tensor:
-        """The output layer (V, D): the embedding of the target (section 3.4), or one of its own."""
+        """The output layer (V, D): the target embedding (section 3.4), or a matrix of its own."""
         return self.embedding.weight if self.output_weight is None else self.output_weight
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -397,42 +466,30 @@ class Transformer(nn.Module):
         return F.linear(hidden, self.output_matrix, self.output_bias)
 
     def embed(
-        self, ids: Tensor, embedding: nn.Embedding, mask: Mask, learned: Tensor | None = None
+        self,
+        ids: Tensor,
+        embedding: nn.Embedding,
+        encoding: PositionEncoding,
+        positions: TokenPositions,
     ) -> Tensor:
         """Map ids (B, T) to (B, T, D): embeddings times sqrt(d_model) (section 3.4) plus positions
-        (section 3.5), the `learned` ones or sines, with dropout on the sum (section 5.4).
+        (section 3.5), with dropout on the sum (section 5.4).
         """
         x = embedding(ids) * self.embedding_scale
-        if self.config.positions.is_added:
-            x = x + self.positions_of(ids, mask, learned)
-        return self.dropout(x)  # type: ignore[no-any-return]
+        return self.dropout(encoding.add(x, positions))  # type: ignore[no-any-return]
 
-    def positions_of(self, ids: Tensor, mask: Mask, learned: Tensor | None = None) -> Tensor:
-        """Return the encodings (T, D) of the positions of `ids` (B, T); only masks of
-        `nmt.model.fast` say where tokens are.
-        """
-        return self.position_table(ids.size(1), learned)[: ids.size(1)]
-
-    def position_table(self, length: int, learned: Tensor | None = None) -> Tensor:
-        """Return the encodings (at least `length`, D)."""
-        if learned is not None:
-            return variants.lengthen(learned, length)
-        positions = self.positions  # another thread may replace the table meanwhile
-        if length > positions.size(0):
-            positions = self.positions = self.new_positions(2 * length).to(positions)
-        return positions
-
-    def new_positions(self, length: int) -> Tensor:
-        """Compute the sines (length, D) of the first positions; none for other positions."""
-        layout, offset = self.config.positions, self.config.position_offset
-        length = length if layout.is_sinusoidal else 0
-        return sinusoidal_positions(length, self.config.d_model, layout, offset)
-
-    def runner(self, layer: nn.Module) -> Callable[..., Tensor]:
-        """Return what runs `layer`: the layer, or its checkpoint."""
+    def checkpointed(self, layer: nn.Module) -> Callable[..., Any]:
+        """Return `layer`, with its activations recomputed in training if the model does so."""
         if self.activation_checkpointing and self.training:
             return functools.partial(checkpoint, layer, use_reentrant=False)
         return layer
+
+
+def new_embedding(vocab_size: int, d_model: int) -> nn.Embedding:
+    """Make an embedding (V, D) with a standard deviation of 1 / sqrt(D)."""
+    embedding = nn.Embedding(vocab_size, d_model)
+    nn.init.normal_(embedding.weight, std=d_model**-0.5)
+    return embedding
 
 
 def alignment_layer(num_decoder_layers: int) -> int:

@@ -1,11 +1,12 @@
-"""Fast kernels in the places of the plain ones of `nmt.model.transformer`, and what they need:
-packed sentences without padding, a cache for decoding, and the choice of the best continuations.
+"""Optimized drop-in replacements for the layers of `nmt.model.transformer`, with packing and a KV
+cache.
 
-`accelerate` is the one way in. What is computed stays the same, to rounding. Private operators of
-torch are used in this package alone, each where torch has it, with a public one to fall back on.
+`accelerate` gives a model these layers; results stay the same but for rounding. Private operators
+of torch are used in this package only, each with a public one to fall back on.
 """
 
-# N source tokens of all sentences, one sentence after the other; R rows, the live hypotheses
+# N source tokens, M target tokens of all sentences, one sentence after the other; R rows, the live
+# hypotheses; D d_model, V vocab
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from nmt.model.fast.attention import FastAttention
-from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast.decode import DecodingState, StepDecoder
 from nmt.model.fast.layers import (
     FastDropout,
     FastFeedForward,
@@ -26,119 +27,103 @@ from nmt.model.fast.layers import (
     multiplies_bfloat16,
     reorder,
 )
-from nmt.model.fast.packing import PackedMask, Packing, pack
-from nmt.model.fast.step import FrozenLayer, freeze_layer, step_through
+from nmt.model.fast.packing import PackedContext, Packing, pack
 from nmt.model.transformer import (
-    AttentionRecord,
-    DecoderLayer,
+    AttentionContext,
+    AttentionWeights,
     FeedForward,
-    Mask,
     MultiHeadAttention,
     Transformer,
 )
 
-_PIECE = 1024  # source tokens that a CPU encodes at a time, so that its cache holds them
+_ENCODED_TOKENS = 1024  # that a CPU encodes at a time, so that its caches hold their activations
 
 
 class FastTransformer(Transformer):
     """A `Transformer` that also takes packed sentences, and decodes step by step with a cache."""
 
-    reordered: Reordered | None = None  # of the output matrix, as in `FastLinear`
-    layers: list[FrozenLayer] | None = None  # of the decoder, once a step asked for them
+    reordered: Reordered | None = None  # of the output matrix, once weights are frozen
+    step_decoder: StepDecoder | None = None  # with frozen weights, made by the first `start`
 
     @property
-    def num_unread(self) -> int:
-        """Tokens at the end of a source that the encoder does not read: EOS, or none."""
-        return int(not self.config.source_eos)
+    def drops_eos(self) -> bool:
+        """Whether the encoder does not read the EOS at the end of a source."""
+        return not self.config.source_eos
 
     def forward(
         self,
         src: Tensor,
-        sources: Mask,
+        src_mask: Tensor | AttentionContext | Packing,
         tgt: Tensor,
-        targets: Mask,
-        record: AttentionRecord | None = None,
+        tgt_mask: Tensor | AttentionContext | Packing,
+        attention_out: AttentionWeights | None = None,
     ) -> Tensor:
-        """Return hidden states (M, D) that predict what follows each of the target ids.
+        """Return hidden states (M, D) that predict the token after each target token.
 
-        With a `Packing` each for `sources` and `targets`, source ids are (N,) and target ids (M,),
-        and a token sees those before it in its own sentence, and its source. With boolean masks see
+        With a `Packing` as `src_mask` and `tgt_mask`, source ids are (N,) and target ids (M,), and
+        a token attends to its own sentence, up to itself, and to its source. With boolean masks see
         `Transformer.forward`.
         """
-        across = sources
-        if isinstance(sources, Packing):
-            across = PackedMask(targets, sources)
-            sources = PackedMask(sources, sources)
-            targets = PackedMask(targets, targets, is_causal=True)
-        memory = self.encode(src, sources, record)  # (N, D)
-        return self.decode(tgt, targets, memory, across, record)
+        if not isinstance(src_mask, Packing) or not isinstance(tgt_mask, Packing):
+            return super().forward(src, src_mask, tgt, tgt_mask, attention_out)  # type: ignore[arg-type]
+        memory = self.encode(src, PackedContext.of(src_mask, src_mask), attention_out)  # (N, D)
+        causal = PackedContext.of(tgt_mask, tgt_mask, is_causal=True)
+        cross = PackedContext.of(tgt_mask, src_mask)
+        return self.decode(tgt, causal, memory, cross, attention_out)
 
-    def start(self, src: Tensor, src_lengths: Tensor) -> DecoderCache:
+    def start(self, src: Tensor, src_lengths: Tensor) -> DecodingState:
         """Encode source ids (B, S), right-padded, of `src_lengths` (B,) real tokens each; return
         the state of decoding, with one hypothesis a sentence.
         """
-        lengths = src_lengths - self.num_unread  # (B,)
-        count = 1 + int(lengths.sum()) // _PIECE if src.device.type == "cpu" else 1
+        memory, packing = self.encode_padded(src, src_lengths)
+        return DecodingState(self._choose_decoder(), memory, packing)
+
+    def encode_padded(self, src: Tensor, src_lengths: Tensor) -> tuple[Tensor, Packing]:
+        """Encode padded source ids (B, S) as packed sentences; return (N, D) and their packing."""
+        lengths = src_lengths - int(self.drops_eos)  # (B,)
+        is_cpu = src.device.type == "cpu"
+        num_chunks = 1 + int(lengths.sum()) // _ENCODED_TOKENS if is_cpu else 1
         memory = []
-        for ids, sizes in zip(src.chunk(count), lengths.chunk(count), strict=True):
-            some = pack(sizes.tolist()).to(src.device)
-            ids = some.unpad(ids[:, : some.longest])  # (N / count,)
-            memory.append(self.encode(ids, PackedMask(some, some)))
-        return DecoderCache(torch.cat(memory), pack(lengths.tolist()).to(src.device))
+        for ids, sizes in zip(src.chunk(num_chunks), lengths.chunk(num_chunks), strict=True):
+            packing = pack(sizes.tolist()).to(src.device)
+            tokens = packing.unpad(ids[:, : packing.longest])
+            memory.append(self.encode(tokens, PackedContext.of(packing, packing)))
+        return torch.cat(memory), pack(lengths.tolist()).to(src.device)
 
     def step(
-        self, tokens: Tensor, cache: DecoderCache, record: AttentionRecord | None = None
+        self, tokens: Tensor, state: DecodingState, attention_out: AttentionWeights | None = None
     ) -> Tensor:
         """Decode the newest token of each live hypothesis, ids (R,), to hidden states (R, D), and
-        add it to `cache`; `record` is given weights (R, H, 1, S or more, with zeros at the end).
+        add it to `state`.
+
+        `attention_out` receives the weights of cross-attention (R, H, 1, S or more, the rest 0).
         """
         num_rows = len(tokens)
-        tokens = F.pad(tokens, (0, cache.grid.num_collected - num_rows))  # (R, and some for speed)
-        cache.add_position()
-        layers = self.frozen_layers() if record is None and cache.sources else []
-        if layers:
-            x = self.embed(tokens, self.embedding, cache, self.decoder_positions)
-            return self.decoder_norm(step_through(layers, x, cache))[:num_rows]  # type: ignore[no-any-return]
-        return self.decode(tokens, cache, cache.memory, cache, record)[:num_rows]
+        tokens = F.pad(tokens, (0, state.grid.num_collected - num_rows))  # (R, and some for speed)
+        state.advance()
+        x = self.embed(tokens, self.embedding, self.decoder_positions, state.positions)
+        x = state.decoder.step(x, state, attention_out)
+        return self.decoder_norm(x)[:num_rows]  # type: ignore[no-any-return]
 
-    def frozen_layers(self) -> list[FrozenLayer]:
-        """Return the layers of the decoder as `step_through` takes them, or none if it cannot."""
-        weight = self.embedding.weight
-        is_frozen = self.reordered is not None and not torch.is_grad_enabled()
-        is_plain = weight.device.type == "cpu" and weight.dtype is torch.float32
-        if not is_frozen or not is_plain or torch.is_autocast_enabled("cpu"):
-            return []
-        if self.layers is None:
-            found = [freeze_layer(cast(DecoderLayer, layer)) for layer in self.decoder_layers]
-            self.layers = [layer for layer in found if layer is not None]
-        return self.layers if len(self.layers) == len(self.decoder_layers) else []
-
-    def join(self, cache: DecoderCache, src: Tensor, src_lengths: Tensor) -> None:
-        """Add sentences to a cache that has decoded a position at least; see `start`."""
-        more = self.start(src, src_lengths)
-        for module in cache.sources:
-            more.add_source(module, *cast(FastAttention, module).read(more.memory))
-        cache.join(more)
+    def join(self, state: DecodingState, src: Tensor, src_lengths: Tensor) -> None:
+        """Add sentences to a state that has made a step at least; see `start`."""
+        state.join(self.start(src, src_lengths))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """Map hidden states (..., D) to unnormalized log-probabilities (..., V)."""
-        weight, bias = self.output_matrix, self.output_bias
-        return linear(hidden, *reorder(self.reordered, weight, bias, hidden))
+        weight, bias = reorder(self.reordered, self.output_matrix, self.output_bias, hidden)
+        return linear(hidden, weight, bias)
 
-    def positions_of(self, ids: Tensor, mask: Mask, learned: Tensor | None = None) -> Tensor:
-        """Return the encodings to add to the embeddings of `ids`: (N, D), or (D,) in decoding
-        sentences that began together.
-        """
-        if isinstance(mask, PackedMask):
-            packing = mask.queries
-            table = self.position_table(packing.longest, learned)
-            return table.index_select(0, packing.positions)
-        if isinstance(mask, DecoderCache):
-            table = self.position_table(mask.num_positions, learned)
-            if mask.starts is None:
-                return table[mask.num_positions - 1]
-            return table.index_select(0, mask.ages())
-        return super().positions_of(ids, mask, learned)
+    def _choose_decoder(self) -> StepDecoder:
+        """Return the decoder for steps; keep it where weights are frozen for it."""
+        weight = self.embedding.weight
+        is_float32_cpu = weight.device.type == "cpu" and weight.dtype is torch.float32
+        is_frozen = self.reordered is not None and is_float32_cpu
+        if not is_frozen or torch.is_grad_enabled() or torch.is_autocast_enabled("cpu"):
+            return StepDecoder(self.decoder_layers, is_frozen=False)
+        if self.step_decoder is None:
+            self.step_decoder = StepDecoder(self.decoder_layers, is_frozen=True)
+        return self.step_decoder
 
 
 FAST: dict[type[nn.Module], type[nn.Module]] = {
@@ -162,18 +147,19 @@ def accelerate(model: Transformer) -> FastTransformer:
 
 
 def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
-    """Let linear layers use copies of the weights in the library's own order, made when they are
-    first needed; the weights must not change any more.
+    """Let linear layers keep copies of their weights in the layout of oneDNN, made when first
+    needed; the weights must not change any more.
 
-    With `dtype` bfloat16, on a CPU that multiplies it, copies and products of the layers are
-    bfloat16, and all else float32; logits too, of which many would be equal. Returns the format
-    that autocast is to give the products: `dtype`, or float32, since the layers see to it.
+    On CPUs with bfloat16 instructions, `dtype=bfloat16` runs the linear layers in bfloat16. Logits
+    stay float32: in bfloat16 many would tie. Return the dtype for autocast: `dtype`, or float32
+    where the layers convert by themselves.
     """
     (device,) = {parameter.device.type for parameter in model.parameters()}
     is_narrow = dtype is torch.bfloat16 and device == "cpu" and multiplies_bfloat16()
     for module in model.modules():
         if isinstance(module, FastTransformer):
-            module.reordered, module.layers = Reordered(), None
+            module.reordered = Reordered()
+            module.step_decoder = None
         elif isinstance(module, FastLinear):
-            module.reordered = Reordered(dtype if is_narrow else torch.float32)
+            module.reordered = Reordered(torch.bfloat16 if is_narrow else torch.float32)
     return torch.float32 if is_narrow else dtype

@@ -12,6 +12,7 @@ element takes 16 random bits and one byte of memory.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +42,6 @@ class Reordered(dict[tuple[int, int], tuple[Tensor, Tensor | None]]):
         self.dtype = dtype
 
 
-Weights = tuple[Tensor, Tensor | None]
-"""A matrix (O, I), maybe in the library's own order and in another format, and a bias (O,)."""
-
 Rounded = dict[tuple[int, int], tuple[int, Tensor, Tensor]]
 """Copies in bfloat16 of blocks of a weight matrix, by first row and size: the version of the matrix
 that they were made of, and the block and its transpose, large ones in the library's own order.
@@ -71,26 +69,27 @@ class FastLinear(nn.Linear):
             return _BFloat16Linear.apply(x, weight, bias, activation, both)  # type: ignore[no-untyped-call, no-any-return]
         return linear(x, *reorder(self.reordered, weight, bias, x, start), activation=activation)
 
-    def frozen(self, end: int | None = None) -> Weights:
-        """Return the first `end` rows of the matrix, by default all, and their bias, as they are
-        multiplied with when the weights no longer change.
+    def frozen_function(
+        self, end: int | None = None, activation: str = "none"
+    ) -> Callable[[Tensor], Tensor]:
+        """Return the function of the first `end` outputs, by default all, for weights that do not
+        change any more, on a CPU.
+
+        It takes (N, I) where N is one of `rounded`. With bfloat16 weights it returns float32, or
+        bfloat16 with an activation.
         """
-        weight, bias = self.weight[:end], self.bias[:end]
-        return reorder(self.reordered, weight, bias, weight[:1])
-
-
-def frozen_linear(x: Tensor, weights: Weights, activation: str = "none") -> Tensor:
-    """Do what `linear` does, of rows (N, I) whose number is that of `rounded`, without looking at
-    what there is; with bfloat16 weights return float32, or with an activation bfloat16.
-    """
-    weight, bias = weights
-    if not weight.is_mkldnn:
-        y = F.linear(x, weight, bias)
-        return torch.relu(y) if activation == "relu" else y
-    if weight.dtype is torch.float32:
-        return torch.ops.mkldnn._linear_pointwise(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
-    y = torch.ops.mkldnn._linear_pointwise(x.bfloat16(), weight, bias, activation, [], "")
-    return y if activation == "relu" else y.float()  # type: ignore[no-any-return]
+        rows = self.weight[:end]
+        weight, bias = reorder(self.reordered, rows, self.bias[:end], rows[:1])
+        if not weight.is_mkldnn:
+            if activation == "relu":
+                return lambda x: torch.relu(F.linear(x, weight, bias))
+            return lambda x: F.linear(x, weight, bias)
+        multiply = torch.ops.mkldnn._linear_pointwise
+        if weight.dtype is torch.float32:
+            return lambda x: multiply(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+        if activation == "relu":
+            return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "")  # type: ignore[no-any-return]
+        return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "").float()  # type: ignore[no-any-return]
 
 
 class FastFeedForward(FeedForward):

@@ -1,11 +1,11 @@
 """Sentences laid one after the other, without padding between them, and attention over them.
 
-Whatever is computed for each position by itself needs only the flat stream (N, ...). Attention
-alone knows where sentences begin. This module knows neither weights nor ids.
+All layers but attention work on the flat stream of tokens (N, ...). This module knows where
+sentences begin, but neither weights nor ids.
 """
 
-# B sentences, N tokens of all of them, T of the longest, H heads, D d_model
-# in attention: N queries, S keys, T and U the longest sentences of either side
+# B sentences, N tokens of all of them, T of the longest, H heads, D d_model, d dimensions of a head
+# in attention: N queries, M keys, T and S the longest sentences of either side
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,29 +22,29 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from nmt.model.fast.transfer import send
+from nmt.model.positions import TokenPositions, distances
 from nmt.model.transformer import causal_mask
 
-log = logging.getLogger(__name__)
 MIN_WIDTH = 16  # torch's softmax over fewer numbers is several times as slow on a CPU
-MASKED = -1e30  # added to a logit; finite, so that a cell without a hypothesis makes no NaN
-_FLASH_HEAD = 256  # most dimensions of a head, which must be a multiple of 8
-_SHORT = 256  # bytes of a column of keys, up to which torch's fused kernel is the slower one
+MASKED = -1e30  # added to a logit; finite, so that a row of masked logits gives no NaN
+_MAX_FLASH_HEAD_SIZE = 256
+_MAX_SHORT_BYTES = 256  # of a column of keys; with longer ones torch's fused kernel is faster
 
 
 @dataclass(frozen=True)
 class Packing:
     """Where sentences stand in a flat stream of tokens, and in a padded tensor.
 
-    Everything is made on the host by `pack`; no method waits for a device.
+    `pack` computes everything on the CPU; no method waits for a GPU.
     """
 
-    offsets: Tensor  # (B + 1,) int32, where each sentence begins, and the end
+    offsets: Tensor  # (B + 1,) int32, where each sentence begins, and the end of the last
     positions: Tensor  # (N,) of each token in its sentence
-    places: Tensor  # (N,) of each token in the padded tensor (B * T)
-    tokens: Tensor  # (B * T,) that stands there; at padding any one
+    cells: Tensor  # (N,) of each token in the flattened padded tensor (B * T)
+    tokens: Tensor  # (B * T,) token in each cell; in cells of padding any token
     mask: Tensor  # (B, 1, 1, T), True = may be attended to
     longest: int  # T
-    has_one_length: bool  # all sentences are as long
+    has_one_length: bool  # whether all sentences have T tokens
     flash: Any = None  # see `find_flash`
 
     @property
@@ -54,18 +54,18 @@ class Packing:
 
     @property
     def is_full(self) -> bool:
-        """Whether padding can be skipped; a compiled graph is the same for all lengths."""
+        """Whether there is no padding to add. False while compiling: one graph for all lengths."""
         return not torch.compiler.is_compiling() and self.has_one_length
 
     def pad(self, x: Tensor) -> Tensor:
-        """Lay (N, ...) out as (B, T, ...); at padding stands a copy of some token."""
+        """Lay (N, ...) out as (B, T, ...); padding is a copy of some token."""
         padded = x if self.is_full else x.index_select(0, self.tokens)  # (B * T, ...)
         return padded.reshape(self.num_sentences, self.longest, *x.shape[1:])
 
     def unpad(self, x: Tensor) -> Tensor:
         """Take the tokens (N, ...) out of (B, T, ...)."""
         x = x.flatten(0, 1)  # (B * T, ...)
-        return x if self.is_full else x.index_select(0, self.places)
+        return x if self.is_full else x.index_select(0, self.cells)
 
     def to(self, device: torch.device) -> Packing:
         """Copy the tensors to `device`, without waiting for it."""
@@ -76,41 +76,65 @@ class Packing:
         """Copy the tensors to page-locked memory, which a GPU reads asynchronously."""
         return self._map(Tensor.pin_memory)
 
-    def _map(self, change: Callable[[Tensor], Tensor]) -> Packing:
-        names = ("offsets", "positions", "places", "tokens", "mask")
-        changed: dict[str, Any] = {name: change(getattr(self, name)) for name in names}
-        return replace(self, **changed)
+    def _map(self, function: Callable[[Tensor], Tensor]) -> Packing:
+        return replace(
+            self,
+            offsets=function(self.offsets),
+            positions=function(self.positions),
+            cells=function(self.cells),
+            tokens=function(self.tokens),
+            mask=function(self.mask),
+        )
 
 
-class PackedMask(NamedTuple):
-    """What may be attended to among packed sentences: each one sees its counterpart."""
+@dataclass(frozen=True)
+class PackedContext:
+    """An `AttentionContext` of packed sentences: each attends to the sentence of the same number.
 
-    queries: Packing  # the sentences that attend
-    keys: Packing  # the sentences that are attended to, as many
-    is_causal: bool = False  # no query sees a later key; both sides are the same sentences
+    With `is_causal` both sides are the same sentences, and no query attends to a later key.
+    """
 
-    def visible(self) -> Tensor:
-        """Return the boolean mask of the padded sentences, (B, 1, 1 or T, S)."""
-        longest, device = self.keys.longest, self.keys.mask.device
-        return self.keys.mask & causal_mask(longest, device) if self.is_causal else self.keys.mask
+    queries: Packing
+    keys: Packing
+    positions: TokenPositions
+    is_causal: bool = False
+
+    @classmethod
+    def of(cls, queries: Packing, keys: Packing, *, is_causal: bool = False) -> PackedContext:
+        """Return the context of attention from `queries` to `keys`."""
+        positions = TokenPositions(queries.positions.unsqueeze(1), queries.longest)
+        return cls(queries, keys, positions, is_causal)
+
+    @property
+    def mask(self) -> Tensor:
+        """The mask of the padded sentences, (B, 1, 1 or T, S)."""
+        if not self.is_causal:
+            return self.keys.mask
+        return self.keys.mask & causal_mask(self.keys.longest, self.keys.mask.device)
+
+    @property
+    def distances(self) -> Tensor:
+        """Position of the key minus that of the query in padded sentences, (T, S)."""
+        return distances(self.queries.longest, self.keys.longest, self.keys.mask.device)
 
 
-def pack(lengths: Sequence[int], longest: int | None = None) -> Packing:
-    """Describe sentences of so many tokens; padded tensors may have room for `longest`.
+def pack(lengths: Sequence[int]) -> Packing:
+    """Describe sentences of `lengths` tokens.
 
-    Attention to an empty sentence gives some finite number, which means nothing.
+    Attention to an empty sentence gives finite numbers without a meaning.
     """
     sizes = np.asarray(lengths, dtype=np.int64)  # (B,)
     offsets = np.concatenate([[0], sizes.cumsum()])  # (B + 1,)
-    num_tokens, longest = int(offsets[-1]), longest or int(sizes.max())
+    num_tokens = int(offsets[-1])
+    longest = int(sizes.max())
     positions = np.arange(num_tokens) - np.repeat(offsets[:-1], sizes)  # (N,)
-    places = np.repeat(np.arange(len(sizes)) * longest, sizes) + positions  # (N,)
+    cells = np.repeat(np.arange(len(sizes)) * longest, sizes) + positions  # (N,)
     tokens = np.minimum(offsets[:-1, None] + np.arange(longest), num_tokens - 1)  # (B, T)
     mask = np.arange(longest) < np.maximum(sizes, 1)[:, None]  # (B, T)
     return Packing(
         offsets=torch.from_numpy(offsets.astype(np.int32)),
         positions=torch.from_numpy(positions),
-        places=torch.from_numpy(places),
+        cells=torch.from_numpy(cells),
         tokens=torch.from_numpy(tokens.ravel()),
         mask=torch.from_numpy(mask)[:, None, None, :],
         longest=longest,
@@ -118,115 +142,148 @@ def pack(lengths: Sequence[int], longest: int | None = None) -> Packing:
     )
 
 
+# --- attention within packed sentences
+
+
 def attend_packed(
-    queries: Tensor, keys: Tensor, values: Tensor, mask: PackedMask, dropout: float = 0.0
+    q: Tensor, k: Tensor, v: Tensor, context: PackedContext, dropout: float = 0.0
 ) -> Tensor:
-    """Compute softmax(Q K^T / sqrt(D/H)) V within each sentence, (N, H, D/H) (paper, equation 1).
+    """Compute softmax(Q K^T / sqrt(d)) V within each sentence, (N, H, d) (paper, equation 1).
 
     Args:
-        queries: (N, H, D/H), packed as `mask` says.
-        keys: (S, H, D/H), packed as `mask` says.
-        values: like `keys`.
-        mask: which sentences attend to which.
-        dropout: share of the weights that are dropped.
+        q: queries (N, H, d), packed as `context` says.
+        k: keys (M, H, d).
+        v: values (M, H, d).
+        context: which sentences attend to which.
+        dropout: probability of dropping a weight.
     """
-    targets, sources, is_causal = mask
-    is_half = queries.dtype in (torch.bfloat16, torch.float16)
-    suits_flash = is_half and queries.size(-1) % 8 == 0 and queries.size(-1) <= _FLASH_HEAD
-    if dropout == 0 and targets.flash is not None and suits_flash:
-        spans = targets.offsets, sources.offsets, targets.longest, sources.longest
-        window = (-1, 0) if is_causal else (-1, -1)  # keys before and after; -1 is all
-        return targets.flash(queries, keys, values, *spans, window_size=window)  # type: ignore[no-any-return]
-    dtype, kind = queries.dtype, queries.device.type
-    if dropout == 0 and _suits_short(queries, sources):
-        visible = causal_mask(sources.longest) if is_causal else sources.mask  # (..., T or 1, S)
-        padded = (
-            side.pad(x.to(values.dtype)).transpose(1, 2)
-            for side, x in ((targets, queries), (sources, keys), (sources, values))
-        )
-        bias = additive_mask(visible, max(sources.longest, MIN_WIDTH))
-        heads = _ShortAttention.apply(*padded, bias)  # type: ignore[no-untyped-call]
-        return targets.unpad(heads.transpose(1, 2))
-    # a CPU's kernel goes backward in half precision at a ninth of the speed of float32
-    is_slow = is_half and kind == "cpu"
-    if is_slow:
-        queries, keys, values = queries.float(), keys.float(), values.float()
-    queries, keys, values = targets.pad(queries), sources.pad(keys), sources.pad(values)
-    with torch.autocast(kind, enabled=False) if is_slow else nullcontext():
-        heads = F.scaled_dot_product_attention(
-            queries.transpose(1, 2),  # (B, H, T, D/H)
-            keys.transpose(1, 2),  # (B, H, S, D/H)
-            values.transpose(1, 2),
-            attn_mask=None if is_causal or sources.is_full else sources.mask,
-            dropout_p=dropout,
-            is_causal=is_causal,  # padding comes after all that a real query sees
-        )  # (B, H, T, D/H)
-    return targets.unpad(heads.transpose(1, 2)).to(dtype)  # (N, H, D/H)
+    if dropout == 0:
+        if context.queries.flash is not None and suits_flash(q):
+            return attend_flash(q, k, v, context)
+        if suits_short(q, context.keys):
+            return attend_short(q, k, v, context)
+    return attend_padded(q, k, v, context, dropout)
 
 
-def _suits_short(queries: Tensor, sources: Packing) -> bool:
-    """Return whether `_ShortAttention` is the faster way through these sentences and back."""
-    return (
-        not torch.compiler.is_compiling()
-        and queries.device.type == "cpu"
-        and torch.is_grad_enabled()
-        and queries.dtype in (torch.float32, torch.bfloat16)
-        and sources.longest * queries.element_size() <= _SHORT
+def suits_flash(q: Tensor) -> bool:
+    """Return whether flash attention takes queries of this format."""
+    is_half = q.dtype in (torch.bfloat16, torch.float16)
+    return is_half and q.size(-1) % 8 == 0 and q.size(-1) <= _MAX_FLASH_HEAD_SIZE
+
+
+def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
+    """Attend by torch's flash attention over sentences of different lengths."""
+    queries = context.queries
+    keys = context.keys
+    return queries.flash(  # type: ignore[no-any-return]
+        q,
+        k,
+        v,
+        queries.offsets,
+        keys.offsets,
+        queries.longest,
+        keys.longest,
+        window_size=(-1, 0) if context.is_causal else (-1, -1),  # keys before and after; -1: all
     )
 
 
+def suits_short(q: Tensor, keys: Packing) -> bool:
+    """Return whether `_ShortAttention` is faster than torch's fused kernel, forward and backward."""
+    return (
+        not torch.compiler.is_compiling()
+        and q.device.type == "cpu"
+        and torch.is_grad_enabled()
+        and q.dtype in (torch.float32, torch.bfloat16)
+        and keys.longest * q.element_size() <= _MAX_SHORT_BYTES
+    )
+
+
+def attend_short(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Tensor:
+    """Attend by `_ShortAttention`."""
+    keys = context.keys
+    q = context.queries.pad(q.to(v.dtype)).transpose(1, 2)  # (B, H, T, d)
+    k = keys.pad(k.to(v.dtype)).transpose(1, 2)  # (B, H, S, d)
+    v = keys.pad(v).transpose(1, 2)
+    mask = causal_mask(keys.longest) if context.is_causal else keys.mask  # (..., T or 1, S)
+    bias = additive_mask(mask, max(keys.longest, MIN_WIDTH))
+    heads: Tensor = _ShortAttention.apply(q, k, v, bias)  # type: ignore[no-untyped-call]
+    return context.queries.unpad(heads.transpose(1, 2))
+
+
+def attend_padded(
+    q: Tensor, k: Tensor, v: Tensor, context: PackedContext, dropout: float
+) -> Tensor:
+    """Attend by torch's fused kernel over padded sentences."""
+    queries = context.queries
+    keys = context.keys
+    dtype = q.dtype
+    # in half precision the backward pass of the CPU kernel runs at a ninth of float32's speed
+    is_slow = q.device.type == "cpu" and dtype in (torch.bfloat16, torch.float16)
+    if is_slow:
+        q, k, v = q.float(), k.float(), v.float()
+    with torch.autocast("cpu", enabled=False) if is_slow else nullcontext():
+        heads = F.scaled_dot_product_attention(
+            queries.pad(q).transpose(1, 2),  # (B, H, T, d)
+            keys.pad(k).transpose(1, 2),  # (B, H, S, d)
+            keys.pad(v).transpose(1, 2),
+            # a causal mask hides padding from all real tokens
+            attn_mask=None if context.is_causal or keys.is_full else keys.mask,
+            dropout_p=dropout,
+            is_causal=context.is_causal,
+        )  # (B, H, T, d)
+    return queries.unpad(heads.transpose(1, 2)).to(dtype)  # (N, H, d)
+
+
 class _ShortAttention(torch.autograd.Function):
-    """Attention by products of small matrices, which keeps the weights. torch's fused kernel for
-    CPUs takes up to three times as long where sentences are short or numbers are bfloat16.
+    """Attention by products of small matrices that keeps the weights for the backward pass. torch's
+    fused CPU kernel takes up to three times as long for short sentences and for bfloat16.
     """
 
     @staticmethod
-    def forward(ctx: Any, queries: Tensor, keys: Tensor, values: Tensor, bias: Tensor) -> Tensor:
-        """Map (B, H, T, D/H) and twice (B, H, S, D/H) to (B, H, T, D/H). `bias` (B or 1, 1, T or 1,
-        U), at least as wide as S, is added to the logits.
+    def forward(ctx: Any, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
+        """Map (B, H, T, d) and twice (B, H, S, d) to (B, H, T, d). `bias` (B or 1, 1, T or 1, W),
+        W at least S, is added to the logits.
         """
-        ctx.shape = shape = queries.shape
-        missing = bias.size(-1) - keys.size(2)
-        queries = queries.flatten(0, 1)  # (B*H, T, D/H)
-        keys, values = (F.pad(x, (0, 0, 0, missing)).flatten(0, 1) for x in (keys, values))
+        ctx.shape = shape = q.shape
+        padding = bias.size(-1) - k.size(2)
+        q = q.flatten(0, 1)  # (B*H, T, d)
+        k = F.pad(k, (0, 0, 0, padding)).flatten(0, 1)  # (B*H, W, d)
+        v = F.pad(v, (0, 0, 0, padding)).flatten(0, 1)
         with torch.autocast("cpu", enabled=False):
-            products = torch.bmm(queries, keys.transpose(1, 2)).view(*shape[:3], -1)  # (B, H, T, U)
-            logits = products.float().mul_(shape[-1] ** -0.5).add_(bias)
-            weights = torch.softmax(logits, dim=-1).flatten(0, 1)  # (B*H, T, U)
-            heads = torch.bmm(weights.to(values.dtype), values)
-        ctx.save_for_backward(queries, keys, values, weights)
-        ctx.num_keys = keys.size(1) - missing
+            logits = torch.bmm(q, k.transpose(1, 2)).view(*shape[:3], -1)  # (B, H, T, W)
+            logits = logits.float().mul_(shape[-1] ** -0.5).add_(bias)
+            weights = torch.softmax(logits, dim=-1).flatten(0, 1)  # (B*H, T, W)
+            heads = torch.bmm(weights.to(v.dtype), v)
+        ctx.save_for_backward(q, k, v, weights)
+        ctx.num_keys = k.size(1) - padding
         return heads.view(shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        queries, keys, values, weights = ctx.saved_tensors
-        (grad,) = (x.reshape(queries.shape) for x in grads)  # (B*H, T, D/H)
-        grad_weights = torch.bmm(grad, values.transpose(1, 2)).float()  # (B*H, T, U)
+        q, k, v, weights = ctx.saved_tensors
+        grad = grads[0].reshape(q.shape)  # (B*H, T, d)
+        grad_weights = torch.bmm(grad, v.transpose(1, 2)).float()  # (B*H, T, W)
         logits = torch.ops.aten._softmax_backward_data(grad_weights, weights, -1, weights.dtype)
-        logits = logits.mul_(queries.size(-1) ** -0.5).to(grad.dtype)
-        found = (
-            torch.bmm(logits, keys),
-            torch.bmm(logits.transpose(1, 2), queries)[:, : ctx.num_keys],
-            torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys],
-        )
-        return *(x.view(*ctx.shape[:2], *x.shape[1:]) for x in found), None
+        logits = logits.mul_(q.size(-1) ** -0.5).to(grad.dtype)
+        grad_q = torch.bmm(logits, k)
+        grad_k = torch.bmm(logits.transpose(1, 2), q)[:, : ctx.num_keys]
+        grad_v = torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys]
+        heads = ctx.shape[:2]  # (B, H)
+        return grad_q.unflatten(0, heads), grad_k.unflatten(0, heads), grad_v.unflatten(0, heads), None
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:
-    """Return what a mask (..., C), True = may be attended to, adds to logits (..., width)."""
+    """Return what a mask (..., C), True = may be attended to, adds to logits (..., `width`)."""
     wide = F.pad(mask, (0, width - mask.size(-1)))
     return torch.zeros(wide.shape, device=mask.device).masked_fill_(~wide, MASKED)
 
 
 @functools.cache
 def find_flash(device: torch.device) -> Any:
-    """Return torch's attention over variable lengths, which torch 2.11 has for recent GPUs, or
-    None.
+    """Return torch's attention over variable lengths, or None where torch (before 2.11) or the GPU
+    (compute capability below 8.0) has none. It takes half precision only, and has no dropout.
 
-    It takes half precision alone, and has no dropout. It is compared with padding once. For padded
-    attention cuDNN is turned off, which torch 2.11 prefers on an H100 or H200: it makes a plan for
-    each shape, and nearly every batch, and every step of a search, has another.
+    Also turn off cuDNN's attention, which plans anew for each shape of a padded batch.
     """
     if device.type != "cuda":
         return None
@@ -235,29 +292,7 @@ def find_flash(device: torch.device) -> Any:
         return None
     try:
         from torch.nn.attention.varlen import varlen_attn
-
-        logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # a line a call
-        agrees = _agrees(varlen_attn, device)
     except ImportError:
         return None
-    except Exception as error:  # of kernels that this GPU, or this build of torch, does not have
-        log.warning("attention is padded: torch's for variable lengths failed: %s", error)
-        return None
-    if not agrees:
-        log.warning("attention is padded: torch's for variable lengths computes something else")
-    return varlen_attn if agrees else None
-
-
-@torch.inference_mode(False)
-@torch.enable_grad()
-def _agrees(flash: Any, device: torch.device) -> bool:
-    """Return whether `flash` gives what padded attention gives, forward and backward."""
-    found = []
-    for choice in (flash, None):
-        sentences = replace(pack([5, 2, 9])._map(lambda index: index.to(device)), flash=choice)
-        x = torch.linspace(0, 999, 16 * 2 * 64, device=device).sin().view(16, 2, 64)  # (N, H, D/H)
-        x = x.bfloat16().requires_grad_()
-        heads = attend_packed(x, x.flip(0), x, PackedMask(sentences, sentences, is_causal=True))
-        (gradient,) = torch.autograd.grad(heads.float().square().sum(), x)
-        found.append((heads, gradient))
-    return all(torch.allclose(a, b, atol=0.05, rtol=0.05) for a, b in zip(*found, strict=True))
+    logging.getLogger("torch.nn.attention.varlen").setLevel(logging.WARNING)  # it logs each call
+    return varlen_attn
