@@ -58,8 +58,8 @@ def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str
 
     def watch(module: MultiHeadAttention, given: tuple[Tensor, ...]) -> None:
         x, memory, mask = given[:3]
-        kind = "cross" if memory is not x else "decoder" if mask.dim() == 2 else "encoder"
-        visible = mask.expand(1, 1, x.size(1), memory.size(1))[0, 0]
+        kind = "cross" if memory is not x else "decoder" if mask.mask.dim() == 2 else "encoder"
+        visible = mask.mask.expand(1, 1, x.size(1), memory.size(1))[0, 0]
         found[kind].append(naive(module, x, memory, visible))
 
     for module in model.modules():

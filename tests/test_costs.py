@@ -45,7 +45,7 @@ def test_operations_equal_those_that_torch_counts_without_padding(
     monkeypatch.setattr(
         LAYERS, "is_onednn_faster", lambda _num_packed=0: False
     )  # unknown to the counter
-    monkeypatch.setattr(PACKING, "_SHORT", 0)  # products of short sentences have padding
+    monkeypatch.setattr(PACKING, "_MAX_SHORT_BYTES", 0)  # products of short sentences have padding
     for batch, source, target, changes in cases:
         shape = {"num_encoder_layers": 2, "num_decoder_layers": 3, "d_model": 24, **changes}
         model = tiny_model(**shape)

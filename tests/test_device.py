@@ -21,7 +21,7 @@ from variants import MODERN
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Positions, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.fast.packing import PackedMask, attend_packed, pack
+from nmt.model.fast.packing import PackedContext, attend_packed, pack
 from nmt.runtime.distributed import World
 from nmt.search.hypotheses import SearchTask
 from nmt.search.search import BeamSearch, length_limits, search
@@ -258,7 +258,7 @@ def test_attention_over_variable_lengths_is_called_as_torch_declares_it() -> Non
     both = replace(pack([3, 2]), flash=flash)
     x = torch.zeros(5, 2, 8, dtype=torch.bfloat16)
     for is_causal, window in ((True, (-1, 0)), (False, (-1, -1))):
-        attend_packed(x, x, x, PackedMask(both, both, is_causal=is_causal))
+        attend_packed(x, x, x, PackedContext.of(both, both, is_causal=is_causal))
         assert list(calls[-1])[:7] == declared
         assert set(calls[-1]) == {*declared, "window_size"}
         assert calls[-1]["window_size"] == window

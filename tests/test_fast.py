@@ -36,11 +36,11 @@ from nmt.config import ModelConfig, Norm, Positions, SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
 from nmt.model import fast
-from nmt.model.fast import FastTransformer, accelerate, freeze, layers, packing
-from nmt.model.fast.cache import Grid
+from nmt.model.fast import FastTransformer, accelerate, freeze, layers
+from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
-from nmt.model.fast.packing import PackedMask, attend_packed, pack
-from nmt.model.fast.top import NEVER, Continuations, best_continuations, likeliest
+from nmt.model.fast.packing import PackedContext, attend_packed, pack
+from nmt.model.fast.top import NEG_INF, Candidates, best_candidates, likeliest
 from nmt.model.transformer import Transformer, attend, causal_mask, padding_mask
 from nmt.runtime.manifest import write_manifest
 from nmt.training.batches import make_batch
@@ -191,15 +191,15 @@ def test_an_accelerated_model_still_takes_boolean_masks_and_records_attention() 
 def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
     size: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast, "_PIECE", size)
+    monkeypatch.setattr(fast, "_ENCODED_TOKENS", size)
     for positions in (Positions.sinusoidal, Positions.rotary):
         model, (src, lengths) = tiny_model(positions=positions), random_source(LENGTHS)
         expected = plain(model).encode(src, padding_mask(lengths, S))  # (B, S, D)
-        assert_near(model.start(src, lengths).memory, pack(LENGTHS).unpad(expected))
+        assert_near(model.encode_padded(src, lengths)[0], pack(LENGTHS).unpad(expected))
     model = tiny_model(positions=Positions.rotary, source_eos=False)
-    expected = model.start(src[:2], lengths[:2]).memory
+    expected, _ = model.encode_padded(src[:2], lengths[:2])
     lengths[2:] = 1  # EOS alone, which the encoder does not read, maybe in a piece by itself
-    assert_near(model.start(src, lengths).memory, expected)
+    assert_near(model.encode_padded(src, lengths)[0], expected)
 
 
 def test_accelerating_shares_parameters_and_names() -> None:
@@ -273,12 +273,12 @@ def test_attention_over_packed_sentences_is_the_plain_one() -> None:
         targets, sources, is_causal = pack(case[0]), pack(case[1]), case[2]
         shapes = [(sum(lengths), 2, 8) for lengths in (case[0], case[1], case[1])]
         inputs = [torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes]
-        mask = PackedMask(targets, sources, is_causal=is_causal)
-        found = attend_packed(*inputs, mask)
+        context = PackedContext.of(targets, sources, is_causal=is_causal)
+        found = attend_packed(*inputs, context)
         assert found.dtype is dtype
         exact = [x.detach().double().requires_grad_() for x in inputs]
         padded = [targets.pad(exact[0]), sources.pad(exact[1]), sources.pad(exact[2])]
-        heads, _ = attend(*(x.transpose(1, 2) for x in padded), mask.visible())
+        heads, _ = attend(*(x.transpose(1, 2) for x in padded), context.mask)
         expected = targets.unpad(heads.transpose(1, 2))
         assert_near(found.double(), expected, (case, dtype), atol=atol)
         weights = torch.randn_like(found)
@@ -287,8 +287,8 @@ def test_attention_over_packed_sentences_is_the_plain_one() -> None:
         assert_near([x.double() for x in grads], wanted, (case, dtype), atol=atol)
 
 
-@torch.inference_mode()  # a translation may be the first to ask
-def test_attention_over_variable_lengths_is_compared_with_padding_and_then_used() -> None:
+@torch.inference_mode()
+def test_flash_attention_over_variable_lengths_is_called_for_every_attention() -> None:
     calls = []
 
     def flash(
@@ -310,12 +310,6 @@ def test_attention_over_variable_lengths_is_compared_with_padding_and_then_used(
             out[start:end] = heads.transpose(0, 1).to(out.dtype)
         return out
 
-    def blind(*args: Any, window_size: tuple[int, int]) -> Tensor:
-        return flash(*args, window_size=(-1, -1))
-
-    assert packing._agrees(flash, torch.device("cpu"))
-    assert not packing._agrees(blind, torch.device("cpu"))
-    calls.clear()
     model, (src, lengths), tgt = tiny_model(d_model=32), random_source([9, 2, 5]), [3, 8, 1]
     sources, targets = (replace(pack(x), flash=flash) for x in (lengths.tolist(), tgt))
     ids = random_target(3, 8)
@@ -569,7 +563,7 @@ def test_activation_checkpointing_keeps_a_fraction_of_the_memory_in_training_alo
 def test_rows_go_to_their_cells_and_come_back() -> None:
     for counts in ([2, 2, 2], [1, 3, 2], [1], [4], [0, 3, 0, 1], [8] * 5):
         sentences = torch.arange(len(counts)).repeat_interleave(torch.tensor(counts))
-        grid = Grid(sentences, len(counts))
+        grid = BeamGrid(sentences, len(counts))
         rows = torch.randn(len(sentences), 3)
         cells = grid.spread(rows)
         assert cells.shape == (len(counts), max(counts), 3)
@@ -599,7 +593,7 @@ def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
         found = model.step(tokens, cache)
         expected = hidden_states(oracle, src[sentences], lengths[sentences], history)[:, -1]
         assert_near(found, expected, (seed, t))
-        num_columns.append(cache.visible.size(1))
+        num_columns.append(cache.attention_mask.size(1))
         # each sentence goes on with some of its rows, sooner or later with none
         ends = torch.rand(4, generator=generator) < 0.03
         rows = []
@@ -613,7 +607,7 @@ def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
         sentences, history = sentences[rows], history[rows]
         cache.reorder(torch.tensor(rows))
         assert len(sentences.unique()) > 0.75 * len(cache.source_bias)  # others leave the memory
-        assert {len(keys) for keys, _ in cache.sources.values()} == {len(cache.source_bias)}
+        assert {len(keys) for keys, _ in cache.source_keys_values} == {len(cache.source_bias)}
     assert t > 20
     if widest > 1:
         bounds = [1.5 * (i + 1 + 4 * widest) + 32 for i in range(t + 1)]
@@ -637,18 +631,18 @@ def test_the_best_are_those_of_a_stable_sort_of_all() -> None:
         if seed % 3 == 0:
             log_probs = log_probs.round()  # ties
         if seed % 4 == 0:
-            log_probs[:, ::2] = NEVER  # forbidden tokens
+            log_probs[:, ::2] = NEG_INF  # forbidden tokens
         if seed % 5 == 0:
-            sums[1:] = NEVER  # rows without use
-        found = best_continuations(sums, log_probs, Grid(sentences, batch), count)
+            sums[1:] = NEG_INF  # rows without use
+        found = best_candidates(sums, log_probs, BeamGrid(sentences, batch), count)
         for sentence in range(batch):
             rows = (sentences == sentence).nonzero().squeeze(1)
             totals = (sums[rows].unsqueeze(1) + log_probs[rows]).flatten()
             values, order = totals.sort(descending=True, stable=True)
-            usable = (values > NEVER)[:count]
-            best = Continuations(*(column[sentence, : len(usable)][usable] for column in found))
+            usable = (values > NEG_INF)[:count]
+            best = Candidates(*(column[sentence, : len(usable)][usable] for column in found))
             assert torch.equal(best.sums, values[:count][usable]), seed
-            assert (found.sums[sentence, int(usable.sum()) :] == NEVER).all(), seed
+            assert (found.sums[sentence, int(usable.sum()) :] == NEG_INF).all(), seed
             assert torch.equal(best.rows, rows[order[:count][usable] // vocab]), seed
             assert torch.equal(best.tokens, order[:count][usable] % vocab), seed
             assert torch.equal(best.log_probs, log_probs[best.rows, best.tokens]), seed

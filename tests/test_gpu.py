@@ -23,7 +23,7 @@ from toy import write_data
 
 from nmt.config import DType, OptimizerConfig, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.model.fast.packing import PackedMask, attend_packed, find_flash, pack
+from nmt.model.fast.packing import PackedContext, attend_packed, find_flash, pack
 from nmt.runtime.distributed import World
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
@@ -60,7 +60,8 @@ def test_attention_over_variable_lengths_is_the_padded_one_forward_and_backward(
                 x = torch.randn(3, sum(lengths), 4, 64)
                 x = x.to(device, kind).requires_grad_()
                 sentences = pack(lengths).to(device)
-                heads = attend_packed(*x, PackedMask(sentences, sentences, is_causal=is_causal))
+                context = PackedContext.of(sentences, sentences, is_causal=is_causal)
+                heads = attend_packed(*x, context)
                 (gradient,) = torch.autograd.grad(heads.float().sin().sum(), x)
                 found.append((heads.detach().float(), gradient.float()))
             for exact, other in zip(*found, strict=True):

@@ -31,7 +31,7 @@ from nmt.data.batch import pad
 from nmt.data.tokenizer import SeparateTokenizers, Tokenizer
 from nmt.errors import ConfigError
 from nmt.export.export_model import export_model
-from nmt.model.transformer import sinusoidal_positions
+from nmt.model.positions import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 from nmt.translate.translator import Translator
 from nmt.visualize.embeddings import list_text_ids

@@ -23,7 +23,7 @@ from torch import nn
 from nmt.checkpoint import load_info
 from nmt.config import Normalization, Positions, SearchConfig
 from nmt.importing.piece_ids import read_yaml_vocabulary
-from nmt.model.transformer import sinusoidal_positions
+from nmt.model.positions import sinusoidal_positions
 from nmt.translate.backend import SearchRequest, load_models
 
 LINES = sentences(40)

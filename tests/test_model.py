@@ -27,15 +27,16 @@ from tiny import (
 from torch import Tensor, nn
 
 from nmt.config import ModelConfig, Norm, Positions
-from nmt.model import transformer
+from nmt.model import positions, transformer
+from nmt.model.positions import TokenPositions, sinusoidal_positions
 from nmt.model.transformer import (
     MultiHeadAttention,
     Transformer,
+    as_context,
     attend,
     causal_mask,
     num_parameters,
     padding_mask,
-    sinusoidal_positions,
 )
 
 NORMS = [Norm.post, Norm.pre]
@@ -94,20 +95,23 @@ def test_positions_follow_their_formula_and_bfloat16_rounds_it_once() -> None:
         model = plain(tiny_model(positions=layout)).bfloat16()
         src, lengths = random_source([1024])
         model.encode(src, padding_mask(lengths, 1024))  # the table grows beyond its first 512 rows
-        assert torch.equal(model.positions[:1024], formula(1024, 16).float().bfloat16()), layout
+        assert torch.equal(
+            model.encoder_positions.table[:1024], formula(1024, 16).float().bfloat16()
+        ), layout
     model = Transformer(tiny_config(d_model=512), VOCAB_SIZE).bfloat16()
-    table = model.position_table(1024)[:1024].float()
+    x = torch.zeros(1024, 512, dtype=torch.bfloat16)
+    table = model.encoder_positions.add(x, TokenPositions.up_to(1024, x.device))
     assert len(torch.unique(table, dim=0)) == 1024
 
 
 def test_sentences_longer_than_the_table_of_positions_work(monkeypatch: pytest.MonkeyPatch) -> None:
     src, tgt = random_source([5, 3]), random_target(2, 33)
     expected = hidden_states(plain(tiny_model()), *src, tgt)
-    monkeypatch.setattr(transformer, "NUM_POSITIONS", 4)
+    monkeypatch.setattr(positions, "NUM_POSITIONS", 4)
     models = plain(tiny_model()), tiny_model(), tiny_model()
     runs = hidden_states, hidden_states, decode_by_steps
     for model, run in zip(models, runs, strict=True):
-        assert len(model.positions) == 4
+        assert len(model.encoder_positions.table) == 4
         assert_near(run(model, *src, tgt), expected, (type(model), run))
 
 
@@ -185,7 +189,8 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
     cases = {"self": (x, own), "causal": (x, own & causal_mask(5)), "cross": (memory, other)}
     for name, (keys, mask) in cases.items():
         record: dict[Any, Tensor | None] = {attention: None}
-        found = attention(x, keys, mask, record), record[attention]
+        context = as_context(mask, x[..., 0])
+        found = attention(x, keys, context, record), record[attention]
         hidden = ~mask.expand(3, 4, 5, keys.size(1)).flatten(0, 1)  # (B * H, T, S)
         expected = theirs(x, keys, keys, attn_mask=hidden, average_attn_weights=False)
         assert_near(found, expected, name)

@@ -48,7 +48,7 @@ def test_every_row_names_the_file_of_one_of_its_names() -> None:
             paths = {
                 home.replace(".", "/") + end for home in homes for end in (".py", "/__init__.py")
             }
-            assert set(files) & paths or "AttentionRecord" in line, line
+            assert set(files) & paths or "AttentionWeights" in line, line
 
 
 def test_the_example_gives_the_shapes_that_it_states() -> None:

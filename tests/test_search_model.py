@@ -118,7 +118,7 @@ def test_scores_are_float32_when_matrix_multiplications_are_bfloat16() -> None:
     stepper = ModelStepper(model, torch.bfloat16)
     state = stepper.start(*source, attention=True)
     log_probs = stepper.step(torch.full((len(LENGTHS),), BOS), state)
-    assert next(iter(state.cache.sources.values()))[0].dtype is torch.bfloat16
+    assert state.decoding.source_keys_values[0][0].dtype is torch.bfloat16
     assert stepper.attention(state).dtype is torch.float32
     assert log_probs.dtype is torch.float32
     totals = log_probs.double().exp().sum(-1)

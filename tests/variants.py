@@ -25,15 +25,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "gelu": {"activation": Activation.gelu},
     "silu": {"activation": Activation.silu},
     "swiglu": {"activation": Activation.swiglu},
+    "small heads": {"head_size": 2},
     "grouped heads": {"num_kv_heads": 2},
     "one head of keys": {"num_kv_heads": 1},
     "normalized queries": {"qk_norm": True},
     "modern": MODERN,
     "modern, relative": MODERN | {"positions": Positions.relative, "max_distance": 3},
     "modern, alibi": MODERN | {"positions": Positions.alibi, "num_kv_heads": 1},
+    "modern, large heads": MODERN | {"head_size": 6},
     "deep encoder": {"num_encoder_layers": 4, "num_decoder_layers": 1},
 }
 """By name; models with 4 heads."""
-KNOWN = ("gelu", "silu", "deep encoder")
+KNOWN = ("gelu", "silu", "deep encoder", "small heads", "modern, large heads")
 OWN = {name: changes for name, changes in VARIANTS.items() if name not in KNOWN}
-"""Those whose export has code of its own."""
+"""Those whose export has code of its own; no format supports `head_size`."""

@@ -18,8 +18,8 @@ from nmt.config import Activation, ExportConfig, ModelConfig, Norm, NormLayer, P
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import NmtError
 from nmt.export.huggingface import position_table
-from nmt.model.transformer import alignment_layer
-from nmt.model.variants import NORM_EPS, Alibi
+from nmt.model.positions import Alibi
+from nmt.model.transformer import NORM_EPS, alignment_layer
 
 Arrays = dict[str, np.ndarray[Any, np.dtype[np.float32]]]
 _ACTIVATIONS = {
@@ -127,7 +127,7 @@ def _fill_positions(
         # T5 gives the smaller half of all distances a bias each; an encoder has both directions
         num_distances = 2 * max_positions
         distances = torch.arange(num_distances)[None]  # (1, 2P)
-        bias = Alibi(model.num_heads).logits(torch.zeros(()), distances)[:, 0].T  # (2P, H)
+        bias = Alibi(model).bias(torch.zeros(()), distances)[:, 0].T  # (2P, H)
         if name == "encoder":
             bias = torch.cat([bias, bias])
         for layer in stack.layer:

@@ -21,8 +21,7 @@ from nmt.checkpoint import ModelInfo, save_weights
 from nmt.config import Activation, ExportConfig, ModelConfig, Norm, Positions
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ModelError
-from nmt.model.transformer import sinusoidal_positions
-from nmt.model.variants import lengthen
+from nmt.model.positions import sinusoidal_positions
 from nmt.runtime.files import write_json
 from nmt.search.hypotheses import ControlIds
 
@@ -139,7 +138,8 @@ def rename_weights(
 def position_table(config: ModelConfig, stack: str, weights: Weights, length: int) -> Tensor:
     """Return the table (P, D) that the encoder or decoder adds to embeddings, P = `length`."""
     if config.positions is Positions.learned:
-        return lengthen(weights[f"{stack}_positions"], length)[:length]
+        table = weights[f"{stack}_positions"]
+        return table[torch.arange(length).clamp(max=len(table) - 1)]  # later ones use the last
     return sinusoidal_positions(length, config.d_model, config.positions, config.position_offset)
 
 

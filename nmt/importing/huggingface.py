@@ -35,7 +35,7 @@ from nmt.importing.weights import (
     make_state,
     merge_embeddings,
 )
-from nmt.model.transformer import sinusoidal_positions
+from nmt.model.positions import sinusoidal_positions
 
 log = logging.getLogger(__name__)
 CONFIG = "config.json"

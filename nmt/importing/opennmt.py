@@ -32,7 +32,7 @@ from nmt.importing.weights import (
     make_state,
     merge_embeddings,
 )
-from nmt.model.transformer import sinusoidal_positions
+from nmt.model.positions import sinusoidal_positions
 
 _SPM = (("source.spm", "target.spm"), ("sentencepiece.model", "sentencepiece.model"))
 _ACTIVATIONS = {"relu": Activation.relu, "gelu": Activation.gelu, "silu": Activation.silu}

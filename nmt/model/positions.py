@@ -55,9 +55,7 @@ class PositionEncoding(nn.Module):
         """Return embeddings (B, T, D) or (N, D) plus vectors of their positions."""
         return x
 
-    def rotate(
-        self, q: Tensor, k: Tensor, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Return the queries and keys (..., d) of the same tokens, turned by their positions."""
         return q, k
 
@@ -142,9 +140,7 @@ class Rotary(PositionEncoding):
     a query and a key depends on their distance only. Angles are at least float32.
     """
 
-    def rotate(
-        self, q: Tensor, k: Tensor, positions: TokenPositions
-    ) -> tuple[Tensor, Tensor]:
+    def rotate(self, q: Tensor, k: Tensor, positions: TokenPositions) -> tuple[Tensor, Tensor]:
         """Turn queries and keys; without gradients on a CPU in place, as complex numbers."""
         in_place = (
             not torch.is_grad_enabled() and q.device.type == "cpu" and q.dtype is torch.float32
@@ -159,7 +155,8 @@ class Rotary(PositionEncoding):
         if not in_place:
             return rotate_pairs(q, positions.rotations), rotate_pairs(k, positions.rotations)
         for x in (q, k):
-            torch.view_as_complex(x.unflatten(-1, (-1, 2))).mul_(positions.rotations)
+            pairs = x.view(*x.shape[:-1], x.size(-1) // 2, 2)  # (..., d/2, 2)
+            torch.view_as_complex(pairs).mul_(positions.rotations)
         return q, k
 
 
@@ -200,7 +197,7 @@ class Relative(PositionEncoding):
         """Return q_i a^K_ij / sqrt(d), (B, H, T, S)."""
         scaled = q * q.size(-1) ** -0.5
         by_distance = scaled @ self.keys.to(q.dtype).T  # (B, H, T, 2K+1)
-        return by_distance.gather(-1, self._rows(distances, by_distance))
+        return by_distance.gather(-1, self._rows(distances, by_distance))  # type: ignore[no-any-return]
 
     def value_bias(self, weights: Tensor, distances: Tensor) -> Tensor:
         """Return the sum over keys of w_ij a^V_ij, (B, H, T, d)."""
@@ -216,8 +213,8 @@ class Relative(PositionEncoding):
 
 
 class Alibi(PositionEncoding):
-    """Logits that fall with distance, by a slope 2^(-8h / H) in head h = 1 to H (Press et al., 2022,
-    section 3).
+    """Logits that fall with distance (Press et al., 2022, section 3), by a slope of 2^(-8h / H) in
+    head h = 1 to H.
 
     The paper has a decoder only. In the encoder, tokens before and after count alike.
     """

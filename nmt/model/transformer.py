@@ -384,8 +384,8 @@ class Transformer(nn.Module):
         self.output_bias: nn.Parameter | None = None
         if config.output_bias:
             self.output_bias = nn.Parameter(torch.zeros(vocab_size))
-        has_own_dropout = config.embedding_dropout is not None
-        self.dropout = nn.Dropout(config.embedding_dropout if has_own_dropout else config.dropout)
+        dropout = config.dropout if config.embedding_dropout is None else config.embedding_dropout
+        self.dropout = nn.Dropout(dropout)
         self.encoder_layers = nn.ModuleList(
             EncoderLayer(config) for _ in range(config.num_encoder_layers)
         )
@@ -400,8 +400,8 @@ class Transformer(nn.Module):
         if config.norm is Norm.pre:
             self.encoder_norm = new_norm(config.norm_layer, config.d_model)
             self.decoder_norm = new_norm(config.norm_layer, config.d_model)
-        self.register_state_dict_post_hook(write_file_names)
-        self.register_load_state_dict_pre_hook(read_file_names)
+        self.register_state_dict_post_hook(write_file_names)  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(read_file_names)  # type: ignore[no-untyped-call]
 
     def forward(
         self,

@@ -22,8 +22,8 @@ from torch import Tensor
 from nmt.config import SearchConfig
 from nmt.data.batch import pad
 from nmt.errors import ConfigError, ModelError
-from nmt.model.fast.cache import Grid
-from nmt.model.fast.top import Continuations, best_continuations, likeliest
+from nmt.model.fast.cache import BeamGrid
+from nmt.model.fast.top import Candidates, best_candidates, likeliest
 from nmt.model.fast.transfer import fetch, send
 from nmt.search.hypotheses import (
     NEVER,
@@ -226,9 +226,7 @@ def _bars(pools: Mapping[int, _Pool], sentences: Tensor, length: int, task: Sear
     return least_log_prob(columns[0], columns[1], columns[2], task.config)
 
 
-def _extend(
-    live: Live, log_probs: Tensor, task: SearchTask
-) -> tuple[Continuations, Tensor, Tensor]:
+def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Candidates, Tensor, Tensor]:
     """Return the best continuations (B, 2K), on the host, and which of them end, and go on.
 
     A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
@@ -236,15 +234,15 @@ def _extend(
     """
     size = task.config.beam_size
     sentences, numbers = torch.unique_consecutive(live.sentences, return_inverse=True)
-    grid = Grid(numbers, len(sentences), log_probs.device)
-    best = Continuations(*fetch(*best_continuations(live.sums, log_probs, grid, 2 * size)))
+    grid = BeamGrid(numbers, len(sentences), log_probs.device)
+    best = Candidates(*fetch(*best_candidates(live.sums, log_probs, grid, 2 * size)))
     is_end, is_real = best.tokens == task.ids.eos, best.sums > NEVER
     goes_on = ~is_end & ((~is_end).cumsum(dim=1) <= size) & is_real
     is_end[:, size:] = False
     return best, is_end & is_real, goes_on
 
 
-def _take(live: Live, best: Continuations, chosen: Tensor) -> Live:
+def _take(live: Live, best: Candidates, chosen: Tensor) -> Live:
     """Return the continuations where `chosen` (B, 2K) is true as hypotheses."""
     sums, rows, tokens, log_probs = (column[chosen] for column in best)
     return live.select(rows).extend(sums, tokens, log_probs)

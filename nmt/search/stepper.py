@@ -1,5 +1,5 @@
-"""What search and scoring know of a model, and its two implementations: a Transformer, and several
-models with one vocabulary as one.
+"""The interface of a model for search and scoring, and its two implementations: a Transformer, and
+an ensemble of models with one vocabulary.
 """
 
 # B sentences, S source, T target, D d_model, V vocab, M members of an ensemble
@@ -18,30 +18,30 @@ from torch import Tensor, nn
 
 from nmt.config import Combine, choose
 from nmt.model.fast import FastTransformer
-from nmt.model.fast.cache import DecoderCache
+from nmt.model.fast.decode import DecodingState
 from nmt.model.fast.packing import pack
 from nmt.model.fast.transfer import send
-from nmt.model.transformer import AttentionRecord, alignment_layer
+from nmt.model.transformer import AttentionWeights, alignment_layer
 
 MAX_LOGITS = 1 << 24  # computed at a time when scoring, 64 MiB in float32
 STEP_ROWS = 128  # of logits that a CPU computes at a time in a step
 
 
 class Scored(NamedTuple):
-    """What a model gives for given targets."""
+    """The scores of given targets."""
 
     log_probs: Tensor  # (B, T), nats, of each token
-    attention: Tensor | None  # (B, T, S), when asked for
+    attention: Tensor | None  # (B, T, S), if requested
 
 
 class Stepper(Protocol):
-    """A model that predicts one token at a time, and scores given text."""
+    """A model that predicts one token at a time, and scores given targets."""
 
     device: torch.device
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> Any:
         """Encode source ids (B, S) and return the state of B rows, one a sentence. With
-        `attention` it is recorded in every step.
+        `attention`, every step records the attention to the source.
         """
 
     def step(self, tokens: Tensor, state: Any) -> Tensor:
@@ -50,12 +50,10 @@ class Stepper(Protocol):
         """
 
     def reorder(self, state: Any, rows: Tensor) -> Any:
-        """Go on with these rows (rows',), on the host, sorted by sentence; a row may be given
-        repeatedly.
-        """
+        """Go on with `rows` (rows',), on the CPU, sorted by sentence; a row may be repeated."""
 
     def join(self, state: Any, src: Tensor, src_lengths: Tensor) -> Any:
-        """Go on with further sentences (B, S) after those of `state`, one row each."""
+        """Add sentences (B, S) after those of `state`, one row each."""
 
     def attention(self, state: Any) -> Tensor:
         """Return the attention of the last step to the source (rows, S), each row a sum of 1, in
@@ -65,14 +63,14 @@ class Stepper(Protocol):
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
-        """Score `tgt_out` (B, T) after BOS and what stands before each token, `tgt_in` (B, T)."""
+        """Score each token of `tgt_out` (B, T) after the tokens before it, `tgt_in` (B, T)."""
 
 
 class ModelState(NamedTuple):
-    """The encoded sentences and the cached target positions of their hypotheses."""
+    """The state of a `ModelStepper`, changed in place."""
 
-    cache: DecoderCache
-    record: AttentionRecord | None  # of the last step, when asked for
+    decoding: DecodingState
+    attention_out: AttentionWeights | None  # of the last step, if requested
 
 
 class ModelStepper:
@@ -86,69 +84,70 @@ class ModelStepper:
         self.aligner: nn.Module = layer.cross_attention
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> ModelState:
-        """See `Stepper.start`."""
+        """See `Stepper.start`; `src_lengths` is on the CPU."""
         with self._autocast():
-            cache = self.model.start(send(src, self.device), src_lengths)  # lengths for the host
-        return ModelState(cache, {self.aligner: None} if attention else None)
+            decoding = self.model.start(send(src, self.device), src_lengths)
+        return ModelState(decoding, {self.aligner: None} if attention else None)
 
     def step(self, tokens: Tensor, state: ModelState) -> Tensor:
         """See `Stepper.step`."""
         with self._autocast():
-            hidden = self.model.step(tokens, state.cache, state.record)  # (rows, D)
+            hidden = self.model.step(tokens, state.decoding, state.attention_out)  # (rows, D)
             if self.device.type != "cpu" or torch.is_grad_enabled():
                 return torch.log_softmax(self.model.logits(hidden).float(), dim=-1)
-            # a few rows at a time, so that the processor's cache holds their logits
-            log_probs = hidden.new_empty(len(hidden), len(self.model.output_matrix)).float()
-            parts = zip(
-                torch.split(hidden, STEP_ROWS), torch.split(log_probs, STEP_ROWS), strict=True
-            )
-            for part, out in parts:
-                torch.log_softmax(self.model.logits(part).float(), dim=-1, out=out)
+            # a few rows at a time, so that the logits stay in the CPU's caches
+            log_probs = torch.empty(len(hidden), len(self.model.output_matrix))
+            for start in range(0, len(hidden), STEP_ROWS):
+                rows = slice(start, start + STEP_ROWS)
+                logits = self.model.logits(hidden[rows]).float()
+                torch.log_softmax(logits, dim=-1, out=log_probs[rows])
         return log_probs  # (rows, V)
 
     def reorder(self, state: ModelState, rows: Tensor) -> ModelState:
-        """See `Stepper.reorder`; the state is changed in place."""
-        state.cache.reorder(rows)
+        """See `Stepper.reorder`."""
+        state.decoding.reorder(rows)
         return state
 
     def join(self, state: ModelState, src: Tensor, src_lengths: Tensor) -> ModelState:
-        """See `Stepper.join`; the state is changed in place."""
+        """See `Stepper.join`."""
         with self._autocast():
-            self.model.join(state.cache, send(src, self.device), src_lengths)
+            self.model.join(state.decoding, send(src, self.device), src_lengths)
         return state
 
     def attention(self, state: ModelState) -> Tensor:
         """See `Stepper.attention`."""
-        assert state.record is not None
-        weights = state.record[self.aligner]  # (rows, H, 1, S)
+        assert state.attention_out is not None
+        weights = state.attention_out[self.aligner]  # (rows, H, 1, S)
         assert weights is not None
-        return F.pad(weights.mean(dim=1)[:, -1], (0, self.model.num_unread))  # (rows, S)
+        return self._mean_of_heads(weights)[:, -1]  # (rows, S)
 
     @torch.inference_mode()
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
-        """See `Stepper.score`; logits are computed in pieces, so that memory stays bounded."""
-        record: AttentionRecord | None = {self.aligner: None} if attention else None
-        num_unread = self.model.num_unread
-        sources = pack((src_lengths - num_unread).tolist()).to(self.device)
-        targets = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)  # padding is harmless
-        wanted_ids = send(tgt_out, self.device).flatten()  # (B * T,)
+        """See `Stepper.score`; computes `MAX_LOGITS` at a time to bound the memory."""
+        attention_out: AttentionWeights | None = {self.aligner: None} if attention else None
+        src_packing = pack((src_lengths - int(self.model.drops_eos)).tolist()).to(self.device)
+        # padding on the right of a target changes nothing before it
+        tgt_packing = pack([tgt_in.size(1)] * tgt_in.size(0)).to(self.device)
+        target_ids = send(tgt_out, self.device).flatten()  # (B * T,)
         with self._autocast():
-            src = send(src[:, : sources.longest], self.device)
-            ids = sources.unpad(src), send(tgt_in, self.device).flatten()
-            hidden = self.model(ids[0], sources, ids[1], targets, record)  # (B * T, D)
-            size = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
-            parts = zip(torch.split(hidden, size), torch.split(wanted_ids, size), strict=True)
-            losses = [
-                F.cross_entropy(self.model.logits(part).float(), wanted, reduction="none")
-                for part, wanted in parts
-            ]
+            src_ids = src_packing.unpad(send(src[:, : src_packing.longest], self.device))
+            tgt_ids = send(tgt_in, self.device).flatten()
+            hidden = self.model(src_ids, src_packing, tgt_ids, tgt_packing, attention_out)
+            num_rows = max(1, MAX_LOGITS // self.model.output_matrix.size(0))
+            losses = []
+            for start in range(0, len(hidden), num_rows):
+                rows = slice(start, start + num_rows)
+                logits = self.model.logits(hidden[rows]).float()
+                losses.append(F.cross_entropy(logits, target_ids[rows], reduction="none"))
         log_probs = -torch.cat(losses).view(tgt_out.shape)  # (B, T)
-        weights = None if record is None else record[self.aligner]  # (B, H, T, S)
-        if weights is not None:
-            weights = F.pad(weights.mean(dim=1), (0, num_unread))  # (B, T, S)
-        return Scored(log_probs, weights)
+        weights = None if attention_out is None else attention_out[self.aligner]  # (B, H, T, S)
+        return Scored(log_probs, None if weights is None else self._mean_of_heads(weights))
+
+    def _mean_of_heads(self, weights: Tensor) -> Tensor:
+        """Map weights (B, H, T, S) to (B, T, S), with a zero for an EOS that is not read."""
+        return F.pad(weights.mean(dim=1), (0, int(self.model.drops_eos)))
 
     def _autocast(self) -> AbstractContextManager[Any]:
         if self.dtype is torch.float32:
@@ -171,37 +170,38 @@ class EnsembleStepper:
         self.device = self.members[0].device
 
     def start(self, src: Tensor, src_lengths: Tensor, *, attention: bool = False) -> list[Any]:
-        """See `Stepper.start`; the state is that of each member."""
+        """See `Stepper.start`; returns the state of each member."""
         return [member.start(src, src_lengths, attention=attention) for member in self.members]
 
     def step(self, tokens: Tensor, state: list[Any]) -> Tensor:
         """See `Stepper.step`."""
-        steps = [m.step(tokens, part) for m, part in zip(self.members, state, strict=True)]
-        return self._mean(steps)  # (rows, V)
+        log_probs = [member.step(tokens, state[i]) for i, member in enumerate(self.members)]
+        return self._mean(log_probs)  # (rows, V)
 
     def reorder(self, state: list[Any], rows: Tensor) -> list[Any]:
         """See `Stepper.reorder`."""
-        return [m.reorder(part, rows) for m, part in zip(self.members, state, strict=True)]
+        return [member.reorder(state[i], rows) for i, member in enumerate(self.members)]
 
     def join(self, state: list[Any], src: Tensor, src_lengths: Tensor) -> list[Any]:
         """See `Stepper.join`."""
-        pairs = zip(self.members, state, strict=True)
-        return [member.join(part, src, src_lengths) for member, part in pairs]
+        return [member.join(state[i], src, src_lengths) for i, member in enumerate(self.members)]
 
     def attention(self, state: list[Any]) -> Tensor:
         """See `Stepper.attention`."""
-        weights = [m.attention(part) for m, part in zip(self.members, state, strict=True)]
+        weights = [member.attention(state[i]) for i, member in enumerate(self.members)]
         return torch.stack(weights).mean(dim=0)  # (rows, S)
 
     def score(
         self, src: Tensor, src_lengths: Tensor, tgt_in: Tensor, tgt_out: Tensor, *, attention: bool
     ) -> Scored:
         """See `Stepper.score`."""
-        given = (src, src_lengths, tgt_in, tgt_out)
-        scored = [member.score(*given, attention=attention) for member in self.members]
-        weights = [part.attention for part in scored if part.attention is not None]
+        scores = [
+            member.score(src, src_lengths, tgt_in, tgt_out, attention=attention)
+            for member in self.members
+        ]
+        weights = [score.attention for score in scores if score.attention is not None]
         mean = torch.stack(weights).mean(dim=0) if weights else None  # (B, T, S)
-        return Scored(self._mean([part.log_probs for part in scored]), mean)
+        return Scored(self._mean([score.log_probs for score in scores]), mean)
 
     def _mean(self, log_probs: list[Tensor]) -> Tensor:
         stacked = torch.stack(log_probs)  # (M, ...)

@@ -46,7 +46,7 @@ def training_flops(config: ModelConfig, vocab_size: int, lengths: Lengths) -> in
     weight_uses += int(tgt.sum()) * _count_weights(target_shapes(config, vocab_size))
     attended = config.num_encoder_layers * int(src @ src)
     attended += config.num_decoder_layers * int(tgt @ tgt + src @ tgt)
-    return 6 * weight_uses + 12 * config.d_model * attended
+    return 6 * weight_uses + 12 * config.num_heads * config.d_k * attended
 
 
 def _count_weights(shapes: Counter[Shape]) -> int:
@@ -62,26 +62,28 @@ def source_shapes(config: ModelConfig) -> Counter[Shape]:
 def target_shapes(config: ModelConfig, vocab_size: int) -> Counter[Shape]:
     """Return the weight matrices that a target token is multiplied by, with their numbers."""
     d_model = config.d_model
-    cross_query_and_output = [(d_model, d_model)] * 2
+    q_size = config.num_heads * config.d_k
+    cross_query_and_output = [(d_model, q_size), (q_size, d_model)]
     layer = _layer_shapes(config) + cross_query_and_output
     return Counter(layer * config.num_decoder_layers + [(d_model, vocab_size)])
 
 
 def kv_size(config: ModelConfig) -> int:
     """Return the dimensions of the keys, and of the values, of all heads."""
-    return config.d_model // config.num_heads * (config.num_kv_heads or config.num_heads)
+    return config.d_k * (config.num_kv_heads or config.num_heads)
 
 
 def _layer_shapes(config: ModelConfig) -> list[Shape]:
     """Return the matrices of self-attention and feed-forward."""
     d_model, d_ff = config.d_model, config.d_ff
-    shapes = [(d_model, d_model + 2 * kv_size(config)), (d_model, d_model), (d_model, d_ff)]
+    q_size = config.num_heads * config.d_k
+    shapes = [(d_model, q_size + 2 * kv_size(config)), (q_size, d_model), (d_model, d_ff)]
     if config.activation is Activation.swiglu:
         shapes.append((d_model, d_ff))
     shapes.append((d_ff, d_model))
     if config.positions is Positions.relative:  # tables of keys and values, shared by the heads
         num_distances = 2 * config.max_distance + 1
-        shapes += [(d_model, num_distances), (num_distances, d_model)]
+        shapes += [(q_size, num_distances), (num_distances, q_size)]
     return shapes
 
 

@@ -80,7 +80,9 @@ class Sharded:
         whole = copy.deepcopy(self._empty_model).requires_grad_(False)
         weights = {name: _gather(value) for name, value in model.state_dict().items()}
         whole.load_state_dict(weights, assign=True)
-        whole.positions = model.positions
+        for module, whole_module in zip(model.modules(), whole.modules(), strict=True):
+            for name, buffer in module.named_buffers(recurse=False):  # not in the state dict
+                setattr(whole_module, name, buffer)
         return whole
 
     def local(self, value: Tensor) -> Tensor:

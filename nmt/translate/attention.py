@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
-from nmt.model.transformer import AttentionRecord, causal_mask, padding_mask
+from nmt.model.transformer import AttentionWeights, causal_mask, padding_mask
 from nmt.search.stepper import ModelStepper
 from nmt.translate.backend import Backend, Ids, NativeBackend
 
@@ -100,12 +100,14 @@ def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) 
         "decoder": [layer.self_attention for layer in model.decoder_layers],  # type: ignore[misc]
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
-    record: AttentionRecord = {module: None for stack in stacks.values() for module in stack}
-    lengths = torch.tensor([sources.size(1) - model.num_unread], device=device)
+    attention_out: AttentionWeights = {
+        module: None for stack in stacks.values() for module in stack
+    }
+    lengths = torch.tensor([sources.size(1) - int(model.drops_eos)], device=device)
     visible = padding_mask(lengths, sources.size(1))
-    model(sources, visible, targets, causal_mask(len(read), device), record)
+    model(sources, visible, targets, causal_mask(len(read), device), attention_out)
     weights = {
-        kind: torch.cat([found for module in stack if (found := record[module]) is not None])
+        kind: torch.cat([found for module in stack if (found := attention_out[module]) is not None])
         for kind, stack in stacks.items()
     }
     return PairAttention(

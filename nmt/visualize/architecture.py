@@ -118,7 +118,7 @@ def make_layer(config: ModelConfig, *, is_decoder: bool) -> list[Box]:
     """Return the boxes of one layer, from bottom to top."""
     with torch.device("meta"):
         layer: Any = (DecoderLayer if is_decoder else EncoderLayer)(config)
-    heads = f"{config.num_heads} heads of {config.d_model // config.num_heads}"
+    heads = f"{config.num_heads} heads of {config.d_k}"
     if config.num_kv_heads not in (None, config.num_heads):
         heads += f", {config.num_kv_heads} of keys"
     name = "Masked self-attention" if is_decoder else "Self-attention"

@@ -90,5 +90,6 @@ class FastAttention(MultiHeadAttention):
         """Compute keys and values of `memory` (M, D), each (M, K, d)."""
         in_projection = cast(FastLinear, self.in_projection)
         keys_values = in_projection.block(memory, self.sizes[0], sum(self.sizes))
-        k, v = keys_values.unflatten(-1, (2, -1, self.head_size)).unbind(1)
+        num_kv_heads = self.sizes[1] // self.head_size
+        k, v = keys_values.view(-1, 2, num_kv_heads, self.head_size).unbind(1)
         return k, v

@@ -55,7 +55,9 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor
     assert index is not None
     q = (q * q.size(-1) ** -0.5).flatten(0, 1)  # (B*H, W, d)
     k = k.flatten(0, 1)  # (B*H, C, d)
-    products = torch.bmm(k, q.transpose(1, 2)) if index.is_transposed else torch.bmm(q, k.transpose(1, 2))
+    products = (
+        torch.bmm(k, q.transpose(1, 2)) if index.is_transposed else torch.bmm(q, k.transpose(1, 2))
+    )
     logits = products.view(-1).index_select(0, index.logits).view(index.shape)
     if index.bias is not None:
         logits += index.bias  # (R, H, T)
@@ -164,7 +166,7 @@ class LayerStep:
     def _rotate(self, heads: Tensor, positions: TokenPositions) -> Tensor:
         attention = self.self_attention
         num_kv_heads = (heads.size(1) - self.num_heads) // 2
-        q, k, v = heads.split([self.num_heads, num_kv_heads, num_kv_heads], dim=1)
+        q, k, v = torch.split(heads, [self.num_heads, num_kv_heads, num_kv_heads], dim=1)
         q, k = attention.rotate_and_normalize(q, k, positions)
         return torch.cat([q, k, v], dim=1)
 

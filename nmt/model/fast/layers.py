@@ -86,10 +86,10 @@ class FastLinear(nn.Linear):
             return lambda x: F.linear(x, weight, bias)
         multiply = torch.ops.mkldnn._linear_pointwise
         if weight.dtype is torch.float32:
-            return lambda x: multiply(x, weight, bias, activation, [], "")  # type: ignore[no-any-return]
+            return lambda x: multiply(x, weight, bias, activation, [], "")
         if activation == "relu":
-            return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "")  # type: ignore[no-any-return]
-        return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "").float()  # type: ignore[no-any-return]
+            return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "")
+        return lambda x: multiply(x.bfloat16(), weight, bias, activation, [], "").float()
 
 
 class FastFeedForward(FeedForward):

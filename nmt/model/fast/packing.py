@@ -188,7 +188,7 @@ def attend_flash(q: Tensor, k: Tensor, v: Tensor, context: PackedContext) -> Ten
 
 
 def suits_short(q: Tensor, keys: Packing) -> bool:
-    """Return whether `_ShortAttention` is faster than torch's fused kernel, forward and backward."""
+    """Return whether `_ShortAttention` is the fastest kernel, forward and backward."""
     return (
         not torch.compiler.is_compiling()
         and q.device.type == "cpu"
@@ -268,8 +268,9 @@ class _ShortAttention(torch.autograd.Function):
         grad_q = torch.bmm(logits, k)
         grad_k = torch.bmm(logits.transpose(1, 2), q)[:, : ctx.num_keys]
         grad_v = torch.bmm(weights.to(grad.dtype).transpose(1, 2), grad)[:, : ctx.num_keys]
-        heads = ctx.shape[:2]  # (B, H)
-        return grad_q.unflatten(0, heads), grad_k.unflatten(0, heads), grad_v.unflatten(0, heads), None
+        num_sentences, num_heads, _, head_size = ctx.shape
+        shape = (num_sentences, num_heads, -1, head_size)  # (B, H, T or S, d)
+        return grad_q.view(shape), grad_k.view(shape), grad_v.view(shape), None
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:

@@ -12,13 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from nmt.model.fast.cache import Grid
+from nmt.model.fast.cache import BeamGrid
 
-NEVER = float("-inf")
+NEG_INF = float("-inf")
 _GROUP = 64  # of several thousand tokens there are about as many groups as tokens in the best few
 
 
-class Continuations(NamedTuple):
+class Candidates(NamedTuple):
     """Hypotheses with one more token, best first, all (B, C)."""
 
     sums: Tensor  # log-probability with the new token; minus infinity where there are fewer than C
@@ -27,7 +27,7 @@ class Continuations(NamedTuple):
     log_probs: Tensor  # of the new token
 
 
-def best_continuations(sums: Tensor, log_probs: Tensor, grid: Grid, count: int) -> Continuations:
+def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int) -> Candidates:
     """Return the continuations of each sentence with the highest sums, among equals the first by
     row and token.
 
@@ -40,13 +40,13 @@ def best_continuations(sums: Tensor, log_probs: Tensor, grid: Grid, count: int) 
     wanted = min(count + 1, grid.shape[1] * log_probs.size(1))  # one more shows a tie at the last
     is_stable = sums.device.type != "cpu"  # a GPU sorts faster than it says whether it needs to
     found = _choose(sums, log_probs, grid, wanted, is_stable=is_stable)
-    equal = (found.sums[:, 1:] == found.sums[:, :-1]) & (found.sums[:, 1:] > NEVER)
+    equal = (found.sums[:, 1:] == found.sums[:, :-1]) & (found.sums[:, 1:] > NEG_INF)
     if not is_stable and equal.any():
         exact = _choose(sums, log_probs, grid, wanted, is_stable=True)
         tied = equal.any(dim=1, keepdim=True)  # (B, 1)
         pairs = zip(exact, found, strict=True)
-        found = Continuations(*(torch.where(tied, one, other) for one, other in pairs))
-    return Continuations(*(column[:, :count] for column in found))
+        found = Candidates(*(torch.where(tied, one, other) for one, other in pairs))
+    return Candidates(*(column[:, :count] for column in found))
 
 
 def likeliest(log_probs: Tensor) -> Tensor:
@@ -58,14 +58,14 @@ def likeliest(log_probs: Tensor) -> Tensor:
 
 
 def _choose(
-    sums: Tensor, log_probs: Tensor, grid: Grid, count: int, *, is_stable: bool = False
-) -> Continuations:
+    sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int, *, is_stable: bool = False
+) -> Candidates:
     vocab_size = log_probs.size(1)
     maxima = _group_maxima(log_probs)  # (R, G)
     num_groups = maxima.size(1)
     bounds = grid.spread(sums.unsqueeze(1) + maxima)  # (B, W, G)
     if not grid.is_full:
-        bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEVER)
+        bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
     bounds = bounds.flatten(1)  # (B, W * G)
     groups = _highest(bounds, min(count, bounds.size(1)), is_stable)[1].sort(dim=1).values
     beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
@@ -74,13 +74,13 @@ def _choose(
     places = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
     added = log_probs.view(-1).index_select(0, places.flatten()).view_as(places)
     totals = sums[rows].unsqueeze(2) + added  # (B, C, 64)
-    totals.masked_fill_(tokens >= vocab_size, NEVER)  # the last group may have fewer
+    totals.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer
     if not grid.is_full:
-        totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEVER)
+        totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
     top, index = _highest(totals.flatten(1), count, is_stable)  # (B, C)
     rows = rows.gather(1, index.div(_GROUP, rounding_mode="floor"))
     tokens, added = (x.flatten(1).gather(1, index) for x in (tokens, added))
-    return Continuations(top, rows, tokens, added)
+    return Candidates(top, rows, tokens, added)
 
 
 def _highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
