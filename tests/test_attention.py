@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import math
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -56,7 +57,7 @@ def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str
     model = plain(translator.backend.stepper.model)  # type: ignore[attr-defined]
     found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
 
-    def watch(module: MultiHeadAttention, given: tuple[Tensor, ...]) -> None:
+    def watch(module: MultiHeadAttention, given: tuple[Any, ...]) -> None:
         x, memory, mask = given[:3]
         kind = "cross" if memory is not x else "decoder" if mask.mask.dim() == 2 else "encoder"
         visible = mask.mask.expand(1, 1, x.size(1), memory.size(1))[0, 0]
