@@ -13,8 +13,8 @@ from tiny import BOS, plain, random_source
 from torch import Tensor
 
 from nmt.config import Norm
-from nmt.model.fast import FastTransformer, decode
-from nmt.model.transformer import causal_mask
+from nmt.model.fast import FastTransformer
+from nmt.model.transformer import attend, causal_mask
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper, alignment_layer
 
@@ -80,13 +80,12 @@ def test_asking_for_alignment_changes_nothing_else() -> None:
 
 def test_attention_is_computed_only_when_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[int] = []
-    usual = decode.attend
 
     def counting(queries: Tensor, *rest: Tensor) -> tuple[Tensor, Tensor]:
         calls.append(queries.size(2))
-        return usual(queries, *rest)
+        return attend(queries, *rest)
 
-    monkeypatch.setattr(decode, "attend", counting)
+    monkeypatch.setattr("nmt.model.fast.decode.attend", counting)
     model, source = decided_model(), random_source([4, 3])
     search_with(model, source, alignment=False)
     assert not calls
