@@ -145,21 +145,24 @@ def iterate_settings(
 ) -> Iterator[tuple[str, Any, OnResume]]:
     """Yield the dotted key, the value and the behavior on resume of every setting of `config`.
 
-    Settings of groups follow, also those of groups that the user names: `data.corpora.news.weight`.
+    Groups are replaced by their settings, also groups with names of the user, such as
+    `data.corpora.news.weight`.
     """
     for setting in fields(config):
-        key, value = prefix + setting.name, getattr(config, setting.name)
         behavior = setting.metadata["on_resume"] or on_resume
-        named = (
-            {f"{key}.{name}": member for name, member in value.items()}
-            if isinstance(value, dict)
-            else {key: value}
-        )
-        for name, member in named.items():
-            if is_dataclass(member):
-                yield from iterate_settings(member, f"{name}.", behavior)
-            else:
-                yield name, member, behavior
+        yield from _iterate_value(prefix + setting.name, getattr(config, setting.name), behavior)
+
+
+def _iterate_value(
+    key: str, value: Any, on_resume: OnResume
+) -> Iterator[tuple[str, Any, OnResume]]:
+    if is_dataclass(value):
+        yield from iterate_settings(value, f"{key}.", on_resume)
+    elif isinstance(value, dict):
+        for name, member in value.items():
+            yield from _iterate_value(f"{key}.{name}", member, on_resume)
+    else:
+        yield key, value, on_resume
 
 
 def settings_to_compare(config: Any) -> dict[str, Any]:
