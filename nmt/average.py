@@ -23,21 +23,22 @@ log = logging.getLogger(__name__)
 
 
 def average(folders: list[Path], output: Path) -> None:
-    """Write to `output` the model whose weights are the mean of those in `folders`.
+    """Write to `output` the model whose weights are the mean of the weights in `folders`.
 
     Raises `ModelError`, before it writes, when architecture, vocabulary, names or shapes differ.
     """
     infos = [load_info(folder) for folder in folders]
-    tokenizer = load_tokenizer(folders[0], infos[0])
+    first = infos[0]
     for folder, info in zip(folders, infos, strict=True):
-        both, sizes = f"{folder} and {folders[0]}", (info.vocab_size, info.src_vocab_size)
-        if info.model != infos[0].model or sizes != (infos[0].vocab_size, infos[0].src_vocab_size):
-            raise ModelError(f"{both} differ in architecture; average checkpoints of one run")
-        if info.tokenizer_sha256 != infos[0].tokenizer_sha256:
-            raise ModelError(f"{both} have different vocabularies; train them on one data folder")
-    weights = mean_weights(folders)
+        names = f"{folder} and {folders[0]}"
+        has_same_sizes = info.vocab_size == first.vocab_size
+        has_same_sizes &= info.src_vocab_size == first.src_vocab_size
+        if info.model != first.model or not has_same_sizes:
+            raise ModelError(f"{names} differ in architecture; average checkpoints of one run")
+        if info.tokenizer_sha256 != first.tokenizer_sha256:
+            raise ModelError(f"{names} have different vocabularies; train them on one data folder")
     newest = max(infos, key=lambda info: info.updates)
-    save_model(output, weights, newest, tokenizer)
+    save_model(output, mean_weights(folders), newest, load_tokenizer(folders[0], first))
 
 
 def mean_weights(folders: list[Path]) -> dict[str, Tensor]:
@@ -61,23 +62,27 @@ def mean_weights(folders: list[Path]) -> dict[str, Tensor]:
 
 def last_checkpoints(run_dir: Path, count: int) -> list[Path]:
     """Return the newest `count` checkpoints of a run, oldest first."""
-    return _enough(run_dir, list_checkpoints(run_dir), count)[-count:]
+    checkpoints = list_checkpoints(run_dir)
+    _require_enough(run_dir, len(checkpoints), count)
+    return checkpoints[-count:]
 
 
 def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path]:
-    """Return the `count` best checkpoints, best first; log whether better ones are gone."""
+    """Return the `count` best checkpoints, best first; warn if better ones were removed."""
     scores = validation_scores(run_dir, metric)
     ranked = sorted(scores, key=scores.__getitem__, reverse=metric is BestMetric.bleu)
-    there = {checkpoint_update(folder): folder for folder in list_checkpoints(run_dir)}
-    found = _enough(run_dir, [there[update] for update in ranked if update in there], count)[:count]
-    if gone := [update for update in ranked[:count] if update not in there]:
-        text = "of the %d best updates the checkpoints of %s are gone; keep_best=%d would keep them"
-        log.warning(text, count, ", ".join(map(str, gone)), count)
-    return found
+    folders = {checkpoint_update(folder): folder for folder in list_checkpoints(run_dir)}
+    checkpoints = [folders[update] for update in ranked if update in folders]
+    _require_enough(run_dir, len(checkpoints), count)
+    removed = [str(update) for update in ranked[:count] if update not in folders]
+    if removed:
+        message = "checkpoints %s, among the %d best, were removed; keep_best=%d would keep them"
+        log.warning(message, ", ".join(removed), count, count)
+    return checkpoints[:count]
 
 
 def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
-    """Return the score of each update of a run that was validated."""
+    """Return the score of each validated update of a run."""
     path = run_dir / "metrics.jsonl"
     if not path.is_file():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
@@ -85,11 +90,10 @@ def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
     return {record["update"]: record[key] for record in read_metrics_log(path) if key in record}
 
 
-def _enough(run_dir: Path, folders: list[Path], count: int) -> list[Path]:
-    if len(folders) < count:
+def _require_enough(run_dir: Path, num_checkpoints: int, count: int) -> None:
+    if num_checkpoints < count:
         raise ModelError(
-            f"{run_dir} holds {len(folders)} checkpoints that fit, {count} are asked for; "
-            "ask for fewer, or train with a smaller checkpoint_every_updates or a larger keep_last "
+            f"{run_dir} has {num_checkpoints} suitable checkpoints, {count} are needed; ask for "
+            "fewer, or train with a smaller checkpoint_every_updates or a larger keep_last "
             "(best=N: keep_best)"
         )
-    return folders

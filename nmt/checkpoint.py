@@ -32,17 +32,17 @@ _STEP = re.compile(r"step-(\d{8,})")
 
 @dataclass
 class ModelInfo:
-    """What `config.json` says beside the format version."""
+    """The content of `config.json`, apart from the format version."""
 
     model: ModelConfig
     search: SearchConfig
-    vocab_size: int  # of the target; the source has the same unless src_vocab_size is given
+    vocab_size: int  # of the target, and of the source unless src_vocab_size is given
     src_lang: str
     tgt_lang: str
     tokenizer_sha256: str
-    updates: int  # updates of training behind the weights; of the newest one for an average
-    src_vocab_size: int | None = None  # where the source has a vocabulary of its own
-    directions: list[LanguagePair] = field(default_factory=list)  # where tags ask for them
+    updates: int  # of training; for an average, of its newest checkpoint
+    src_vocab_size: int | None = None  # if the source has its own vocabulary
+    directions: list[LanguagePair] = field(default_factory=list)  # of a model with language tags
 
     def __post_init__(self) -> None:
         for key in ("vocab_size", "src_vocab_size"):
@@ -51,15 +51,17 @@ class ModelInfo:
         require(self.updates >= 0, "updates", self.updates, "must not be negative")
 
     def content(self) -> dict[str, Any]:
-        """Return what is written: all that is known, as primitives."""
+        """Return the fields as primitives, without optional ones that are not set."""
         content = asdict(self)
-        optional: dict[str, Any] = {"src_vocab_size": None, "directions": []}
-        return {k: v for k, v in content.items() if k not in optional or v != optional[k]}
+        for name in ("src_vocab_size", "directions"):
+            if not content[name]:
+                del content[name]
+        return content
 
 
 @dataclass(frozen=True)
 class ExportInfo:
-    """What `nmt.json` of an exported folder says beside the `ModelInfo` of its model."""
+    """The settings of an export, in `nmt.json` of an exported folder."""
 
     format: ExportFormat
     quantization: Quantization
@@ -67,10 +69,13 @@ class ExportInfo:
 
 
 def save_model(
-    folder: Path, weights: dict[str, Tensor], info: ModelInfo, tokenizer: Tokenizers,
+    folder: Path,
+    weights: dict[str, Tensor],
+    info: ModelInfo,
+    tokenizer: Tokenizers,
     extra: Callable[[Path], None] | None = None,
-) -> None:  # fmt: skip
-    """Write a model folder in one step; `extra` may add files before it is renamed into place."""
+) -> None:
+    """Write a model folder and rename it into place; `extra` may add files before."""
     with replace_folder(folder, marker=CONFIG) as temporary:
         tensors = {name: tensor.detach().cpu().contiguous() for name, tensor in weights.items()}
         save_weights(temporary / WEIGHTS, tensors)
@@ -89,26 +94,27 @@ def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 
 def load_info(folder: Path) -> ModelInfo:
-    """Read `config.json`; a folder that is none of ours, or a newer format, is a `ModelError`."""
+    """Read `config.json`; raise `ModelError` for other folders and newer formats."""
     if (folder / EXPORTED).is_file():
         raise ModelError(
-            f"{folder} is an export (nmt-export); give the model that it was made of, or for "
+            f"{folder} is an export (nmt-export); give the model it was exported from, or for "
             "format=ctranslate2 use nmt-translate backend=ctranslate2"
         )
     if not (folder / CONFIG).is_file():
-        what = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
-        raise ModelError(f"{folder} {what}; give a run, a checkpoint or a model folder")
+        problem = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
+        raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
     note_unverified(folder)
     return _read_info(folder / CONFIG)[0]
 
 
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
-    """Read `nmt.json` of an exported folder; any other folder is a `ModelError`."""
+    """Read `nmt.json` of an exported folder; raise `ModelError` for other folders."""
     path = folder / EXPORTED
     if not path.is_file():
-        what = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
-        remedy = f"make one with nmt-export model_dir={folder} format=ctranslate2"
-        raise ModelError(f"{folder} {what}; {remedy}")
+        problem = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
+        raise ModelError(
+            f"{folder} {problem}; make one with nmt-export model_dir={folder} format=ctranslate2"
+        )
     verify(folder)
     note_unverified(folder)
     info, export = _read_info(path)
@@ -116,7 +122,7 @@ def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
 
 
 def _read_info(path: Path) -> tuple[ModelInfo, object]:
-    """Read the info of a model and, in `nmt.json`, what is said of the export."""
+    """Read the info of a model and, from `nmt.json`, the content of the `ExportInfo`."""
     verify(path.parent, path.name)
     content = read_json(path)
     pop_version(content, path, FORMAT_VERSION)
@@ -125,7 +131,7 @@ def _read_info(path: Path) -> tuple[ModelInfo, object]:
 
 
 def load_weights(folder: Path) -> dict[str, Tensor]:
-    """Read the weights to memory; a missing or truncated file is a `ModelError`."""
+    """Read the weights to memory; raise `ModelError` for a missing or damaged file."""
     path = folder / WEIGHTS
     verify(folder, WEIGHTS)
     try:
@@ -141,17 +147,18 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
 
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
-    """Read the tokenizer, or both; what is not the model's is a `ModelError`."""
+    """Read the tokenizer of each side; raise `ModelError` for the tokenizers of another model."""
     return load_tokenizers(folder, info.tokenizer_sha256, target_tags(info.directions))
 
 
 def build_model(
     info: ModelInfo, weights: dict[str, Tensor] | None, device: torch.device
 ) -> FastTransformer:
-    """Make the Transformer of `info` with `weights`, accelerated; names and shapes must match.
-    Without weights they are undefined, and take no memory until somebody writes them.
+    """Make the accelerated Transformer of `info` with `weights`, whose names and shapes must match.
+
+    With None the weights are undefined; they take no memory until they are written.
     """
-    with _NoDraws():
+    with _SkipInitialization():
         model = Transformer(info.model, info.vocab_size, src_vocab_size=info.src_vocab_size)
     try:
         if weights is not None:
@@ -162,8 +169,8 @@ def build_model(
     return accelerate(model.to(device))
 
 
-class _NoDraws(TorchFunctionMode):
-    """Leaves new weights undefined. With the device `meta`, torch would import its compiler."""
+class _SkipInitialization(TorchFunctionMode):
+    """Leaves new weights undefined. (The device `meta` would make torch import its compiler.)"""
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func in (torch.Tensor.normal_, torch.Tensor.uniform_):
@@ -174,51 +181,62 @@ class _NoDraws(TorchFunctionMode):
 
 
 def find_model(folder: Path) -> Path:
-    """Return `folder`, or of a run's folder its newest model: the average, unless the newest
-    checkpoint has more updates and was written later; then that checkpoint.
+    """Return `folder` if it is a model folder, or the newest model of a run folder.
+
+    The newest model is the average, unless the newest checkpoint has more updates and was written
+    later. Raises `ModelError` if there is no model.
     """
     if (folder / CONFIG).is_file():
         return folder.resolve()
-    found = _run_models(folder)
-    if not found:
-        load_info(folder)
-    average, latest = found.get("average"), found.get("checkpoints/latest")
-    if average is None or latest is None:
-        return next(iter(found.values()))
-    (old_updates, old_time), (new_updates, new_time) = map(_age, (average, latest))
-    return latest if new_updates > old_updates and new_time > old_time else average
+    models = _run_models(folder)
+    if not models:
+        load_info(folder)  # raises
+    if "average" not in models or "checkpoints/latest" not in models:
+        return next(iter(models.values()))
+    average, latest = models["average"], models["checkpoints/latest"]
+    has_more_updates = _num_updates(latest) > _num_updates(average)
+    is_written_later = _write_time(latest) > _write_time(average)
+    return latest if has_more_updates and is_written_later else average
 
 
 def other_models(folder: Path, taken: Path) -> str:
-    """Return, for the log, which models of a run's folder are there beside the one `taken`."""
-    found = {} if (folder / CONFIG).is_file() else _run_models(folder)
-    others = [f"{n} ({_age(path)[0]} updates)" for n, path in found.items() if path != taken]
-    return f"; not taken: {', '.join(others)}" if others else ""
+    """Describe for the log the models of a run folder other than `taken`."""
+    if (folder / CONFIG).is_file():
+        return ""
+    descriptions = [
+        f"{name} ({_num_updates(path)} updates)"
+        for name, path in _run_models(folder).items()
+        if path != taken
+    ]
+    return f"; not taken: {', '.join(descriptions)}" if descriptions else ""
 
 
-def _run_models(folder: Path) -> dict[str, Path]:
-    parts = ("average", "checkpoints/latest", "checkpoints/best")
-    return {name: (folder / name).resolve() for name in parts if (folder / name / CONFIG).is_file()}
+def _run_models(run_dir: Path) -> dict[str, Path]:
+    names = ("average", "checkpoints/latest", "checkpoints/best")
+    return {n: (run_dir / n).resolve() for n in names if (run_dir / n / CONFIG).is_file()}
 
 
-def _age(folder: Path) -> tuple[int, int]:
-    """Return the updates behind a model, and when it was written."""
-    return _read_info(folder / CONFIG)[0].updates, (folder / CONFIG).stat().st_mtime_ns
+def _num_updates(folder: Path) -> int:
+    return _read_info(folder / CONFIG)[0].updates
+
+
+def _write_time(folder: Path) -> int:
+    return (folder / CONFIG).stat().st_mtime_ns
 
 
 def list_checkpoints(run_dir: Path) -> list[Path]:
-    """Return the checkpoints of a run, oldest first; leftovers of an interrupted write are none."""
+    """Return the checkpoints of a run, oldest first, without leftovers of interrupted writes."""
     folders = (run_dir / "checkpoints").glob("step-*")
     return sorted(f for f in folders if _STEP.fullmatch(f.name) and (f / CONFIG).is_file())
 
 
 def checkpoint_dir(run_dir: Path, update: int) -> Path:
-    """Name the checkpoint after `update` updates."""
+    """Return the path of the checkpoint after `update` updates."""
     return run_dir / "checkpoints" / f"step-{update:08d}"
 
 
 def checkpoint_update(folder: Path) -> int:
     """Read the number of updates from a checkpoint's name."""
-    found = _STEP.fullmatch(folder.name)
-    assert found, f"{folder} is no checkpoint folder"
-    return int(found[1])
+    match = _STEP.fullmatch(folder.name)
+    assert match, f"{folder} is no checkpoint folder"
+    return int(match[1])

@@ -46,12 +46,12 @@ def signal_at(place: str, number: int, what: signal.Signals) -> None:
 
 def train_and_signal(
     what: signal.Signals, place: str, number: int, victim: str,
-    data_dir: Path, run_dir: Path, *arguments: str,
+    data_dir: Path, run_dir: Path, *arguments: Any,
 ) -> int:  # fmt: skip
     """Run nmt-train; the rank `victim` gets a signal at call `number` of a place."""
     if os.environ.get("RANK", "0") == victim:
         signal_at(place, number, what)
-    return train(data_dir, run_dir, *arguments)
+    return train(data_dir, run_dir, arguments)
 
 
 def train_and_die(place: str, number: int, victim: str, *arguments: Any) -> int:
@@ -59,7 +59,7 @@ def train_and_die(place: str, number: int, victim: str, *arguments: Any) -> int:
     return train_and_signal(signal.SIGKILL, place, number, victim, *arguments)
 
 
-def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: str) -> int:
+def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: Any) -> int:
     """Run nmt-train and append the pairs of each update of each rank to `record`, as JSON lines."""
     original = Learner.update
     path = record.with_suffix(f".{os.environ.get('RANK', '0')}")
@@ -70,7 +70,7 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: st
         return original(learner, update, *rest, **named)
 
     Learner.update = recording  # type: ignore[method-assign]
-    return train(data_dir, run_dir, *arguments)
+    return train(data_dir, run_dir, arguments)
 
 
 def poison(pair: int, factor: float) -> None:

@@ -88,12 +88,12 @@ def child(
     log: Path, task: Callable[..., Any], *arguments: Any, env: dict[str, str] | None = None
 ) -> Iterator[Child]:
     """Run `task` in a process that is killed when the block ends."""
-    one = Child(log, task, *arguments, env=env or {})
+    process = Child(log, task, *arguments, env=env or {})
     try:
-        yield one
+        yield process
     finally:
-        one.process.kill()
-        one.process.join()
+        process.process.kill()
+        process.process.join()
 
 
 @contextlib.contextmanager
@@ -111,8 +111,8 @@ def ranks(
 def run_ranks(folder: Path, size: int, task: Callable[..., Any], *arguments: Any) -> None:
     """Run `task` on `size` ranks; all must end well."""
     with ranks(folder, size, task, *arguments) as children:
-        for one in children:
-            assert one.wait() == 0, one.stderr
+        for process in children:
+            assert process.wait() == 0, process.stderr
 
 
 def _run(log: Path, env: dict[str, str], task: Callable[..., Any], arguments: Any) -> None:

@@ -89,24 +89,32 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
         assert shapes == ["embedding.weight"]  # the shared matrix is stored once
         src, tgt = random_source([6, 3]), random_target(2, 5)
         with torch.no_grad():
-            found, expected = hidden_states(loaded, *src, tgt), hidden_states(model, *src, tgt)
-            assert torch.equal(loaded.logits(found), model.logits(expected)), (norm, positions)
+            loaded_hidden, expected = (
+                hidden_states(loaded, *src, tgt),
+                hidden_states(model, *src, tgt),
+            )
+            assert torch.equal(loaded.logits(loaded_hidden), model.logits(expected)), (
+                norm,
+                positions,
+            )
         assert load_info(folder) == info(tokenizer, model=model.config)
         assert load_tokenizer(folder, load_info(folder)).model == tokenizer.model
 
 
 def test_a_run_stands_for_the_newest_of_its_models(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    for place, updates in (("best", 3), ("latest", 4), ("../average", 4), ("latest", 6)):
-        expected = save(tmp_path / "checkpoints" / place, tokenizer, updates=updates)
-        assert find_model(tmp_path) == expected.resolve(), place
-        if place == "../average":  # of the newest checkpoint, whichever was copied last
+    for name, updates in (("best", 3), ("latest", 4), ("../average", 4), ("latest", 6)):
+        newest = save(tmp_path / "checkpoints" / name, tokenizer, updates=updates)
+        assert find_model(tmp_path) == newest.resolve(), name
+        if name == "../average":  # of the newest checkpoint, whichever was copied last
             (tmp_path / "checkpoints/latest/config.json").touch()
-            assert find_model(tmp_path) == expected.resolve()
+            assert find_model(tmp_path) == newest.resolve()
     (tmp_path / "average").joinpath("config.json").touch()  # of older checkpoints, but made now
     assert find_model(tmp_path) == (tmp_path / "average").resolve()
-    others = other_models(tmp_path, tmp_path / "average")
-    assert others == "; not taken: checkpoints/latest (6 updates), checkpoints/best (3 updates)"
-    assert other_models(expected, expected) == ""
+    description = other_models(tmp_path, tmp_path / "average")
+    assert (
+        description == "; not taken: checkpoints/latest (6 updates), checkpoints/best (3 updates)"
+    )
+    assert other_models(newest, newest) == ""
     with pytest.raises(ModelError, match=r"no config\.json"):
         find_model(tmp_path / "checkpoints")
 
@@ -149,11 +157,11 @@ def test_the_average_is_the_arithmetic_mean_and_of_copies_the_copy_bit_for_bit(
 def assert_refused(folders: list[Path], match: str) -> None:
     """Average must fail, and leave no file behind."""
     root = folders[0].parent
-    before = sorted(root.rglob("*"))
+    files = sorted(root.rglob("*"))
     with pytest.raises(ModelError, match=match) as caught:
         average(folders, root / "average")
     assert "\n" not in str(caught.value)
-    assert sorted(root.rglob("*")) == before
+    assert sorted(root.rglob("*")) == files
 
 
 def test_another_architecture_or_vocabulary_is_refused(
@@ -166,17 +174,17 @@ def test_another_architecture_or_vocabulary_is_refused(
         model = tiny_model(1, **change)
         second = save(tmp_path / "1", tokenizer, weights=model.state_dict(), model=model.config)
         assert_refused([first, first, second], match=rf"{re.escape(str(second))}.* architecture")
-    other = train_tokenizer(sentences(150, seed=5), tokenizer_config())
-    assert other.vocab_size == tokenizer.vocab_size
-    assert_refused([first, save(tmp_path / "1", other)], match="different vocabularies")
+    other_tokenizer = train_tokenizer(sentences(150, seed=5), tokenizer_config())
+    assert other_tokenizer.vocab_size == tokenizer.vocab_size
+    assert_refused([first, save(tmp_path / "1", other_tokenizer)], match="different vocabularies")
 
 
 def test_other_tensors_are_refused_by_name(tokenizer: Tokenizer, tmp_path: Path) -> None:
     name = "encoder_layers.0.feed_forward.outer.bias"
-    whole = tiny_model().state_dict()
-    lacking = {key: value for key, value in whole.items() if key != name}
-    reshaped = {**whole, name: torch.zeros(1)}  # it could be broadcast
-    wrong = [(lacking, name), (reshaped, name), ({**whole, "odd": torch.zeros(3)}, "odd")]
+    complete = tiny_model().state_dict()
+    lacking = {key: value for key, value in complete.items() if key != name}
+    reshaped = {**complete, name: torch.zeros(1)}  # it could be broadcast
+    wrong = [(lacking, name), (reshaped, name), ({**complete, "odd": torch.zeros(3)}, "odd")]
     first = save(tmp_path / "0", tokenizer)
     for weights, named in wrong:
         folders = [first, save(tmp_path / "1", tokenizer, weights=weights)]
@@ -187,8 +195,8 @@ def test_other_tensors_are_refused_by_name(tokenizer: Tokenizer, tmp_path: Path)
 def test_missing_and_damaged_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
     first, second = (save(tmp_path / str(i), tokenizer) for i in range(2))
     assert_refused([first, tmp_path / "none"], match="none does not exist")
-    whole = (second / "model.safetensors").read_bytes()
-    (second / "model.safetensors").write_bytes(whole[:-10])
+    content = (second / "model.safetensors").read_bytes()
+    (second / "model.safetensors").write_bytes(content[:-10])
     assert_refused([first, second], match="damaged")
     weights = load_weights(first)
     weights.pop("embedding.weight")
@@ -233,7 +241,7 @@ def test_the_last_checkpoints_are_the_newest_and_the_best_those_with_the_best_sc
     assert updates(last_checkpoints(run_dir, 5)) == [2, 4, 6, 10, 100_000_000]
     assert updates(best_checkpoints(run_dir, 2, BestMetric.loss)) == [6, 4]
     assert updates(best_checkpoints(run_dir, 3, BestMetric.bleu)) == [4, 6, 100_000_000]
-    assert "of the 3 best updates the checkpoints of 3 are gone; keep_best=3" in caplog.text
+    assert "checkpoints 3, among the 3 best, were removed; keep_best=3" in caplog.text
     (run_dir / "checkpoints/step-00000004").rename(run_dir / "checkpoints/step-00000003")
     caplog.clear()
     assert updates(best_checkpoints(run_dir, 1, BestMetric.bleu)) == [4]
@@ -241,9 +249,9 @@ def test_the_last_checkpoints_are_the_newest_and_the_best_those_with_the_best_sc
 
 
 def test_too_few_checkpoints_are_refused_with_both_numbers(run_dir: Path, tmp_path: Path) -> None:
-    with pytest.raises(ModelError, match="holds 5 checkpoints.* 6 are asked for"):
+    with pytest.raises(ModelError, match="has 5 suitable checkpoints, 6 are needed"):
         last_checkpoints(run_dir, 6)
-    with pytest.raises(ModelError, match="holds 4 checkpoints.* 5 are asked for"):
+    with pytest.raises(ModelError, match="has 4 suitable checkpoints, 5 are needed"):
         best_checkpoints(run_dir, 5, BestMetric.loss)
     (run_dir / "metrics.jsonl").unlink()
     with pytest.raises(ModelError, match="metrics.jsonl"):

@@ -67,8 +67,8 @@ def test_only_real_tokens_count_and_those_of_a_long_corpus_do_not_overflow() -> 
     apart = [training_flops(config, 100, lengths_of(pair)) for pair in ((3, 50), (40, 4))]
     assert training_flops(config, 100, lengths_of((3, 50), (40, 4))) == sum(apart)
     lengths = np.full((3_000_000, 2), 100, dtype=np.int32)
-    one = training_flops(config, 37000, lengths[:1])
-    assert training_flops(config, 37000, lengths) == 3_000_000 * one
+    pair_flops = training_flops(config, 37000, lengths[:1])
+    assert training_flops(config, 37000, lengths) == 3_000_000 * pair_flops
 
 
 class Clock:
@@ -131,31 +131,31 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
 ) -> None:
     updates = plan_updates()
     tokens = LENGTHS.sum() / len(updates)
-    for seconds, planned, fewest, most in (
+    for seconds, planned, min_count, max_count in (
         (3.0, updates, 2, 4),
         (0.1, updates, 20, 20),
         (0.9, [updates[0]], 9, 12),  # again and again
         (60.0, updates, 1, 1),  # the first is measured itself
     ):
-        clock, made = [0.0], []
+        clock, measured = [0.0], []
 
         def step(
-            update: Update, clock: Any = clock, made: Any = made, pace: float = seconds
+            update: Update, clock: Any = clock, measured: Any = measured, pace: float = seconds
         ) -> float:
-            made.append(update)
+            measured.append(update)
             clock[0] += pace / tokens * (update.num_tokens + update.num_src_tokens)
             return 7.0
 
         monkeypatch.setattr(time, "perf_counter", lambda clock=clock: clock[0])
         pace = measure_pace(step, planned)
         count = len(pace.updates)
-        assert fewest <= count <= most, seconds
-        assert len(made) == count + (seconds < 60)
-        assert list(pace.updates) == made[-count:]
-        assert made[-1] is planned[(len(made) - 1) % len(planned)]
+        assert min_count <= count <= max_count, seconds
+        assert len(measured) == count + (seconds < 60)
+        assert list(pace.updates) == measured[-count:]
+        assert measured[-1] is planned[(len(measured) - 1) % len(planned)]
         assert pace.flops == 7.0 * count
-        both = sum(update.num_tokens + update.num_src_tokens for update in pace.updates)
-        assert pace.seconds == pytest.approx(both * seconds / tokens)
+        num_tokens = sum(update.num_tokens + update.num_src_tokens for update in pace.updates)
+        assert pace.seconds == pytest.approx(num_tokens * seconds / tokens)
 
 
 def test_the_report_gives_plan_memory_speed_and_time() -> None:
@@ -188,7 +188,7 @@ def test_the_report_gives_plan_memory_speed_and_time() -> None:
         assert "1,000 GFLOP/s of the model, 25% of the peak" in lines["speed"]
         minutes = round(4 * num_updates / 60)
         hours, forecast = lines["time"].split(maxsplit=1)[0], lines["time"][-16:]
-        found = 60 * int(hours.split(":")[0]) + int(hours.split(":")[1])
-        assert abs(found - minutes) <= 1
+        forecast_minutes = 60 * int(hours.split(":")[0]) + int(hours.split(":")[1])
+        assert abs(forecast_minutes - minutes) <= 1
         end = datetime(2026, 1, 31, 23, 0) + timedelta(minutes=minutes)
         assert abs(end - datetime.strptime(forecast, "%Y-%m-%d %H:%M")) <= timedelta(minutes=2)

@@ -108,16 +108,16 @@ def share(folder: Path, data_dir: Path) -> None:
         without_dropout(setup.learner)
         learner, world = setup.learner, setup.world
         learner.objective.register_comm_hook(None, counting)  # type: ignore[operator]
-        found = []
+        exchanged = []
         for layout in LAYOUTS[world.size]:
             exchanges.clear()
             accumulate(learner, make_update(layout[world.rank]))
-            found.append((gradient(learner), sum(exchanges)))
+            exchanged.append((gradient(learner), sum(exchanges)))
             learner.zero_grad()
-        torch.save(found, folder / f"{world.size}-{world.rank}.pt")
+        torch.save(exchanged, folder / f"{world.size}-{world.rank}.pt")
         if world.size == 2:
-            outcomes = [update_with(learner, fault, world.rank) for fault in FAULTS]
-            torch.save(outcomes, folder / f"{world.rank}.pt")
+            results = [update_with(learner, fault, world.rank) for fault in FAULTS]
+            torch.save(results, folder / f"{world.rank}.pt")
 
 
 @pytest.fixture(scope="module")
@@ -142,10 +142,10 @@ def test_gradients_are_the_same_however_ranks_share_the_batches(
 ) -> None:
     for size, layouts in LAYOUTS.items():
         for rank in range(size):
-            found = torch.load(shared / f"{size}-{rank}.pt")
-            assert len(found) == len(layouts)
-            for part, num_exchanged in found:
-                assert_close(part, exact)  # each weight once, however many batches
+            exchanged = torch.load(shared / f"{size}-{rank}.pt")
+            assert len(exchanged) == len(layouts)
+            for rank_gradient, num_exchanged in exchanged:
+                assert_close(rank_gradient, exact)  # each weight once, however many batches
                 assert num_exchanged == sum(g.numel() for g in exact.values()), (size, rank)
 
 
@@ -156,14 +156,17 @@ def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
     learner = make_run(data_dir, tmp_path).learner
     without_dropout(learner)
     layouts = [(World(rank, 2), batches) for rank, batches in enumerate(LAYOUTS[2][1])]
-    found = []
+    gradients = []
     for world, batches in [(World(), BATCHES), *layouts]:
         learner.world = world
         accumulate(learner, make_update(batches))
-        found.append(gradient(learner))
+        gradients.append(gradient(learner))
         learner.zero_grad()
-    whole, *parts = found
-    assert_close({name: sum(p[name] for p in parts) / len(parts) for name in whole}, whole)
+    expected, *rank_gradients = gradients
+    assert_close(
+        {name: sum(p[name] for p in rank_gradients) / len(rank_gradients) for name in expected},
+        expected,
+    )
 
 
 # --- figures and skipped updates
@@ -175,9 +178,9 @@ def update_with(learner: Learner, fault: str, rank: int) -> tuple[UpdateResult, 
     if rank == 1:
         learner.losses = with_factors(learner, *FAULTS[fault])  # type: ignore[method-assign]
     is_asked = rank == 1 and fault == "loss"
-    outcome = change(learner, make_update(LAYOUTS[2][0][rank]), stop=is_asked)
+    result = change(learner, make_update(LAYOUTS[2][0][rank]), stop=is_asked)
     learner.losses = original  # type: ignore[method-assign]
-    return outcome, snapshot(learner)
+    return result, snapshot(learner)
 
 
 def snapshot(learner: Learner) -> dict[str, Tensor]:
@@ -212,12 +215,12 @@ FAULTS = {
 def test_an_update_that_is_not_finite_changes_nothing(data_dir: Path, tmp_path: Path) -> None:
     learner = make_run(data_dir, tmp_path, ema_decay=0.5).learner
     assert change(learner, make_update(BATCHES)).is_finite
-    before, original = snapshot(learner), learner.losses
+    state, original = snapshot(learner), learner.losses
     for fault in ("loss", "gradient"):
         learner.losses = with_factors(learner, *FAULTS[fault])  # type: ignore[method-assign]
         assert not change(learner, make_update(BATCHES)).is_finite
-        after = snapshot(learner)
-        assert all(torch.equal(after[name], before[name]) for name in before), fault
+        state_after = snapshot(learner)
+        assert all(torch.equal(state_after[name], state[name]) for name in state), fault
         learner.losses = original  # type: ignore[method-assign]
 
 
@@ -226,30 +229,30 @@ def test_ranks_agree_on_the_figures_of_an_update_which_are_sums_over_them(
     shared: Path, data_dir: Path, tmp_path: Path, exact: dict[str, Tensor]
 ) -> None:
     ranks = [torch.load(shared / f"{rank}.pt", weights_only=False) for rank in (0, 1)]
-    outcomes = [outcome for outcome, _ in ranks[0]]
+    results = [result for result, _ in ranks[0]]
     names = ("nll_sum", "gradient_norm", "num_positions", "flops", "is_stop_requested", "is_finite")
-    for one, (other, _) in zip(outcomes, ranks[1], strict=True):
+    for result, (other_result, _) in zip(results, ranks[1], strict=True):
         for name in names:
-            np.testing.assert_equal(getattr(one, name), getattr(other, name))
-    assert [outcome.is_finite for outcome in outcomes] == [True, False, False, True]
-    assert np.isfinite([outcome.loss_sum for outcome in outcomes]).tolist() == [1, 0, 1, 1]
-    assert np.isfinite([outcome.gradient_norm for outcome in outcomes]).tolist() == [1, 1, 0, 1]
-    assert [outcome.is_stop_requested for outcome in outcomes] == [False, True, False, False]
-    whole = change(make_run(data_dir, tmp_path).learner, make_update(BATCHES))
+            np.testing.assert_equal(getattr(result, name), getattr(other_result, name))
+    assert [result.is_finite for result in results] == [True, False, False, True]
+    assert np.isfinite([result.loss_sum for result in results]).tolist() == [1, 0, 1, 1]
+    assert np.isfinite([result.gradient_norm for result in results]).tolist() == [1, 1, 0, 1]
+    assert [result.is_stop_requested for result in results] == [False, True, False, False]
+    single = change(make_run(data_dir, tmp_path).learner, make_update(BATCHES))
     for name in ("loss_sum", "nll_sum", "num_positions", "flops"):
-        assert getattr(outcomes[0], name) == pytest.approx(getattr(whole, name), rel=1e-6), name
+        assert getattr(results[0], name) == pytest.approx(getattr(single, name), rel=1e-6), name
     norm = torch.stack([g.norm() for g in exact.values()]).norm().item()
-    assert outcomes[0].gradient_norm == pytest.approx(norm, rel=1e-6)
+    assert results[0].gradient_norm == pytest.approx(norm, rel=1e-6)
     # what is not finite on one rank changes nothing on any
-    first, after_loss, after_gradient, last = [state for _, state in ranks[0]]
+    first, after_loss, after_gradient, after_finite = [state for _, state in ranks[0]]
     for skipped in (after_loss, after_gradient):
         assert skipped.keys() == first.keys()
         assert all(torch.equal(skipped[name], first[name]) for name in first)
-    assert all(torch.isfinite(value).all() for value in last.values())
-    changed = [name for name in first if not torch.equal(first[name], last[name])]
+    assert all(torch.isfinite(value).all() for value in after_finite.values())
+    changed = [name for name in first if not torch.equal(first[name], after_finite[name])]
     assert {name.split(".")[0] for name in changed} >= {"weight", "average", "exp_avg", "step"}
-    for (_, here), (_, there) in zip(*ranks, strict=True):
-        assert all(torch.equal(here[name], there[name]) for name in here)
+    for (_, state), (_, other_state) in zip(*ranks, strict=True):
+        assert all(torch.equal(state[name], other_state[name]) for name in state)
 
 
 # --- validation
@@ -298,7 +301,7 @@ def test_validation_figures_are_the_same_for_any_number_of_ranks(
     learnt = ["max_updates=100", "valid_bleu=false", "optimizer.schedule=inverse_sqrt"]
     learnt += ["optimizer.peak_learning_rate=0.17"]
     learnt += ["model.dropout=0", "model.norm=pre"]
-    assert train(toy_data, tmp_path / "run", *learnt) == 0
+    assert train(toy_data, tmp_path / "run", learnt) == 0
     validate(tmp_path, toy_data, tmp_path / "run")
     run_ranks(tmp_path, 3, validate, tmp_path, toy_data, tmp_path / "run")
     records = [json.loads(path.read_text()) for path in sorted(tmp_path.glob("?-?.json"))]
@@ -329,8 +332,8 @@ def test_a_rank_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None
         assert first.wait(60) == 1
         (tmp_path / "given up").touch()
         assert second.wait(60) == 0, second.stderr
-    last = first.stderr.splitlines()[-1]
-    assert "PeerError: no answer from another rank within timeout_seconds=1; the same" in last
+    last_line = first.stderr.splitlines()[-1]
+    assert "PeerError: no answer from another rank within timeout_seconds=1; the same" in last_line
 
 
 def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launcher(
@@ -351,11 +354,11 @@ def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launc
 
 def test_the_device_of_a_rank_is_the_current_one_alone_too(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clocks wait for the current one, whatever device tensors are on."""
-    chosen: list[torch.device] = []
-    monkeypatch.setattr(torch.cuda, "set_device", chosen.append)
+    devices: list[torch.device] = []
+    monkeypatch.setattr(torch.cuda, "set_device", devices.append)
     second = torch.device("cuda", 1)
     with process_group(World(), second, 60):
-        assert chosen == [second]
+        assert devices == [second]
 
 
 def test_several_processes_on_one_numbered_gpu_are_refused() -> None:
@@ -367,8 +370,8 @@ def test_several_processes_on_one_numbered_gpu_are_refused() -> None:
 
 def test_a_cpu_has_every_format_and_float32_by_default() -> None:
     for choice in DType:
-        wanted = "float32" if choice is DType.auto else choice.value
-        assert find_dtype(choice, CPU) is getattr(torch, wanted)
+        expected = "float32" if choice is DType.auto else choice.value
+        assert find_dtype(choice, CPU) is getattr(torch, expected)
     with pytest.raises(DeviceError, match="dtype=float16: mps here has no float16; use dtype=flo"):
         find_dtype(DType.float16, torch.device("mps"))
 
@@ -377,7 +380,7 @@ def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("WORLD_SIZE", "2")
-    for capability, rank, wanted in (
+    for capability, rank, expected in (
         ("AVX2", "0", ["bfloat16", "float16"]),
         ("AVX2", "1", []),  # one rank says it for all
         ("AVX512", "0", []),
@@ -387,6 +390,6 @@ def test_a_cpu_without_instructions_for_half_formats_is_told_what_is_faster(
         for choice in DType:
             find_dtype(choice, CPU)
         assert [record.message.split(":")[0] for record in caplog.records] == [
-            f"dtype={name}" for name in wanted
+            f"dtype={name}" for name in expected
         ]
         caplog.clear()

@@ -33,32 +33,32 @@ SHAPE = [option for option in TINY if not option.startswith("model.")]
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a few updates, with its data folder."""
-    place = tmp_path_factory.mktemp("base")
-    assert command("preprocess", *write_corpus(place)) == 0
-    assert train(place / "data", place / "run", "max_updates=4", "valid_bleu=false") == 0
-    return place
+    folder = tmp_path_factory.mktemp("base")
+    assert command("preprocess", *write_corpus(folder)) == 0
+    assert train(folder / "data", folder / "run", "max_updates=4", "valid_bleu=false") == 0
+    return folder
 
 
 def tune(base: Path, run_dir: Path, *arguments: str) -> int:
     """Go on with the weights of `base`, whose architecture nobody repeats."""
-    places = [f"data_dir={base / 'data'}", f"run_dir={run_dir}", f"init_from={base / 'run'}"]
-    return command("train", *places, *SHAPE, "valid_bleu=false", "max_updates=4", *arguments)
+    settings = [f"data_dir={base / 'data'}", f"run_dir={run_dir}", f"init_from={base / 'run'}"]
+    return command("train", settings, SHAPE, "valid_bleu=false", "max_updates=4", arguments)
 
 
 def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
     model = tiny_model(norm="pre")
-    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    original = {name: tensor.clone() for name, tensor in model.state_dict().items()}
     config = TrainConfig(init_from="x", adapter=Adapter.lora, adapter_rank=3)
     choose_parameters(model, config)
     trained = {name for name, p in model.named_parameters() if p.requires_grad}
     adapted = {name for name, m in model.named_modules() if isinstance(m, AdaptedLinear)}
     assert trained == {f"{name}.{side}" for name in adapted for side in ("up", "down", "bias")} | {
-        name for name in before if "norm" in name or name == "embedding.weight"
+        name for name in original if "norm" in name or name == "embedding.weight"
     }
     assert len(adapted) == 2 * 4 + 2 * 6
     state = merged_state(model)
-    assert state.keys() == before.keys()
-    assert all(torch.equal(state[name], before[name]) for name in before)
+    assert state.keys() == original.keys()
+    assert all(torch.equal(state[name], original[name]) for name in original)
     x = torch.randn(5, 16)
     for name, module in model.named_modules():
         if isinstance(module, AdaptedLinear):
@@ -69,9 +69,9 @@ def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
             plain.bias.data = module.bias.data
             start, end = module.out_features // 3, module.out_features
             for activation in ("none", "relu"):
-                wanted = plain.block(x, start, end, activation=activation)
-                found = module.block(x, start, end, activation=activation)
-                torch.testing.assert_close(found, wanted, atol=1e-4, rtol=1e-4)
+                expected = plain.block(x, start, end, activation=activation)
+                actual = module.block(x, start, end, activation=activation)
+                torch.testing.assert_close(actual, expected, atol=1e-4, rtol=1e-4)
 
 
 def test_parts_are_frozen_with_all_that_they_hold() -> None:
@@ -80,11 +80,11 @@ def test_parts_are_frozen_with_all_that_they_hold() -> None:
         Part.decoder: "decoder_",
         Part.embeddings: ("embedding.", "src_embedding."),
     }
-    for part, prefixes in of_part.items():
+    for frozen, prefixes in of_part.items():
         model = tiny_model(src_vocab_size=9, norm="pre")
-        choose_parameters(model, TrainConfig(init_from="x", freeze=[part]))
+        choose_parameters(model, TrainConfig(init_from="x", freeze=[frozen]))
         for name, parameter in model.named_parameters():
-            assert parameter.requires_grad is not name.startswith(prefixes), (part, name)
+            assert parameter.requires_grad is not name.startswith(prefixes), (frozen, name)
 
 
 @pytest.mark.slow
@@ -94,16 +94,16 @@ def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> N
         "[encoder,embeddings]": ("encoder_", "embedding."),
         "[decoder]": ("decoder_",),
     }
-    for parts, prefixes in cases.items():
-        assert tune(base, tmp_path / parts, f"freeze={parts}") == 0
-        new = read_weights(tmp_path / parts)
+    for freeze, prefixes in cases.items():
+        assert tune(base, tmp_path / freeze, f"freeze={freeze}") == 0
+        new = read_weights(tmp_path / freeze)
         for name in old:
             is_frozen = name.startswith(prefixes)
-            assert torch.equal(old[name], new[name]) == is_frozen, (parts, name)
+            assert torch.equal(old[name], new[name]) == is_frozen, (freeze, name)
     model = load_info(base / "run/checkpoints/latest").model
     frozen = [Part.encoder, Part.embeddings]
-    how = {"model": model, "init_from": str(base / "run"), "freeze": frozen}
-    learner = make_run(base / "data", tmp_path / "none", **how).learner
+    settings = {"model": model, "init_from": str(base / "run"), "freeze": frozen}
+    learner = make_run(base / "data", tmp_path / "none", **settings).learner
     update = next(iter(make_run(base / "data", tmp_path / "none").sampler_at(0).updates(0)))
     learner.accumulate_gradient(update, learner.batch_maker.make(update))
     for name, parameter in learner.model.named_parameters():
@@ -154,17 +154,22 @@ def test_an_imported_model_trains_on_translates_and_exports(tmp_path: Path) -> N
     shape = MARIAN["swish, bias"]
     model_dir = imported(write_marian(tmp_path / "opus", 1, shape))
     arguments = [a for a in write_corpus(tmp_path) if not a.startswith("tokenizer.")]
-    assert command("preprocess", *arguments, f"tokenizer.model={model_dir}") == 0
-    places = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
+    assert command("preprocess", arguments, f"tokenizer.model={model_dir}") == 0
+    folders = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
     rate = ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.01"]
-    assert command("train", *places, *SHAPE, *rate, f"init_from={model_dir}", "max_updates=20") == 0
-    before, after = (load_info(at) for at in (model_dir, tmp_path / "run/checkpoints/latest"))
-    assert after.model == ModelConfig(**vars(before.model) | {"dropout": after.model.dropout})
-    assert after.search == before.search
-    assert after.tokenizer_sha256 == before.tokenizer_sha256
+    assert command("train", folders, SHAPE, rate, f"init_from={model_dir}", "max_updates=20") == 0
+    imported_info, trained_info = (
+        load_info(folder) for folder in (model_dir, tmp_path / "run/checkpoints/latest")
+    )
+    assert trained_info.model == ModelConfig(
+        **vars(imported_info.model) | {"dropout": trained_info.model.dropout}
+    )
+    assert trained_info.search == imported_info.search
+    assert trained_info.tokenizer_sha256 == imported_info.tokenizer_sha256
     lines, targets = [" ".join(words) for words in (WORDS, WORDS.values())]
     scores = [
-        Translator.load(at).score([lines], [targets])[0] for at in (model_dir, tmp_path / "run")
+        Translator.load(folder).score([lines], [targets])[0]
+        for folder in (model_dir, tmp_path / "run")
     ]
     assert scores[1].log_prob > scores[0].log_prob + 1  # it has learned
     assert command("average", f"run_dir={tmp_path / 'run'}", "last=2") == 0
@@ -174,5 +179,5 @@ def test_an_imported_model_trains_on_translates_and_exports(tmp_path: Path) -> N
     ours = Translator.load(tmp_path / "run").translate([lines] * 3)
     theirs = Translator.load(tmp_path / "ctranslate2", backend="ctranslate2")
     assert theirs.translate([lines] * 3) == ours
-    again = imported(tmp_path / "huggingface")
-    assert Translator.load(again).translate([lines] * 3) == ours
+    reimported = imported(tmp_path / "huggingface")
+    assert Translator.load(reimported).translate([lines] * 3) == ours

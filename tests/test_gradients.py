@@ -6,6 +6,7 @@ unpadded, by the plain model and torch's cross-entropy over whole logits in floa
 
 from __future__ import annotations
 
+import copy
 import importlib
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +23,6 @@ from nmt.config import DType, Optimizer, OptimizerConfig
 from nmt.data.batch import MICRO_BATCH_TOKENS
 from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
-from nmt.errors import ModelError
 from nmt.model.fast.layers import FastLinear
 from nmt.training.checkpoints import TrainerState
 from nmt.training.learner import Learner, UpdateResult
@@ -123,20 +123,17 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
             learner.zero_grad()
 
 
-def test_the_state_of_every_optimizer_fits_its_model_and_that_of_another_is_refused(
-    data_dir: Path, tmp_path: Path
-) -> None:
+def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_path: Path) -> None:
     for name in Optimizer:
-        learners = [
-            make_run(data_dir, tmp_path, optimizer=OptimizerConfig(name=name), model=model).learner
-            for model in (tiny_config(), tiny_config(d_ff=24))
-        ]
-        for learner in learners:
-            change(learner, make_update(CUTS["one batch"]))
-        state = learners[0].state_dict()
-        learners[0].load_state_dict(state, learners[0].weights())
-        with pytest.raises(ModelError, match="for a parameter of"):
-            learners[1].load_state_dict(state, learners[1].weights())
+        optimizer = OptimizerConfig(name=name)
+        learner = make_run(data_dir, tmp_path, optimizer=optimizer).learner
+        update = make_update(CUTS["one batch"])
+        change(learner, update)
+        weights, state = learner.weights(), copy.deepcopy(learner.state_dict())
+        resumed = make_run(data_dir, tmp_path, optimizer=optimizer).learner
+        resumed.load_state_dict(state, weights)
+        assert change(learner, update).loss_sum == change(resumed, update).loss_sum, name
+        assert_near(resumed.weights(), learner.weights(), name, atol=1e-6)
 
 
 def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(

@@ -36,8 +36,8 @@ def bad_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which the loss of a pair is not a number."""
     folder = tmp_path_factory.mktemp("guard")
     task = (train_poisoned, PAIR, "update", 1000, toy_data, folder / "run", *RICH)
-    with child(folder / "log", *task) as one:
-        assert one.wait() == 0, one.stderr
+    with child(folder / "log", *task) as process:
+        assert process.wait() == 0, process.stderr
     return folder / "run"
 
 
@@ -62,9 +62,9 @@ def plan(toy_data: Path, num_epochs: int) -> list[list[list[int]]]:
 
 def named_pairs(text: str) -> list[int]:
     """Return the pairs that a message names."""
-    found = re.search(r"for pairs (\d+(?:, \d+)*)", text)
-    assert found is not None
-    return [int(number) for number in found[1].split(", ")]
+    match = re.search(r"for pairs (\d+(?:, \d+)*)", text)
+    assert match is not None
+    return [int(number) for number in match[1].split(", ")]
 
 
 # --- what is not finite
@@ -78,11 +78,11 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
     updates = plan(toy_data, 3)
     bad = [i for i, batches in enumerate(updates) if any(PAIR in rows for rows in batches)]
     # each is about the update that would have been: those left out before it do not count
-    assert [event["update"] for event in events] == [at + 1 - i for i, at in enumerate(bad)]
+    assert [event["update"] for event in events] == [index + 1 - i for i, index in enumerate(bad)]
     assert len(bad) == 3
-    for event, at in zip(events, bad, strict=True):
+    for event, index in zip(events, bad, strict=True):
         assert event["batch"].startswith("loss nan for pairs ")
-        assert [named_pairs(event["batch"])] == [rows for rows in updates[at] if PAIR in rows]
+        assert [named_pairs(event["batch"])] == [rows for rows in updates[index] if PAIR in rows]
     assert all(torch.isfinite(value).all() for value in read_weights(bad_run).values())
     saved = torch.load(bad_run / "checkpoints/latest/trainer.pt", weights_only=True)
     assert saved["state"]["bad_updates"] == 0  # in a row
@@ -108,26 +108,26 @@ def test_a_left_out_update_changes_nothing(
     bad_run: Path, toy_data: Path, tmp_path: Path, poisoned: Callable[[int, float], None]
 ) -> None:
     """Up to its first bad update a run is the one without the bad pair, and not one bit changes."""
-    before = read_records(bad_run, "event")[0]["update"] - 1
-    assert train(toy_data, tmp_path / "good", *RICH, f"max_updates={before}") == 0
+    num_good = read_records(bad_run, "event")[0]["update"] - 1
+    assert train(toy_data, tmp_path / "good", RICH, f"max_updates={num_good}") == 0
     learners: list[Any] = []
     original = Learner.update
 
     def noting(learner: Learner, *arguments: Any, **named: Any) -> Any:
-        outcome = original(learner, *arguments, **named)
-        if not outcome.is_finite:
+        result = original(learner, *arguments, **named)
+        if not result.is_finite:
             learners.append(copy.deepcopy((learner.best_model, learner.optimizers[0])))
-        return outcome
+        return result
 
     poisoned(PAIR, float("inf"))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Learner, "update", noting)
-        assert train(toy_data, tmp_path / "bad", *RICH, f"max_updates={before + 1}") == 0
+        assert train(toy_data, tmp_path / "bad", RICH, f"max_updates={num_good + 1}") == 0
     ((model, optimizer),) = learners
     good = read_weights(tmp_path / "good")
     assert all(torch.equal(value, good[name]) for name, value in model.state_dict().items())
     path = tmp_path / "good/checkpoints/latest/trainer.pt"
-    saved = torch.load(path, weights_only=True)["learner"]["optimizer"]
+    saved = torch.load(path, weights_only=True)["learner"]["optimizers"][0]
     assert saved["param_groups"][0]["lr"] == optimizer.param_groups[0]["lr"]
     for i, moments in optimizer.state_dict()["state"].items():
         assert all(torch.equal(moments[name], saved["state"][i][name]) for name in moments)
@@ -140,8 +140,8 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
     run = tmp_path / "run"
     for number, code in ((7, -9), (9, -9), (1000, 0)):
         task = (train_poisoned, PAIR, "update", number, toy_data, run, *RICH)
-        with child(tmp_path / "log", *task) as one:
-            assert one.wait() == code, one.stderr
+        with child(tmp_path / "log", *task) as process:
+            assert process.wait() == code, process.stderr
     assert_same_weights(bad_run, run)
     for key in ("nll", "event"):
         ours, theirs = (read_records(folder, key) for folder in (run, bad_run))
@@ -156,12 +156,14 @@ def test_too_many_bad_updates_in_a_row_end_the_run(
     monkeypatch.setattr(
         Learner, "losses", lambda self, rows: (math.inf * (x := original(self, rows))[0], x[1])
     )
-    assert train(toy_data, tmp_path / "run", *PLAIN, "max_bad_updates=3") == 2
+    assert train(toy_data, tmp_path / "run", PLAIN, "max_bad_updates=3") == 2
     err = capfd.readouterr().err
-    last = err.splitlines()[-1]
-    assert re.match(r"nmt-train: update 1: 3 times in a row .* not finite; last: loss inf", last)
+    last_line = err.splitlines()[-1]
+    assert re.match(
+        r"nmt-train: update 1: 3 times in a row .* not finite; last: loss inf", last_line
+    )
     third = [row for rows in plan(toy_data, 1)[2] for row in rows]
-    assert named_pairs(last) == third[:20]
+    assert named_pairs(last_line) == third[:20]
     assert err.count(LEFT_OUT) == 3
     assert not list((tmp_path / "run").glob("checkpoints/step-*"))
 
@@ -181,7 +183,7 @@ def test_overflows_lower_the_scale_and_do_not_end_the_run(
 
     monkeypatch.setattr(Learner, "__init__", start)
     options = [*PLAIN, "dtype=float16", "max_bad_updates=2", "max_updates=8"]
-    assert train(toy_data, tmp_path / "run", *options) == 0
+    assert train(toy_data, tmp_path / "run", options) == 0
     num_left_out = len(read_records(tmp_path / "run", "event"))
     assert 5 < num_left_out < 34
     assert [r["update"] for r in read_records(tmp_path / "run", "nll")] == list(range(1, 9))
@@ -189,8 +191,8 @@ def test_overflows_lower_the_scale_and_do_not_end_the_run(
     state = torch.load(path, weights_only=True)
     assert state["learner"]["precision"]["scale"] == 2.0 ** (34 - num_left_out)
     assert state["state"]["bad_updates"] == 0
-    assert train(toy_data, tmp_path / "parts", *options, "max_updates=4") == 0
-    assert train(toy_data, tmp_path / "parts", *options) == 0
+    assert train(toy_data, tmp_path / "parts", options, "max_updates=4") == 0
+    assert train(toy_data, tmp_path / "parts", options) == 0
     assert_same_weights(tmp_path / "run", tmp_path / "parts")
 
 
@@ -216,7 +218,7 @@ def test_a_spike_is_logged_with_the_batch_of_the_highest_loss(
 ) -> None:
     monkeypatch.setattr(checks, "_NUM_COMPARED", 5)
     poisoned(PAIR, 30.0)
-    assert train(toy_data, tmp_path / "run", *PLAIN) == 0
+    assert train(toy_data, tmp_path / "run", PLAIN) == 0
     updates = plan(toy_data, 3)
     spikes = [e for e in read_records(tmp_path / "run", "event") if e["event"] == "loss spike"]
     assert spikes

@@ -26,9 +26,9 @@ TWO = [*ENDLESS, "devices=2"]
 @contextmanager
 def launched(folder: Path, *arguments: object) -> Iterator[Child]:
     """Run nmt-train until the block ends, and no process of it longer."""
-    with child(folder / "log", train, *arguments) as one:
-        one.log.write_text("")
-        yield one
+    with child(folder / "log", train, *arguments) as process:
+        process.log.write_text("")
+        yield process
     deadline = time.monotonic() + 30
     while any(is_alive(pid) for pid in rank_pids(folder)):
         assert time.monotonic() < deadline
@@ -37,17 +37,17 @@ def launched(folder: Path, *arguments: object) -> Iterator[Child]:
 
 def rank_pids(folder: Path) -> list[int]:
     """Return the ranks of a run that the launcher started, by their config in the run folder."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             arguments = path.read_bytes().split(b"\0")
             if b"nmt.cli.rank" in arguments:
                 config = Path(os.fsdecode(arguments[-3])).read_text(encoding="utf-8")
                 if f"run_dir: {folder}" in config:
-                    found.append(int(path.parent.name))
+                    pids.append(int(path.parent.name))
         except OSError:  # it ended just now
             continue
-    return sorted(found)
+    return sorted(pids)
 
 
 def is_alive(pid: int) -> bool:
@@ -70,23 +70,25 @@ def last_update(run_dir: Path) -> int:
     return max(steps, default=0)
 
 
-def trains_on(one: Child, run_dir: Path) -> None:
+def trains_on(process: Child, run_dir: Path) -> None:
     """Wait until there are checkpoints of eight more updates."""
     goal = last_update(run_dir) + 8
-    one.wait_until(lambda: last_update(run_dir) >= goal)
+    process.wait_until(lambda: last_update(run_dir) >= goal)
 
 
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, toy_data, run, *TWO) as one:
-        trains_on(one, run)
+    with launched(tmp_path, toy_data, run, *TWO) as process:
+        trains_on(process, run)
         pids = rank_pids(tmp_path)
         assert len(pids) == 2
         os.kill(pids[1], signal.SIGKILL)
-        assert one.wait(60) == 1
-        last = one.stderr.splitlines()[-1]
-        assert re.match(rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last)
+        assert process.wait(60) == 1
+        last_line = process.stderr.splitlines()[-1]
+        assert re.match(
+            rf"nmt-train: rank [01]: process {pids[1]} was killed by SIGKILL", last_line
+        )
         assert not any(is_alive(pid) for pid in pids)
 
 
@@ -94,20 +96,20 @@ def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Pat
 def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     toy_data: Path, tmp_path: Path
 ) -> None:
-    run, old = tmp_path / "run", []
+    run, old_pids = tmp_path / "run", []
     for number, code in (
         (signal.SIGTERM, 75),
         (signal.SIGKILL, -9),
         (signal.SIGUSR1, 75),  # while the old ranks may live
     ):
-        with launched(tmp_path, toy_data, run, *TWO) as one:
-            trains_on(one, run)
-            assert not any(is_alive(pid) for pid in old)
-            old = rank_pids(tmp_path)
-            one.send(number)
-            assert one.wait(60) == code
+        with launched(tmp_path, toy_data, run, *TWO) as process:
+            trains_on(process, run)
+            assert not any(is_alive(pid) for pid in old_pids)
+            old_pids = rank_pids(tmp_path)
+            process.send(number)
+            assert process.wait(60) == code
             text = rf"nmt-train: stopped by {number.name} after update \d+, which"
-            assert code < 0 or re.match(text, one.stderr.splitlines()[-1])
+            assert code < 0 or re.match(text, process.stderr.splitlines()[-1])
     # its bits are those of a run on two ranks that nothing disturbed
     end = f"max_updates={last_update(run)}"
     run_ranks(tmp_path, 2, train, toy_data, tmp_path / "whole", *ENDLESS, end)
@@ -119,40 +121,40 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
 def test_ranks_that_still_import_end_quietly_with_ctrl_c_and_with_a_killed_launcher(
     number: signal.Signals, code: int, toy_data: Path, tmp_path: Path
 ) -> None:
-    with launched(tmp_path, toy_data, tmp_path / "run", *TWO) as one:
-        one.wait_until(lambda: len([pid for pid in rank_pids(tmp_path) if has_torch(pid)]) == 2)
+    with launched(tmp_path, toy_data, tmp_path / "run", *TWO) as process:
+        process.wait_until(lambda: len([pid for pid in rank_pids(tmp_path) if has_torch(pid)]) == 2)
         for pid in rank_pids(tmp_path) if number == signal.SIGINT else []:  # as a terminal does
             os.kill(pid, number)
-        one.send(number)
-        assert one.wait(60) == code
-    assert "Traceback" not in one.stderr
-    assert "frame #" not in one.stderr  # of C++, when the launcher does not answer
+        process.send(number)
+        assert process.wait(60) == code
+    assert "Traceback" not in process.stderr
+    assert "frame #" not in process.stderr  # of C++, when the launcher does not answer
 
 
 @pytest.mark.long
 def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, toy_data, run, *TWO, "timeout_seconds=5") as one:
-        trains_on(one, run)
+    with launched(tmp_path, toy_data, run, *TWO, "timeout_seconds=5") as process:
+        trains_on(process, run)
         pids = rank_pids(tmp_path)
         os.kill(pids[1], signal.SIGSTOP)
         start = time.monotonic()
-        assert one.wait(60) == 1
+        assert process.wait(60) == 1
         assert time.monotonic() - start < 5 + 30 + 20  # torch gives the hanging one 30 to end
-        last = one.stderr.splitlines()[-1]
-        assert re.match(r"nmt-train: rank \d: no answer from another rank within", last)
+        last_line = process.stderr.splitlines()[-1]
+        assert re.match(r"nmt-train: rank \d: no answer from another rank within", last_line)
         assert not any(is_alive(pid) for pid in pids)
 
 
 @pytest.mark.long
 def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_path: Path) -> None:
     options = [*TWO, "max_tokens=3"]
-    with launched(tmp_path, toy_data, tmp_path / "run", *options) as one:
-        assert one.wait(60) == 2
-        lines = one.stderr.splitlines()
-    last = r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence"
-    assert re.match(last, lines[-1])
-    assert "Traceback" not in one.stderr
+    with launched(tmp_path, toy_data, tmp_path / "run", *options) as process:
+        assert process.wait(60) == 2
+        lines = process.stderr.splitlines()
+    last_line = r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence"
+    assert re.match(last_line, lines[-1])
+    assert "Traceback" not in process.stderr
 
 
 def test_of_several_failures_the_one_nearest_to_the_cause_is_named() -> None:

@@ -29,11 +29,11 @@ def test_the_corpora_that_come_along_are_learned(
     for i, (corpus, tokenizer, least) in enumerate(
         (("copy", [], 1.0), ("numbers", [], 0.99), ("numbers", separate, 0.95))
     ):
-        chosen = [f"experiment={corpus}", "num_threads=2"]
+        settings = [f"experiment={corpus}", "num_threads=2"]
         (tmp_path / str(i)).mkdir()
         monkeypatch.chdir(tmp_path / str(i))
-        assert command("preprocess", *chosen, *tokenizer) == 0
-        assert command("train", *chosen, "device=cpu") == 0
+        assert command("preprocess", settings, tokenizer) == 0
+        assert command("train", settings, "device=cpu") == 0
         assert command("average", f"experiment={corpus}") == 0
         share = exact_share(Path(f"data/{corpus}"), Path(f"runs/{corpus}"))
         assert share >= least, (corpus, tokenizer)

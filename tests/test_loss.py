@@ -24,14 +24,14 @@ def by_definition(
 ) -> tuple[Tensor, Tensor]:
     """Sum -q log p with an explicit q, one token at a time."""
     loss_sum = nll_sum = torch.zeros((), dtype=torch.float64)
-    for vector, wanted in zip(hidden, targets.tolist(), strict=True):
+    for vector, target in zip(hidden, targets.tolist(), strict=True):
         exponentials = (weight @ vector).exp()
         log_p = (exponentials / exponentials.sum()).log()  # (V,)
         q = torch.full((len(weight),), smoothing / len(weight), dtype=torch.float64)
-        q[wanted] += 1 - smoothing
+        q[target] += 1 - smoothing
         assert math.isclose(float(q.sum()), 1.0)
         loss_sum = loss_sum - (q * log_p).sum()
-        nll_sum = nll_sum - log_p[wanted]
+        nll_sum = nll_sum - log_p[target]
     return loss_sum, nll_sum
 
 
@@ -49,32 +49,32 @@ def test_value_and_gradients_equal_the_definition(monkeypatch: pytest.MonkeyPatc
         hidden, weight, targets = example()
         exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
         options = {"smoothing": smoothing, "softmax_loss": softmax}
-        found = smoothed_cross_entropy(hidden, weight, targets, **options)
+        sums = smoothed_cross_entropy(hidden, weight, targets, **options)
         expected = by_definition(exact[0], exact[1], targets, smoothing)
-        for ours, theirs in zip(found, expected, strict=True):
+        for ours, theirs in zip(sums, expected, strict=True):
             torch.testing.assert_close(ours.double(), theirs, atol=1e-5, rtol=1e-6)
-        assert not found[1].requires_grad
-        (found[0] * 0.25).backward()  # the factor must reach the gradients
+        assert not sums[1].requires_grad
+        (sums[0] * 0.25).backward()  # the factor must reach the gradients
         (expected[0] * 0.25).backward()
-        for one, other in zip((hidden, weight), exact, strict=True):
-            torch.testing.assert_close(one.grad.double(), other.grad, atol=1e-5, rtol=1e-5)
+        for ours, theirs in zip((hidden, weight), exact, strict=True):
+            torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=1e-5, rtol=1e-5)
 
 
 def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     for smoothing, alpha, chunk in itertools.product((0.0, 0.1), (0.5, 5.0), (512, 4, 2)):
         monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", chunk)
         hidden, weight, targets = example()
-        wanted = targets[:6].repeat_interleave(2)
+        repeated = targets[:6].repeat_interleave(2)
         exact = [x.detach().double().requires_grad_() for x in (hidden, weight)]
         options = {"smoothing": smoothing, "softmax_loss": loss.r_drop_loss(alpha)}
-        found = smoothed_cross_entropy(hidden, weight, wanted, **options)
-        expected, nll = by_definition(exact[0], exact[1], wanted, smoothing)
-        one, other = ((exact[0][i::2] @ exact[1].T).log_softmax(-1) for i in (0, 1))
-        both = sum((p.exp() * (p - q)).sum() for p, q in ((one, other), (other, one)))
-        expected = expected / 2 + alpha / 4 * both
-        torch.testing.assert_close(found[0].double(), expected, atol=1e-5, rtol=1e-6)
-        torch.testing.assert_close(found[1].double(), nll / 2, atol=1e-5, rtol=1e-6)
-        found[0].backward()
+        sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
+        expected, nll = by_definition(exact[0], exact[1], repeated, smoothing)
+        first, second = ((exact[0][i::2] @ exact[1].T).log_softmax(-1) for i in (0, 1))
+        kl = sum((p.exp() * (p - q)).sum() for p, q in ((first, second), (second, first)))
+        expected = expected / 2 + alpha / 4 * kl
+        torch.testing.assert_close(sums[0].double(), expected, atol=1e-5, rtol=1e-6)
+        torch.testing.assert_close(sums[1].double(), nll / 2, atol=1e-5, rtol=1e-6)
+        sums[0].backward()
         expected.backward()
         for ours, theirs in zip((hidden, weight), exact, strict=True):
             torch.testing.assert_close(ours.grad.double(), theirs.grad, atol=2e-5, rtol=1e-5)
@@ -106,9 +106,9 @@ def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary() -> None:
     hidden = torch.randn(60, 16, requires_grad=True)
     weight = (torch.randn(37_000, 16) * 16**-0.5).requires_grad_()
     targets = torch.randint(1, 37_000, (60,))
-    expected, wanted = exact_loss(hidden, weight, targets)
-    seldom = torch.ones(len(weight), dtype=torch.bool)
-    seldom[targets] = False  # rows whose gradient is made of tiny probabilities alone
+    expected, exact_gradients = exact_loss(hidden, weight, targets)
+    rare = torch.ones(len(weight), dtype=torch.bool)
+    rare[targets] = False  # rows whose gradient is made of tiny probabilities alone
     for dtype, softmax in itertools.product([torch.float32, *HALVES], SOFTMAXES):
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
             sums = smoothed_cross_entropy(
@@ -116,8 +116,11 @@ def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary() -> None:
             )
         assert sums[0].dtype is sums[1].dtype is torch.float32
         assert abs(sums[0].item() / expected.item() - 1) < 1e-4, dtype
-        found = torch.autograd.grad(sums[0], (hidden, weight))
-        pairs = [*zip(found, wanted, strict=True), (found[1][seldom], wanted[1][seldom])]
+        gradients = torch.autograd.grad(sums[0], (hidden, weight))
+        pairs = [
+            *zip(gradients, exact_gradients, strict=True),
+            (gradients[1][rare], exact_gradients[1][rare]),
+        ]
         for ours, theirs in pairs:
             assert ours.dtype is torch.float32
             limit = 4 * ROUNDING.get(dtype, 1e-6)
@@ -132,9 +135,11 @@ def test_the_gradient_of_the_output_layer_is_summed_in_float32(
     torch.manual_seed(0)
     hidden, weight = torch.randn(1, 6).expand(1000, 6), torch.randn(11, 6).requires_grad_()
     targets = torch.full((1000,), 5)
-    wanted = exact_loss(hidden, weight, targets)[1][1]
+    exact_gradient = exact_loss(hidden, weight, targets)[1][1]
     for dtype in HALVES:
         with torch.autocast("cpu", dtype=dtype):
             total, _ = smoothed_cross_entropy(hidden, weight, targets, smoothing=0.1)
-        (found,) = torch.autograd.grad(total, weight)
-        assert (found.double() - wanted).norm() < 4 * ROUNDING[dtype] * wanted.norm(), dtype
+        (gradient,) = torch.autograd.grad(total, weight)
+        assert (gradient.double() - exact_gradient).norm() < 4 * ROUNDING[
+            dtype
+        ] * exact_gradient.norm(), dtype

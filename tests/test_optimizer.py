@@ -47,24 +47,24 @@ def torchs_rates(settings: TrainConfig) -> list[float]:
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=peak)
     rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
     fall: lr_scheduler.LRScheduler
-    kind, num_left = settings.optimizer.schedule, settings.max_updates - warmup
-    if kind is COSINE:
+    schedule, num_left = settings.optimizer.schedule, settings.max_updates - warmup
+    if schedule is COSINE:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, num_left)
-    elif kind is Schedule.linear:
+    elif schedule is Schedule.linear:
         fall = lr_scheduler.LinearLR(optimizer, 1.0, end_factor=0.0, total_iters=num_left)
-    elif kind is Schedule.wsd:
+    elif schedule is Schedule.wsd:
         num_falling = min(settings.optimizer.decay_share * settings.max_updates, num_left)
         fall = lr_scheduler.LambdaLR(
             optimizer, lambda n: 1 - max(1 - (num_left - n) / num_falling, 0) ** 0.5
         )
     else:
         fall = lr_scheduler.LambdaLR(optimizer, lambda n: (warmup / (warmup + n)) ** 0.5)
-    both = lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[warmup - 1])
+    scheduler = lr_scheduler.SequentialLR(optimizer, [rise, fall], milestones=[warmup - 1])
     rates = []
     for _ in range(settings.max_updates):
-        rates.append(float(both.get_last_lr()[0]))
+        rates.append(float(scheduler.get_last_lr()[0]))
         optimizer.step()
-        both.step()
+        scheduler.step()
     return rates
 
 
@@ -74,17 +74,17 @@ def test_rates_equal_torchs_schedulers() -> None:
         for warmup_steps, share in ((2, 0.25), (30, 0.9)):
             options: dict[str, Any] = {"schedule": schedule, "decay_share": share}
             settings = config(max_updates=100, warmup_steps=warmup_steps, **options)
-            found = [learning_rate(step, settings) for step in range(1, 101)]
+            rates = [learning_rate(step, settings) for step in range(1, 101)]
             expected = pytest.approx(torchs_rates(settings), rel=1e-9, abs=1e-15)
-            assert found == expected, (schedule, warmup_steps)
+            assert rates == expected, (schedule, warmup_steps)
 
 
 def test_the_peak_is_the_given_one_or_the_peak_of_equation_3() -> None:
     for d_model in (512, 1024):
         for step in (1, 2, 100, 3999, 4000, 4001, 100_000):
             expected = d_model**-0.5 * min(step**-0.5, step * 4000**-1.5)
-            found = learning_rate(step, config(d_model=d_model))
-            assert found == pytest.approx(expected, rel=1e-12), (d_model, step)
+            rate = learning_rate(step, config(d_model=d_model))
+            assert rate == pytest.approx(expected, rel=1e-12), (d_model, step)
     for schedule in (Schedule.noam, COSINE):
         settings = config(schedule=schedule, warmup_steps=7)
         assert learning_rate(7, settings) == pytest.approx((512 * 7) ** -0.5, rel=1e-12)
@@ -181,13 +181,13 @@ def check_steps(device: str) -> None:
             for group in optimizer.param_groups:
                 group["lr"] = 0.01 * (i + 1)
             optimizer.step()
-        for name, found in model.named_parameters():
-            decay = settings.weight_decay if found.dim() == 2 else 0.0
+        for name, weight in model.named_parameters():
+            decay = settings.weight_decay if weight.dim() == 2 else 0.0
             weights = start[name].detach()
             expected = adam_by_hand(weights, gradients[name], settings, decay)
             if settings.name is ADAFACTOR:
                 expected = adafactor_by_hand(weights, gradients[name], decay)
-            assert_near(found.detach().double(), expected, (settings, name), atol=1e-6)
+            assert_near(weight.detach().double(), expected, (settings, name), atol=1e-6)
 
 
 def test_steps_equal_the_papers_algorithm_by_hand() -> None:
@@ -220,16 +220,21 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
             optimizer.step()
             resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
             optimizers[optimizers.index(optimizer)] = resumed
-    for name, found in model.named_parameters():
-        decay = settings.weight_decay if found.dim() == 2 else 0.0
+    for name, weight in model.named_parameters():
+        decay = settings.weight_decay if weight.dim() == 2 else 0.0
         expected = adam_by_hand(start[name], gradients[name], settings, decay)
-        if found.dim() == 2 and "layers" in name and name.endswith("weight"):
-            keys = (len(found) - 16) // 2  # as many rows as of values
-            sizes = [16, keys, keys] if "in_projection" in name else len(found)
+        if weight.dim() == 2 and "layers" in name and name.endswith("weight"):
+            kv_rows = (len(weight) - 16) // 2  # as many rows as of values
+            sizes = [16, kv_rows, kv_rows] if "in_projection" in name else len(weight)
             cut = [x.split(sizes) for x in (start[name], *gradients[name])]
             blocks = zip(*cut, strict=True)
-            expected = torch.cat([muon_by_hand(one, [*rest], settings) for one, *rest in blocks])
-        assert_near(found.detach().double(), expected, name, atol=2e-5, rtol=1e-4)
+            expected = torch.cat(
+                [
+                    muon_by_hand(start_block, [*gradient_blocks], settings)
+                    for start_block, *gradient_blocks in blocks
+                ]
+            )
+        assert_near(weight.detach().double(), expected, name, atol=2e-5, rtol=1e-4)
 
 
 def test_matrices_decay_and_biases_and_norms_do_not() -> None:
@@ -237,11 +242,11 @@ def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     names = {id(p): name for name, p in model.named_parameters()}
     (optimizer,) = make_optimizers(model, OptimizerConfig(name=ADAMW, weight_decay=0.1))
     groups = {group["weight_decay"]: group["params"] for group in optimizer.param_groups}
-    decaying, others = ([names[id(p)] for p in groups[decay]] for decay in (0.1, 0.0))
+    decaying, constant = ([names[id(p)] for p in groups[decay]] for decay in (0.1, 0.0))
     assert all(name.endswith(".weight") and "norm" not in name for name in decaying)
-    assert all(name.endswith(".bias") or "norm" in name for name in others)
+    assert all(name.endswith(".bias") or "norm" in name for name in constant)
     assert "embedding.weight" in decaying
-    assert sorted(decaying + others) == sorted(names.values())  # each once
+    assert sorted(decaying + constant) == sorted(names.values())  # each once
 
 
 def test_gradients_are_clipped_to_the_norm_and_the_old_norm_returned() -> None:
@@ -261,15 +266,15 @@ def test_the_average_is_its_recursion_by_hand_and_takes_no_part_in_training() ->
             with torch.no_grad():
                 for parameter in model.parameters():
                     parameter.add_(torch.randn(parameter.shape, generator=draw))
-            before = copy.deepcopy(model.state_dict())
+            weights_before = copy.deepcopy(model.state_dict())
             average.update(model)
             d = decay if t / (t + 9) > decay else t / (t + 9)
             for name, tensor in model.state_dict().items():
-                assert torch.equal(tensor, before[name])
+                assert torch.equal(tensor, weights_before[name])
                 expected[name] = d * expected[name] + (1 - d) * tensor.double()
-        found = average.model.state_dict()
-        assert found.keys() == expected.keys()
-        for name, tensor in found.items():
+        averages = average.model.state_dict()
+        assert averages.keys() == expected.keys()
+        for name, tensor in averages.items():
             assert tensor.dtype is torch.float32
             assert_near(tensor.double(), expected[name], (decay, name), atol=1e-6)
         assert not any(parameter.requires_grad for parameter in average.model.parameters())

@@ -93,8 +93,8 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="the limit is Linux's")
 def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Path) -> None:
     path = tmp_path / "found.json"
-    with child(tmp_path / "log", plan_under_limit, draw_lengths(600, 60), 12_000, path) as one:
-        assert one.wait() == 0, one.stderr
+    with child(tmp_path / "log", plan_under_limit, draw_lengths(600, 60), 12_000, path) as process:
+        assert process.wait() == 0, process.stderr
     message, num_updates, thrice_fails = json.loads(path.read_text())
     pattern = (
         r"out of memory: max_tokens=12000 makes batches such as \d+ pairs of \d+ source and \d+ "
@@ -110,13 +110,13 @@ def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Pa
 @pytest.mark.slow
 def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
     model, lengths = tiny_model().train(), draw_lengths(50, 20)
-    before = [weight.detach().clone() for weight in model.parameters()]
+    weights_before = [weight.detach().clone() for weight in model.parameters()]
     held = peak_memory_bytes(CPU)
     # `held` is more than ever was free below the peak
     options = {"device": CPU, "reserved_bytes": held, "remedy": REMEDY}
     peak = preflight(lambda rows: run_batch(model, lengths, rows), lengths, 200, **options)
     assert peak > 1.2 * held
-    assert all(torch.equal(a, b) for a, b in zip(before, model.parameters(), strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(weights_before, model.parameters(), strict=True))
 
 
 def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None:
@@ -128,12 +128,12 @@ def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None
         squares = src * src + src * tgt + tgt * tgt
         return [count * (src + tgt), count * src, count * tgt, count * squares]
 
-    most = np.max([measures(batch) for batch in tried], axis=0)
-    assert measures(tried[0])[0] == most[0]
+    largest = np.max([measures(batch) for batch in tried], axis=0)
+    assert measures(tried[0])[0] == largest[0]
     for epoch in range(5):
         order = np.random.default_rng(epoch).permutation(len(lengths))
         all_batches = [measures(lengths[rows]) for rows in bucket(lengths, 700, order)]
-        assert (np.max(all_batches, axis=0) == most).all()
+        assert (np.max(all_batches, axis=0) == largest).all()
 
 
 def test_shortage_of_memory_differs_from_other_errors() -> None:
@@ -167,8 +167,13 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
     ]
     for settings, num_ranks, times in cases:
         config = TrainConfig(**paths, **settings)
-        for there, is_enough in ((int(times * weights), True), (int(times * weights) - 1, False)):
-            monkeypatch.setattr(preflights, "device_memory_bytes", lambda _, there=there: there)
+        for memory_bytes, is_enough in (
+            (int(times * weights), True),
+            (int(times * weights) - 1, False),
+        ):
+            monkeypatch.setattr(
+                preflights, "device_memory_bytes", lambda _, memory_bytes=memory_bytes: memory_bytes
+            )
             if is_enough:
                 check_model_fits(model, config, CPU, num_ranks)
                 continue
@@ -183,10 +188,10 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
 def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    places = []
+    device_types = []
 
     def make(*sizes: Any, **named: Any) -> Transformer:
-        places.append(torch.empty(0).device.type)
+        device_types.append(torch.empty(0).device.type)
         return Transformer(*sizes, **named)
 
     monkeypatch.setattr(build, "Transformer", make)
@@ -195,12 +200,14 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
     config = TrainConfig(model=ModelConfig(d_model=8, num_heads=2))
     with pytest.raises(ConfigError, match="use a smaller model"):
         build.make_model(config, tokenizer, World(), CPU)
-    assert places == ["meta"]
+    assert device_types == ["meta"]
 
 
 def test_what_is_advised_fits_and_is_near_the_most_that_does() -> None:
-    for most in range(8, 4096, 31):
-        advised = _search_max_tokens(lambda tokens, most=most: tokens <= most, 8, 4096)
+    for max_fitting in range(8, 4096, 31):
+        advised = _search_max_tokens(
+            lambda tokens, max_fitting=max_fitting: tokens <= max_fitting, 8, 4096
+        )
         assert advised is not None
-        assert max(8, 0.8 * most - 1) <= advised <= most, most
+        assert max(8, 0.8 * max_fitting - 1) <= advised <= max_fitting, max_fitting
     assert _search_max_tokens(lambda _: False, 8, 4096) is None

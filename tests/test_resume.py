@@ -45,15 +45,15 @@ RICH = [
 
 
 @pytest.fixture(scope="module")
-def whole(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def finished_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run on 1 rank."""
     run = tmp_path_factory.mktemp("resume") / "one"
-    assert train(toy_data, run, *RICH) == 0
+    assert train(toy_data, run, RICH) == 0
     return run
 
 
 @pytest.fixture(scope="module")
-def of_two(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def two_rank_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run on 2 ranks."""
     folder = tmp_path_factory.mktemp("resume")
     run_ranks(folder, 2, train, toy_data, folder / "two", *RICH)
@@ -64,67 +64,70 @@ def of_two(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def short(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of 4 plain updates."""
     run = tmp_path_factory.mktemp("resume") / "short"
-    assert train(toy_data, run, *SMALL, "max_updates=4") == 0
+    assert train(toy_data, run, SMALL, "max_updates=4") == 0
     return run
 
 
-def die(folder: Path, place: str, number: int, *arguments: object) -> None:
+def die(folder: Path, fault: str, number: int, *arguments: object) -> None:
     """Run nmt-train in a process that is killed at call `number` of a place."""
-    with child(folder / "log", train_and_die, place, number, "0", *arguments) as one:
-        assert one.wait() == -9, one.stderr
+    with child(folder / "log", train_and_die, fault, number, "0", *arguments) as process:
+        assert process.wait() == -9, process.stderr
 
 
-def assert_same_run(one: Path, other: Path) -> None:
+def assert_same_run(run_dir: Path, other_run_dir: Path) -> None:
     """Compare weights, validations and logged updates of two runs."""
-    assert_same_weights(one, other)
+    assert_same_weights(run_dir, other_run_dir)
     for key in ("valid_loss", "nll"):
-        found = [
-            [(r["update"], r.get("valid_loss")) for r in read_records(x, key)] for x in (one, other)
+        records = [
+            [(r["update"], r.get("valid_loss")) for r in read_records(folder, key)]
+            for folder in (run_dir, other_run_dir)
         ]
-        assert found[0] == found[1]
-    assert not list((other / "checkpoints").glob(".*"))
+        assert records[0] == records[1]
+    assert not list((other_run_dir / "checkpoints").glob(".*"))
 
 
 @pytest.mark.slow
 def test_a_run_killed_again_and_again_ends_with_the_same_bits(
-    whole: Path, toy_data: Path, tmp_path: Path
+    finished_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
     deaths = [("save", 1), ("update", 7), ("rename", 2), ("link", 1), ("validation", 1)]
-    for place, number in [*deaths, ("remove", 3)]:
-        die(tmp_path, place, number, toy_data, tmp_path / "run", *RICH)
+    for fault, number in [*deaths, ("remove", 3)]:
+        die(tmp_path, fault, number, toy_data, tmp_path / "run", RICH)
     free = ["log_every_updates=5", "keep_last=9"]  # settings that change no weights
-    assert train(toy_data, tmp_path / "run", *RICH, *free) == 0
-    assert_same_run(whole, tmp_path / "run")
+    assert train(toy_data, tmp_path / "run", RICH, free) == 0
+    assert_same_run(finished_run, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
-    of_two: Path, toy_data: Path, tmp_path: Path
+    two_rank_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    places = (toy_data, tmp_path / "run", *RICH)
-    with ranks(tmp_path, 2, train_and_die, "update", 9, "1", *places) as (first, second):
+    arguments = (toy_data, tmp_path / "run", *RICH)
+    with ranks(tmp_path, 2, train_and_die, "update", 9, "1", *arguments) as (first, second):
         assert second.wait() == -9
         assert first.wait(30) == 1, first.stderr
         assert "nmt-train: the connection to another rank is lost" in first.stderr
     newest = (tmp_path / "run/checkpoints/latest").resolve().name
     assert newest in ("step-00000004", "step-00000008")  # that may have been on its way
-    run_ranks(tmp_path, 2, train, *places)
-    assert_same_weights(of_two, tmp_path / "run")
+    run_ranks(tmp_path, 2, train, *arguments)
+    assert_same_weights(two_rank_run, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_every_pair_once(
     toy_data: Path, tmp_path: Path
 ) -> None:
-    places = (tmp_path / "rows", toy_data, tmp_path / "run", *SMALL)
+    arguments = (tmp_path / "rows", toy_data, tmp_path / "run", *SMALL)
     recorded: list[list[int]] = []
     for size, end in ((2, 4), (1, 12)):
-        run_ranks(tmp_path, size, train_and_record, *places, f"max_updates={end}")
+        run_ranks(tmp_path, size, train_and_record, *arguments, f"max_updates={end}")
         paths = [tmp_path / f"rows.{rank}" for rank in range(size)]
-        parts = [[json.loads(x) for x in path.read_text().splitlines()] for path in paths]
-        recorded += [[i for part in update for i in part] for update in zip(*parts, strict=True)]
+        rank_updates = [[json.loads(x) for x in path.read_text().splitlines()] for path in paths]
+        recorded += [
+            [i for rows in update for i in rows] for update in zip(*rank_updates, strict=True)
+        ]
         log = (tmp_path / "rank0.log").read_text(encoding="utf-8")
-        assert ("no pair is repeated" in log) == (end > 4)
+        assert ("the data order is unchanged" in log) == (end > 4)
         for path in paths:
             path.unlink()
     lengths = ParallelData(toy_data, "train").lengths
@@ -141,7 +144,9 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
 
     keys = [(1, 2, 3, 0), (1, 2, 3, 1), (1, 2, 4, 0), (1, 3, 3, 0), (2, 2, 3, 0)]
     drawn = [draw(*key) for key in keys]
-    assert all(one != other for i, one in enumerate(drawn) for other in drawn[:i])
+    assert all(
+        samples != other_samples for i, samples in enumerate(drawn) for other_samples in drawn[:i]
+    )
     assert [draw(*key) for key in reversed(keys)] == drawn[::-1]
 
 
@@ -158,59 +163,63 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
     ],
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
-    whole: Path, toy_data: Path, tmp_path: Path,
-    number: signal.Signals, place: str, call: int, saved: int | None,
+    finished_run: Path, toy_data: Path, tmp_path: Path,
+    number: signal.Signals, fault: str, call: int, saved: int | None,
 ) -> None:  # fmt: skip
-    places = (toy_data, tmp_path / "run", *RICH)
-    with child(tmp_path / "log", train_and_signal, number, place, call, "0", *places) as one:
-        assert one.wait() == EXIT_STOPPED == 75
-        last = one.stderr.splitlines()[-1]
+    arguments = (toy_data, tmp_path / "run", *RICH)
+    with child(tmp_path / "log", train_and_signal, number, fault, call, "0", *arguments) as process:
+        assert process.wait() == EXIT_STOPPED == 75
+        last_line = process.stderr.splitlines()[-1]
     newest = (tmp_path / "run/checkpoints/latest").resolve().name
-    assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last
-    assert last.endswith("which is saved; the same command goes on")
+    assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last_line
+    assert last_line.endswith("which is saved; the same command goes on")
     assert saved is None or newest == f"step-{saved:08d}"
     if saved == 10:  # it may take long, and who sent the signal may not wait
         assert not read_records(tmp_path / "run", "valid_loss")
-    assert train(*places) == 0
-    assert_same_run(whole, tmp_path / "run")
+    assert train(*arguments) == 0
+    assert_same_run(finished_run, tmp_path / "run")
 
 
 @pytest.mark.slow
-def test_a_signal_to_one_rank_stops_both(of_two: Path, toy_data: Path, tmp_path: Path) -> None:
-    places = (toy_data, tmp_path / "run", *RICH)
-    with ranks(tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *places) as both:
-        assert [one.wait() for one in both] == [EXIT_STOPPED] * 2
-        texts = [one.stderr.splitlines()[-1] for one in both]
+def test_a_signal_to_one_rank_stops_both(
+    two_rank_run: Path, toy_data: Path, tmp_path: Path
+) -> None:
+    arguments = (toy_data, tmp_path / "run", *RICH)
+    with ranks(
+        tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *arguments
+    ) as processes:
+        assert [process.wait() for process in processes] == [EXIT_STOPPED] * 2
+        texts = [process.stderr.splitlines()[-1] for process in processes]
     assert "stopped by a signal to another rank after update 7" in texts[0]
     assert "stopped by SIGTERM after update 7" in texts[1]
-    run_ranks(tmp_path, 2, train, *places)
-    assert_same_run(of_two, tmp_path / "run")
+    run_ranks(tmp_path, 2, train, *arguments)
+    assert_same_run(two_rank_run, tmp_path / "run")
 
 
 @pytest.mark.slow
 def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130(
-    whole: Path, toy_data: Path, tmp_path: Path
+    finished_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    for number, call, code, last, newest in (
+    for number, call, code, expected_end, newest in (
         (signal.SIGTERM, 20, 0, "done after 20 updates", "step-00000020"),
         (signal.SIGINT, 7, 130, "nmt-train: interrupted\n", "step-00000004"),
     ):
         run = tmp_path / number.name
         task = (train_and_signal, number, "update", call, "0", toy_data, run, *RICH)
-        with child(tmp_path / "log", *task) as one:
-            assert one.wait() == code
-            assert last in one.stderr[-200:]
+        with child(tmp_path / "log", *task) as process:
+            assert process.wait() == code
+            assert expected_end in process.stderr[-200:]
         assert (run / "checkpoints/latest").resolve().name == newest
-    assert_same_run(whole, tmp_path / "SIGTERM")
+    assert_same_run(finished_run, tmp_path / "SIGTERM")
 
 
 def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
-    before = signal.getsignal(signal.SIGTERM)
+    handler = signal.getsignal(signal.SIGTERM)
     with stop_signals() as received:
         signal.raise_signal(signal.SIGUSR1)
         signal.raise_signal(signal.SIGTERM)
         assert received == [signal.SIGUSR1, signal.SIGTERM]
-    assert signal.getsignal(signal.SIGTERM) is before
+    assert signal.getsignal(signal.SIGTERM) is handler
 
 
 # --- what is refused
@@ -221,7 +230,7 @@ def other_data(toy_data: Path, folder: Path, *arguments: str) -> Path:
     usual = write_corpus(toy_data.parent)
     data_dir = folder / "data"
     mine = [text.replace(str(toy_data), str(data_dir)) for text in usual]
-    assert command("preprocess", *mine, *arguments) == 0
+    assert command("preprocess", mine, arguments) == 0
     return data_dir
 
 
@@ -231,15 +240,17 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
     def contents() -> dict[Path, bytes]:
         return {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
 
-    before = contents()
+    files = contents()
     same = (toy_data.parent / "train.src.txt").read_text(encoding="utf-8")
     (tmp_path / "more").write_text(same.replace("red", "blue", 1), encoding="utf-8")
     data_dir = other_data(toy_data, tmp_path, f"data.train.src={tmp_path / 'more'}")
-    assert train(data_dir, short, *SMALL, "seed=5") == 2
-    last = capfd.readouterr().err.splitlines()[-1]
-    assert re.search(r"short/.* belongs to another run \(data was \w+, is \w+, tokenizer was", last)
-    assert "seed was 1, is 5" in last
-    assert contents() == before
+    assert train(data_dir, short, SMALL, "seed=5") == 2
+    last_line = capfd.readouterr().err.splitlines()[-1]
+    assert re.search(
+        r"short/.* belongs to another run \(data was \w+, is \w+, tokenizer was", last_line
+    )
+    assert "seed was 1, is 5" in last_line
+    assert contents() == files
     # each of the others by itself
     lengths = ParallelData(toy_data, "train").lengths
     samplers = {0: TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)}
@@ -253,9 +264,9 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
         group, _, name = key.rpartition(".")
         change = {group: replace(getattr(config, group), **{name: value})} if group else {}
         changed = replace(config, **change or {key: value})
-        now = make_fingerprint(changed, meta, samplers)
+        fingerprint = make_fingerprint(changed, meta, samplers)
         with pytest.raises(ConfigError, match=rf"^short .* run \({key} was [^,]*, is [^,]*\);"):
-            check_fingerprint("short", saved, now)
+            check_fingerprint("short", saved, fingerprint)
     free = replace(config, max_updates=7, keep_last=9, validate_every_updates=3)
     check_fingerprint("short", saved, make_fingerprint(free, meta, samplers))
 
@@ -270,22 +281,22 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     options = [*SMALL, f"init_from={short}", "max_updates=12"]
     still = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-12"]
     still += ["max_updates=1", "log_every_updates=1"]
-    assert train(toy_data, tmp_path / "still", *options, *still) == 0
+    assert train(toy_data, tmp_path / "still", options, still) == 0
     old, new = read_weights(short), read_weights(tmp_path / "still")
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
     (record,) = read_records(tmp_path / "still", "nll")  # a new schedule
     assert record["update"] == 1
     assert record["learning_rate"] == pytest.approx(1e-12 * 16**-0.5 * 20**-1.5)
-    assert train(toy_data, tmp_path / "whole", *options) == 0
-    die(tmp_path, "update", 9, toy_data, tmp_path / "run", *options)
-    with child(tmp_path / "again", train, toy_data, tmp_path / "run", *options) as one:
-        assert one.wait() == 0
-        assert re.search("resuming after update [48] ", one.stderr)
-        assert "starting with the weights" not in one.stderr
+    assert train(toy_data, tmp_path / "whole", options) == 0
+    die(tmp_path, "update", 9, toy_data, tmp_path / "run", options)
+    with child(tmp_path / "again", train, toy_data, tmp_path / "run", *options) as process:
+        assert process.wait() == 0
+        assert re.search("resuming after update [48] ", process.stderr)
+        assert "starting with the weights" not in process.stderr
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
     newest = tmp_path / "run/checkpoints/latest/config.json"
     newest.write_bytes(newest.read_bytes()[:-9])  # the one before is taken
-    assert train(toy_data, tmp_path / "run", *options) == 0
+    assert train(toy_data, tmp_path / "run", options) == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "run")
     assert not torch.equal(
         old["embedding.weight"], read_weights(tmp_path / "run")["embedding.weight"]
@@ -302,7 +313,7 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     with pytest.raises(ConfigError, match=expected):
         adopt_model(replace(config, model=ModelConfig(d_model=32)))
     assert adopt_model(config).model.num_encoder_layers == 1
-    before = read_weights(short)
+    old_weights = read_weights(short)
     info = load_info(short / "checkpoints/latest")
     new = train_tokenizer([*sentences(50), "red house"], tokenizer_config(vocab_size=300))
     fresh = Transformer(info.model, new.vocab_size).state_dict()
@@ -310,21 +321,28 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     frozen = replace(config, model=info.model, freeze=[Part.embeddings])
     with pytest.raises(ConfigError, match=r"freeze=\[embeddings\]: \d+ pieces .* stay random"):
         load_initial_weights(frozen, new, fresh)
-    rows, kept = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True)), 0
+    rows, num_kept = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True)), 0
     for row, piece in enumerate(new.all_pieces()):
-        origin = before["embedding.weight"][rows[piece]] if piece in rows else None
+        origin = old_weights["embedding.weight"][rows[piece]] if piece in rows else None
         same = fresh["embedding.weight"][row] if origin is None else origin
         assert torch.equal(carried["embedding.weight"][row], same), piece
-        kept += origin is not None
-    assert 261 <= kept < new.vocab_size
-    assert f"{kept} of {new.vocab_size} rows are kept" in caplog.text
-    assert all(torch.equal(carried[k], w) for k, w in before.items() if k != "embedding.weight")
+        num_kept += origin is not None
+    assert 261 <= num_kept < new.vocab_size
+    assert f"{num_kept} of {new.vocab_size} rows are kept" in caplog.text
+    assert all(
+        torch.equal(carried[k], w) for k, w in old_weights.items() if k != "embedding.weight"
+    )
     old_rows, embedding = torch.arange(float(old.vocab_size)), "embedding.weight"
-    output = {"output_weight": before[embedding] + 1, "output_bias": old_rows}
-    given = before | output
-    wanted = fresh | {"output_weight": fresh[embedding], "output_bias": torch.zeros(new.vocab_size)}
-    carried = carry_over(given, old, wanted, new)
+    output = {"output_weight": old_weights[embedding] + 1, "output_bias": old_rows}
+    old_state = old_weights | output
+    new_state = fresh | {
+        "output_weight": fresh[embedding],
+        "output_bias": torch.zeros(new.vocab_size),
+    }
+    carried = carry_over(old_state, old, new_state, new)
     same = [(rows[piece], row) for row, piece in enumerate(new.all_pieces()) if piece in rows]
-    assert len({there == row for there, row in same}) == 2
+    assert len({old_row == row for old_row, row in same}) == 2
     for name in output:
-        assert all(torch.equal(given[name][there], carried[name][row]) for there, row in same)
+        assert all(
+            torch.equal(old_state[name][old_row], carried[name][row]) for old_row, row in same
+        )

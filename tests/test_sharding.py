@@ -73,11 +73,11 @@ def train_part(data_dir: Path, run_dir: Path, sharding: str, max_updates: int) -
 def content(run_dir: Path) -> dict[str, Any]:
     """Return all tensors of the newest checkpoint by name."""
     learner = load_checkpoint(run_dir / "checkpoints/latest").learner
-    found = {f"average.{name}": value for name, value in read_weights(run_dir).items()}
-    found |= {f"trained.{name}": value for name, value in learner["trained"].items()}
+    tensors = {f"average.{name}": value for name, value in read_weights(run_dir).items()}
+    tensors |= {f"trained.{name}": value for name, value in learner["trained"].items()}
     for number, moments in learner["optimizers"][0]["state"].items():
-        found |= {f"{number}.{name}": value for name, value in moments.items()}
-    return found
+        tensors |= {f"{number}.{name}": value for name, value in moments.items()}
+    return tensors
 
 
 @pytest.fixture
@@ -94,7 +94,7 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
 ) -> None:
     from nmt.training.sharding import Sharded
 
-    update, found, passes = make_update(CUTS["unequal"]), [], []
+    update, states, passes = make_update(CUTS["unequal"]), [], []
     settings = {"model": tiny_config(num_heads=2), "optimizer": OptimizerConfig(eps=1e-4)}
     for sharding in Sharding:
         torch.manual_seed(1)
@@ -102,16 +102,16 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
         without_dropout(learner)
         change(learner, update)
         if sharding is Sharding.full:
-            given = (learner.objective, learner.optimizers[0], learner.average, CPU)
-            learner.sharded = Sharded(*given, world_size=1)
+            parts_of_learner = (learner.objective, learner.optimizers[0], learner.average, CPU)
+            learner.sharded = Sharded(*parts_of_learner, world_size=1)
             # another rank has three batches more
             monkeypatch.setattr("nmt.training.learner.gather", lambda count: [count, count + 3])
         learner.objective.register_forward_hook(lambda *_: passes.append(1))
         change(learner, update)
         state: Any = [learner.state_dict(), learner.weights()]
-        found.append(learner.sharded.gather(state, should_keep=True) if learner.sharded else state)
+        states.append(learner.sharded.gather(state, should_keep=True) if learner.sharded else state)
     assert len(passes) == 2 * 3 + 3
-    torch.testing.assert_close(found[1], found[0], atol=1e-6, rtol=0)
+    torch.testing.assert_close(states[1], states[0], atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
@@ -119,18 +119,18 @@ def test_sharded_ranks_train_the_same_weights_and_go_on_from_the_same_files(
     data_dir: Path, tmp_path: Path
 ) -> None:
     runs = {"none": ["none"], "both ways": ["full", "none", "full"]}
-    for name, parts in runs.items():
-        for number, sharding in enumerate(parts):
-            last = (20, 13, 7)[len(parts) - 1 - number]
-            run_ranks(tmp_path, 2, train_part, data_dir, tmp_path / name, sharding, last)
+    for name, stages in runs.items():
+        for number, sharding in enumerate(stages):
+            max_updates = (20, 13, 7)[len(stages) - 1 - number]
+            run_ranks(tmp_path, 2, train_part, data_dir, tmp_path / name, sharding, max_updates)
     expected = content(tmp_path / "none")
     assert any(name.endswith("exp_avg_sq") for name in expected)
     for name in runs:
-        found = content(tmp_path / name)
-        assert found.keys() == expected.keys(), name
+        actual = content(tmp_path / name)
+        assert actual.keys() == expected.keys(), name
         for key, value in expected.items():
-            assert type(found[key]) is torch.Tensor, key
-            torch.testing.assert_close(found[key], value, atol=1e-6, rtol=0, msg=f"{name}: {key}")
+            assert type(actual[key]) is torch.Tensor, key
+            torch.testing.assert_close(actual[key], value, atol=1e-6, rtol=0, msg=f"{name}: {key}")
 
 
 def test_what_does_not_go_with_sharding_is_an_error() -> None:

@@ -30,15 +30,15 @@ Point = tuple[int, str, float]  # update, name, value
 CONFIG = "seed: 1\nmodel:\n  d_model: 16\n"
 
 
-def records(last: int) -> list[dict[str, Any]]:
+def records(last_update: int) -> list[dict[str, Any]]:
     """Return lines as a run writes them, with validations and events among them."""
-    found: list[dict[str, Any]] = []
-    for update in range(2, last + 1, 2):
-        found.append({"update": update, "loss": 9.0 / update, "learning_rate": update * 1e-4})
+    lines: list[dict[str, Any]] = []
+    for update in range(2, last_update + 1, 2):
+        lines.append({"update": update, "loss": 9.0 / update, "learning_rate": update * 1e-4})
         if update % 4 == 0:
-            found.append({"update": update, "valid_loss": 8.0 / update, "valid_bleu": 3.0 * update})
-            found.append({"update": update, "event": "loss spike", "batch": "lines 1 to 3"})
-    return found
+            lines.append({"update": update, "valid_loss": 8.0 / update, "valid_bleu": 3.0 * update})
+            lines.append({"update": update, "event": "loss spike", "batch": "lines 1 to 3"})
+    return lines
 
 
 def points(lines: list[dict[str, Any]]) -> list[Point]:
@@ -61,26 +61,26 @@ def read_tensorboard(run_dir: Path) -> list[Point]:
 
 def read_mlflow(run_dir: Path) -> list[Point]:
     [metrics] = (run_dir / "mlflow").glob("*/*/metrics")  # of one run
-    found = []
+    points_read = []
     for path in metrics.iterdir():
         for line in path.read_text().splitlines():
             _, value, step = line.split()
-            found.append((int(step), path.name, float(value)))
-    return sorted(found)
+            points_read.append((int(step), path.name, float(value)))
+    return sorted(points_read)
 
 
 def read_trackio(run_dir: Path) -> list[Point]:
     with sqlite3.connect(run_dir / "trackio" / "nmt.db") as connection:
         rows = list(connection.execute("select run_name, step, metrics from metrics"))
     assert len({name for name, _, _ in rows}) == 1
-    found = ((step, *item) for _, step, text in rows for item in json.loads(text).items())
-    return sorted(found)
+    points_read = ((step, *item) for _, step, text in rows for item in json.loads(text).items())
+    return sorted(points_read)
 
 
 def read_wandb(run_dir: Path) -> list[Point]:
     from wandb.proto import wandb_internal_pb2 as protocol
 
-    found, ids = [], set()
+    points_read, ids = [], set()
     for path in (run_dir / "wandb").glob("offline-run-*/*.wandb"):
         for content in leveldb_records(path.read_bytes()):
             record = protocol.Record()
@@ -89,9 +89,9 @@ def read_wandb(run_dir: Path) -> list[Point]:
             items = {i.key or "/".join(i.nested_key): i for i in record.history.item}
             row = {key: json.loads(item.value_json) for key, item in items.items()}
             names = [name for name in row if not name.startswith(("_", "update"))]
-            found += [(row["update"], name, row[name]) for name in names]
+            points_read += [(row["update"], name, row[name]) for name in names]
     assert len(ids) <= 1
-    return sorted(set(found))  # as wandb drops what comes twice with the same step
+    return sorted(set(points_read))  # as wandb drops what comes twice with the same step
 
 
 def leveldb_records(data: bytes) -> Iterator[bytes]:
@@ -157,7 +157,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
         write_lines(run_dir, [line], "a")
         feed.notify()
     with (run_dir / "metrics.jsonl").open("a") as file:  # a line that is being written
-        half, rest = json.dumps(lines[20])[:9], json.dumps(lines[20])[9:]
+        half, remainder = json.dumps(lines[20])[:9], json.dumps(lines[20])[9:]
         file.write(half)
         file.flush()
         until = time.monotonic() + 60
@@ -165,7 +165,7 @@ def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: 
             time.sleep(0.05)
         feed.notify()
         time.sleep(0.1)
-        file.write(rest + "\n")
+        file.write(remainder + "\n")
     feed.close(60)
     assert feed.is_done
     assert_holds(name, run_dir, lines[:21])
@@ -194,19 +194,19 @@ def test_a_killed_and_resumed_run_is_one_run_without_doubled_steps(
     small = ("valid_bleu=false", "max_updates=20", "log_every_updates=1", f"tracker={name}")
     small += ("validate_every_updates=10",)
     log, arguments = run_dir.parent / "log", (toy_data, run_dir, *small)
-    with child(log, train_and_die, "update", 15, "0", *arguments, env=env) as one:
-        assert one.wait() == -9, one.stderr
-    with child(log, train, *arguments, env=env) as one:
-        assert one.wait() == 0, one.stderr
+    with child(log, train_and_die, "update", 15, "0", *arguments, env=env) as process:
+        assert process.wait() == -9, process.stderr
+    with child(log, train, *arguments, env=env) as process:
+        assert process.wait() == 0, process.stderr
     lines = read_records(run_dir, "update")
     assert [line["update"] for line in lines if "loss" in line] == [*range(1, 21)]
-    found = READ[name](run_dir)
-    assert [point[:2] for point in found] == [point[:2] for point in points(lines)]
+    points_read = READ[name](run_dir)
+    assert [point[:2] for point in points_read] == [point[:2] for point in points(lines)]
     # 13 and 14 came twice, with the same figures at another speed
     measured = ("second", "memory_bytes", "utilisation")
-    for (update, key, value), (_, _, wanted) in zip(found, points(lines), strict=True):
-        again = update in (13, 14) and any(part in key for part in measured)
-        assert again or value == wanted, (update, key)
+    for (update, key, value), (_, _, expected) in zip(points_read, points(lines), strict=True):
+        was_repeated = update in (13, 14) and any(text in key for text in measured)
+        assert was_repeated or value == expected, (update, key)
     if name == "mlflow":
         [parameter] = (run_dir / "mlflow").glob("*/*/params/max_updates")
         assert parameter.read_text() == "20"
@@ -232,7 +232,7 @@ def test_a_tracker_that_never_answers_costs_a_run_nothing(
         small = ["valid_bleu=false", "max_updates=12", "log_every_updates=1", "tracker=mlflow"]
         with caplog.at_level(logging.WARNING, "nmt"):
             start = time.monotonic()
-            assert train(toy_data, run_dir, *small) == EXIT_DONE
+            assert train(toy_data, run_dir, small) == EXIT_DONE
             seconds = time.monotonic() - start
     for thread in threading.enumerate():  # refused now, so it would warn in a later test
         if thread.name == "mlflow":

@@ -132,11 +132,11 @@ def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Ten
 
 
 def assert_near(
-    found: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
+    actual: Any, expected: Any, case: object = "", *, atol: float = 1e-5, rtol: float = 1e-5
 ) -> None:
     """Compare tensors, or sequences of them; `case` is named on failure."""
     compare = torch.testing.assert_close
-    compare(found, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
+    compare(actual, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,20 @@ TINY = [
 ]
 
 
-def command(name: str, *arguments: str) -> int:
-    """Run `nmt-NAME` in this process and return its exit status."""
-    return main(COMMANDS[name], list(arguments))
+def command(name: str, *arguments: str | Iterable[str]) -> int:
+    """Run `nmt-NAME` in this process and return its exit status.
+
+    Each of `arguments` is one argument or several.
+    """
+    flat: list[str] = []
+    for argument in arguments:
+        flat += [argument] if isinstance(argument, str) else argument
+    return main(COMMANDS[name], flat)
 
 
-def train(data_dir: Path, run_dir: Path, *arguments: str) -> int:
-    """Run nmt-train with a model of a few thousand weights."""
-    places = [f"data_dir={data_dir}", f"run_dir={run_dir}"]
-    return command("train", *places, *TINY, *arguments)
+def train(data_dir: Path, run_dir: Path, *arguments: str | Iterable[str]) -> int:
+    """Run nmt-train with a model of a few thousand weights; see `command` for `arguments`."""
+    return command("train", [f"data_dir={data_dir}", f"run_dir={run_dir}"], TINY, *arguments)
 
 
 def read_records(run_dir: Path, key: str) -> list[dict[str, Any]]:
@@ -78,11 +84,12 @@ def read_weights(run_dir: Path) -> dict[str, Tensor]:
     return safetensors.torch.load_file(run_dir / "checkpoints/latest/model.safetensors")
 
 
-def assert_same_weights(one: Path, other: Path) -> None:
+def assert_same_weights(run_dir: Path, other_run_dir: Path) -> None:
     """Compare the newest checkpoints of two runs bit by bit."""
-    first, second = read_weights(one), read_weights(other)
-    assert first.keys() == second.keys()
-    assert all(torch.equal(first[name], second[name]) for name in first)
+    weights = read_weights(run_dir)
+    other_weights = read_weights(other_run_dir)
+    assert weights.keys() == other_weights.keys()
+    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
 
 
 def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]]) -> None:

@@ -1,4 +1,4 @@
-"""The processes that train together: which of them this one is, its device, what they exchange."""
+"""The processes of distributed training: rank, device and threads of each, and their exchanges."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """One rank among `size`; `local_rank` counts on its machine alone."""
+    """One rank among `size`; local numbers count the ranks of its machine."""
 
     rank: int = 0
     size: int = 1
@@ -41,7 +41,7 @@ class World:
 
 
 def find_world() -> World:
-    """Read which rank a launcher (torchrun) made this process; local numbers may be missing."""
+    """Read the rank of this process from the variables of a launcher, such as torchrun."""
     if not is_launched():
         return World()
     rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
@@ -50,34 +50,45 @@ def find_world() -> World:
             f"RANK={rank}, WORLD_SIZE={size}: set by a launcher, the rank must be from 0 to below "
             "the world size; start with torchrun, or unset both"
         )
-    local = (os.environ.get("LOCAL_RANK", rank), os.environ.get("LOCAL_WORLD_SIZE", size))
-    return World(int(rank), int(size), *map(int, local))
+    return World(
+        rank=int(rank),
+        size=int(size),
+        local_rank=int(os.environ.get("LOCAL_RANK", rank)),
+        local_size=int(os.environ.get("LOCAL_WORLD_SIZE", size)),
+    )
 
 
 def is_launched() -> bool:
-    """Say whether a launcher started this process, be it the only one."""
+    """Whether a launcher started this process, possibly as the only one."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def num_processes(devices: int, device: str) -> int:
-    """Return how many processes this machine trains with; `devices` 0 is one for each GPU."""
-    kind, _, index = device.partition(":")
+    """Return the number of training processes on this machine; `devices` 0 is one per GPU."""
+    device_type, _, index = device.partition(":")
     if index and devices > 1:
-        raise ConfigError(f"devices={devices}: device={device} is one alone; use device={kind}")
-    num_gpus = torch.cuda.device_count() if kind in ("auto", "cuda") and not index else 0
+        raise ConfigError(
+            f"devices={devices}: device={device} is a single device; use device={device_type}"
+        )
+    num_gpus = 0
+    if device_type in ("auto", "cuda") and not index:
+        num_gpus = torch.cuda.device_count()
     if 1 <= num_gpus < devices:
-        advice = f"use devices={num_gpus} or device=cpu"
-        raise DeviceError(f"devices={devices}: this machine has {num_gpus} GPUs; {advice}")
+        raise DeviceError(
+            f"devices={devices}: this machine has {num_gpus} GPUs; use devices={num_gpus} or "
+            "device=cpu"
+        )
     return devices or max(num_gpus, 1)
 
 
 @contextlib.contextmanager
 def process_group(world: World, device: torch.device, timeout_seconds: int) -> Iterator[None]:
-    """Join the other ranks for the time of the block; one that waits longer than `timeout_seconds`
-    for another fails.
+    """Join the other ranks during the block.
+
+    Raises `PeerError` if another rank is lost, or does not answer within `timeout_seconds`.
     """
-    if device.type == "cuda":  # of which torch's clock waits for the current one
-        torch.cuda.set_device(device)
+    if device.type == "cuda":
+        torch.cuda.set_device(device)  # torch's timers wait for the current device
     if world.size == 1:
         yield
         return
@@ -85,25 +96,26 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
         backend = "cpu:gloo,cuda:nccl" if device.type == "cuda" else "gloo"
         dist.init_process_group(backend, timeout=timedelta(seconds=timeout_seconds))
         yield
-    except StoppedError:  # by all ranks alike
+    except StoppedError:  # raised by all ranks
         dist.destroy_process_group()
         raise
-    except RuntimeError as error:  # a `DistError`, or of gloo a plain one
-        is_late = re.search(r"[Tt]imed out|[Tt]imeout", str(error)) is not None
-        if not (isinstance(error, dist.DistError) or "gloo" in str(error) or is_late):
+    except RuntimeError as error:
+        # gloo raises plain RuntimeErrors
+        has_timed_out = re.search(r"[Tt]imed out|[Tt]imeout", str(error)) is not None
+        if not (isinstance(error, dist.DistError) or "gloo" in str(error) or has_timed_out):
             raise
-        lost = "the connection to another rank is lost"
-        if is_late:
-            lost = f"no answer from another rank within timeout_seconds={timeout_seconds}"
-        lost += "; the same command goes on from the newest checkpoint"
-        raise PeerError(f"{lost} ({' '.join(str(error).split())[:300]})") from error
-    dist.destroy_process_group()  # not after an error: it would wait for the others
+        problem = "the connection to another rank is lost"
+        if has_timed_out:
+            problem = f"no answer from another rank within timeout_seconds={timeout_seconds}"
+        reason = " ".join(str(error).split())[:300]
+        raise PeerError(
+            f"{problem}; the same command goes on from the newest checkpoint ({reason})"
+        ) from error
+    dist.destroy_process_group()  # not after an error, when it would wait for the other ranks
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
-    """Add up the vector `values` of all ranks, of a GPU or the host; with one of a GPU, the one
-    point of an update that waits for it.
-    """
+    """Add up the vector `values` of all ranks; the one point of an update that waits for a GPU."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()
@@ -128,50 +140,68 @@ def from_main(value: T) -> T:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device that the setting names; each rank of a machine has a GPU of its own."""
-    has_mps = int(torch.backends.mps.is_available())
-    counts = {"cuda": torch.cuda.device_count(), "mps": has_mps, "cpu": 1}
+    """Return the device of the setting `device`; on GPUs, each rank of a machine has its own."""
+    counts = {
+        "cuda": torch.cuda.device_count(),
+        "mps": int(torch.backends.mps.is_available()),
+        "cpu": 1,
+    }
     if name == "auto":
-        name = next(kind for kind, count in counts.items() if count)
-    kind, _, index = name.partition(":")
-    if kind not in counts or (index and not index.isdigit()):
+        name = next(device_type for device_type, count in counts.items() if count)
+    device_type, _, index = name.partition(":")
+    if device_type not in counts or (index and not index.isdigit()):
         raise ConfigError(f"device={name}: must be one of auto, cpu, cuda, cuda:1, mps")
-    number = int(index or (local_rank if kind == "cuda" else 0))
-    if number >= counts[kind]:
-        what = f"this machine has {counts[kind]} {kind} devices; use device=cpu or device=auto"
-        raise DeviceError(f"device={name}: {what}")
-    return torch.device(kind, number) if kind == "cuda" else torch.device(kind)
+    number = int(index or 0)
+    if device_type == "cuda" and not index:
+        number = local_rank
+    if number >= counts[device_type]:
+        raise DeviceError(
+            f"device={name}: this machine has {counts[device_type]} {device_type} devices; use "
+            "device=cpu or device=auto"
+        )
+    return torch.device("cuda", number) if device_type == "cuda" else torch.device(device_type)
 
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
-    """Turn the setting `dtype` into the format of matrix multiplications on `device`."""
-    kind, is_cuda = device.type, device.type == "cuda"
-    has_bfloat16 = is_cuda and torch.cuda.is_bf16_supported(including_emulation=False)
+    """Return the format of matrix multiplications on `device` for the setting `dtype`.
+
+    Raises `DeviceError` if the device does not have it.
+    """
+    has_bfloat16 = device.type == "cpu"
+    if device.type == "cuda":
+        has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if choice is DType.auto:
-        return torch.bfloat16 if has_bfloat16 else torch.float32
-    has = {DType.bfloat16: kind == "cpu" or has_bfloat16, DType.float16: kind == "cpu" or is_cuda}
-    if not has.get(choice, True):
-        name = choice.value
-        raise DeviceError(f"dtype={name}: {kind} here has no {name}; use dtype=float32")
-    is_half = choice in (DType.bfloat16, DType.float16)  # every CPU has them, if slowly
-    is_slow = is_half and torch.backends.cpu.get_cpu_capability() == "AVX2"
-    if kind == "cpu" and is_slow and find_world().is_main:
-        text = "dtype=%s: this CPU has no instructions for it; float32 is 4 to 10 times as fast"
-        log.warning(text, choice.value)
-    return getattr(torch, choice.value)  # type: ignore[no-any-return]
+        is_chosen = device.type == "cuda" and has_bfloat16
+        return torch.bfloat16 if is_chosen else torch.float32
+    dtype: torch.dtype = getattr(torch, choice.value)
+    if choice is DType.float32:
+        return dtype
+    has_float16 = device.type in ("cpu", "cuda")
+    if not (has_bfloat16 if choice is DType.bfloat16 else has_float16):
+        raise DeviceError(
+            f"dtype={choice.value}: {device.type} here has no {choice.value}; use dtype=float32"
+        )
+    is_slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
+    if is_slow and find_world().is_main:
+        message = "dtype=%s: this CPU has no instructions for it; float32 is 4 to 10 times as fast"
+        log.warning(message, choice.value)
+    return dtype
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Let torch use so many CPU threads; 0: its own number, or fewer on a machine that is busy. The
-    ranks of a machine keep what they were given.
+    """Let torch use `num_threads` CPU threads; 0: its default, or fewer on a busy machine.
+
+    With 0, a rank that a launcher started keeps its number.
     """
-    most = torch.get_num_threads()
-    chosen = num_threads or (most if is_launched() else choose_threads(most))
-    if chosen != most:
+    default = torch.get_num_threads()
+    if num_threads == 0 and is_launched():
+        return
+    chosen = num_threads or choose_threads(default)
+    if chosen != default:
         torch.set_num_threads(chosen)
-    if not num_threads and chosen < most:
-        text = "%d threads, since other processes are busy; num_threads=%d takes all cores"
-        log.info(text, chosen, most)
+    if num_threads == 0 and chosen < default:
+        message = "%d threads, since other processes are busy; num_threads=%d takes all cores"
+        log.info(message, chosen, default)
 
 
 def keep_freed_memory() -> None:

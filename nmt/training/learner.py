@@ -133,9 +133,6 @@ class Learner:
                 optimizer.load_state_dict(saved)
         except (KeyError, TypeError, ValueError, AttributeError):
             raise ModelError("the optimizer's state does not fit the model") from None
-        for optimizer in self.optimizers:
-            for parameter, moments in optimizer.state.items():
-                _check_moments(parameter, moments)
         if state["precision"]:  # a run that changed to float16 starts with a new scale
             self.scaler.load_state_dict(state["precision"])
         self.model.load_state_dict(state.get("trained", weights))
@@ -351,19 +348,3 @@ class Learner:
 
 def _flatten(batches: list[list[Batch]]) -> list[Batch]:
     return [micro_batch for micro_batches in batches for micro_batch in micro_batches]
-
-
-def _check_moments(parameter: Tensor, moments: dict[str, Tensor]) -> None:
-    """Raise `ModelError` if a moment of the optimizer does not have the shape that it needs."""
-    *leading, num_columns = parameter.shape or (1,)
-    adafactor_shapes = {
-        "row_var": (*leading, 1),
-        "col_var": (*leading[:-1], 1, num_columns),
-    }
-    for name, moment in moments.items():
-        expected = adafactor_shapes.get(name, tuple(parameter.shape))
-        if name != "step" and tuple(moment.shape) != expected:
-            raise ModelError(
-                f"{name} of the optimizer is {tuple(moment.shape)} for a parameter of "
-                f"{tuple(parameter.shape)}; go on from another checkpoint"
-            )
