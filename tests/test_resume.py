@@ -154,7 +154,7 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
 
 
 @pytest.mark.parametrize(
-    ("number", "place", "call", "saved"),
+    ("number", "fault", "call", "saved"),
     [
         (signal.SIGUSR1, "update", 9, 10),  # when a validation is due
         pytest.param(signal.SIGTERM, "validation", 1, 11, marks=pytest.mark.slow),
