@@ -48,10 +48,3 @@ def write_folder(
     valid = write_shard(folder / "valid-00000.arrow", first, vocab_size)
     index["valid"].append(CorpusIndex("", 1.0, [valid]))
     write_json(folder / "meta.json", {**write_index(folder, index), "temperature": 1.0, **meta})
-
-
-def write_old_folder(folder: Path, pairs: Pairs, vocab_size: int, num_files: int = 1) -> None:
-    """Write a training corpus as nmt did in format_version 1, without an index."""
-    for i, part in enumerate(np.array_split(np.arange(len(pairs)), num_files)):
-        write_shard(folder / f"train-{i:05d}.arrow", [pairs[j] for j in part], vocab_size)
-    write_json(folder / "meta.json", {"format_version": 1})

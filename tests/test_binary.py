@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from folders import flat, write_folder, write_old_folder, write_shard
+from folders import flat, write_folder, write_shard
 
 from nmt.data import binary
 from nmt.data.binary import CorpusIndex, MappedShard, ParallelData, ShardWriter, write_index
@@ -42,7 +42,7 @@ def as_lists(pairs: Any) -> list[tuple[list[int], list[int]]]:
 @pytest.fixture(autouse=True)
 def small_batches(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small files have several record batches."""
-    monkeypatch.setattr(binary, "_ROWS_A_BATCH", 7)
+    monkeypatch.setattr(binary, "_BATCH_ROWS", 7)
 
 
 # --- one file
@@ -127,12 +127,6 @@ def test_corpora_shards_and_record_batches_are_one_list_that_threads_share(tmp_p
     assert as_lists(ParallelData(tmp_path, "valid")) == pairs[:21]
     with pytest.raises(IndexError):
         data[60]
-    (tmp_path / "old").mkdir()
-    write_old_folder(tmp_path / "old", pairs, 300, num_files=3)  # of version 1
-    old = ParallelData(tmp_path / "old", "train")
-    assert as_lists(old) == pairs
-    assert old.lengths.tolist() == data.lengths.tolist()
-    assert [(c.name, c.start, c.num_pairs, c.weight) for c in old.corpora] == [("", 0, 60, 1.0)]
 
 
 def test_lengths_count_eos_in_the_smallest_type(tmp_path: Path) -> None:
@@ -158,7 +152,9 @@ def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_pa
     path = tmp_path / "train--00000.arrow"
     path.unlink()
     _change_index(tmp_path, bytes=write_shard(path, random_pairs(5, 300), 300).bytes)
-    with pytest.raises(DataError, match=r"train--00000\.arrow is damaged: it has 5 pairs for 10"):
+    with pytest.raises(
+        DataError, match=r"train--00000\.arrow is damaged: it has 5 pairs instead of 10"
+    ):
         ParallelData(tmp_path, "train")[0]
 
 
@@ -185,7 +181,7 @@ def read_all(pickled: bytes, channel: Any) -> None:
 def test_a_worker_reads_everything_and_adds_a_few_megabytes(tmp_path: Path, method: str) -> None:
     ids = np.random.default_rng(0).integers(0, 300, 8_000_000, dtype=np.uint16)
     offsets = np.arange(0, len(ids) + 1, 200)
-    binary._ROWS_A_BATCH = 5_000
+    binary._BATCH_ROWS = 5_000
     with ShardWriter(tmp_path / "a", src_vocab_size=300, tgt_vocab_size=300) as writer:
         writer.add((ids, offsets), (ids, offsets))
     index = {"train": [CorpusIndex("", 1.0, [writer.shard])]}
@@ -213,7 +209,6 @@ def test_no_pairs_and_no_split_and_a_newer_folder_are_data_errors(tmp_path: Path
     for content, split, text in [
         (None, "train", "is no data folder; .*nmt-preprocess"),
         (newer, "train", "has format_version 3, this nmt reads up to 2; update"),
-        ({"format_version": 1}, "test", r"no test-\*\.arrow.*nmt-preprocess"),
         ({}, "train", "no sentence pairs"),
         ({}, "test", r"no test pairs; give data\.test"),
     ]:

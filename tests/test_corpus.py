@@ -152,21 +152,6 @@ def test_archives_that_were_joined_are_read_to_the_end(tmp_path: Path) -> None:
         assert count_lines(str(upper)) == 2, suffix
 
 
-@pytest.mark.slow
-def test_zeros_between_and_after_the_streams_of_an_xz_file_are_skipped(tmp_path: Path) -> None:
-    path, first, second = tmp_path / "text.xz", pack(b"a\nb", "xz"), pack(b"c\n", "xz")
-    for size in (4, 8, 200_000):
-        path.write_bytes(first + bytes(size) + second + bytes(size))
-        assert list(read_lines(path)) == ["a", "bc"], size
-    long = b"".join(b"%d\n" % number for number in range(200_000))
-    path.write_bytes(pack(long, "xz") + bytes(4) + second)
-    assert b"".join(line.encode() + b"\n" for line in read_lines(path)) == long + b"c\n"
-    for rest in (bytes(4) + second[:-4], bytes(4) + b"no xz"):
-        path.write_bytes(first + rest)
-        with pytest.raises(DataError, match="not a whole xz file"):
-            list(read_lines(path))
-
-
 def test_what_is_no_text_file_is_refused_by_name(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=f"{re.escape(str(tmp_path / 'none'))} does not exist"):
         list(read_lines(tmp_path / "none"))

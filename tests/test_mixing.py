@@ -69,7 +69,7 @@ def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
     mix, epochs = make_mix(corpora(), {"c": 0.5}), itertools.product((0, 1), (0, 2, 4))
     assert len({tuple(sorted(mix.rows(seed, epoch).tolist())) for seed, epoch in epochs}) == 6
     assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
-    monkeypatch.setattr(mixing, "_MOST_BLOCKS", 16)
+    monkeypatch.setattr(mixing, "_MAX_BLOCKS", 16)
     for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
         mix = make_mix([CorpusRange("x", 5, size, 0.5)], {})
         for seed in range(5):
@@ -111,8 +111,8 @@ def test_a_mix_that_cannot_be_is_one_line_of_error() -> None:
     for weights, text in [
         ({"bb": 1}, r"mix\.bb: .* did you mean b\?"),
         ({"news": 1}, r"mix\.news: .* valid: a, b, c"),
-        (dict.fromkeys(SIZES, 0), "no pair an epoch"),
-        (dict.fromkeys(SIZES, 0.001), "no pair an epoch"),
+        (dict.fromkeys(SIZES, 0), "an epoch would be empty"),
+        (dict.fromkeys(SIZES, 0.001), "an epoch would be empty"),
     ]:
         with pytest.raises(ConfigError, match=text) as caught:
             make_mix(corpora(), weights)

@@ -76,7 +76,7 @@ def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
     cuts = list(cuts_of(word))
     logs = [amount * sum(cutter.scores[piece] for piece in cut) for cut in cuts]
     shares = np.exp(logs) / np.exp(logs).sum()
-    drawn = Counter(tuple(cutter._walk(word, Random(i))) for i in range(4000))
+    drawn = Counter(tuple(cutter._draw_path(word, Random(i))) for i in range(4000))
     found = np.array([drawn[tuple(cut)] for cut in cuts]) / 4000
     assert len(cuts) == 6
     assert found.sum() == pytest.approx(1)
@@ -86,7 +86,7 @@ def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
 def test_a_merge_is_left_out_as_often_as_the_probability_says(tokenizer: Tokenizer) -> None:
     word = next("▁" + x for x in "ast" if "▁" + x in tokenizer.all_pieces())
     cutter = WordCutter(tokenizer, 0.3)
-    counts = [len(cutter._merge(word, Random(i))) for i in range(4000)]
+    counts = [len(cutter._draw_merges(word, Random(i))) for i in range(4000)]
     assert np.mean(np.array(counts) == 2) == pytest.approx(0.3, abs=0.03)  # ▁ and the letter
 
 

@@ -17,37 +17,42 @@ from nmt.data.tokenizer import Tokenizers
 Ids = Sequence[int] | np.ndarray[Any, Any]
 
 MICRO_BATCH_TOKENS = 1024
-"""Cost of what a CPU computes at a time of a batch: memory grows with it, and 768 is 2 to 4 %
-slower.
-"""
+"""Maximum cost of a micro-batch on a CPU. Memory grows with it; 768 is 2 to 4 % slower."""
 
 
 def batch_cost(lengths: Lengths) -> int:
-    """Cost of rows with `lengths` (B, 2) as one batch: rows * longest side, padding included."""
+    """Return the tokens of rows with `lengths` (B, 2) as one batch, padding included.
+
+    The cost is the number of rows times the longest side.
+    """
     return len(lengths) * int(lengths.max())
 
 
 def padding_share(lengths: Lengths, batches: list[Rows]) -> float:
-    """Share of all source and target positions in `batches` that hold padding (0 to 1)."""
-    real = sum(int(lengths[rows].sum()) for rows in batches)
-    padded = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in batches)
-    return 1 - real / padded if padded else 0.0
+    """Return the share of padding among all source and target positions in `batches` (0 to 1)."""
+    num_tokens = sum(int(lengths[rows].sum()) for rows in batches)
+    num_positions = sum(len(rows) * int(lengths[rows].max(axis=0).sum()) for rows in batches)
+    if num_positions == 0:
+        return 0.0
+    return 1 - num_tokens / num_positions
 
 
 def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
-    """Cut the pairs into batches of similar length, each of at most `max_tokens` by `batch_cost`.
+    """Divide the pairs in `order` into batches of similar length with a cost of <= `max_tokens`.
 
-    `order` holds the pairs, and breaks ties between those of the same lengths.
+    Pairs of equal lengths keep their order.
     """
     src, tgt = lengths[order].T  # (N,) each
     longest = np.maximum(src, tgt)
     by_length = np.lexsort((src, tgt, longest))  # by longest side, then target, then source
-    rows, longest = order[by_length], longest[by_length]
+    rows = order[by_length]
+    longest = longest[by_length]
     batches = []
     start = 0
     while start < len(rows):
-        most = max_tokens // int(longest[start])  # no batch from here can have more rows
-        costs = np.arange(1, most + 1)[: len(rows) - start] * longest[start : start + most]
+        max_rows = max_tokens // int(longest[start])  # later rows are not shorter
+        row_costs = longest[start : start + max_rows]
+        costs = np.arange(1, len(row_costs) + 1) * row_costs  # of the first 1, 2, ... rows
         num_rows = int(np.searchsorted(costs, max_tokens, side="right"))
         batches.append(rows[start : start + num_rows])
         start += num_rows
@@ -57,12 +62,13 @@ def bucket(lengths: Lengths, max_tokens: int, order: Rows) -> list[Rows]:
 def pad(
     rows: Sequence[Ids], *, pad_id: int, bos: int | None = None, eos: int | None = None
 ) -> Tensor:
-    """Stack ids to (B, longest), padded on the right, with BOS before or EOS after if given."""
-    before, after = ([] if symbol is None else [symbol] for symbol in (bos, eos))
-    rows = [[*before, *row, *after] for row in rows]
-    table = np.full((len(rows), max(map(len, rows))), pad_id, dtype=np.int64)
+    """Stack rows of ids, padded on the right (B, longest); put BOS before or EOS after each."""
+    prefix = [] if bos is None else [bos]
+    suffix = [] if eos is None else [eos]
+    longest = max(map(len, rows)) + len(prefix) + len(suffix)
+    table = np.full((len(rows), longest), pad_id, dtype=np.int64)
     for i, row in enumerate(rows):
-        table[i, : len(row)] = row
+        table[i, : len(prefix) + len(row) + len(suffix)] = [*prefix, *row, *suffix]
     return torch.from_numpy(table)
 
 

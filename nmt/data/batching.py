@@ -1,7 +1,8 @@
-"""Which sentences go through the model together: token-bucket batches, grouped into updates.
+"""Token-bucket batches of training pairs, grouped into updates.
 
-The order is a pure function of (seed, epoch, mix), so that a run can start again anywhere without
-replay. The pairs of an epoch are planned in pools of a few million, each when it is first needed.
+The order of an epoch is a pure function of (seed, epoch, mix), so that a resumed run can start at
+any update without replaying the earlier ones. Epochs of more than 5 million pairs are planned in
+pools: each pool is planned like an epoch of its own when its first update is needed.
 """
 
 # N pairs; lengths are in tokens and count EOS
@@ -10,9 +11,8 @@ from __future__ import annotations
 
 import itertools
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -22,52 +22,34 @@ from nmt.data.batch import batch_cost, bucket
 from nmt.data.mixing import CorpusRange, Mix, make_mix
 from nmt.errors import ConfigError
 
-_POOL_PAIRS = 5_000_000  # most pairs that are sorted together
+Ints = np.ndarray[Any, np.dtype[np.int64]]
+
+_POOL_PAIRS = 5_000_000  # maximum number of pairs that are sorted together
+_MAX_CACHED_POOLS = 2  # the thread that prepares updates may be one pool ahead of the training loop
+_MIN_SLICE = 1 / 8  # of a rank's share: smaller slices of a batch are not cut off
 
 
 @dataclass(frozen=True)
 class Update:
-    """One update of the weights: the batches of this rank, and the size of the whole."""
+    """One update of the weights: the batches of this rank, and the token counts of all ranks."""
 
-    batches: list[Rows]  # of this rank; none when the update has fewer pairs than there are ranks
-    num_tokens: int  # real target tokens over all ranks
-    num_src_tokens: int  # real source tokens over all ranks
-
-
-class Updates(Sequence[Update]):
-    """The updates of an epoch of `num_pairs`; `plan` makes those of one pool of pairs, when one of
-    them is asked for. `starts` holds the number of the first of each pool, and the end.
-    """
-
-    def __init__(
-        self, plan: Callable[[int], list[Update]], starts: list[int], num_pairs: int
-    ) -> None:
-        self._plan, self._starts, self.num_pairs = plan, starts, num_pairs
-
-    def __len__(self) -> int:
-        return self._starts[-1]
-
-    def __getitem__(self, index: int) -> Update:  # type: ignore[override]  # no slices
-        index = range(len(self))[index]
-        return self.pool_of(index)[index - self._starts[bisect_right(self._starts, index) - 1]]
-
-    def pool_of(self, index: int) -> list[Update]:
-        """Return the updates that are planned together with one: of a small corpus, all."""
-        return self._plan(bisect_right(self._starts, index) - 1)
+    batches: list[Rows]  # of this rank; empty if the update has fewer pairs than there are ranks
+    num_tokens: int  # non-padding target tokens over all ranks
+    num_src_tokens: int  # non-padding source tokens over all ranks
 
 
 class TokenBatchSampler:
     """Plans the updates of every epoch for one rank.
 
     Args:
-        lengths: source and target tokens of every pair (N, 2).
-        max_tokens: bound on `batch_cost` of one batch.
-        tokens_per_update: real target tokens of one update over all ranks; its batches are
-            accumulated.
-        seed: of the order; the same on all ranks.
-        mix: which pairs an epoch draws; all of them by default.
-        rank: takes its part of the batches of each update.
-        world_size: number of ranks. Which pairs form an update does not depend on it.
+        lengths: number of source and target tokens of every pair (N, 2).
+        max_tokens: maximum `batch_cost` of one batch.
+        tokens_per_update: target tokens of one update over all ranks, without padding; its batches
+            are accumulated.
+        seed: seed of the order; the same on all ranks.
+        mix: the pairs that an epoch draws from each corpus; by default every pair once.
+        rank: number of this process, from 0. It gets its share of the batches of each update.
+        world_size: number of ranks. The pairs of an update do not depend on it.
     """
 
     def __init__(
@@ -83,9 +65,7 @@ class TokenBatchSampler:
     ) -> None:
         self.lengths = lengths
         self.mix = mix or make_mix([CorpusRange("", 0, len(lengths), 1.0)], {})
-        self._longest_rows = [
-            c.start + int(np.maximum(*lengths[c.start : c.end].T).argmax()) for c in self.mix.drawn
-        ]
+        self._longest_rows = [_find_longest_row(lengths, corpus) for corpus in self.mix.drawn]
         self.longest = int(lengths[self._longest_rows].max())
         if self.longest > max_tokens:
             raise ConfigError(
@@ -98,108 +78,170 @@ class TokenBatchSampler:
         self.seed = seed
         self.rank = rank
         self.world_size = world_size
-        # two, since those who prepare the next updates are ahead of those who make them
-        self._plan = lru_cache(maxsize=2)(self._plan_pool)
+        self._pools: dict[tuple[int, int], list[Update]] = {}  # by epoch and number of the pool
 
     def updates(self, epoch: int) -> Updates:
-        """Return the updates of an epoch, at least one and as many on every rank.
-
-        Every pair comes once an epoch, unless the mix wants it otherwise.
-        """
-        sizes = self.mix.sizes(epoch)
-        num_pools = -(-sum(sizes) // _POOL_PAIRS)
-        starts = self._pool_starts(sizes, num_pools) if num_pools > 1 else []
-
-        def plan(pool: int) -> list[Update]:
-            num_updates = starts[pool + 1] - starts[pool] if starts else None
-            return self._plan(epoch, pool, num_pools, num_updates)
-
-        # a single pool makes as many updates as come out
-        return Updates(plan, starts or [0, len(plan(0))], sum(sizes))
+        """Return the updates of an epoch: at least one, and the same number on every rank."""
+        return Updates(self, epoch)
 
     def rows_to_try(self) -> Rows:
-        """Return pairs among which are the largest batches: a sample with the longest pairs."""
+        """Return a sample of the pairs that includes the longest ones, to try the largest batch."""
         return np.union1d(self.mix.sample(_POOL_PAIRS), self._longest_rows)
 
-    def _pool_starts(self, sizes: list[int], num_pools: int) -> list[int]:
-        """Decide how many updates each pool makes, without planning any; return where they start,
-        and the end.
+    def count_pools(self, epoch: int) -> int:
+        """Return the number of pools in which an epoch is planned."""
+        return -(-sum(self.mix.sizes(epoch)) // _POOL_PAIRS)
 
-        The pools have equal shares of every corpus, so they make equally many; the tokens of an
-        update differ between pools as far as the means of millions of pairs do.
+    def pool_starts(self, epoch: int) -> list[int]:
+        """Return the index of the first update of each pool, and the number of updates.
+
+        A single pool is planned for this. Of several pools none is planned: they have equal shares
+        of every corpus, so that they make equally many updates of nearly equal size.
         """
-        means = [  # target tokens of a pair
-            float(self.lengths[c.start : c.end, 1].mean()) if size else 0.0
-            for c, size in zip(self.mix.corpora, sizes, strict=True)
-        ]
-        most = num_pools * sum(size // num_pools for size in sizes)  # a pair each
-        wanted = round(float(np.dot(sizes, means)) / self.tokens_per_update)
-        num_updates = max(num_pools, min(wanted, most))
+        num_pools = self.count_pools(epoch)
+        if num_pools == 1:
+            return [0, len(self.pool(epoch, 0))]
+        sizes = self.mix.sizes(epoch)
+        num_tokens = 0.0  # target tokens of the epoch
+        for corpus, size in zip(self.mix.corpora, sizes, strict=True):
+            if size:
+                num_tokens += size * float(self.lengths[corpus.start : corpus.end, 1].mean())
+        max_updates = num_pools * sum(size // num_pools for size in sizes)  # of one pair each
+        num_updates = min(round(num_tokens / self.tokens_per_update), max_updates)
+        num_updates = max(num_pools, num_updates)
         return [num_updates * pool // num_pools for pool in range(num_pools + 1)]
 
-    def _plan_pool(
-        self, epoch: int, pool: int, num_pools: int, num_updates: int | None
-    ) -> list[Update]:
-        """Plan one of the pools of an epoch, with the number of its updates if that is given."""
+    def pool(self, epoch: int, pool: int) -> list[Update]:
+        """Return the updates of one pool of an epoch; the last two pools are cached."""
+        updates = self._pools.get((epoch, pool))
+        if updates is None:
+            updates = self.plan_epoch(epoch, pool)
+            while len(self._pools) >= _MAX_CACHED_POOLS:
+                self._pools.pop(next(iter(self._pools)), None)
+            self._pools[epoch, pool] = updates
+        return updates
+
+    def plan_epoch(self, epoch: int, pool: int = 0) -> list[Update]:
+        """Plan all updates of an epoch, or of one pool of a large epoch."""
+        num_pools = self.count_pools(epoch)
         generator = np.random.default_rng((self.seed, epoch, pool))
         rows = self.mix.rows(self.seed, epoch, pool, num_pools)
         batches = bucket(self.lengths, self.max_tokens, rows[generator.permutation(len(rows))])
-        while len(batches) < (num_updates or 0):  # there are as many pairs
-            batches = [half for b in batches for half in np.array_split(b, 2) if len(half)]
+        num_updates = 0
+        if num_pools > 1:  # the number of updates was promised by `pool_starts`
+            starts = self.pool_starts(epoch)
+            num_updates = starts[pool + 1] - starts[pool]
+            batches = _split_batches(batches, num_updates)
         batches = [batches[i] for i in generator.permutation(len(batches))]
         tokens = np.array([self.lengths[rows].sum(axis=0) for rows in batches])  # (batches, 2)
-        cuts = self._group(tokens[:, 1], num_updates)
+        if num_pools > 1:
+            cuts = _group_exactly(tokens[:, 1], num_updates)
+        else:
+            cuts = _group_batches(tokens[:, 1], self.tokens_per_update)
         return [
             Update(
-                self._share(batches[start:end]),
+                self._select_share(batches[start:end]),
                 num_tokens=int(tokens[start:end, 1].sum()),
                 num_src_tokens=int(tokens[start:end, 0].sum()),
             )
             for start, end in itertools.pairwise(cuts)
         ]
 
-    def _group(
-        self, tokens: np.ndarray[Any, np.dtype[np.int64]], num_updates: int | None
-    ) -> list[int]:
-        """Cut batches of `tokens` into updates as equal as can be, `num_updates` if it is given;
-        return where each starts, and the end. A batch belongs where its middle lies.
-        """
-        ends, total = np.cumsum(tokens), int(tokens.sum())
-        wanted = min(max(1, round(total / self.tokens_per_update)), len(tokens))
-        places = np.arange(1, num_updates or wanted)
-        cuts = np.searchsorted(ends - tokens / 2, total * places / (num_updates or wanted))
-        if num_updates:  # each has a batch
-            cuts = np.maximum.accumulate(cuts - places) + places
-            cuts = np.clip(cuts, places, len(tokens) - places[::-1])
-        return [0, *sorted({int(cut) for cut in cuts} - {0, len(tokens)}), len(tokens)]
+    def _select_share(self, batches: list[Rows]) -> list[Rows]:
+        """Return this rank's share of the batches of an update.
 
-    def _share(self, batches: list[Rows]) -> list[Rows]:
-        """Return this rank's part of an update: the batches laid in a line, by cost, and the line
-        cut into `world_size` equal pieces. A cut that would leave a sliver moves to the edge of the
-        batch.
+        The batches are laid end to end by cost, and the line is cut into `world_size` equal
+        intervals. A cut that would leave a thin slice of a batch moves to the edge of the batch.
         """
         if self.world_size == 1:
             return batches
         costs = [batch_cost(self.lengths[rows]) for rows in batches]
-        starts = np.cumsum([0, *costs])  # of the batches in the line, and the end
-        firsts = np.cumsum([0, *map(len, batches)])  # their first rows, and the end
-        share = starts[-1] / self.world_size
+        cost_starts = np.cumsum([0, *costs])  # where each batch starts in the line, and the end
+        row_starts = np.cumsum([0, *map(len, batches)])  # the same, counted in rows
+        share = cost_starts[-1] / self.world_size
 
         def first_row(rank: int) -> int:
-            """Return the row, of all in the line, where the part of a rank starts."""
+            """Return the first row of a rank, counted over all batches."""
             if rank == self.world_size:
-                return int(firsts[-1])
-            batch = min(int(np.searchsorted(starts, rank * share, side="right")), len(batches)) - 1
-            offset = rank * share - starts[batch]
-            if offset < share / 8:
-                return int(firsts[batch])
-            if costs[batch] - offset < share / 8:
-                return int(firsts[batch + 1])
-            return int(firsts[batch]) + round(len(batches[batch]) * float(offset / costs[batch]))
+                return int(row_starts[-1])
+            start = rank * share
+            index = int(np.searchsorted(cost_starts, start, side="right"))
+            batch = min(index, len(batches)) - 1
+            offset = start - cost_starts[batch]
+            if offset < share * _MIN_SLICE:
+                return int(row_starts[batch])
+            if costs[batch] - offset < share * _MIN_SLICE:
+                return int(row_starts[batch + 1])
+            return int(row_starts[batch]) + round(
+                len(batches[batch]) * float(offset / costs[batch])
+            )
 
         start, end = first_row(self.rank), first_row(self.rank + 1)
-        pieces = [
-            rows[max(start - first, 0) : max(end - first, 0)]
-            for first, rows in zip(firsts, batches, strict=False)
-        ]
-        return [rows for rows in pieces if len(rows)]
+        slices = []
+        for row_start, rows in zip(row_starts[:-1], batches, strict=True):
+            selected = rows[max(start - row_start, 0) : max(end - row_start, 0)]
+            if len(selected):
+                slices.append(selected)
+        return slices
+
+
+class Updates(Sequence[Update]):
+    """The updates of one epoch; those of a pool are planned when one of them is read."""
+
+    def __init__(self, sampler: TokenBatchSampler, epoch: int) -> None:
+        self._sampler = sampler
+        self._epoch = epoch
+        self._starts = sampler.pool_starts(epoch)
+        self.num_pairs = sum(sampler.mix.sizes(epoch))
+
+    def __len__(self) -> int:
+        return self._starts[-1]
+
+    def __getitem__(self, index: int) -> Update:  # type: ignore[override]  # no slices
+        index = range(len(self))[index]
+        pool = bisect_right(self._starts, index) - 1
+        return self._sampler.pool(self._epoch, pool)[index - self._starts[pool]]
+
+    def pool_of(self, index: int) -> list[Update]:
+        """Return the updates of the pool that contains update `index`; in a small epoch, all."""
+        return self._sampler.pool(self._epoch, bisect_right(self._starts, index) - 1)
+
+
+def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
+    """Return the pair of a corpus with the longest side."""
+    return corpus.start + int(lengths[corpus.start : corpus.end].max(axis=1).argmax())
+
+
+def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
+    """Halve all batches until there is one for every update; there are enough pairs."""
+    while len(batches) < num_updates:
+        halves = itertools.chain.from_iterable(np.array_split(rows, 2) for rows in batches)
+        batches = [rows for rows in halves if len(rows)]
+    return batches
+
+
+def _group_batches(tokens: Ints, tokens_per_update: int) -> list[int]:
+    """Return where each update starts among batches of so many tokens, and the end.
+
+    Updates are as equal as possible. A batch belongs to the update that contains its middle.
+    """
+    num_updates = max(1, round(int(tokens.sum()) / tokens_per_update))
+    cuts = _cut_at_middles(tokens, min(num_updates, len(tokens)))
+    return [0, *sorted(set(cuts.tolist()) - {0, len(tokens)}), len(tokens)]
+
+
+def _group_exactly(tokens: Ints, num_updates: int) -> list[int]:
+    """Like `_group_batches`, with exactly `num_updates` updates of at least one batch each."""
+    numbers = np.arange(1, num_updates)
+    cuts = _cut_at_middles(tokens, num_updates)
+    cuts = np.maximum.accumulate(cuts - numbers) + numbers
+    cuts = np.clip(cuts, numbers, len(tokens) - numbers[::-1])
+    return [0, *cuts.tolist(), len(tokens)]
+
+
+def _cut_at_middles(tokens: Ints, num_updates: int) -> Ints:
+    """Return the first batch of every update but the first, (num_updates - 1,)."""
+    middles = np.cumsum(tokens) - tokens / 2
+    ends = tokens.sum() * np.arange(1, num_updates) / num_updates
+    cuts: Ints = np.searchsorted(middles, ends)
+    return cuts

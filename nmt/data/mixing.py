@@ -1,9 +1,8 @@
-"""Which pairs an epoch draws from each corpus, by weight and temperature.
+"""Choose the pairs that an epoch draws from each corpus, by weight and temperature.
 
-The pairs of an epoch are a pure function of (seed, epoch, weights): a corpus is a stream of passes
-over its pairs, each in an order of its own, and an epoch takes the next piece of that stream. So no
-pair comes again before all others of its corpus have come, over as many epochs as that takes. It
-knows nothing of lengths, batches or files.
+The pairs of an epoch are a pure function of (seed, epoch, weights). A corpus is an endless stream
+of passes over its pairs, each pass shuffled with its own seed, and an epoch draws the next pairs of
+that stream. So all pairs of a corpus are drawn before one is repeated, even over several epochs.
 """
 
 # N pairs of a corpus
@@ -18,66 +17,67 @@ import numpy as np
 from nmt.data import Rows
 from nmt.errors import ConfigError, nearest
 
-_MOST_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of neighboring pairs
+_MAX_BLOCKS = 1 << 20  # of a pass: larger corpora are shuffled in blocks of neighboring pairs
 
 
 @dataclass(frozen=True)
 class CorpusRange:
-    """One corpus: the pairs `start` to `end` of the split."""
+    """The pairs of one corpus, from `start` up to `end`, in a split."""
 
-    name: str  # "" when the split has one without a name
+    name: str  # "" for the only corpus of a split
     start: int
     num_pairs: int
     weight: float
 
     @property
     def end(self) -> int:
-        """The first pair after it."""
+        """The first pair after the corpus."""
         return self.start + self.num_pairs
 
 
 @dataclass(frozen=True)
 class Mix:
-    """The corpora of a run, and how many pairs of each an epoch draws. Where that is no whole
-    number, one epoch rounds down and another up.
+    """The corpora of a run, and the number of pairs that an epoch draws from each.
+
+    A fractional number is rounded down in some epochs and up in others.
     """
 
     corpora: Sequence[CorpusRange]
-    amounts: Sequence[float]
+    amounts: Sequence[float]  # pairs an epoch, by corpus
 
     @property
     def drawn(self) -> list[CorpusRange]:
-        """The corpora that are not left out."""
-        both = zip(self.corpora, self.amounts, strict=True)
-        return [corpus for corpus, amount in both if amount > 0]
+        """The corpora with an amount above 0."""
+        pairs = zip(self.corpora, self.amounts, strict=True)
+        return [corpus for corpus, amount in pairs if amount > 0]
 
     def sizes(self, epoch: int) -> list[int]:
-        """Return how many pairs of each corpus an epoch draws."""
+        """Return the number of pairs that an epoch draws from each corpus."""
         return [round((epoch + 1) * a) - round(epoch * a) for a in self.amounts]
 
     def rows(self, seed: int, epoch: int, pool: int = 0, num_pools: int = 1) -> Rows:
-        """Return the pairs of a part of an epoch, with its share of every corpus, in no order."""
-        pieces = []
-        sizes = self.sizes(epoch)
-        for number, (corpus, amount) in enumerate(zip(self.corpora, self.amounts, strict=True)):
-            place, end = (  # in the endless stream of passes
-                round(epoch * amount) + sizes[number] * p // num_pools for p in (pool, pool + 1)
-            )
-            while place < end:
-                passes, first = divmod(place, corpus.num_pairs)
-                last = min(first + end - place, corpus.num_pairs)
-                rows = _part_of_pass(corpus.num_pairs, first, last, (seed, number, passes))
-                pieces.append(corpus.start + rows)
-                place += last - first
-        return np.concatenate(pieces)
+        """Return the pairs of one of the equal pools of an epoch, in no particular order."""
+        selected = []
+        for number, size in enumerate(self.sizes(epoch)):
+            corpus = self.corpora[number]
+            epoch_start = round(epoch * self.amounts[number])  # in the stream of passes
+            position = epoch_start + size * pool // num_pools
+            end = epoch_start + size * (pool + 1) // num_pools
+            while position < end:
+                pass_number, first = divmod(position, corpus.num_pairs)
+                stop = min(first + end - position, corpus.num_pairs)
+                rows = _shuffled_rows(corpus.num_pairs, first, stop, (seed, number, pass_number))
+                selected.append(corpus.start + rows)
+                position += stop - first
+        return np.concatenate(selected)
 
-    def sample(self, most: int) -> Rows:
-        """Return the pairs that any epoch draws, evenly spaced ones when they are over `most`."""
-        step = -(-sum(corpus.num_pairs for corpus in self.drawn) // most)
+    def sample(self, max_pairs: int) -> Rows:
+        """Return about `max_pairs` evenly spaced pairs of the corpora that epochs draw from."""
+        step = -(-sum(corpus.num_pairs for corpus in self.drawn) // max_pairs)
         return np.concatenate([np.arange(c.start, c.end, step) for c in self.drawn])
 
     def __str__(self) -> str:
-        if all(a == c.num_pairs for c, a in zip(self.corpora, self.amounts, strict=True)):
+        if list(self.amounts) == [corpus.num_pairs for corpus in self.corpora]:
             return "every pair once"
         return " + ".join(
             f"{amount:.9g} of {corpus.num_pairs} pairs of {corpus.name or 'train'}"
@@ -88,11 +88,11 @@ class Mix:
 def pairs_an_epoch(
     sizes: Sequence[int], weights: Sequence[float], temperature: float
 ) -> list[float]:
-    """Return how many pairs of each corpus an epoch draws: weight * size at temperature 1.
+    """Return the number of pairs that an epoch draws from each corpus: weight * size.
 
-    At T above 1 shares are proportional to weight * size^(1/T), and the epoch is as long as at 1.
-    Arivazhagan et al., 2019, "Massively Multilingual Neural Machine Translation in the Wild", mix
-    languages so.
+    At a temperature T above 1 the shares of the corpora are proportional to weight * size^(1/T),
+    and the epoch is as long as at 1 (Arivazhagan et al., 2019, "Massively Multilingual Neural
+    Machine Translation in the Wild").
     """
     amounts = [weight * size for size, weight in zip(sizes, weights, strict=True)]
     if temperature == 1 or len(sizes) == 1:
@@ -104,37 +104,42 @@ def pairs_an_epoch(
 def make_mix(
     corpora: Sequence[CorpusRange], weights: Mapping[str, float], temperature: float = 1.0
 ) -> Mix:
-    """Decide how many pairs of each corpus an epoch draws; `weights`, by name, take the place of
-    the corpora's own.
+    """Decide how many pairs an epoch draws from each corpus.
 
-    Raises `ConfigError` for a name that is none of the corpora, and when nothing is left.
+    `weights`, by name, override the weights of the corpora. Raises `ConfigError` for an unknown
+    name, and if an epoch would be empty.
     """
     names = [corpus.name for corpus in corpora]
     for name in weights:
         if name not in names:
-            hint = "the folder was made from data.train, without names"
-            hint = hint if names == [""] else nearest(name, names)
+            hint = nearest(name, names)
+            if names == [""]:
+                hint = "the folder was made from data.train, without names"
             raise ConfigError(f"mix.{name}: no corpus of data_dir has this name; {hint}")
     sizes = [corpus.num_pairs for corpus in corpora]
-    chosen = [weights.get(corpus.name, corpus.weight) for corpus in corpora]
-    amounts = pairs_an_epoch(sizes, chosen, temperature)
+    mixed_weights = [weights.get(corpus.name, corpus.weight) for corpus in corpora]
+    amounts = pairs_an_epoch(sizes, mixed_weights, temperature)
     if max(amounts) < 1:
-        raise ConfigError("the weights of mix leave no pair an epoch; give a corpus a larger one")
+        raise ConfigError(
+            "mix: every weight is 0 or too small, so an epoch would be empty; increase one"
+        )
     return Mix(corpora, amounts)
 
 
-def _part_of_pass(num_pairs: int, start: int, end: int, key: tuple[int, int, int]) -> Rows:
-    """Return the pairs at places `start` to `end` of one pass, whose blocks are shuffled; `key` is
-    the seed and the numbers of corpus and pass.
+def _shuffled_rows(num_pairs: int, start: int, end: int, key: tuple[int, int, int]) -> Rows:
+    """Return the pairs from position `start` up to `end` of one pass, whose blocks are shuffled.
+
+    `key` holds the seed, the number of the corpus and the number of the pass.
     """
     if end - start == num_pairs:
         return np.arange(num_pairs)
-    width = -(-num_pairs // _MOST_BLOCKS)
+    width = -(-num_pairs // _MAX_BLOCKS)  # pairs of a block
     num_blocks = -(-num_pairs // width)
-    draw = np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
-    blocks = draw.permutation(num_blocks)
-    missing = num_blocks * width - num_pairs  # of the last block
-    end_of_short = (int(np.flatnonzero(blocks == num_blocks - 1)[0]) + 1) * width - missing
-    places = np.arange(start, end)
-    places[places >= end_of_short] += missing
-    return blocks[places // width] * width + places % width
+    generator = np.random.default_rng(np.random.SeedSequence(key[0], spawn_key=key[1:]))
+    blocks = generator.permutation(num_blocks)
+    num_missing = num_blocks * width - num_pairs  # in the last block, which is shorter
+    short_block = int(np.flatnonzero(blocks == num_blocks - 1)[0])
+    short_block_end = (short_block + 1) * width - num_missing
+    positions = np.arange(start, end)
+    positions[positions >= short_block_end] += num_missing
+    return blocks[positions // width] * width + positions % width

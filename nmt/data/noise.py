@@ -1,18 +1,18 @@
-"""How training pairs differ each time they come: words that are cut into other pieces (BPE-dropout,
-samples of a unigram model), and noise on tokens. Both are functions of (seed, update, row) alone,
-so that they are the same for every number of ranks and after resuming.
+"""Random changes to training pairs: subword sampling (BPE-dropout or samples of a unigram model),
+and noise on tokens.
+
+Both are functions of (seed, update, row) alone, so that they are the same for every number of ranks
+and after resuming.
 """
 
-# N source tokens, M target tokens of a pair, both without EOS
+# N source tokens, M target tokens of a pair, both without EOS; V vocabulary
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Iterable
-from operator import add
 from random import Random
-from struct import unpack
 from typing import Any
 
 import numpy as np
@@ -21,18 +21,19 @@ from nmt.config import NoiseConfig
 from nmt.data.batch import Ids
 from nmt.data.languages import SEPARATOR, LanguagePair
 from nmt.data.tokenizer import Tokenizer, Tokenizers
-from nmt.data.vocabulary import model_fields
+from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.errors import ConfigError
 
 Draws = np.ndarray[Any, np.dtype[np.float64]]
-_UNIGRAM, _BPE, _WORD_PIECE = 1, 2, 1  # of sentencepiece_model.proto
-_CUTS = 64  # of each word with the same pieces, among which its occurrences draw
-_REMEMBERED = 1 << 18  # cuts, which take 80 MB
+_NUM_SEGMENTATIONS = 64  # of each word, from which its occurrences draw
+_MAX_CACHED = 1 << 18  # segmentations, which take 80 MB
 
 
 class TokenNoise:
-    """Draws the noise of pairs. Tags at the start of a side, ids that every text of an imported
-    model begins with, and what separates the lines of a document stay as they are.
+    """Adds noise to pairs.
+
+    Tags at the start of a side, ids that every text of an imported model begins with, and the
+    separators of the lines of a document stay unchanged.
     """
 
     def __init__(
@@ -42,142 +43,181 @@ class TokenNoise:
         tokenizer: Tokenizers,
         directions: Iterable[LanguagePair],
     ) -> None:
-        self.config, self.seed = config, seed
-        src, tgt, pairs = tokenizer.src, tokenizer.tgt, list(directions)
-        self.unk_ids = src.unk_id, tgt.unk_id
-        places = ({p: i for i, p in enumerate(side.all_pieces())} for side in (src, tgt))
-        self.separators = [place.get(SEPARATOR, -1) for place in places]
-        self.src_starts = [src.prefix, *(src.encode(pair.src_tag) for pair in pairs)]
-        self.tgt_starts = [tgt.prefix, *(tgt.encode(pair.tgt_tag) for pair in pairs)]
+        self.config = config
+        self.seed = seed
+        src, tgt = tokenizer.src, tokenizer.tgt
+        self.src_unk_id = src.unk_id
+        self.tgt_unk_id = tgt.unk_id
+        self.src_separator = _find_separator(src)
+        self.tgt_separator = _find_separator(tgt)
+        self.src_prefixes = [src.prefix]  # ids that stay unchanged at the start
+        self.tgt_prefixes = [tgt.prefix]
+        for direction in directions:
+            self.src_prefixes.append(src.encode(direction.src_tag))
+            self.tgt_prefixes.append(tgt.encode(direction.tgt_tag))
 
-    def __call__(self, src: Ids, tgt: Ids, number: int, row: int) -> tuple[Ids, Ids]:
-        """Return a source with noise and what the decoder reads in place of the target."""
-        key = np.random.SeedSequence((self.seed, number, row), spawn_key=(1,))  # 0: of cuts
-        draw = np.random.default_rng(key)
-        src, tgt = np.array(src), np.array(tgt)  # (N,) (M,), copies
-        start = _count_kept(src, self.src_starts)
-        src = np.concatenate([src[:start], self._change(src[start:], draw.random((3, len(src))))])
-        start = _count_kept(tgt, self.tgt_starts)
-        is_hidden = draw.random(len(tgt)) < self.config.word_dropout
-        is_hidden &= tgt != self.separators[1]
-        tgt[start:][is_hidden[start:]] = self.unk_ids[1]
-        return src, tgt
+    def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
+        """Return a source with noise, and the target that the decoder reads."""
+        # the spawn key separates these draws from those of SubwordSampling
+        key = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
+        generator = np.random.default_rng(key)
+        src = np.array(src)  # (N,), a copy
+        tgt = np.array(tgt)  # (M,), a copy
+        start = _prefix_length(src, self.src_prefixes)
+        noisy = self._change_source(src[start:], generator.random((3, len(src))))
+        start_tgt = _prefix_length(tgt, self.tgt_prefixes)
+        is_hidden = generator.random(len(tgt)) < self.config.word_dropout
+        is_hidden &= tgt != self.tgt_separator
+        is_hidden[:start_tgt] = False
+        tgt[is_hidden] = self.tgt_unk_id
+        return np.concatenate([src[:start], noisy]), tgt
 
-    def _change(self, ids: Any, draws: Draws) -> Any:
-        """Leave out, mask and move some of the ids (N,); `draws` (3, N or more) are uniform."""
-        config, draws = self.config, draws[:, : len(ids)]
-        is_separator = ids == self.separators[0]
-        words = np.where(is_separator, -1, draws[0])
-        stays = is_separator | (words >= config.drop)
-        if (stays == is_separator).all():  # of a source something remains
-            stays |= words == words.max(initial=-1)
-        ids, is_separator, (_, masks, moves) = ids[stays], is_separator[stays], draws[:, stays]
-        ids[~is_separator & (masks < config.mask)] = self.unk_ids[0]
+    def _change_source(self, ids: Any, draws: Draws) -> Any:
+        """Drop, mask and move some of the ids (N,); `draws` (3, N or more) are uniform."""
+        config = self.config
+        drops, masks, moves = draws[:, : len(ids)]  # (N,) each
+        is_separator = ids == self.src_separator
+        drops = np.where(is_separator, -1, drops)
+        stays = is_separator | (drops >= config.drop)
+        if (stays == is_separator).all():  # keep at least one token
+            stays |= drops == drops.max(initial=-1)
+        ids = ids[stays]
+        is_separator = is_separator[stays]
+        ids[~is_separator & (masks[stays] < config.mask)] = self.src_unk_id
+        # Tokens are sorted by position + noise. Tokens more than `swap` positions apart never
+        # change places, nor do tokens of different lines.
         lines = 2 * is_separator.cumsum() - is_separator
-        # keys differ by more than 1 + swap between tokens that are further apart, or of two lines
-        keys = np.arange(len(ids)) + (moves + lines) * (config.swap + 1)
+        keys = np.arange(len(ids)) + (moves[stays] + lines) * (config.swap + 1)
         return ids[np.argsort(keys, kind="stable")]
 
 
-def _count_kept(ids: Ids, starts: list[list[int]]) -> int:
-    """Return the length of the longest of `starts` that the ids begin with."""
-    return max((len(s) for s in starts if list(ids[: len(s)]) == s), default=0)
+def _find_separator(tokenizer: Tokenizer) -> int:
+    """Return the id of the separator of lines, or -1."""
+    pieces = tokenizer.all_pieces()
+    return pieces.index(SEPARATOR) if SEPARATOR in pieces else -1
+
+
+def _prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
+    """Return the length of the longest of `prefixes` that the ids begin with."""
+    return max((len(p) for p in prefixes if list(ids[: len(p)]) == p), default=0)
 
 
 class SubwordSampling:
-    """Cuts pairs anew, with draws of its own: those of SentencePiece differ between processes."""
+    """Segments the words of pairs anew for every update.
+
+    The sampling of SentencePiece is not used: it differs between processes.
+    """
 
     def __init__(self, tokenizers: Tokenizers, amount: float, seed: int) -> None:
-        """See `WordCutter` for `amount`, and for what is raised."""
-        self.seed, one = seed, WordCutter(tokenizers.src, amount)
-        is_joint = tokenizers.tgt is tokenizers.src
-        self.cutters = one, one if is_joint else WordCutter(tokenizers.tgt, amount)
+        """See `WordCutter` for `amount` and the errors."""
+        self.seed = seed
+        self.src_cutter = WordCutter(tokenizers.src, amount)
+        self.tgt_cutter = self.src_cutter
+        if tokenizers.tgt is not tokenizers.src:
+            self.tgt_cutter = WordCutter(tokenizers.tgt, amount)
 
-    def __call__(self, src: Ids, tgt: Ids, number: int, row: int) -> tuple[Ids, Ids]:
-        """Return ids of the same text as the source's (N,) and the target's (M,), usually more."""
-        draw = np.random.default_rng(np.random.SeedSequence((self.seed, number, row)))
-        src, tgt = (c.cut(ids, draw) for c, ids in zip(self.cutters, (src, tgt), strict=True))
-        return src, tgt
+    def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
+        """Return ids of the same text as the source (N,) and the target (M,), usually more."""
+        generator = np.random.default_rng(np.random.SeedSequence((self.seed, update, row)))
+        src = self.src_cutter.cut(src, generator)
+        return src, self.tgt_cutter.cut(tgt, generator)
 
 
 class WordCutter:
-    """Cuts the words of one tokenizer: by BPE that leaves out each possible merge with the
-    probability `amount`, again in every step (Provilkov et al., 2020, algorithm 1), or by unigram
+    """Segments the words of one tokenizer into other pieces.
+
+    With BPE each possible merge is skipped with probability `amount`, again in every step
+    (Provilkov et al., 2020, algorithm 1). With a unigram model segmentations are drawn by their
     probabilities to the power of `amount` (Kudo, 2018).
 
     A word reaches from a piece that begins with a space to the next. Bytes, control symbols and
-    user-defined ones, such as tags, stay, and separate words. Raises `ConfigError` for a tokenizer
-    of neither kind.
+    user-defined symbols, such as tags, stay unchanged and separate words. Raises `ConfigError` for
+    other kinds of tokenizers.
     """
 
     def __init__(self, tokenizer: Tokenizer, amount: float) -> None:
-        self.amount, self.pieces = amount, tokenizer.all_pieces()
-        model = model_fields(tokenizer.model)
-        (kind,) = model_fields(b"".join(model.get(2, []))).get(3, [_UNIGRAM])[-1:]  # of the trainer
-        if kind not in (_UNIGRAM, _BPE) or tokenizer.vocabulary is not None:
-            rule = "needs a bpe or unigram tokenizer, and no imported vocabulary"
-            raise ConfigError(f"subword_sampling={amount}: {rule}")
-        self.draw_pieces = self._merge if kind == _BPE else self._walk
-        self.scores = {  # log-probabilities, or for BPE the order of merges
-            piece[1][0].decode("utf-8"): unpack("<f", piece.get(2, [bytes(4)])[-1])[0]
-            for piece in map(model_fields, model[1])
-            if piece.get(3, [_WORD_PIECE])[-1] == _WORD_PIECE
-        }
+        self.amount = amount
+        self.pieces = tokenizer.all_pieces()
+        proto = read_proto(tokenizer.model)
+        trainer = ModelProto().trainer_spec
+        model_type = proto.trainer_spec.model_type
+        if model_type not in (trainer.UNIGRAM, trainer.BPE) or tokenizer.vocabulary is not None:
+            raise ConfigError(
+                f"subword_sampling={amount}: needs a bpe or unigram tokenizer, and no imported "
+                "vocabulary"
+            )
+        is_bpe = model_type == trainer.BPE
+        self.draw_pieces = self._draw_merges if is_bpe else self._draw_path
+        # log-probabilities, or for BPE the negative rank of the merge
+        normal = ModelProto.SentencePiece.NORMAL
+        self.scores = {piece.piece: piece.score for piece in proto.pieces if piece.type == normal}
         self.ids = {piece: i for i, piece in enumerate(self.pieces) if piece in self.scores}
         self.longest = max(map(len, self.scores), default=0)
         self.is_fixed = np.array([piece not in self.scores for piece in self.pieces])  # (V,)
         self.is_first = np.array([piece.startswith("▁") for piece in self.pieces]) | self.is_fixed
-        self.cut_word = functools.lru_cache(_REMEMBERED)(self._cut_word)
+        self.cut_word = functools.lru_cache(_MAX_CACHED)(self._cut_word)
 
-    def cut(self, given: Ids, draw: np.random.Generator) -> Ids:
-        """Return other ids of the same text as those `given` (N,)."""
-        ids: Any = np.asarray(given)
-        begins = self.is_first[ids]  # (N,)
-        begins[1:] |= self.is_fixed[ids[:-1]]
-        begins[:1] = True
-        starts = [*np.flatnonzero(begins).tolist(), len(ids)]
-        numbers = draw.integers(_CUTS, size=len(starts) - 1).tolist()
-        found: list[int] = []
-        for number, start, end in zip(numbers, starts, starts[1:], strict=False):
-            found += self.cut_word(number, *ids[start:end].tolist())
-        return np.array(found, dtype=ids.dtype)
+    def cut(self, ids: Ids, generator: np.random.Generator) -> Ids:
+        """Return other ids of the same text as `ids` (N,)."""
+        array: Any = np.asarray(ids)
+        begins_word = self.is_first[array]  # (N,)
+        begins_word[1:] |= self.is_fixed[array[:-1]]
+        begins_word[:1] = True
+        starts = np.flatnonzero(begins_word).tolist()
+        numbers = generator.integers(_NUM_SEGMENTATIONS, size=len(starts)).tolist()
+        values = array.tolist()
+        cut_ids: list[int] = []
+        for number, start, end in zip(numbers, starts, [*starts[1:], len(values)], strict=True):
+            cut_ids += self.cut_word(number, tuple(values[start:end]))
+        return np.array(cut_ids, dtype=array.dtype)
 
-    def _cut_word(self, number: int, *ids: int) -> list[int]:
-        """Return the ids of a word in cut `number`."""
+    def _cut_word(self, number: int, ids: tuple[int, ...]) -> list[int]:
+        """Return the ids of segmentation `number` of a word."""
         if self.is_fixed[ids[0]]:
             return list(ids)
         text = "".join(self.pieces[i] for i in ids)
-        found = self.draw_pieces(text, Random(f"{number} {text}"))
-        return [self.ids[piece] for piece in found] if found else list(ids)
+        pieces = self.draw_pieces(text, Random(f"{number} {text}"))
+        return [self.ids[piece] for piece in pieces] or list(ids)
 
-    def _merge(self, text: str, draw: Random) -> list[str]:
-        """Merge characters, the pair with the highest score first, of equals the left one."""
-        symbols, scores = list(text), self.scores
+    def _draw_merges(self, text: str, draw: Random) -> list[str]:
+        """Merge characters; of the possible merges the highest score first, then the left one.
+
+        Returns no pieces if a character has none.
+        """
+        symbols = list(text)
         while True:
-            joined = enumerate(map(add, symbols, symbols[1:]))
-            kept = [(i, s) for i, s in joined if s in scores and draw.random() >= self.amount]
-            if not kept:
-                return symbols if all(symbol in scores for symbol in symbols) else []
-            place, piece = max(kept, key=lambda pair: scores[pair[1]])
-            symbols[place : place + 2] = [piece]
+            merges = []  # score, negative position, so that the left one of equals is the maximum
+            for i in range(len(symbols) - 1):
+                piece = symbols[i] + symbols[i + 1]
+                if piece in self.scores and draw.random() >= self.amount:
+                    merges.append((self.scores[piece], -i))
+            if not merges:
+                break
+            position = -max(merges)[1]
+            symbols[position : position + 2] = [symbols[position] + symbols[position + 1]]
+        return symbols if all(symbol in self.scores for symbol in symbols) else []
 
-    def _walk(self, text: str, draw: Random) -> list[str]:
-        """Draw a path from the end of the word to its start, after summing over all of them."""
-        sums = {0: 0.0}  # log of the sum over the ways to cut so many characters, where there are
-        ways: dict[int, list[tuple[int, float]]] = {}  # starts of their last piece, with shares
+    def _draw_path(self, text: str, draw: Random) -> list[str]:
+        """Draw a segmentation backwards, after a forward pass that sums over all of them."""
+        log_sums = {0: 0.0}  # by end: log of the sum over the segmentations of text[:end]
+        last_starts: dict[int, list[int]] = {}  # by end: the starts of the last piece
+        last_shares: dict[int, list[float]] = {}  # their probabilities
         for end in range(1, len(text) + 1):
-            spans = ((i, text[i:end]) for i in range(max(0, end - self.longest), end) if i in sums)
-            logs = [
-                (i, sums[i] + self.amount * self.scores[s]) for i, s in spans if s in self.scores
-            ]
+            logs = {}
+            for start in range(max(0, end - self.longest), end):
+                piece = text[start:end]
+                if start in log_sums and piece in self.scores:
+                    logs[start] = log_sums[start] + self.amount * self.scores[piece]
             if logs:
-                highest = max(value for _, value in logs)
-                sums[end] = highest + math.log(sum(math.exp(v - highest) for _, v in logs))
-                ways[end] = [(i, math.exp(value - sums[end])) for i, value in logs]
-        pieces, end = [], len(text)
-        while end in ways:
-            starts, shares = zip(*ways[end], strict=True)
-            (start,) = draw.choices(starts, shares)
+                highest = max(logs.values())
+                total = sum(math.exp(value - highest) for value in logs.values())
+                log_sums[end] = highest + math.log(total)
+                last_starts[end] = list(logs)
+                last_shares[end] = [math.exp(value - log_sums[end]) for value in logs.values()]
+        pieces = []
+        end = len(text)
+        while end in last_starts:
+            start = draw.choices(last_starts[end], last_shares[end])[0]
             pieces.append(text[start:end])
             end = start
         return pieces[::-1]

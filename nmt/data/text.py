@@ -1,7 +1,6 @@
-"""Text, line by line: of files (plain, .gz, .xz, .zst), of stdin, and of corpora that come along.
+"""Read text line by line, from files (plain, .gz, .xz, .zst), stdin and the bundled corpora.
 
-Lines end at the byte \\n and nowhere else, so that both sides of a pair always have the same
-number. Preprocessing opens files here too, but reads them in chunks.
+Lines end at the byte \\n only, so that both sides of a pair have the same number of lines.
 """
 
 from __future__ import annotations
@@ -22,27 +21,27 @@ import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from nmt.config import Corpus, resolve
 from nmt.errors import DataError, NmtError
 
 Pair = tuple[str, str]
-_KINDS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
-_STARTS = {".gz": b"\x1f\x8b\x08", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
-_FOREIGN = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")  # nobody unpacks these
-# What str.splitlines() and many tools take for the end of a line, inside one of ours; and NUL
+_FORMATS = {".gz": "gzip", ".xz": "xz", ".zst": "Zstandard"}
+_SIGNATURES = {".gz": b"\x1f\x8b\x08", ".xz": b"\xfd7zXZ\0", ".zst": b"\x28\xb5\x2f\xfd"}
+_UNSUPPORTED = re.compile(r"(?i)\.(zip|bz2|7z|rar|lz4|br|tgz|txz|tar(\.\w+)?)$")
+# Characters at which str.splitlines() and many tools end a line, and NUL
 _LINE_BREAK = re.compile("[\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029\x00]")
 _BLOCK_BYTES = 1 << 16
-_PATIENCE_SECONDS = 0.05  # between two lines of one writer
+_MAX_WAIT_SECONDS = 0.05  # between two lines of one writer
 
 
 @contextlib.contextmanager
 def open_bytes(path: Path) -> Iterator[IO[bytes]]:
-    """Open a file, through the decompressor that its suffix names.
+    """Open a file for reading; decompress it if its suffix is .gz, .xz or .zst.
 
-    Raises `DataError` for a missing or damaged file and a folder, `NmtError` for what the disk
-    does not give.
+    Raises `DataError` if the file is missing, damaged or a folder, and `NmtError` if the disk
+    cannot be read.
     """
     check_file(path)
     with unpacking(str(path)), path.open("rb") as file, unpacked(file, path.suffix) as stream:
@@ -50,59 +49,24 @@ def open_bytes(path: Path) -> Iterator[IO[bytes]]:
 
 
 def unpacked(file: IO[bytes], suffix: str) -> IO[bytes]:
-    """Read an open file through what `suffix` names: .gz, .xz, .zst, else as it is."""
+    """Return a stream that decompresses an open file if `suffix` is .gz, .xz or .zst."""
     suffix = suffix.lower()
     if suffix == ".gz":
         return cast(IO[bytes], gzip.open(file, "rb"))
     if suffix == ".xz":
-        return cast(IO[bytes], io.BufferedReader(_XzStreams(file), _BLOCK_BYTES))
+        return cast(IO[bytes], lzma.open(file, "rb"))
     if suffix == ".zst":
-        import pyarrow as pa  # which other files need not wait for
+        import pyarrow as pa  # slow to import
 
         raw = pa.input_stream(file, compression="zstd")
-        return cast(IO[bytes], io.BufferedReader(raw))  # which finds lines, as pyarrow cannot
+        return cast(IO[bytes], io.BufferedReader(raw))  # pyarrow's stream cannot read lines
     return file
 
 
-class _XzStreams(io.RawIOBase):
-    """The streams of an .xz file, one after the other, with zeros between and after them.
-
-    Python's `lzma` takes these zeros, and whatever else is no stream, for the end of the file.
-    """
-
-    def __init__(self, file: IO[bytes]) -> None:
-        self._file = file
-        self._stream = lzma.LZMADecompressor()
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, buffer: Any, /) -> int:
-        content = b""
-        while not content:
-            if self._stream.eof:
-                block = self._stream.unused_data.lstrip(b"\0")
-                while not block:
-                    if not (zeros := self._file.read(_BLOCK_BYTES)):
-                        return 0
-                    block = zeros.lstrip(b"\0")
-                self._stream = lzma.LZMADecompressor()
-            else:
-                needs_input = self._stream.needs_input
-                block = self._file.read(_BLOCK_BYTES) if needs_input else b""
-                if needs_input and not block:
-                    raise EOFError(
-                        "Compressed file ended before the end-of-stream marker was reached"
-                    )
-            content = self._stream.decompress(block, len(buffer))
-        buffer[: len(content)] = content
-        return len(content)
-
-
 def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
-    """Write to an open file through what `suffix` names, as `unpacked` reads it."""
+    """Return a stream that compresses into an open file if `suffix` is .gz, .xz or .zst."""
     suffix = suffix.lower()
-    if suffix == ".gz":  # without name and time: the same text gives the same bytes
+    if suffix == ".gz":  # without file name and time, so that equal text gives equal bytes
         return cast(IO[bytes], gzip.GzipFile("", "wb", fileobj=file, mtime=0))
     if suffix == ".xz":
         return lzma.open(file, "wb")
@@ -115,60 +79,61 @@ def packed(file: IO[bytes], suffix: str) -> IO[bytes]:
 
 def is_packed(path: str | Path) -> bool:
     """Return whether the suffix of a file names a compression."""
-    return Path(path).suffix.lower() in _KINDS
+    return Path(path).suffix.lower() in _FORMATS
 
 
 def is_stream(name: str | Path) -> bool:
-    """Return whether a file can be read only once: - for stdin, a named pipe, a device, or what a
-    shell makes of <(command).
-    """
+    """Return whether a file can be read only once: stdin (-), a named pipe or a device."""
     path = resolve(name)
     return name == "-" or (path.exists() and not path.is_file() and not path.is_dir())
 
 
 def check_file(path: Path) -> None:
-    """Raise a `DataError` unless `path` is a file or stream, and no archive of a kind that nobody
-    unpacks, no packed file under a plain name, and no UTF-16.
+    """Raise a `DataError` unless `path` is a stream, plain text, or compressed as its suffix says.
+
+    UTF-16 and archives such as .zip are refused too.
     """
     if not path.is_file() and not is_stream(path):
-        what = "is a folder" if path.is_dir() else "does not exist"
-        raise DataError(f"{path} {what}; give the path of a text file")
-    if found := _FOREIGN.search(path.name):
-        raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {found[0]} first")
+        problem = "is a folder" if path.is_dir() else "does not exist"
+        raise DataError(f"{path} {problem}; give the path of a text file")
+    if match := _UNSUPPORTED.search(path.name):
+        raise DataError(f"{path}: nmt reads .gz, .xz and .zst; unpack this {match[0]} first")
     if path.is_file() and not is_packed(path):
         with unpacking(str(path)), path.open("rb") as file:
             start = file.read(_BLOCK_BYTES)
-        for suffix, magic in _STARTS.items():
+        for suffix, magic in _SIGNATURES.items():
             if start.startswith(magic):
-                raise DataError(f"{path} is a {_KINDS[suffix]} file; name it {path.name}{suffix}")
+                raise DataError(f"{path} is a {_FORMATS[suffix]} file; name it {path.name}{suffix}")
         if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)) and b"\0" in start:
             raise DataError(f"{path} is UTF-16; convert it with iconv -f utf-16 -t utf-8")
 
 
 @contextlib.contextmanager
 def unpacking(name: str) -> Iterator[None]:
-    """Turn what decompressors raise for a damaged or cut file into a `DataError` that names it, and
-    what a disk raises, which may pass, into an `NmtError`.
+    """Raise errors of decompressors as a `DataError` with the file name, and disk errors as an
+    `NmtError`.
     """
     try:
         yield
-    # a ValueError is Arrow's
+    # Arrow raises ValueError
     except (EOFError, zlib.error, lzma.LZMAError, ValueError, OSError) as error:
         if isinstance(error, OSError) and error.errno is not None:  # of the disk
             raise NmtError(f"{name} cannot be read: {error.strerror}") from None
-        kind = _KINDS.get(Path(name).suffix.lower(), "compressed")
+        format = _FORMATS.get(Path(name).suffix.lower(), "compressed")
         reason = " ".join(str(error).split())
-        raise DataError(f"{name}: not a whole {kind} file ({reason}); fetch it again") from None
+        raise DataError(f"{name}: not a whole {format} file ({reason}); fetch it again") from None
 
 
 def on_one_line(text: str) -> str:
-    """Return `text` with spaces for line breaks and NUL."""
+    """Replace line breaks and NUL with spaces."""
     return _LINE_BREAK.sub(" ", text)
 
 
 def read_stream(stream: Iterable[bytes], name: str) -> Iterator[str]:
-    """Yield the lines of a byte stream in UTF-8, without BOM and trailing \\r, other line breaks as
-    spaces; `name` stands in error messages.
+    """Yield the lines of a byte stream, decoded as UTF-8.
+
+    A BOM at the start and a \\r at the end of a line are removed; other line breaks become spaces.
+    Errors call the stream `name`.
     """
     with unpacking(name):
         for number, raw in enumerate(stream, start=1):
@@ -209,9 +174,9 @@ def count_lines(path: str) -> int:
 def pair_lines(
     src_lines: Iterator[str], tgt_lines: Iterator[str], *, names: tuple[str, str]
 ) -> Iterator[Pair]:
-    """Yield pairs of aligned lines; streams that are not equally long are a `DataError`."""
-    both = itertools.zip_longest(src_lines, tgt_lines)
-    for num_pairs, (source, target) in enumerate(both):
+    """Yield pairs of aligned lines. Raises `DataError` if one side has more lines."""
+    pairs = itertools.zip_longest(src_lines, tgt_lines)
+    for num_pairs, (source, target) in enumerate(pairs):
         if source is None or target is None:
             num_src = num_pairs + (source is not None) + sum(1 for _ in src_lines)
             num_tgt = num_pairs + (target is not None) + sum(1 for _ in tgt_lines)
@@ -223,51 +188,52 @@ def pair_lines(
 
 
 class WaitingLines:
-    """The lines of a pipe or terminal as they come, so that an answer need not wait for more of
-    them: bytes that end with \\n but for the last. One reader alone.
+    """Yields the lines of a pipe or terminal as soon as they arrive, as bytes.
+
+    All lines but the last end with \\n. An instance has one reader.
     """
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
         self._lines: deque[bytes] = deque()
-        self._rest = bytearray()  # of a line that has no end yet
+        self._unfinished = bytearray()  # a line without its end
         self._is_over = False
 
     def __iter__(self) -> Iterator[bytes]:
         while not self._is_over:
             while self._lines:
                 yield self._lines.popleft()
-            select.select([self._descriptor], [], [])  # some pass on pipes that do not block
+            select.select([self._descriptor], [], [])  # the descriptor may be non-blocking
             data = os.read(self._descriptor, 1 << 16)
             self._is_over = not data
             *lines, end = data.split(b"\n")
             for line in lines:
-                self._rest += line + b"\n"
-                self._lines.append(bytes(self._rest))
-                self._rest.clear()
-            self._rest += end
-        if self._rest:
-            yield bytes(self._rest)
+                self._unfinished += line + b"\n"
+                self._lines.append(bytes(self._unfinished))
+                self._unfinished.clear()
+            self._unfinished += end
+        if self._unfinished:
+            yield bytes(self._unfinished)
 
     def has_more(self) -> bool:
-        """Say whether a line, or the end, is there or comes within an instant."""
+        """Return whether a line or the end of the input is available or arrives within 50 ms."""
         if self._lines or self._is_over:
             return True
-        return bool(select.select([self._descriptor], [], [], _PATIENCE_SECONDS)[0])
+        return bool(select.select([self._descriptor], [], [], _MAX_WAIT_SECONDS)[0])
 
 
 def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
-    """Return train, valid and test pairs of a corpus that comes along; `seed` is that of `copy`."""
+    """Return train, valid and test pairs of a bundled corpus; `copy` is drawn with `seed`."""
     if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
-        packed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()
-        rows = bz2.decompress(packed).decode("utf-8").split("\n")
-        pairs = [(src, tgt) for src, tgt in (row.split("\t") for row in rows if row)]
-        ends = (10_000, 10_300, 10_800)
+        compressed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()
+        lines = bz2.decompress(compressed).decode("utf-8").removesuffix("\n").split("\n")
+        pairs = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
+        train, valid, test = 10_000, 10_300, 10_800  # the end of each split
     else:  # the first example of "The Annotated Transformer" (Rush 2018): the target is the source
-        draw, ends = random.Random(seed), (5000, 5200, 5700)
+        train, valid, test = 5000, 5200, 5700
+        draw = random.Random(seed)
         distinct: dict[str, None] = {}  # in the order of drawing
-        while len(distinct) < ends[-1]:
+        while len(distinct) < test:
             distinct[" ".join(draw.choices("abcdefghij", k=draw.randint(8, 12)))] = None
-        pairs = [(row, row) for row in distinct]
-    train, valid, test = ends
+        pairs = [(line, line) for line in distinct]
     return {"train": pairs[:train], "valid": pairs[train:valid], "test": pairs[valid:test]}

@@ -1,6 +1,6 @@
-"""Makes the tokenizers of a data folder: trains SentencePiece models, or takes over existing ones.
+"""Train the SentencePiece models of a data folder, or adopt existing ones.
 
-The same text in the same order gives the same bytes, whatever the machine does besides.
+Training is deterministic: the same text in the same order gives the same bytes.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import sentencepiece
+from sentencepiece import sentencepiece_model_pb2
 
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve
 from nmt.data.languages import SEPARATOR, corpus_direction
@@ -24,32 +25,31 @@ from nmt.data.tokenizer import (
     load_tokenizers,
     read_model,
 )
-from nmt.errors import ConfigError, DataError
+from nmt.errors import ConfigError, DataError, NmtError
 
 log = logging.getLogger(__name__)
+ModelProto: Any = sentencepiece_model_pb2.ModelProto  # type: ignore[attr-defined]
 PAD, UNK, BOS, EOS = range(4)  # for training; elsewhere they are read from the model
 _MAX_SENTENCE_BYTES = 1 << 16
-# the model holds this number, and unigram's sums depend on it: never the number of processors
+# fixed: the model stores this number, and the results of unigram training depend on it
 _NUM_THREADS = 16
 _TOO_LARGE = re.compile(r"Vocabulary size too high \(\d+\).*?value <= (\d+)")
 _TOO_SMALL = re.compile(r"Vocabulary size is smaller than required_chars\. \d+ vs (\d+)")
-# sentencepiece_model.proto: types of pieces, the field of trainer settings, and in it those of
-# the id and name of each control symbol
-_CONTROL, _USER_DEFINED, _TRAINER_SPEC = 3, 4, 2
-_CONTROLS = {"pad": (43, 48, "<pad>"), "bos": (41, 46, "<s>"), "eos": (42, 47, "</s>")}
+_CONTROL_NAMES = {"pad": "<pad>", "bos": "<s>", "eos": "</s>"}
+_Piece = ModelProto.SentencePiece
 
 
 def train_tokenizers(
     config: PreprocessConfig, sources: Iterable[str], targets: Iterable[str]
 ) -> Tokenizers:
-    """Train on a sample of the corpus: one model on both sides, or one on each when separate.
+    """Train one model on both sides of a sample, or with `tokenizer.separate` one on each side.
 
-    The tags of the corpora become symbols. Raises what `train_tokenizer` raises.
+    The tags of the corpora become symbols. Raises the errors of `train_tokenizer`.
     """
     src_symbols, tgt_symbols = _symbols(config)
     if not config.tokenizer.separate:
-        both = chain(sources, targets)
-        return train_tokenizer(both, config.tokenizer, src_symbols + tgt_symbols)
+        sentences = chain(sources, targets)
+        return train_tokenizer(sentences, config.tokenizer, src_symbols + tgt_symbols)
     return SeparateTokenizers(
         train_tokenizer(sources, config.tokenizer, src_symbols),
         train_tokenizer(targets, config.tokenizer, tgt_symbols),
@@ -57,65 +57,83 @@ def train_tokenizers(
 
 
 def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
-    """Take over the models that `tokenizer.model` (and `tgt_model`) name, see `adopt_tokenizer`; of
-    a model folder all that it has, unchanged.
+    """Adopt the models that `tokenizer.model` and `tokenizer.tgt_model` name.
+
+    The tokenizers of a model folder stay unchanged; see `adopt_tokenizer` for files.
     """
     src_symbols, tgt_symbols = _symbols(config)
     assert config.tokenizer.model is not None
     src_path = resolve(config.tokenizer.model)
     if src_path.is_dir():
-        tokenizers = load_tokenizers(src_path)
-        if config.tokenizer.tgt_model is not None:
-            raise ConfigError(f"tokenizer.tgt_model: {src_path} has both; leave out separate, too")
-        missing = {*src_symbols} - {*tokenizers.src.all_pieces()}
-        missing |= {*tgt_symbols} - {*tokenizers.tgt.all_pieces()}
-        if missing:
-            raise ConfigError(
-                f"tokenizer.model={src_path} has no piece {sorted(missing)[0]}, and a model's "
-                "vocabulary cannot grow; leave the symbol or tag out"
-            )
-        return tokenizers
+        return _open_model_folder(config, src_path)
     if config.tokenizer.tgt_model is None:
         return adopt_tokenizer(src_path, src_symbols + tgt_symbols)
     tgt_path = resolve(config.tokenizer.tgt_model)
-    src, tgt = adopt_tokenizer(src_path, src_symbols), adopt_tokenizer(tgt_path, tgt_symbols)
-    src_names, tgt_names = (" ".join(one.pieces(one.control_ids)) for one in (src, tgt))
+    src = adopt_tokenizer(src_path, src_symbols)
+    tgt = adopt_tokenizer(tgt_path, tgt_symbols)
+    src_names = " ".join(src.pieces(src.control_ids))
+    tgt_names = " ".join(tgt.pieces(tgt.control_ids))
     if src_names != tgt_names:
         raise ConfigError(
             f"{src_path} calls its control symbols {src_names}, {tgt_path} {tgt_names}; "
-            "take two models with the same names"
+            "choose two models with the same names"
         )
     if src.control_ids != tgt.control_ids:
         log.warning("the control symbols of the models differ in id: no export to huggingface")
     return SeparateTokenizers(src, tgt)
 
 
+def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:
+    """Load the tokenizers of a model folder, which must have all symbols of the settings."""
+    tokenizers = load_tokenizers(folder)
+    if config.tokenizer.tgt_model is not None:
+        raise ConfigError(
+            f"tokenizer.model={folder} is a model folder with the tokenizers of both sides; leave "
+            "out tokenizer.tgt_model and tokenizer.separate"
+        )
+    src_symbols, tgt_symbols = _symbols(config)
+    missing = set(src_symbols) - set(tokenizers.src.all_pieces())
+    missing |= set(tgt_symbols) - set(tokenizers.tgt.all_pieces())
+    if missing:
+        raise ConfigError(
+            f"tokenizer.model={folder} has no piece {min(missing)}, and a model's "
+            "vocabulary cannot grow; leave the symbol or tag out"
+        )
+    return tokenizers
+
+
 def _symbols(config: PreprocessConfig) -> tuple[list[str], list[str]]:
-    """Return the symbols of source and target: those of the settings, the corpora's tags, and the
-    separator of lines where pairs have a context.
+    """Return the symbols of source and target.
+
+    These are the symbols in the settings, the separator of lines if pairs have a context, and the
+    tags of the corpora.
     """
+    symbols = list(config.tokenizer.symbols)
+    if config.data.context > 0:
+        symbols.append(SEPARATOR)
     directions = [corpus_direction(config.data, name) for name in config.data.corpora]
-    tags = [d.src_tag for d in directions], [d.tgt_tag for d in directions]
-    symbols = [*config.tokenizer.symbols, *[SEPARATOR] * (config.data.context > 0)]
-    src, tgt = ([*symbols, *filter(None, side)] for side in tags)
-    return src, tgt
+    src_tags = [direction.src_tag for direction in directions if direction.src_tag]
+    tgt_tags = [direction.tgt_tag for direction in directions if direction.tgt_tag]
+    return symbols + src_tags, symbols + tgt_tags
 
 
 def train_tokenizer(
     sentences: Iterable[str], config: TokenizerConfig, symbols: Sequence[str] = ()
 ) -> Tokenizer:
-    """Train one model on all `sentences`; `symbols` are pieces that are never cut.
+    """Train one model on all `sentences`; `symbols` are pieces that are never divided.
 
-    Raises a `ConfigError` that names the largest possible vocabulary when the corpus is too small
-    for the one asked for, and a `DataError` for a corpus without text.
+    Raises a `ConfigError` if the corpus is too small for the vocabulary size, with the largest
+    possible size, and a `DataError` for a corpus without text.
     """
-    model, num_read, num_long = io.BytesIO(), 0, 0
+    model = io.BytesIO()
+    num_read = 0
+    num_long = 0
 
     def counted() -> Iterator[str]:
         nonlocal num_read, num_long
         for sentence in sentences:
             num_read += 1
-            if len(sentence) * 4 > _MAX_SENTENCE_BYTES:  # no character has more bytes
+            if len(sentence) * 4 > _MAX_SENTENCE_BYTES:  # no character has more than 4 bytes
                 num_long += len(sentence.encode("utf-8")) > _MAX_SENTENCE_BYTES
             yield sentence
 
@@ -133,101 +151,85 @@ def train_tokenizer(
             unk_id=UNK,
             bos_id=BOS,
             eos_id=EOS,
-            input_sentence_size=0,  # all: the sample is drawn before
+            input_sentence_size=0,  # all: the caller has drawn the sample
             max_sentence_length=_MAX_SENTENCE_BYTES,
             num_threads=_NUM_THREADS,
             minloglevel=2,
         )
     except RuntimeError as error:
-        message, key = " ".join(str(error).split()), f"tokenizer.vocab_size={config.vocab_size}"
-        if found := _TOO_LARGE.search(message):
-            raise ConfigError(
-                f"{key} is too large for this corpus; the largest possible is {found[1]}: "
-                f"set tokenizer.vocab_size={found[1]} or less"
-            ) from None
-        if found := _TOO_SMALL.search(message):
-            raise ConfigError(
-                f"{key} is too small for the characters of this corpus; "
-                f"set it to {found[1]} or more, or tokenizer.character_coverage below 1"
-            ) from None
-        raise DataError(f"the tokenizer cannot be trained on this corpus: {message}") from None
+        raise _explain_failure(" ".join(str(error).split()), config.vocab_size) from None
     if num_long:
-        text = "the tokenizer was trained without %d of %d sentences, longer than %d bytes"
-        log.warning(text, num_long, num_read, _MAX_SENTENCE_BYTES)
+        log.warning(
+            "the tokenizer was trained without %d of %d sentences, longer than %d bytes",
+            num_long,
+            num_read,
+            _MAX_SENTENCE_BYTES,
+        )
     return Tokenizer(model.getvalue())
 
 
-def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Take over the SentencePiece model at `path`, whoever trained it.
+def _explain_failure(message: str, vocab_size: int) -> NmtError:
+    """Translate an error of SentencePiece's trainer."""
+    key = f"tokenizer.vocab_size={vocab_size}"
+    if match := _TOO_LARGE.search(message):
+        return ConfigError(
+            f"{key} is too large for this corpus; the largest possible is {match[1]}: "
+            f"set tokenizer.vocab_size={match[1]} or less"
+        )
+    if match := _TOO_SMALL.search(message):
+        return ConfigError(
+            f"{key} is too small for the characters of this corpus; "
+            f"set it to {match[1]} or more, or tokenizer.character_coverage below 1"
+        )
+    return DataError(f"the tokenizer cannot be trained on this corpus: {message}")
 
-    Control symbols that it lacks, and `symbols`, become pieces after its last one: no id changes
-    and no text without a symbol is cut otherwise. Raises a `ModelError` for a file that is no
-    model, and a `ConfigError` for a symbol that is an ordinary piece of it already.
+
+def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
+    """Load the SentencePiece model at `path`, made by any tool, and add what it lacks.
+
+    Missing control symbols and `symbols` are appended to its pieces, so that no id changes and text
+    without a symbol is segmented as before. Raises a `ModelError` for an invalid file, and a
+    `ConfigError` for a symbol that the model has as an ordinary piece.
     """
     model = read_model(path)
-    found = Tokenizer(model)
-    old = set(found.all_pieces())
-    added = [symbol for symbol in dict.fromkeys(symbols) if symbol not in old]
-    for symbol in symbols:
-        if symbol not in added and not _is_symbol(model, symbol):
+    tokenizer = Tokenizer(model)
+    pieces = set(tokenizer.all_pieces())
+    never_divided = {p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED}
+    added: list[str] = []
+    # Serialized messages merge when they are concatenated: lists grow, other values are replaced.
+    # So the bytes of the model itself stay as they are.
+    for symbol in dict.fromkeys(symbols):
+        if symbol not in pieces:
+            model += _serialize_piece(symbol, _Piece.USER_DEFINED)
+            added.append(symbol)
+        elif symbol not in never_divided:
             raise ConfigError(
                 f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
-                "piece; name the symbol or tag otherwise"
+                "piece; choose another name for the symbol or tag"
             )
-    appended = b"".join(_piece(symbol, _USER_DEFINED) for symbol in added)
-    for kind, (id_field, name_field, name) in _CONTROLS.items():
-        if getattr(found, f"{kind}_id") < 0:
-            # the name may belong to a piece that text can become
-            name = f"<nmt:{kind}>" if name in old else name
-            new_id = found.vocab_size + len(added)
-            spec = _field(id_field, new_id) + _field(name_field, name)
-            appended += _piece(name, _CONTROL) + _field(_TRAINER_SPEC, spec)
-            added.append(name)
+    for kind, name in _CONTROL_NAMES.items():
+        if getattr(tokenizer, f"{kind}_id") >= 0:
+            continue
+        if name in pieces:  # text may be segmented into this piece
+            name = f"<nmt:{kind}>"
+        trainer = ModelProto().trainer_spec
+        setattr(trainer, f"{kind}_id", tokenizer.vocab_size + len(added))
+        setattr(trainer, f"{kind}_piece", name)
+        model += _serialize_piece(name, _Piece.CONTROL)
+        model += ModelProto(trainer_spec=trainer).SerializePartialToString()
+        added.append(name)
     if added:
         log.info("%s: added %s to its pieces", path, " ".join(added))
-    return Tokenizer(model + appended)
+    return Tokenizer(model)
 
 
-def _is_symbol(model: bytes, piece: str) -> bool:
-    """Say whether a piece of the model is one that is never cut."""
-    pattern = re.escape(_field(1, piece)) + rb"\x15.{4}" + re.escape(_field(3, _USER_DEFINED))
-    return re.search(pattern, model, re.DOTALL) is not None
+def _serialize_piece(name: str, kind: int) -> bytes:
+    """Return the bytes that append one piece to a serialized model."""
+    piece = _Piece(piece=name, score=0.0, type=kind)
+    content: bytes = ModelProto(pieces=[piece]).SerializePartialToString()
+    return content
 
 
-# A model is a message of protocol buffers: bytes after its end add to its lists and replace its
-# values, as protobuf's encoding guide says of repeated fields and of embedded messages.
-# SentencePiece has classes for it, which need the package protobuf that it does not bring along.
-
-
-def model_fields(message: bytes) -> dict[int, list[Any]]:
-    """Return the values of each field of a model, or of a message in it, by number."""
-    fields: dict[int, list[Any]] = {}
-    stream = io.BytesIO(message)
-
-    def varint() -> int:
-        byte = stream.read(1)[0]
-        return byte if byte < 128 else (byte & 127) | varint() << 7
-
-    while stream.tell() < len(message):
-        number, kind = divmod(varint(), 8)
-        value = varint() if kind == 0 else stream.read({1: 8, 5: 4}.get(kind) or varint())
-        fields.setdefault(number, []).append(value)
-    return fields
-
-
-def _piece(name: str, kind: int) -> bytes:
-    score = b"\x15\x00\x00\x00\x00"  # field 2, a float32 of 0
-    return _field(1, _field(1, name) + score + _field(3, kind))
-
-
-def _field(number: int, value: int | str | bytes) -> bytes:
-    if isinstance(value, int):
-        return _varint(number << 3) + _varint(value)
-    data = value.encode("utf-8") if isinstance(value, str) else value
-    return _varint(number << 3 | 2) + _varint(len(data)) + data
-
-
-def _varint(value: int) -> bytes:
-    if value < 128:
-        return bytes([value])
-    return bytes([value & 127 | 128]) + _varint(value >> 7)
+def read_proto(model: bytes) -> Any:
+    """Parse a SentencePiece model into its protobuf message."""
+    return ModelProto.FromString(model)

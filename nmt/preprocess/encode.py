@@ -22,7 +22,7 @@ from nmt.config import NORMALIZATIONS, PreprocessConfig
 from nmt.data.binary import ShardFile, ShardWriter
 from nmt.data.languages import SEPARATOR, tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
-from nmt.data.vocabulary import model_fields
+from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.preprocess.chunks import Chunk, Span
 from nmt.preprocess.clean import Cleaned, clean
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
@@ -233,19 +233,20 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     """
     if tokenizer.vocabulary is not None:  # whose first piece may be a tag
         return False
-    model = model_fields(tokenizer.model)
-    trainer, normalizer = (model_fields(b"".join(model.get(number, []))) for number in (2, 3))
-    bpe, yes, no = 2, 1, 0
-    name = normalizer.get(1, [b""])[-1].decode("utf-8")
-    pieces = tokenizer.all_pieces()
-    return (
-        trainer.get(3, [yes])[-1] == bpe
-        and trainer.get(24, [no])[-1] == no  # treat_whitespace_as_suffix
-        and name in NORMALIZATIONS
-        and all(normalizer.get(number, [yes])[-1] == yes for number in (3, 4, 5))  # of spaces
-        and _SPACE in pieces
-        and not any(_SPACE in piece[1:] for piece in pieces)
+    proto = read_proto(tokenizer.model)
+    trainer = proto.trainer_spec
+    normalizer = proto.normalizer_spec
+    if trainer.model_type != ModelProto().trainer_spec.BPE or trainer.treat_whitespace_as_suffix:
+        return False
+    has_plain_spaces = (
+        normalizer.add_dummy_prefix
+        and normalizer.remove_extra_whitespaces
+        and normalizer.escape_whitespaces
     )
+    if normalizer.name not in NORMALIZATIONS or not has_plain_spaces:
+        return False
+    pieces = tokenizer.all_pieces()
+    return _SPACE in pieces and not any(_SPACE in piece[1:] for piece in pieces)
 
 
 def start_encoding(job: Job) -> Task:
