@@ -84,6 +84,10 @@ def test_a_setting_that_a_format_cannot_hold_is_named_with_the_valid_values() ->
         "model.positions=rotary (only sinusoidal, sinusoidal_concat, sinusoidal_halves, learned)",
         "model.activation=swiglu (only relu, gelu, silu)",
     ]
+    for export_format in ExportFormat:
+        [unsupported] = find_unsupported(tiny_config(head_size=6), export_format)
+        assert unsupported == "model.head_size=6 (only null)"
+        assert not find_unsupported(tiny_config(head_size=4), export_format)
     later = LaterConfig(relu_dropout=0.1)
     assert describe_exports(later).count("yes") == len(ExportFormat)
     later.gate = True

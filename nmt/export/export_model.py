@@ -105,9 +105,11 @@ def find_unsupported(model: ModelConfig, export_format: ExportFormat) -> list[st
     """Return the settings of an architecture that a format cannot hold, each with its valid values.
 
     Dropout affects training only, so it is never listed. A setting that is missing from the
-    format's table, such as one that is added later, has to have its default.
+    format's table, such as `head_size` or one that is added later, has to have its default.
     """
     unsupported = []
+    if model.head_size == model.d_model // model.num_heads:
+        model = dataclasses.replace(model, head_size=None)  # the default, written out
     for setting in dataclasses.fields(model):
         if "dropout" in setting.name:
             continue

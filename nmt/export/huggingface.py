@@ -99,8 +99,8 @@ def rename_weights(
     """Return the weights under the names of transformers, with the residual stream permuted if the
     positions require it.
 
-    MarianMT and Pegasus models get their position tables too: MarianMT computes the tables of
-    Marian, but not those of the paper with an offset or of Tensor2Tensor.
+    MarianMT and Pegasus models get their position tables too, since transformers computes only
+    Marian's positions from 0.
     """
     config = info.model
     order = torch.arange(config.d_model)  # (D,)
