@@ -362,7 +362,7 @@ def test_the_device_of_a_rank_is_the_current_one_alone_too(monkeypatch: pytest.M
 
 
 def test_several_processes_on_one_numbered_gpu_are_refused() -> None:
-    with pytest.raises(ConfigError, match="devices=2: device=cuda:0 is one alone; use device=cuda"):
+    with pytest.raises(ConfigError, match="devices=2: device=cuda:0 is a single device; use"):
         num_processes(2, "cuda:0")
     assert num_processes(1, "cuda:0") == 1
     assert num_processes(2, "cpu") == 2
