@@ -182,6 +182,7 @@ def test_files_are_the_corpus_if_files_are_named() -> None:
     config = composed("preprocess", "data.train.src=a", "data.train.tgt=b")
     assert (config.data.corpus, config.tokenizer.vocab_size) == ("files", 37_000)
     assert composed("preprocess").data.corpus == "numbers"
+    assert composed("average", "output='a,b'").output == "a,b"
 
 
 def test_named_settings_are_typed_with_and_without_plus_or_as_one_mapping() -> None:

@@ -24,7 +24,7 @@ from nmt.cli.data_folder import ensure_data
 from nmt.cli.main import import_and_run, main
 from nmt.cli.main import nmt as nmt_alone
 from nmt.config import TrainConfig
-from nmt.errors import ConfigError
+from nmt.errors import ConfigError, DataError
 
 HINT = re.compile(
     r"(?:next|make it with|as this does): (.*?)(?:, or without nmt.*)?$", re.MULTILINE
@@ -98,15 +98,21 @@ def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
     assert done.returncode == 0, words
 
 
-def test_training_uses_an_existing_data_folder_whatever_the_settings_of_data_say(
-    toy_data: Path,
+def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
+    toy_data: Path, tmp_path: Path
 ) -> None:
-    for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
+    def ensure(data_dir: Path, *arguments: str, may_write: bool) -> None:
         with_config(
             COMMANDS["train"],
-            [f"data_dir={toy_data}", *arguments],
-            lambda config, _, preparation: ensure_data(config, preparation, may_write=True),
+            [f"data_dir={data_dir}", *arguments],
+            lambda config, _, preparation: ensure_data(config, preparation, may_write=may_write),
         )
+
+    for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
+        ensure(toy_data, *arguments, may_write=True)
+        with pytest.raises(DataError, match=f"make it with: .*preprocess .*{arguments[0]}"):
+            ensure(tmp_path / "missing", *arguments, may_write=False)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.slow
@@ -124,7 +130,6 @@ def test_training_prepares_the_bytes_that_preprocessing_writes(
         assert Path("one", name).read_bytes() == Path("two", name).read_bytes(), name
 
 
-@pytest.mark.slow
 def test_an_experiment_sets_the_folders_of_every_command() -> None:
     assert composed("average", "experiment=copy").run_dir == "runs/copy"
     for name in ("translate", "export", "serve", "score"):

@@ -122,10 +122,8 @@ def export(config: ExportConfig) -> None:
 
 def _export_folder(config: ExportConfig) -> str:
     """Return the default output folder, next to the model: MODEL_DIR-FORMAT-QUANTIZATION."""
-    model_dir = config.model_dir.rstrip("/")
-    if Path(model_dir).name in ("", ".."):  # a path without a name, such as a dot
-        model_dir = str(resolve(model_dir or "/").resolve())
-    return f"{model_dir}-{config.format.value}-{config.quantization.value}"
+    kind = f"{config.format.value}-{config.quantization.value}"
+    return os.path.relpath(f"{resolve(config.model_dir)}-{kind}")
 
 
 def import_model(config: ImportConfig) -> None:
