@@ -1,6 +1,6 @@
 """Positional encodings, one class for each, selected by `model.positions`.
 
-An encoding tells the model where tokens stand at one of three places: `add` changes embeddings,
+An encoding tells the model the positions of tokens in one of three ways: `add` changes embeddings,
 `rotate` changes queries and keys, and `bias` and `value_bias` add to the logits and the outputs of
 self-attention. To add an encoding, write its class and its line in `ENCODINGS` here, a member of
 `nmt.config.Positions`, and a row of the table in docs/layers.md.
@@ -28,8 +28,8 @@ ROTARY_BASE = 10_000.0
 class TokenPositions:
     """The positions of the tokens of one side, counted from 0 in each sentence.
 
-    `index` broadcasts to queries without their last dimension: it is (T,) beside (B, H, T, d), and
-    (N, 1) beside (N, H, d). Every position is below `num_positions`.
+    `index` broadcasts to queries without their last dimension: it is (T,) for queries (B, H, T, d),
+    and (N, 1) for (N, H, d). Every position is below `num_positions`.
     """
 
     index: Tensor
@@ -62,7 +62,7 @@ class PositionEncoding(nn.Module):
     def bias(self, q: Tensor, distances: Tensor) -> Tensor:
         """Return what to add to the logits, broadcasting to (B, H, T, S).
 
-        `distances` (T, S) or (B, T, S) are the position of the key minus that of the query.
+        `distances` (T, S) or (B, T, S) are key positions minus query positions.
         """
         return q.new_zeros(())
 

@@ -1,7 +1,7 @@
 """The Transformer of "Attention Is All You Need" (Vaswani et al., 2017) on one page of plain torch.
 
 It goes from small to large: masks, attention, feed-forward, a layer of the encoder and of the
-decoder, the model. Sections, equations, figures and tables are those of the paper. Positional
+decoder, the model. Sections, equations, figures and tables refer to the paper. Positional
 encodings are in `nmt.model.positions`.
 
     model = Transformer(ModelConfig(), vocab_size=8000)
@@ -75,7 +75,7 @@ def causal_mask(length: int, device: torch.device | None = None) -> Tensor:
 
 
 class AttentionContext(Protocol):
-    """What queries may attend to, and where they stand. Masks become a `PaddedContext`;
+    """What queries may attend to, and their positions. Masks become a `PaddedContext`;
     `nmt.model.fast` adds one for packed sentences.
     """
 
@@ -89,7 +89,7 @@ class AttentionContext(Protocol):
 
     @property
     def distances(self) -> Tensor:
-        """Position of the key minus that of the query, (T, S)."""
+        """Key position minus query position, (T, S)."""
 
 
 @dataclass(frozen=True)

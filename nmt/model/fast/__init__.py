@@ -1,7 +1,7 @@
 """Optimized drop-in replacements for the layers of `nmt.model.transformer`, with packing and a KV
 cache.
 
-`accelerate` gives a model these layers; results stay the same but for rounding. Private operators
+`accelerate` gives a model these layers; results change by rounding only. Private operators
 of torch are used in this package only, each with a public one to fall back on.
 """
 
@@ -148,7 +148,7 @@ def accelerate(model: Transformer) -> FastTransformer:
 
 def freeze(model: nn.Module, dtype: torch.dtype = torch.float32) -> torch.dtype:
     """Let linear layers keep copies of their weights in the layout of oneDNN, made when first
-    needed; the weights must not change any more.
+    needed; the weights must not change after that.
 
     On CPUs with bfloat16 instructions, `dtype=bfloat16` runs the linear layers in bfloat16. Logits
     stay float32: in bfloat16 many would tie. Return the dtype for autocast: `dtype`, or float32

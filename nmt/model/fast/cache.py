@@ -23,7 +23,7 @@ from nmt.model.fast.packing import MIN_WIDTH
 from nmt.model.fast.transfer import send
 
 CPU = torch.device("cpu")
-_SPARE_STEPS = 16  # capacity is added for so many steps at once, since adding copies everything
+_SPARE_STEPS = 16  # steps that added capacity lasts for; adding it copies everything
 _TRANSPOSED_WIDTH = 24  # with more columns a CPU multiplies keys by queries faster than the reverse
 
 

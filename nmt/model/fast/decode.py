@@ -1,4 +1,4 @@
-"""Decoding step by step: the state of the live hypotheses, and a step through the decoder.
+"""Decoding step by step: the state of the live hypotheses and the decoder of one step.
 
 A step computes one token for each hypothesis. For few rows, calling modules and choosing kernels
 takes as long as computing, so a `StepDecoder` chooses the kernels once for its device and number
@@ -41,7 +41,7 @@ class Columns:
     grid: BeamGrid
     bias: Tensor | None = None  # (B, 1, 1 or W, C), added to the logits
     index: GatherIndex | None = None
-    distances: Tensor | None = None  # (B, W, C), position of the key minus that of the query
+    distances: Tensor | None = None  # (B, W, C), key position minus query position
 
 
 def attend_gathered(q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
@@ -49,7 +49,7 @@ def attend_gathered(q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor
     where `columns.index` says; return rows (R, H * d). For float32 on a CPU.
 
     `torch.embedding_bag` sums the values several times as fast as a product of small matrices, and
-    skips those of other beams, whose weights are 0. That of `F` checks its arguments first.
+    skips other beams, whose weights are 0. `F.embedding_bag` would check its arguments first.
     """
     index = columns.index
     assert index is not None
@@ -191,7 +191,7 @@ class LayerStep:
 class StepDecoder:
     """The layers of a decoder as functions, with the kernels for the present device and format.
 
-    With `is_frozen` the weights do not change any more, and are float32 on a CPU.
+    With `is_frozen` the weights are float32 on a CPU and do not change after that.
     """
 
     def __init__(self, layers: Iterable[nn.Module], *, is_frozen: bool) -> None:
@@ -313,20 +313,20 @@ class DecodingState:
         lengths = self.attention_mask.sum(dim=1)  # (R,)
         longest = int(lengths.max())
         if self.starts is None:
-            own = columns.view(len(lengths), longest)
+            columns = columns.view(len(lengths), longest)
         else:  # sentences that joined later have fewer tokens
             firsts = lengths.cumsum(0) - lengths  # (R,)
-            own = columns.new_zeros(len(lengths), longest)
-            own[rows, torch.arange(len(columns)) - firsts[rows]] = columns
+            ranks = torch.arange(len(columns)) - firsts[rows]
+            columns = columns.new_zeros(len(lengths), longest).index_put((rows, ranks), columns)
         num_more = self.grid.num_collected - len(lengths)
-        own = F.pad(own, (0, max(0, MIN_WIDTH - longest), 0, num_more))  # (R or more, T)
+        columns = F.pad(columns, (0, max(0, MIN_WIDTH - longest), 0, num_more))  # (R or more, T)
         bias = None
         if self.starts is not None or longest < MIN_WIDTH:
             lengths = F.pad(lengths, (0, num_more), value=1)
-            mask = torch.arange(own.size(1)) < lengths[:, None]
-            bias = additive_mask(mask.unsqueeze(1), own.size(1))  # (R or more, 1, T)
+            mask = torch.arange(columns.size(1)) < lengths[:, None]
+            bias = additive_mask(mask.unsqueeze(1), columns.size(1))  # (R or more, 1, T)
         return GatherIndex.of(
-            own,
+            columns,
             bias,
             self.grid,
             num_heads=self.decoder.num_heads,

@@ -33,7 +33,7 @@ _MAX_SHORT_BYTES = 256  # of a column of keys; with longer ones torch's fused ke
 
 @dataclass(frozen=True)
 class Packing:
-    """Where sentences stand in a flat stream of tokens, and in a padded tensor.
+    """Where sentences are in a flat stream of tokens, and in a padded tensor.
 
     `pack` computes everything on the CPU; no method waits for a GPU.
     """
@@ -114,7 +114,7 @@ class PackedContext:
 
     @property
     def distances(self) -> Tensor:
-        """Position of the key minus that of the query in padded sentences, (T, S)."""
+        """Key position minus query position in padded sentences, (T, S)."""
         return distances(self.queries.longest, self.keys.longest, self.keys.mask.device)
 
 
@@ -274,7 +274,7 @@ class _ShortAttention(torch.autograd.Function):
 
 
 def additive_mask(mask: Tensor, width: int) -> Tensor:
-    """Return what a mask (..., C), True = may be attended to, adds to logits (..., `width`)."""
+    """Turn a mask (..., C), True = may be attended to, into a bias of logits (..., `width`)."""
     wide = F.pad(mask, (0, width - mask.size(-1)))
     return torch.zeros(wide.shape, device=mask.device).masked_fill_(~wide, MASKED)
 
@@ -284,7 +284,7 @@ def find_flash(device: torch.device) -> Any:
     """Return torch's attention over variable lengths, or None where torch (before 2.11) or the GPU
     (compute capability below 8.0) has none. It takes half precision only, and has no dropout.
 
-    Also turn off cuDNN's attention, which plans anew for each shape of a padded batch.
+    Also turn off cuDNN's attention, which makes a new plan for each shape of a padded batch.
     """
     if device.type != "cuda":
         return None

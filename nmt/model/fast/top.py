@@ -1,5 +1,5 @@
-"""The likeliest continuations, found without sorting the vocabulary: the best of many numbers are
-among the groups with the highest maxima.
+"""The candidates with the highest scores, without sorting the vocabulary: the best of many numbers
+are in the groups with the highest maxima.
 """
 
 # R rows, the live hypotheses; B sentences, W beams of the widest; V vocab, G groups of 64 tokens
@@ -15,38 +15,49 @@ from torch import Tensor
 from nmt.model.fast.cache import BeamGrid
 
 NEG_INF = float("-inf")
-_GROUP = 64  # of several thousand tokens there are about as many groups as tokens in the best few
+_GROUP = 64  # for V of several thousand, there are about as many groups as tokens in the best few
 
 
 class Candidates(NamedTuple):
     """Hypotheses with one more token, best first, all (B, C)."""
 
-    sums: Tensor  # log-probability with the new token; minus infinity where there are fewer than C
+    sums: Tensor  # log-probability with the new token; minus infinity if there are fewer than C
     rows: Tensor  # of the hypotheses that they continue
     tokens: Tensor
     log_probs: Tensor  # of the new token
 
 
 def best_candidates(sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int) -> Candidates:
-    """Return the continuations of each sentence with the highest sums, among equals the first by
-    row and token.
+    """Return the candidates of each sentence with the highest sums; ties go to the lowest row, then
+    the lowest token.
 
     Args:
         sums: log-probabilities of the hypotheses so far (R,).
         log_probs: of the next token (R, V).
-        grid: says which rows are of one sentence.
+        grid: which rows are of one sentence.
         count: how many, at most.
     """
-    wanted = min(count + 1, grid.shape[1] * log_probs.size(1))  # one more shows a tie at the last
-    is_stable = sums.device.type != "cpu"  # a GPU sorts faster than it says whether it needs to
-    found = _choose(sums, log_probs, grid, wanted, is_stable=is_stable)
-    equal = (found.sums[:, 1:] == found.sums[:, :-1]) & (found.sums[:, 1:] > NEG_INF)
-    if not is_stable and equal.any():
-        exact = _choose(sums, log_probs, grid, wanted, is_stable=True)
-        tied = equal.any(dim=1, keepdim=True)  # (B, 1)
-        pairs = zip(exact, found, strict=True)
-        found = Candidates(*(torch.where(tied, one, other) for one, other in pairs))
-    return Candidates(*(column[:, :count] for column in found))
+    # one more shows a tie at the end
+    num_chosen = min(count + 1, grid.shape[1] * log_probs.size(1))
+    is_stable = sums.device.type != "cpu"  # asking a GPU for ties would wait for it
+    best = _choose(sums, log_probs, grid, num_chosen, is_stable=is_stable)
+    if not is_stable:
+        is_tie = (best.sums[:, 1:] == best.sums[:, :-1]) & (best.sums[:, 1:] > NEG_INF)
+        if is_tie.any():
+            exact = _choose(sums, log_probs, grid, num_chosen, is_stable=True)
+            has_tie = is_tie.any(dim=1, keepdim=True)  # (B, 1)
+            best = Candidates(
+                sums=torch.where(has_tie, exact.sums, best.sums),
+                rows=torch.where(has_tie, exact.rows, best.rows),
+                tokens=torch.where(has_tie, exact.tokens, best.tokens),
+                log_probs=torch.where(has_tie, exact.log_probs, best.log_probs),
+            )
+    return Candidates(
+        sums=best.sums[:, :count],
+        rows=best.rows[:, :count],
+        tokens=best.tokens[:, :count],
+        log_probs=best.log_probs[:, :count],
+    )
 
 
 def likeliest(log_probs: Tensor) -> Tensor:
@@ -58,7 +69,7 @@ def likeliest(log_probs: Tensor) -> Tensor:
 
 
 def _choose(
-    sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int, *, is_stable: bool = False
+    sums: Tensor, log_probs: Tensor, grid: BeamGrid, count: int, *, is_stable: bool
 ) -> Candidates:
     vocab_size = log_probs.size(1)
     maxima = _group_maxima(log_probs)  # (R, G)
@@ -67,38 +78,46 @@ def _choose(
     if not grid.is_full:
         bounds = bounds.masked_fill(grid.is_empty.unsqueeze(2), NEG_INF)
     bounds = bounds.flatten(1)  # (B, W * G)
-    groups = _highest(bounds, min(count, bounds.size(1)), is_stable)[1].sort(dim=1).values
+    _, groups = _highest(bounds, min(count, bounds.size(1)), is_stable)
+    groups = groups.sort(dim=1).values
     beams = groups.div(num_groups, rounding_mode="floor")  # (B, C)
     rows = grid.rows.gather(1, beams)  # (B, C)
     tokens = _members(groups % num_groups)  # (B, C, 64)
-    places = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
-    added = log_probs.view(-1).index_select(0, places.flatten()).view_as(places)
-    totals = sums[rows].unsqueeze(2) + added  # (B, C, 64)
+    index = rows.unsqueeze(2) * vocab_size + tokens.clamp(max=vocab_size - 1)  # (B, C, 64)
+    token_log_probs = log_probs.view(-1).index_select(0, index.flatten()).view_as(index)
+    totals = sums[rows].unsqueeze(2) + token_log_probs  # (B, C, 64)
     totals.masked_fill_(tokens >= vocab_size, NEG_INF)  # the last group may have fewer
     if not grid.is_full:
         totals.masked_fill_(grid.is_empty.gather(1, beams).unsqueeze(2), NEG_INF)
-    top, index = _highest(totals.flatten(1), count, is_stable)  # (B, C)
-    rows = rows.gather(1, index.div(_GROUP, rounding_mode="floor"))
-    tokens, added = (x.flatten(1).gather(1, index) for x in (tokens, added))
-    return Candidates(top, rows, tokens, added)
+    best_sums, order = _highest(totals.flatten(1), count, is_stable)  # (B, C)
+    return Candidates(
+        sums=best_sums,
+        rows=rows.gather(1, order.div(_GROUP, rounding_mode="floor")),
+        tokens=tokens.flatten(1).gather(1, order),
+        log_probs=token_log_probs.flatten(1).gather(1, order),
+    )
 
 
 def _highest(values: Tensor, count: int, is_stable: bool) -> tuple[Tensor, Tensor]:
-    """Return the highest of each row (B, N), best first, and their places, both (B, C); of equals
-    the first, or with topk, which is faster, any.
+    """Return the highest values of each row (B, N), best first, and their indices, both (B, C). Of
+    equal values the first come first if `is_stable`; topk, which is faster, takes any of them.
     """
     if not is_stable:
         return values.topk(count)
-    top, index = values.sort(dim=1, descending=True, stable=True)
-    return top[:, :count], index[:, :count]
+    highest, index = values.sort(dim=1, descending=True, stable=True)
+    return highest[:, :count], index[:, :count]
 
 
 def _group_maxima(log_probs: Tensor) -> Tensor:
-    """Return the maximum of each 64 tokens, and of those left over, (R, G)."""
+    """Return the maximum of each 64 tokens, and of the remaining ones, (R, G)."""
     end = log_probs.size(1) // _GROUP * _GROUP
-    whole, rest = log_probs[:, :end], log_probs[:, end:]
-    maxima = whole.view(len(whole), -1, _GROUP).amax(dim=2) if whole.size(1) else whole
-    return torch.cat([maxima, rest.amax(dim=1, keepdim=True)], dim=1) if rest.size(1) else maxima
+    remaining = log_probs[:, end:]
+    maxima = log_probs[:, :end]
+    if end:
+        maxima = maxima.view(len(log_probs), -1, _GROUP).amax(dim=2)
+    if not remaining.size(1):
+        return maxima
+    return torch.cat([maxima, remaining.amax(dim=1, keepdim=True)], dim=1)
 
 
 def _members(groups: Tensor) -> Tensor:
