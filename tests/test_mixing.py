@@ -301,7 +301,7 @@ def test_stages_that_cannot_be_are_one_line(
     for options, text in (
         ([], "; after update 3: "),
         ([*STAGES, "stages.late.start=8"], "after update 8: 0 of 30 pairs of a + 7 of 7"),
-        ([*STAGES, "stages.late.start=3"], "stages.late.start=3: two stages begin there"),
+        ([*STAGES, "stages.late.start=3"], "stages.first.start=3: two stages start there"),
         ([*STAGES, "stages.late.start=0"], "start=0: must be at least 1"),
         ([*STAGES, "stages.late.mix.a=-1"], "stages.late.mix.a=-1.0: must be a number from 0"),
         ([*STAGES, "stages.late.mix.aa=1"], "mix.aa: no corpus of data_dir has this name"),
