@@ -248,7 +248,10 @@ def list_settings(
 ) -> Iterator[Setting]:
     """Yield every setting of a dataclass and of its groups."""
     hints = typing.get_type_hints(schema)
-    for field in sorted(dataclasses.fields(schema), key=_help_order):
+    order = sorted(
+        dataclasses.fields(schema), key=lambda f: (f.name in _LAST, f.name not in _FIRST)
+    )
+    for field in order:
         key, hint, help = prefix + field.name, hints[field.name], field.metadata["help"]
         behavior = field.metadata["on_resume"] or on_resume
         if typing.get_origin(hint) is dict:
@@ -258,12 +261,6 @@ def list_settings(
             yield Setting(key, hint, _default_text(field), help, behavior)
         if dataclasses.is_dataclass(hint):
             yield from list_settings(typing.cast(type[Any], hint), f"{key}.", behavior)
-
-
-def _help_order(field: dataclasses.Field[Any]) -> int:
-    if field.name in _FIRST:
-        return 0
-    return 2 if field.name in _LAST else 1
 
 
 def _default_text(field: dataclasses.Field[Any]) -> str:
@@ -288,13 +285,15 @@ def command_help(command: Command) -> str:
         f"reads:  {command.reads}\nwrites: {command.writes}",
         "\n  ".join(["examples:", *command.examples]),
     ]
-    if command.groups:
-        choices_lines = [_help_line(f"{g}=NAME", ", ".join(choices(g))) for g in command.groups]
-        sections.append("\n".join(["ready-made settings:", *choices_lines]))
+    groups = [_help_line(f"{group}=NAME", ", ".join(choices(group))) for group in command.groups]
+    sections.append("\n".join(["ready-made settings:", *groups]))
     lines = [_help_line(f"{s.key} {s.default}".strip(), s.help) for s in command.settings]
     sections.append("\n".join(["settings, as key=value (default in brackets):", *lines]))
     if command.can_resume:
-        sections.append(_resume_help(command))
+        text = "may change when the command resumes: " + ", ".join(keys_on_resume(command, "free"))
+        logged = ", ".join(keys_on_resume(command, "log"))
+        text += f"; and, with a line in the log, {logged}" if logged else ""
+        sections.append(textwrap.fill(text, width=100, break_on_hyphens=False))
     sections.append(
         "exit status: 0 done, 2 a mistake in what was given, 1 a bug, 75 training stopped by a\n"
         "signal and saved, 130 interrupted"
@@ -307,14 +306,6 @@ def _help_line(key: str, text: str) -> str:
     if len(key) >= _KEY_WIDTH:
         return f"  {key}\n  {'':<{_KEY_WIDTH}}{text}"
     return f"  {key:<{_KEY_WIDTH}}{text}"
-
-
-def _resume_help(command: Command) -> str:
-    """Say which settings may change when the command resumes."""
-    text = "may change when the command resumes: " + ", ".join(keys_on_resume(command, "free"))
-    if logged := keys_on_resume(command, "log"):
-        text += "; and, with a line in the log, " + ", ".join(logged)
-    return textwrap.fill(text, width=100, break_on_hyphens=False)
 
 
 def list_commands() -> str:

@@ -41,7 +41,7 @@ from nmt.cli.yaml_files import (
     IS_HYDRA_1_3,
     convert,
     describe_choice,
-    find_choice,
+    find_choices,
     find_yaml_files,
     store_config,
 )
@@ -82,7 +82,7 @@ def with_config(command: Command, words: list[str], run: Callable[..., Any]) -> 
     """
     line = read_arguments(words, command)
     files = find_yaml_files(line.folders)
-    arguments = [_find_choices(argument, files, line) for argument in line.arguments]
+    arguments = [find_choices(argument, files, line.is_sweep) for argument in line.arguments]
     try:
         if line.is_sweep or line.hydra:
             _run_hydra(command, line, arguments, run)
@@ -94,17 +94,6 @@ def with_config(command: Command, words: list[str], run: Callable[..., Any]) -> 
         key = getattr(error, "full_key", None)
         text = " ".join(str(error).split("\n    full_key:")[0].split())
         raise ConfigError(f"{key}: {text}" if key and key not in text else text) from None
-
-
-def _find_choices(
-    argument: Argument, files: dict[tuple[str, str], Path], line: CommandLine
-) -> Argument:
-    """Return the argument with the names that Hydra knows for choices of a config group."""
-    if argument.key not in GROUPS:
-        return argument
-    names = argument.value.split(",") if line.is_sweep else [argument.value]
-    hydra_names = [find_choice(argument.key, name, files) for name in names]
-    return Argument(argument.key, ",".join(hydra_names))
 
 
 def _to_configs(

@@ -49,9 +49,8 @@ def run(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> 
     if config.dry_run:
         return None
     scores = validation_scores(resolve(config.run_dir), config.best_metric).values()
-    if config.best_metric is BestMetric.bleu:
-        return max(scores, default=None)
-    return min(scores, default=None)
+    best = max if config.best_metric is BestMetric.bleu else min
+    return best(scores, default=None)
 
 
 def _run_launched(config: TrainConfig, config_yaml: str, preparation: DataPreparation) -> None:

@@ -17,7 +17,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 from yaml import YAMLError
 
-from nmt.cli.arguments import GROUPS, is_list
+from nmt.cli.arguments import GROUPS, Argument, is_list
 from nmt.cli.commands import COMMANDS, choices
 from nmt.config import translate_value
 from nmt.errors import ConfigError, nearest
@@ -45,11 +45,22 @@ def find_yaml_files(folders: Iterable[Path]) -> dict[tuple[str, str], Path]:
     return files
 
 
-def find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
-    """Return the name that Hydra knows for a choice of a config group.
+def find_choices(
+    argument: Argument, files: dict[tuple[str, str], Path], is_sweep: bool
+) -> Argument:
+    """Return the choice of a config group, or the choices of a sweep, with the names Hydra knows.
 
-    The choice is a file in a folder of the user, the path of a YAML file, or a file in `configs/`.
+    Other arguments stay the same.
     """
+    if argument.key not in GROUPS:
+        return argument
+    names = argument.value.split(",") if is_sweep else [argument.value]
+    hydra_names = [_find_choice(argument.key, name, files) for name in names]
+    return Argument(argument.key, ",".join(hydra_names))
+
+
+def _find_choice(group: str, name: str, files: dict[tuple[str, str], Path]) -> str:
+    """Find a file in a folder of the user, a YAML file by its path, or a file in `configs/`."""
     path = files.get((group, name), Path(name).expanduser())
     if path.is_file():
         return _register(group, path)

@@ -40,11 +40,6 @@ class Range:
     above: float | None = None
     below: float | None = None
 
-    @property
-    def has_upper(self) -> bool:
-        """Whether there is an upper bound."""
-        return self.high is not None or self.below is not None
-
     def contains(self, value: float) -> bool:
         """Return whether `value` is in the range; NaN is in none."""
         return (
@@ -55,7 +50,7 @@ class Range:
         )
 
     def __str__(self) -> str:
-        """Say what a value must be, for an error message."""
+        """Return the rule that an error message gives."""
         if self.above is not None:
             limit = "" if self.high is None else f" and at most {self.high}"
             return f"must be above {self.above}{limit}"
@@ -107,8 +102,9 @@ class Settings:
         for setting in fields(self):
             value, bounds = getattr(self, setting.name), setting.metadata["range"]
             if isinstance(value, (int, float)) and not isinstance(value, bool):
-                is_finite = bounds.has_upper or abs(value) <= MAX_NUMBER
-                self.require(is_finite, setting.name, f"must be at most {MAX_NUMBER:,}")
+                has_limit = bounds.high is not None or bounds.below is not None
+                is_small = has_limit or abs(value) <= MAX_NUMBER
+                self.require(is_small, setting.name, f"must be at most {MAX_NUMBER:,}")
                 self.require(bounds.contains(value), setting.name, str(bounds))
         self.check()
 
