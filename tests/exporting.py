@@ -46,7 +46,7 @@ HOSTILE = [
     "\u2028 tab\t nul\x00 😀 \u200d ﬁ Ａ",
     "⁇",
 ]
-"""Text that no tokenizer may take for control symbols, or read otherwise than ours."""
+"""Text that tests every tokenizer: it must not become control symbols."""
 
 
 def save(folder: Path, model: Transformer, tokenizer: Tokenizers) -> Path:
@@ -72,36 +72,37 @@ def random_model(folder: Path, tokenizer: Tokenizers, seed: int = 3, **changes: 
 
 
 def trained_model(folder: Path, tokenizer: Tokenizer, **changes: Any) -> Path:
-    """Write a model folder that has mostly learned to copy sentences of up to three words."""
+    """Write a model that has mostly learned to copy sentences of up to three words."""
     torch.manual_seed(2)
     model = accelerate(Transformer(tiny_config(**changes), tokenizer.vocab_size))
     optimizer = torch.optim.Adam(model.parameters(), lr=0.008, betas=(0.9, 0.98))
-    draw, control = random.Random(1), {"pad_id": tokenizer.pad_id}
+    draw = random.Random(1)
+    pad_id = tokenizer.pad_id
     for _ in range(200):
         lines = [" ".join(draw.choices(WORDS, k=draw.randint(1, 3))) for _ in range(32)]
         rows = tokenizer.encode_batch(lines)
-        src = pad(rows, eos=tokenizer.eos_id, **control)
-        tgt_in = pad(rows, bos=tokenizer.bos_id, **control)
+        src = pad(rows, pad_id=pad_id, eos=tokenizer.eos_id)
+        tgt_in = pad(rows, pad_id=pad_id, bos=tokenizer.bos_id)
         hidden = hidden_states(model, src, torch.tensor([len(row) + 1 for row in rows]), tgt_in)
-        logits, how = model.logits(hidden).flatten(0, 1), {"ignore_index": tokenizer.pad_id}
-        loss = F.cross_entropy(logits, src.flatten(), label_smoothing=0.1, **how)
+        logits = model.logits(hidden).flatten(0, 1)
+        loss = F.cross_entropy(logits, src.flatten(), label_smoothing=0.1, ignore_index=pad_id)
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     return save(folder, model.eval(), tokenizer)
 
 
-def fond_of_padding(folder: Path, trained: Path, tokenizer: Tokenizer) -> Path:
-    """Write the model `trained` changed so that it likes PAD and BOS better than a word."""
+def prefer_padding(folder: Path, trained: Path, tokenizer: Tokenizer) -> Path:
+    """Write the model `trained`, changed so that it prefers PAD and BOS to a word."""
     model = load_models([trained], device="cpu").backend.stepper.model
     with torch.no_grad():
-        liked = model.embedding.weight[tokenizer.encode("the")[0]]
-        model.embedding.weight[[tokenizer.pad_id, tokenizer.bos_id]] = 1.2 * liked
+        word = model.embedding.weight[tokenizer.encode("the")[0]]
+        model.embedding.weight[[tokenizer.pad_id, tokenizer.bos_id]] = 1.2 * word
     return save(folder, model, tokenizer)
 
 
 def exported(folder: Path, name: ExportFormat, **changes: Any) -> Path:
-    """Export the model folder beside itself and return the new folder."""
+    """Export a model to a folder next to it, and return that folder."""
     quantization = changes.get("quantization", Quantization.float32)
     output = folder.with_name(f"{folder.name}-{name.value}-{quantization.value}")
     export_model(folder, output, ExportConfig(format=name, **changes))
@@ -127,16 +128,22 @@ def without_nmt(library: ExportFormat, tasks: list[dict[str, Any]]) -> Any:
 
 
 def foreign_models(folder: Path, **names: str) -> PreprocessConfig:
-    """Train models with SentencePiece's own ids, and with those of T5, which has no BOS."""
-    kinds: dict[str, dict[str, Any]] = {
+    """Train a source model with SentencePiece's default ids, and a target model with the ids of
+    T5, which has no BOS.
+    """
+    t5_ids = {"pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1}
+    sides: dict[str, dict[str, Any]] = {
         "src": {"vocab_size": 70},
-        "tgt": {"vocab_size": 330, "pad_id": 0, "eos_id": 1, "unk_id": 2, "bos_id": -1, **names},
+        "tgt": {"vocab_size": 330, "byte_fallback": True, **t5_ids, **names},
     }
-    for side, options in kinds.items():
-        model, how = io.BytesIO(), {"model_type": "bpe", "byte_fallback": side == "tgt"}
-        lines = iter(sentences(200))
+    for side, options in sides.items():
+        model = io.BytesIO()
         sentencepiece.SentencePieceTrainer.train(
-            sentence_iterator=lines, model_writer=model, minloglevel=2, **how, **options
+            sentence_iterator=iter(sentences(200)),
+            model_writer=model,
+            model_type="bpe",
+            minloglevel=2,
+            **options,
         )
         (folder / f"{side}.model").write_bytes(model.getvalue())
     files = {"model": str(folder / "src.model"), "tgt_model": str(folder / "tgt.model")}

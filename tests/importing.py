@@ -48,6 +48,6 @@ def randomize(model: torch.nn.Module, seed: int) -> None:
 
 
 def imported(source: Path, **settings: Any) -> Path:
-    """Import what lies at `source` to a folder beside it."""
+    """Import the model at `source` to a folder next to it, and return that folder."""
     output = source.with_name(f"{source.name}-imported")
     return import_model(ImportConfig(input=str(source), output=str(output), **settings))

@@ -1,9 +1,9 @@
 """Translates exported folders with the library LIBRARY; run by the tests, without nmt.
 
-`run_exported.py LIBRARY` reads a list of tasks {folder, lines, options, targets}. It writes what is
-`found` for every line with each of the options, with scores and text; from transformers also the
-ids of the lines, the logits for `targets` as decoder input, and all attention of the first line.
-Before that it runs the Python of the first folder's README.
+`run_exported.py LIBRARY` reads a list of tasks {folder, lines, options, targets} from stdin. It
+writes the translations of all lines with each of the options, with scores and text; for
+transformers also the ids of the lines, the logits for `targets` as decoder input, and all attention
+of the first line. Before that it runs the Python of the first folder's README.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ def run_ctranslate2(task):
     files = sorted(map(str, Path(task["folder"]).glob("tokenizer*.model")))  # joint; source, target
     source, target = (sentencepiece.SentencePieceProcessor(model_file=files[i]) for i in (0, -1))
     pieces = [source.encode(line, out_type=str) for line in task["lines"]]
-    found = []
+    translations = []
     for options in task["options"]:
         options = {"max_input_length": 0, "return_scores": True, **options}
         results = translator.translate_batch(pieces, **options)
         rows = [(r.hypotheses[0], r.scores[0]) for r in results]
-        found.append([{"pieces": p, "score": s, "text": target.decode(p)} for p, s in rows])
+        translations.append([{"pieces": p, "score": s, "text": target.decode(p)} for p, s in rows])
     scored = translator.score_batch(pieces, pieces, max_input_length=0)
-    return {"found": found, "log_probs": [result.log_probs for result in scored]}
+    return {"translations": translations, "log_probs": [result.log_probs for result in scored]}
 
 
 def run_transformers(task):
@@ -49,32 +49,36 @@ def run_transformers(task):
     logging.set_verbosity_error()
     logging.disable_progress_bar()
     tokenizer = AutoTokenizer.from_pretrained(task["folder"])
-    how = {"output_loading_info": True, "attn_implementation": "eager"}
-    model, info = AutoModelForSeq2SeqLM.from_pretrained(task["folder"], **how)
+    model, info = AutoModelForSeq2SeqLM.from_pretrained(
+        task["folder"], output_loading_info=True, attn_implementation="eager"
+    )
     batch = tokenizer(task["lines"], return_tensors="pt", padding=True)
-    more = {"return_dict_in_generate": True, "output_scores": True}
-    found = []
+    translations = []
     with torch.inference_mode():
         targets = torch.tensor(task["targets"])
-        whole = model(**batch, decoder_input_ids=targets, output_attentions=True)
+        outputs = model(**batch, decoder_input_ids=targets, output_attentions=True)
         attentions = {
-            kind: [layer[0].tolist() for layer in whole[f"{kind}_attentions"]]
+            kind: [layer[0].tolist() for layer in outputs[f"{kind}_attentions"]]
             for kind in ("encoder", "decoder", "cross")
         }
         for options in task["options"]:
-            out = model.generate(**batch, **options, **more)
+            out = model.generate(
+                **batch, **options, return_dict_in_generate=True, output_scores=True
+            )
             scores = out.get("sequences_scores", torch.full((len(out.sequences),), torch.nan))
             texts = tokenizer.batch_decode(out.sequences, skip_special_tokens=True)
             rows = zip(out.sequences.tolist(), scores.tolist(), texts, strict=True)
-            found.append([{"ids": row[1:], "score": s, "text": text} for row, s, text in rows])
+            translations.append(
+                [{"ids": row[1:], "score": s, "text": text} for row, s, text in rows]
+            )
     return {
         "kind": type(model).__name__,
         "missing": sorted(map(str, info["missing_keys"])),
         "unexpected": sorted(map(str, info["unexpected_keys"])),
         "input_ids": [tokenizer(line).input_ids for line in task["lines"]],
-        "logits": whole.logits.tolist(),
+        "logits": outputs.logits.tolist(),
         "attentions": attentions,
-        "found": found,
+        "translations": translations,
     }
 
 

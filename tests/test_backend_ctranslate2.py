@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from exporting import HOSTILE, exported, fond_of_padding, random_model, save, short_sentences
+from exporting import HOSTILE, exported, prefer_padding, random_model, save, short_sentences
 from searching import assert_same as assert_same_hypotheses
 from tiny import EOS, sentences, tiny_model
 from toy import command
@@ -174,9 +174,7 @@ def test_each_sentence_of_a_batch_has_its_own_length_limit(engines: Engines) -> 
 def test_padding_and_the_start_symbol_are_never_generated(
     trained_models: dict[str, Path], tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    native, other, _ = load(
-        fond_of_padding(tmp_path / "model", trained_models[NAMES[0]], tokenizer)
-    )
+    native, other, _ = load(prefer_padding(tmp_path / "model", trained_models[NAMES[0]], tokenizer))
     rows = tokenizer.encode_batch(LINES)
     for beam_size in (1, 4):
         config = replace(SMALL, beam_size=beam_size)

@@ -15,7 +15,7 @@ from exporting import exported, random_model
 from importing import imported, randomize, shuffled, train_spm
 from safetensors.torch import load_file
 from serving import loaded, running
-from tiny import hidden_states, sentences
+from tiny import assert_near, hidden_states, sentences
 
 from nmt.checkpoint import load_info
 from nmt.config import (
@@ -38,7 +38,7 @@ from nmt.visualize.embeddings import list_text_ids
 
 LINES = [*sentences(200)][:200]
 LIMIT = 8  # tokens of a translation
-FEW: dict[str, Any] = {"max_length_a": 0, "max_length_b": LIMIT}
+SHORT_OUTPUT: dict[str, Any] = {"max_length_a": 0, "max_length_b": LIMIT}
 
 
 def quiet_transformers() -> Any:
@@ -51,13 +51,21 @@ def quiet_transformers() -> Any:
 
 
 def settings(**changes: Any) -> dict[str, Any]:
-    """Return a tiny architecture as transformers names it; `heads`, `d_ff` are of both stacks."""
-    given = {"heads": 2, "d_ff": 24, **changes}
-    heads, d_ff = given.pop("heads"), given.pop("d_ff")
-    base = {"d_model": 16, "encoder_layers": 1, "decoder_layers": 1, "scale_embedding": True}
-    both = {"attention_heads": heads, "ffn_dim": d_ff}
-    sides = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in both.items()}
-    return base | sides | {"forced_eos_token_id": None} | given
+    """Return a tiny architecture of transformers; `heads` and `d_ff` set both stacks."""
+    heads = changes.pop("heads", 2)
+    d_ff = changes.pop("d_ff", 24)
+    return {
+        "d_model": 16,
+        "encoder_layers": 1,
+        "decoder_layers": 1,
+        "encoder_attention_heads": heads,
+        "decoder_attention_heads": heads,
+        "encoder_ffn_dim": d_ff,
+        "decoder_ffn_dim": d_ff,
+        "scale_embedding": True,
+        "forced_eos_token_id": None,
+        **changes,
+    }
 
 
 MARIAN: dict[str, dict[str, Any]] = {
@@ -82,33 +90,37 @@ M2M100: dict[str, dict[str, Any]] = {
 
 
 def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
-    """Write a random MarianMT model with its tokenizer as OPUS-MT's repositories have them."""
+    """Write a random MarianMT model with the files of OPUS-MT's repositories."""
     transformers = quiet_transformers()
     folder.mkdir()
     shape = dict(shape)
-    names = ("bias", "separate", "half", "pickle")
-    has_bias, is_separate, is_half, is_pickle = (shape.pop(name, False) for name in names)
-    pieces = [train_spm(folder / "source.spm", seed, 40)]
-    pieces.append(train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe"))
-    joint = dict.fromkeys([*pieces[0], *pieces[1], ">>fra<<", "<pad>"])
-    control = ["<unk>", "</s>", "<pad>"]
-    ids = shuffled(list(joint), seed)
-    if is_separate:  # transformers has one id for each control symbol of both
-        first = dict(zip(control, range(3), strict=True))
-        sides = [dict.fromkeys([*control, *side]) for side in pieces]
-        ids, tgt_ids = ({piece: i for i, piece in enumerate(side)} for side in sides)
-        assert all(ids[piece] == tgt_ids[piece] == i for piece, i in first.items())
-        (folder / "target_vocab.json").write_text(json.dumps(tgt_ids), encoding="utf-8")
-    (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+    has_bias = shape.pop("bias", False)
+    is_separate = shape.pop("separate", False)
+    is_half = shape.pop("half", False)
+    is_pickle = shape.pop("pickle", False)
+    src_pieces = train_spm(folder / "source.spm", seed, 40)
+    tgt_pieces = train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe")
+    ids = shuffled(list(dict.fromkeys([*src_pieces, *tgt_pieces, ">>fra<<", "<pad>"])), seed)
+    special: dict[str, Any] = {}
+    if is_separate:  # transformers has one id for each control symbol of both vocabularies
+        control = ["<unk>", "</s>", "<pad>"]
+        ids = number_pieces([*control, *src_pieces])
+        tgt_ids = number_pieces([*control, *tgt_pieces])
+        write_json(folder / "target_vocab.json", tgt_ids)
+        special["decoder_vocab_size"] = len(tgt_ids)
+        special["share_encoder_decoder_embeddings"] = False
+    write_json(folder / "vocab.json", ids)
     tokenizer = {"source_lang": "en", "target_lang": "fr", "separate_vocabs": is_separate}
     tokenizer["tokenizer_class"] = "MarianTokenizer"
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), encoding="utf-8")
-    special = {"pad_token_id": ids["<pad>"], "eos_token_id": ids["</s>"]}
-    special |= {"decoder_start_token_id": ids["<pad>"], "bad_words_ids": [[ids["<pad>"]]]}
-    if is_separate:
-        special |= {"decoder_vocab_size": len(tgt_ids), "share_encoder_decoder_embeddings": False}
+    write_json(folder / "tokenizer_config.json", tokenizer)
     config = transformers.MarianConfig(
-        vocab_size=len(ids) + 2 * (not is_separate), **special, **shape
+        vocab_size=len(ids) if is_separate else len(ids) + 2,
+        pad_token_id=ids["<pad>"],
+        eos_token_id=ids["</s>"],
+        decoder_start_token_id=ids["<pad>"],
+        bad_words_ids=[[ids["<pad>"]]],
+        **special,
+        **shape,
     )
     model = transformers.MarianMTModel(config)
     randomize(model, seed)
@@ -118,12 +130,26 @@ def write_marian(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
         generator = torch.Generator().manual_seed(seed)
         bias = torch.randn(model.final_logits_bias.shape, generator=generator)
         model.final_logits_bias.copy_(bias)
-    model = model.half() if is_half else model
+    if is_half:
+        model = model.half()
     model.save_pretrained(folder)
     if is_pickle:
         (folder / "model.safetensors").unlink()
         torch.save(model.state_dict(), folder / "pytorch_model.bin")
     return folder
+
+
+def number_pieces(pieces: list[str]) -> dict[str, int]:
+    """Give different pieces ids in their order."""
+    return {piece: i for i, piece in enumerate(dict.fromkeys(pieces))}
+
+
+def write_json(path: Path, content: Any) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
+
+
+def read_json(path: Path) -> Any:
+    return json.loads(path.read_text(encoding="utf-8"))
 
 
 def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
@@ -135,8 +161,8 @@ def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
     start = ["<s>", "<pad>", "</s>", "<unk>"]
     if shape.get("pad_token_id") == 3:
         start[1], start[3] = start[3], start[1]
-    vocab = {piece: i for i, piece in enumerate(dict.fromkeys([*start, *pieces]))}
-    (folder / "vocab.json").write_text(json.dumps(vocab), encoding="utf-8")
+    vocab = number_pieces([*start, *pieces])
+    write_json(folder / "vocab.json", vocab)
     files = {"vocab_file": str(folder / "vocab.json"), "spm_file": str(spm)}
     tokenizer = transformers.M2M100Tokenizer(**files, src_lang="en", tgt_lang="fr")
     tokenizer.save_pretrained(folder)
@@ -149,46 +175,50 @@ def write_m2m100(folder: Path, seed: int, shape: dict[str, Any]) -> Path:
 
 
 def check(folder: Path, name: str, theirs: Any, tokenizer: Any) -> None:
-    """Compare ids of text, logits, and the results of search with those of transformers."""
-
-    model_dir = imported(folder)
-    loaded = load_models([model_dir], device="cpu")
-    model, ours = loaded.backend.stepper.model, loaded.tokenizer
-    theirs = theirs.eval()
+    """Compare ids of text, logits and results of search with transformers."""
+    loaded = load_models([imported(folder)], device="cpu")
+    model = loaded.backend.stepper.model
+    src_tokenizer = loaded.tokenizer.src
+    tgt_tokenizer = loaded.tokenizer.tgt
     rows = [tokenizer(line).input_ids for line in LINES]
-    assert [[*row, ours.src.eos_id] for row in ours.src.encode_batch(LINES)] == rows, name
+    src_rows = src_tokenizer.encode_batch(LINES)
+    assert [[*row, src_tokenizer.eos_id] for row in src_rows] == rows, name
     labels = [tokenizer(text_target=line).input_ids for line in LINES]
-    targets = ours.tgt.encode_batch(LINES)
-    assert [[*row, ours.tgt.eos_id] for row in targets] == labels, name
-    # those of the source too
-    words = [i for i, piece in enumerate(ours.tgt.all_pieces()) if piece.startswith("▁")]
-    assert ours.tgt.decode(words).strip() == tokenizer.decode(words), name
-    src, lengths = pad(rows, pad_id=ours.src.pad_id), torch.tensor([len(row) for row in rows])
-    tgt = pad(targets, pad_id=ours.tgt.pad_id, bos=ours.tgt.bos_id)
+    targets = tgt_tokenizer.encode_batch(LINES)
+    assert [[*row, tgt_tokenizer.eos_id] for row in targets] == labels, name
+    pieces = tgt_tokenizer.all_pieces()
+    words = [i for i, piece in enumerate(pieces) if piece.startswith("▁")]  # of the source too
+    assert tgt_tokenizer.decode(words).strip() == tokenizer.decode(words), name
+    src = pad(rows, pad_id=src_tokenizer.pad_id)
+    lengths = torch.tensor([len(row) for row in rows])
+    tgt = pad(targets, pad_id=tgt_tokenizer.pad_id, bos=tgt_tokenizer.bos_id)
     batch = {"input_ids": src, "attention_mask": torch.arange(src.size(1)) < lengths[:, None]}
+    theirs = theirs.eval()
     with torch.inference_mode():
-        wanted = theirs(**batch, decoder_input_ids=tgt).logits
-        found = model.logits(hidden_states(model, src, lengths, tgt))
-        real = torch.arange(tgt.size(1)) <= torch.tensor([[len(row)] for row in targets])
-        torch.testing.assert_close(found[real], wanted[real], atol=1e-5, rtol=1e-5, msg=name)
+        expected = theirs(**batch, decoder_input_ids=tgt).logits
+        logits = model.logits(hidden_states(model, src, lengths, tgt))
+        is_token = torch.arange(tgt.size(1)) <= torch.tensor([[len(row)] for row in targets])
+        assert_near(logits[is_token], expected[is_token], name)
         for beam_size in (1, 4):
-            how = {"num_beams": beam_size, "length_penalty": 0.0, "early_stopping": "never"}
-            how |= {"bad_words_ids": [[ours.tgt.pad_id]]} if beam_size > 1 else {"num_beams": 1}
-            how["bad_words_ids"] = [[ours.tgt.pad_id]]
-            if ours.tgt.prefix:
-                how["forced_bos_token_id"] = ours.tgt.prefix[0]
-            if beam_size == 1:
-                del how["length_penalty"], how["early_stopping"]
-            out = theirs.generate(**batch, max_length=LIMIT + 1, **how).tolist()
-            none = {"normalization": Normalization.none, "max_length_a": 0, "max_length_b": LIMIT}
-            config = SearchConfig(beam_size=beam_size, **none)
-            prefixes = [ours.tgt.prefix] * len(LINES) if ours.tgt.prefix else None
+            options: dict[str, Any] = {"bad_words_ids": [[tgt_tokenizer.pad_id]]}
+            if tgt_tokenizer.prefix:
+                options["forced_bos_token_id"] = tgt_tokenizer.prefix[0]
+            if beam_size > 1:
+                options |= {"length_penalty": 0.0, "early_stopping": "never"}
+            generated = theirs.generate(
+                **batch, num_beams=beam_size, max_length=LIMIT + 1, **options
+            ).tolist()
+            config = SearchConfig(
+                beam_size=beam_size, normalization=Normalization.none, **SHORT_OUTPUT
+            )
+            prefixes = [tgt_tokenizer.prefix] * len(LINES) if tgt_tokenizer.prefix else None
             request = SearchRequest([row[:-1] for row in rows], config, prefixes)
-            rest = {ours.tgt.pad_id, ours.tgt.eos_id}
-            for line, row, best in zip(LINES, out, loaded.backend.search(request), strict=True):
-                ids = best[0].tokens
-                assert row[1 : len(ids) + 1] == ids, (name, beam_size, line)
-                assert set(row[len(ids) + 1 :]) <= rest, (name, beam_size, line)
+            for i, hypotheses in enumerate(loaded.backend.search(request)):
+                ids = hypotheses[0].tokens
+                case = name, beam_size, LINES[i]
+                assert generated[i][1 : len(ids) + 1] == ids, case
+                ending = set(generated[i][len(ids) + 1 :])
+                assert ending <= {tgt_tokenizer.pad_id, tgt_tokenizer.eos_id}, case
 
 
 @pytest.mark.slow
@@ -201,9 +231,9 @@ def test_marian_models_compute_what_transformers_does(
         folder = write_marian(tmp_path / name.replace(", ", "-"), seed, shape)
         model = transformers.MarianMTModel.from_pretrained(folder, dtype=torch.float32)
         check(folder, name, model, transformers.MarianTokenizer.from_pretrained(folder))
-    shown = run_readme(imported(folder), monkeypatch)
-    assert shown.strip()
-    assert "▁" not in shown
+    output = run_readme(imported(folder), monkeypatch)
+    assert output.strip()
+    assert "▁" not in output
 
 
 @pytest.mark.slow
@@ -235,80 +265,97 @@ def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokeni
     }
     sides = SeparateTokenizers(tokenizer, tokenizer)
     for name, shape in shapes.items():
-        text = sides if name == "separate" else tokenizer
-        model_dir = random_model(tmp_path / name, text, **shape)
-        again = imported(exported(model_dir, ExportFormat.huggingface))
-        before, after = load_info(model_dir), load_info(again)
-        assert after.tokenizer_sha256 == before.tokenizer_sha256, name
+        tokenizers = sides if name == "separate" else tokenizer
+        model_dir = random_model(tmp_path / name, tokenizers, **shape)
+        copy_dir = imported(exported(model_dir, ExportFormat.huggingface))
+        info = load_info(model_dir)
+        copy_info = load_info(copy_dir)
+        assert copy_info.tokenizer_sha256 == info.tokenizer_sha256, name
         for path in model_dir.glob("tokenizer*"):
-            assert (again / path.name).read_bytes() == tokenizer.model, name
-        changed = {"positions"} if before.model.positions is Positions.sinusoidal else set()
-        for setting, value in vars(after.model).items():
-            assert value == getattr(before.model, setting) or setting in changed, (name, setting)
-        assert (after.src_lang, after.tgt_lang) == ("xx", "yy")
-        one, other = (Translator.load(at, device="cpu") for at in (model_dir, again))
-        pairs = LINES[:5], LINES[5:10]
-        for ours, theirs in zip(one.score(*pairs), other.score(*pairs), strict=True):
-            assert theirs.token_log_probs == pytest.approx(ours.token_log_probs, abs=1e-4), name
-        assert one.translate(LINES[:1], **FEW) == other.translate(LINES[:1], **FEW), name
-        if not changed:
-            was, now = (load_file(at / "model.safetensors") for at in (model_dir, again))
-            assert was.keys() == now.keys(), name
-            assert all(torch.equal(was[key], now[key]) for key in was), name
+            assert (copy_dir / path.name).read_bytes() == tokenizer.model, name
+        # the export has all sines before all cosines
+        is_permuted = info.model.positions is Positions.sinusoidal
+        if is_permuted:
+            copy_info.model.positions = Positions.sinusoidal
+        assert copy_info.model == info.model, name
+        assert (copy_info.src_lang, copy_info.tgt_lang) == ("xx", "yy")
+        translator = Translator.load(model_dir, device="cpu")
+        copy = Translator.load(copy_dir, device="cpu")
+        expected = translator.score(LINES[:5], LINES[5:10])
+        for i, score in enumerate(copy.score(LINES[:5], LINES[5:10])):
+            assert score.token_log_probs == pytest.approx(expected[i].token_log_probs, abs=1e-4), (
+                name
+            )
+        translations = copy.translate(LINES[:1], **SHORT_OUTPUT)
+        assert translations == translator.translate(LINES[:1], **SHORT_OUTPUT), name
+        if not is_permuted:
+            assert_same_weights(copy_dir, model_dir)
+
+
+def assert_same_weights(folder: Path, expected_folder: Path) -> None:
+    weights = load_file(folder / "model.safetensors")
+    expected = load_file(expected_folder / "model.safetensors")
+    assert weights.keys() == expected.keys(), folder.name
+    assert all(torch.equal(weights[key], expected[key]) for key in weights), folder.name
 
 
 @pytest.mark.slow
-def test_what_is_imported_goes_back_with_the_same_weights(tmp_path: Path) -> None:
+def test_an_imported_model_is_exported_with_the_same_weights_and_settings(tmp_path: Path) -> None:
     for name, write in (
         ("untied", write_marian),
         ("separate", write_marian),
         ("m2m", write_m2m100),
     ):
-        shape = (MARIAN | M2M100)[name]
-        folder = write(tmp_path / name, 5, shape)
-        back = exported(imported(folder), ExportFormat.huggingface)
-        one, other = (load_file(at / "model.safetensors") for at in (folder, back))
-        same = {"model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"}
-        for key in one.keys() - same:
-            assert torch.equal(one[key], other[key]), (name, key)
-        kept = ("activation_function", "scale_embedding", "pad_token_id", "eos_token_id")
-        configs = [json.loads((at / "config.json").read_text("utf-8")) for at in (folder, back)]
-        for key in (*kept, "decoder_start_token_id", "model_type", "tie_word_embeddings"):
-            assert configs[0][key] == configs[1][key], (name, key)
+        folder = write(tmp_path / name, 5, (MARIAN | M2M100)[name])
+        output = exported(imported(folder), ExportFormat.huggingface)
+        weights = load_file(output / "model.safetensors")
+        expected = load_file(folder / "model.safetensors")
+        copies = {"model.decoder.embed_tokens.weight", "model.shared.weight", "lm_head.weight"}
+        for key in expected.keys() - copies:
+            assert torch.equal(weights[key], expected[key]), (name, key)
+        config = read_json(output / "config.json")
+        expected_config = read_json(folder / "config.json")
+        for key in (
+            "activation_function",
+            "scale_embedding",
+            "pad_token_id",
+            "eos_token_id",
+            "decoder_start_token_id",
+            "model_type",
+            "tie_word_embeddings",
+        ):
+            assert config[key] == expected_config[key], (name, key)
 
 
 @pytest.mark.slow
 def test_folders_of_older_versions_hold_copies_and_shards_in_pickles(tmp_path: Path) -> None:
     folder = write_marian(tmp_path / "opus", 0, MARIAN["swish, bias"])
-    wanted = load_file(imported(folder) / "model.safetensors")
+    expected = imported(folder).rename(tmp_path / "expected")
     weights = load_file(folder / "model.safetensors")
     (folder / "model.safetensors").unlink()
-    shared = weights["model.shared.weight"]
+    embedding = weights["model.shared.weight"]
     for stack in ("encoder", "decoder"):
         table = sinusoidal_positions(512, 16, Positions.sinusoidal_halves)
         weights[f"model.{stack}.embed_positions.weight"] = table
-        weights[f"model.{stack}.embed_tokens.weight"] = shared
-    weights["lm_head.weight"] = shared
-    old = {"normalize_before": False, "extra_pos_embeddings": 57, "torch_dtype": "float16"}
-    config = json.loads((folder / "config.json").read_text("utf-8")) | old
+        weights[f"model.{stack}.embed_tokens.weight"] = embedding
+    weights["lm_head.weight"] = embedding
+    config = read_json(folder / "config.json")
+    config |= {"normalize_before": False, "extra_pos_embeddings": 57, "torch_dtype": "float16"}
     config.pop("tie_word_embeddings", None)
-    (folder / "config.json").write_text(json.dumps(config), "utf-8")
-    ids = json.loads((folder / "vocab.json").read_text("utf-8"))
+    write_json(folder / "config.json", config)
+    ids = read_json(folder / "vocab.json")
     added = {str(ids[name]): {"content": name, "special": True} for name in ("</s>", "<pad>")}
     tokenizer = {"added_tokens_decoder": added, "unk_token": {"content": "<unk>"}}
-    (folder / "tokenizer_config.json").write_text(json.dumps(tokenizer), "utf-8")
+    write_json(folder / "tokenizer_config.json", tokenizer)
     torch.save(weights, folder / "pytorch_model.bin", _use_new_zipfile_serialization=False)
-    results = [load_file(imported(folder) / "model.safetensors")]
+    assert_same_weights(imported(folder), expected)
     (folder / "pytorch_model.bin").unlink()
     names = {name: f"pytorch_model-0000{1 + i % 2}-of-00002.bin" for i, name in enumerate(weights)}
-    for part in set(names.values()):
-        torch.save({k: v for k, v in weights.items() if names[k] == part}, folder / part)
-    index = json.dumps({"weight_map": names})
-    (folder / "pytorch_model.bin.index.json").write_text(index, "utf-8")
-    results.append(load_file(imported(folder) / "model.safetensors"))
-    for number, found in enumerate(results):
-        assert found.keys() == wanted.keys(), number
-        assert all(torch.equal(found[key], wanted[key]) for key in wanted), number
+    for shard in set(names.values()):
+        tensors = {name: weights[name] for name in weights if names[name] == shard}
+        torch.save(tensors, folder / shard)
+    write_json(folder / "pytorch_model.bin.index.json", {"weight_map": names})
+    assert_same_weights(imported(folder), expected)
 
 
 @pytest.mark.slow
@@ -316,16 +363,17 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     folder = write_m2m100(tmp_path / "nllb", 3, M2M100["m2m"])
-    vocab = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+    vocab = read_json(folder / "vocab.json")
     (folder / "vocab.json").unlink()
     languages = ["ace_Arab", "eng_Latn", "fra_Latn", "<mask>"]
     added = [{"id": len(vocab) + i, "content": name} for i, name in enumerate(languages)]
     content = {"model": {"type": "BPE", "vocab": vocab}, "added_tokens": added}
-    (folder / "tokenizer.json").write_text(json.dumps(content), encoding="utf-8")
+    write_json(folder / "tokenizer.json", content)
     settings = {"tokenizer_class": "NllbTokenizer", "unk_token": "<unk>"}
-    (folder / "tokenizer_config.json").write_text(json.dumps(settings), encoding="utf-8")
+    write_json(folder / "tokenizer_config.json", settings)
     model_dir = imported(folder, src_lang="eng_Latn", tgt_lang="fra_Latn")
-    info, translator = load_info(model_dir), Translator.load(model_dir)
+    info = load_info(model_dir)
+    translator = Translator.load(model_dir)
     assert (info.src_lang, info.tgt_lang) == ("eng_Latn", "fra_Latn")
     src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
     ids = tgt.encode(LINES[0])
@@ -345,14 +393,15 @@ def test_nllb_has_its_pieces_in_tokenizer_json_and_a_language_before_each_text(
 
 
 def run_readme(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Export to CTranslate2, and run the Python of the README there; return what it prints."""
+    """Export to CTranslate2, run the Python of the README there, and return its output."""
     output = model_dir.parent / "exported"
     export_model(model_dir, output, ExportConfig(model_dir=str(model_dir)))
-    text, shown = (output / "README.md").read_text(encoding="utf-8"), io.StringIO()
+    text = (output / "README.md").read_text(encoding="utf-8")
+    stdout = io.StringIO()
     monkeypatch.chdir(output)
-    with contextlib.redirect_stdout(shown):
+    with contextlib.redirect_stdout(stdout):
         exec(re.search("```python\n(.*?)```", text, re.DOTALL)[1], {})
-    return shown.getvalue()
+    return stdout.getvalue()
 
 
 @pytest.mark.slow
@@ -369,20 +418,20 @@ def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Pat
     assert len(translator.directions) == 1 + 100 * 99
     texts = {}
     for src_lang, tgt_lang in (("en", "fr"), ("de", "fr"), ("en", "zu"), ("zu", "de")):
-        where = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-        tokenizer = transformers.M2M100Tokenizer.from_pretrained(folder, **where)
-        [best] = translator.n_best(LINES[:1], **search, **where)[0]
+        direction = {"src_lang": src_lang, "tgt_lang": tgt_lang}
+        tokenizer = transformers.M2M100Tokenizer.from_pretrained(folder, **direction)
+        [best] = translator.n_best(LINES[:1], **search, **direction)[0]
         batch = tokenizer(LINES[:1], return_tensors="pt")
         first = {"forced_bos_token_id": tokenizer.get_lang_id(tgt_lang), "max_length": 13}
         [ids] = theirs.generate(**batch, num_beams=1, **first).tolist()
-        wanted = [token for token in ids[1:] if token != tokenizer.eos_token_id]
-        assert tokenizer.convert_tokens_to_ids(best.tokens) == wanted, where
+        expected = [token for token in ids[1:] if token != tokenizer.eos_token_id]
+        assert tokenizer.convert_tokens_to_ids(best.tokens) == expected, direction
         assert best.tokens[0] == f"__{tgt_lang}__"
         assert "__" not in best.text
         texts[src_lang, tgt_lang] = best.text
-        [scored] = translator.score(LINES[:1], LINES[1:2], **where)
+        [scored] = translator.score(LINES[:1], LINES[1:2], **direction)
         assert scored.tokens[0] == f"__{tgt_lang}__"
-        assert translator.translate(["", LINES[0]], **search, **where) == ["", best.text]
+        assert translator.translate(["", LINES[0]], **search, **direction) == ["", best.text]
     assert translator.translate(LINES[:1], **search) == [texts["en", "fr"]]
     with pytest.raises(ConfigError, match="tgt_lang=tlh: the model translates en to fr"):
         translator.translate(LINES[:1], tgt_lang="tlh")
@@ -391,9 +440,8 @@ def test_a_many_to_many_model_translates_between_all_its_languages(tmp_path: Pat
     with running(loaded(model_dir)) as server:
         for (source, target), text in texts.items():
             body = {"text": LINES[0], "source": source, "target": target, "search": search}
-            [found] = server.post("/v1/translate", **body, split_sentences=False).json[
-                "translations"
-            ]
-            assert found["text"] == text, (source, target)
+            response = server.post("/v1/translate", **body, split_sentences=False)
+            [translation] = response.json["translations"]
+            assert translation["text"] == text, (source, target)
         languages = server.get("/languages").json
         assert [len(language["targets"]) for language in languages] == [100] * 100
