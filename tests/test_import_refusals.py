@@ -1,10 +1,9 @@
-"""nmt-import refuses, in one line and before it writes, what it cannot honor, and runs no code."""
+"""nmt-import refuses unsupported or damaged models in one line, writes nothing and runs no code."""
 
 from __future__ import annotations
 
 import argparse
 import io
-import json
 import os
 import re
 import shutil
@@ -21,7 +20,14 @@ import torch
 from exporting import exported, random_model
 from importing import imported
 from safetensors.torch import load_file, save_file
-from test_import_huggingface import M2M100, MARIAN, write_m2m100, write_marian
+from test_import_huggingface import (
+    M2M100,
+    MARIAN,
+    read_json,
+    write_json,
+    write_m2m100,
+    write_marian,
+)
 from test_import_toolkits import write_fairseq, write_opennmt
 from test_import_toolkits import write_marian as write_npz
 from toy import command
@@ -47,14 +53,14 @@ def edit(name: str, **changes: Any) -> Damage:
     """Change settings in a file of JSON; None removes one."""
 
     def damage(folder: Path) -> None:
-        content = json.loads((folder / name).read_text(encoding="utf-8")) | changes
-        kept = {key: value for key, value in content.items() if value is not None}
-        (folder / name).write_text(json.dumps(kept), encoding="utf-8")
+        content = read_json(folder / name) | changes
+        content = {key: value for key, value in content.items() if value is not None}
+        write_json(folder / name, content)
 
     return damage
 
 
-def reweigh(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
+def edit_weights(change: Callable[[dict[str, torch.Tensor]], object]) -> Damage:
     """Change the weights."""
 
     def damage(folder: Path) -> None:
@@ -70,7 +76,7 @@ def write(name: str, content: bytes) -> Damage:
 
 
 def pickled(make: Callable[[Path], Any]) -> Damage:
-    """Put a pickle in the place of safe weights."""
+    """Replace the safe weights by a pickle."""
 
     def damage(folder: Path) -> None:
         (folder / "model.safetensors").unlink()
@@ -79,21 +85,23 @@ def pickled(make: Callable[[Path], Any]) -> Damage:
     return damage
 
 
-def vocabulary(change: Callable[[dict[str, int]], object]) -> Damage:
+def edit_ids(change: Callable[[dict[str, int]], object]) -> Damage:
+    """Change the ids of the vocabulary."""
+
     def damage(folder: Path) -> None:
-        ids = json.loads((folder / "vocab.json").read_text(encoding="utf-8"))
+        ids = read_json(folder / "vocab.json")
         change(ids)
-        (folder / "vocab.json").write_text(json.dumps(ids), encoding="utf-8")
+        write_json(folder / "vocab.json", ids)
 
     return damage
 
 
-def take_middle(ids: dict[str, int]) -> None:
+def remove_middle(ids: dict[str, int]) -> None:
     ids.pop(next(piece for piece, i in ids.items() if i == 7))
 
 
 def nested(depth: int) -> list[Any]:
-    """Return lists in a list, to a depth."""
+    """Return a list in a list in a list, `depth` levels."""
     return [nested(depth - 1)] if depth else []
 
 
@@ -115,23 +123,25 @@ HUGGINGFACE: dict[str, Damage] = {
     r"has the shape \(9, 14\), its config says \(10, 14\)": edit(
         "config.json", encoder_ffn_dim=10, decoder_ffn_dim=10
     ),
-    "lacks encoder.layers.0.fc1.weight": reweigh(lambda weights: weights.pop(LAYER)),
-    "holds 1 tensors .* encoder.extra": reweigh(
+    "lacks encoder.layers.0.fc1.weight": edit_weights(lambda weights: weights.pop(LAYER)),
+    "holds 1 tensors .* encoder.extra": edit_weights(
         lambda weights: weights.update({"model.encoder.extra": torch.zeros(2)})
     ),
-    "is int8; quantized": reweigh(lambda weights: weights.update({LAYER: weights[LAYER].char()})),
-    "learned positions": reweigh(
+    "is int8; quantized": edit_weights(
+        lambda weights: weights.update({LAYER: weights[LAYER].char()})
+    ),
+    "learned positions": edit_weights(
         lambda weights: weights.update({"model.encoder.embed_positions.weight": torch.ones(9, 14)})
     ),
-    "not the embedding, though": reweigh(
+    "not the embedding, though": edit_weights(
         lambda weights: weights.update({"lm_head.weight": torch.ones(5, 14)})
     ),
     "cannot be read": write("model.safetensors", b"\x08\0\0\0\0\0\0\0{}      "[:12]),
     "holds neither": lambda folder: (folder / "model.safetensors").unlink(),
-    "the vocabulary has a hole": vocabulary(take_middle),
-    "which is taken or no row": vocabulary(lambda ids: ids.update({"extra": 10_000})),
-    "the id 7": vocabulary(lambda ids: ids.update({"extra": 7})),
-    "lacks the control symbol '<unk>'": vocabulary(lambda ids: ids.update({"x": ids.pop("<unk>")})),
+    "the vocabulary has a hole": edit_ids(remove_middle),
+    "which is taken or no row": edit_ids(lambda ids: ids.update({"extra": 10_000})),
+    "the id 7": edit_ids(lambda ids: ids.update({"extra": 7})),
+    "lacks the control symbol '<unk>'": edit_ids(lambda ids: ids.update({"x": ids.pop("<unk>")})),
     "vocab.json is no JSON object": write("vocab.json", b"{"),
     "is no SentencePiece model": write("source.spm", b"hello"),
     "holds no SentencePiece model": lambda folder: (folder / "target.spm").unlink(),
@@ -139,24 +149,24 @@ HUGGINGFACE: dict[str, Damage] = {
     "no dictionary": pickled(lambda trace: [1, 2]),
     "something else than weights": pickled(lambda trace: {"a": 1}),
     "TypeError: expected string": pickled(lambda trace: {1: torch.zeros(2)}),
-    "fc1.weight holds numbers that are not finite": reweigh(
+    "fc1.weight holds numbers that are not finite": edit_weights(
         lambda weights: weights[LAYER].fill_(NAN)
     ),
-    "is no text": vocabulary(lambda ids: ids.update({"\ud800": ids.pop("the", 7)})),
+    "is no text": edit_ids(lambda ids: ids.update({"\ud800": ids.pop("the", 7)})),
     "unk_token=.'<unk>'. cannot be imported": edit("tokenizer_config.json", unk_token=["<unk>"]),
     "ValueError: invalid literal": edit("tokenizer_config.json", added_tokens_decoder={"x": {}}),
     r"model_type=\[\[\[\[.*\.\.\..* cannot": edit("config.json", model_type=nested(200)),
 }
 
 
-def refused(folder: Path, message: str, capsys: pytest.CaptureFixture[str], *more: str) -> None:
+def refuse(folder: Path, message: str, capsys: pytest.CaptureFixture[str], *settings: str) -> None:
     """Import `folder` and expect one line that matches, and nothing written."""
-    place = folder.parent / "new" / "output"
-    assert command("import", f"input={folder}", f"output={place}", *more) == 2, message
+    output = folder.parent / "new" / "output"
+    assert command("import", f"input={folder}", f"output={output}", *settings) == 2, message
     lines = capsys.readouterr().err.strip().split("\n")
     assert re.search(message, lines[-1]), (message, lines)
     assert "Traceback" not in "".join(lines), message
-    assert not place.parent.exists(), message
+    assert not output.parent.exists(), message
     assert not (folder.parent / "trace").exists(), message
 
 
@@ -164,26 +174,27 @@ def test_folders_of_transformers_that_do_not_fit_are_refused(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     shape = {"d_model": 14, "d_ff": 9, "num_heads": 7, "num_decoder_layers": 1}
-    ours = random_model(tmp_path / "ours", tokenizer, **shape)
-    whole = exported(ours, ExportFormat.huggingface, max_positions=64)
-    before = {path.name for path in imported(whole).parent.iterdir()}
+    model = random_model(tmp_path / "model", tokenizer, **shape)
+    valid = exported(model, ExportFormat.huggingface, max_positions=64)
+    imported(valid)
+    names = {path.name for path in tmp_path.iterdir()}
     for i, (message, damage) in enumerate(HUGGINGFACE.items()):
         folder = tmp_path / f"damaged-{i}"
-        shutil.copytree(whole, folder)
+        shutil.copytree(valid, folder)
         damage(folder)
         with pytest.raises(ModelError, match=message) as error:
             imported(folder)
         assert "\n" not in str(error.value)
-        before.add(folder.name)
-    assert {path.name for path in tmp_path.iterdir()} == before  # nothing written, nor run
+        names.add(folder.name)
+    assert {path.name for path in tmp_path.iterdir()} == names  # nothing written, no code run
 
 
 @pytest.mark.slow
-def test_languages_that_a_model_has_not_name_the_nearest(
+def test_a_language_that_the_model_lacks_is_refused_with_similar_ones(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_m2m100(tmp_path / "m2m", 0, M2M100["m2m"])
-    refused(folder, "tgt_lang=frr: did you mean .*fr", capsys, "tgt_lang=frr")
+    refuse(folder, "tgt_lang=frr: did you mean .*fr", capsys, "tgt_lang=frr")
 
 
 @pytest.mark.slow
@@ -204,26 +215,26 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
     }
     for i, (message, changes) in enumerate(settings.items()):
         folder = write_npz(tmp_path / f"marian-{i}", 0, settings=changes)
-        refused(folder, message, capsys)
+        refuse(folder, message, capsys)
     bomb = "a: &a [x, x]\n" + "".join(
         f"{y}: &{y} [*{x}, *{x}]\n" for x, y in pairwise(ascii_lowercase)
     )
     (folder / "decoder.yml").write_text(f"{bomb}models: *z\n")
-    refused(folder, r"decoder.yml: models=\[\[\[.* cannot be imported", capsys)
+    refuse(folder, r"decoder.yml: models=\[\[\[.* cannot be imported", capsys)
     (folder / "decoder.yml").unlink()
     for old, new in (("src.vocab.yml", "vocab.en.yml"), ("tgt.vocab.yml", "vocab.de.yml")):
         (folder / old).rename(folder / new)
-    refused(folder, "to the source is unknown; .* vocabs: .vocab.de.yml, vocab.en.yml.", capsys)
+    refuse(folder, "to the source is unknown; .* vocabs: .vocab.de.yml, vocab.en.yml.", capsys)
     with zipfile.ZipFile(folder / "model.npz", "a", zipfile.ZIP_DEFLATED) as archive:
         archive.writestr("bomb.npy", bytes(10_000_000))
-    refused(folder, "unpacks to 10,0.* bytes", capsys)
+    refuse(folder, "unpacks to 10,0.* bytes", capsys)
     (folder / "model.npz").rename(folder / "model.bin")
-    refused(folder, r"binary format", capsys)
+    refuse(folder, r"binary format", capsys)
     np.savez(folder / "model.npz", x=np.array([Bomb(tmp_path / "trace")], dtype=object))
-    refused(folder, "is no .npz of numbers", capsys)
+    refuse(folder, "is no .npz of numbers", capsys)
     with zipfile.ZipFile(folder / "model.npz", "w") as archive:
         archive.writestr("../../escaped.npy", b"x")
-    refused(folder, "is no .npz of numbers|lacks special", capsys)
+    refuse(folder, "is no .npz of numbers|lacks special", capsys)
     assert not list(tmp_path.parent.glob("escaped*"))
     onmt = write_opennmt(tmp_path / "onmt", 0, version=3, is_shared=True)
     fairseq = write_fairseq(tmp_path / "fairseq", 0, is_pre_norm=True, is_tied=True)
@@ -236,36 +247,36 @@ def test_files_of_other_toolkits_that_do_not_fit_are_refused(
         (fairseq, "args", "decoder_langtok=True", {"decoder_langtok": True}),
     ):
         (path,) = folder.glob("*.pt")
-        whole = path.read_bytes()
+        original = path.read_bytes()
         content = torch.load(path, weights_only=False)
         content[key] = argparse.Namespace(**vars(content[key]) | changes)
         torch.save(content, path)
-        refused(folder, message, capsys)
+        refuse(folder, message, capsys)
         torch.save(content | {"extra": Bomb(tmp_path / "trace")}, path)
-        refused(folder, "wants to load .*system", capsys)
+        refuse(folder, "wants to load .*system", capsys)
         with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
-            original = zipfile.ZipFile(io.BytesIO(whole))
-            for name in original.namelist():
-                archive.writestr(name, original.read(name))
-        refused(folder, "compressed", capsys)
-        path.write_bytes(whole[: len(whole) // 2])
-        refused(folder, "cannot be read", capsys)
-        path.write_bytes(whole)
+            uncompressed = zipfile.ZipFile(io.BytesIO(original))
+            for name in uncompressed.namelist():
+                archive.writestr(name, uncompressed.read(name))
+        refuse(folder, "compressed", capsys)
+        path.write_bytes(original[: len(original) // 2])
+        refuse(folder, "cannot be read", capsys)
+        path.write_bytes(original)
 
 
 @pytest.mark.slow
 def test_the_input_has_to_be_a_model_and_the_output_must_not_be_anything_else(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    refused(tmp_path / "absent", "does not exist", capsys)
+    refuse(tmp_path / "absent", "does not exist", capsys)
     (tmp_path / "empty").mkdir()
-    refused(tmp_path / "empty", "holds no known model", capsys)
-    folder = write_marian(tmp_path / "whole", 0, MARIAN["relu, no bias"])
-    before = sorted(path.name for path in folder.iterdir())
-    for kind in ("auto", "huggingface"):  # a file of the folder stands for it
-        given = [f"input={folder / 'config.json'}", f"format={kind}"]
-        assert command("import", *given, f"output={tmp_path / kind}") == 0
+    refuse(tmp_path / "empty", "holds no known model", capsys)
+    folder = write_marian(tmp_path / "valid", 0, MARIAN["relu, no bias"])
+    files = sorted(path.name for path in folder.iterdir())
+    for toolkit in ("auto", "huggingface"):  # a file of a folder names the folder
+        arguments = [f"input={folder / 'config.json'}", f"format={toolkit}"]
+        assert command("import", *arguments, f"output={tmp_path / toolkit}") == 0
     assert command("import", f"input={folder}", f"output={folder}") == 2
     assert "exists and holds no config.json of nmt" in capsys.readouterr().err
-    assert sorted(path.name for path in folder.iterdir()) == before
+    assert sorted(path.name for path in folder.iterdir()) == files
     assert command("import") == 2

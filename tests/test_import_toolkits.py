@@ -1,5 +1,6 @@
-"""nmt-import of Marian, OpenNMT-py and fairseq: files that a test writes, read by us and by the
-converters of CTranslate2.
+"""nmt-import of Marian, OpenNMT-py and fairseq computes the same as CTranslate2 with its converters.
+
+The tests write random models in the formats of these toolkits.
 """
 
 from __future__ import annotations
@@ -31,99 +32,120 @@ LIMIT = 12  # tokens of a translation
 Arrays = dict[str, np.ndarray[Any, Any]]
 
 
-def check(name: str, model_dir: Path, folder: Path, *, pad: str) -> None:
-    """Compare scores and ids with those of CTranslate2, of what its converter wrote to `folder`."""
+def check(name: str, model_dir: Path, converted: Path, *, pad: str) -> None:
+    """Compare scores and ids of a model folder with a folder that CTranslate2 converted."""
     loaded = load_models([model_dir], device="cpu")
-    engine = ctranslate2.Translator(str(folder), device="cpu", intra_threads=1)
-    rows = loaded.tokenizer.src.encode_batch(LINES)
-    pieces = [loaded.tokenizer.src.pieces(row) for row in rows]
-    targets = loaded.tokenizer.tgt.encode_batch(LINES)
-    wanted = engine.score_batch(pieces, [loaded.tokenizer.tgt.pieces(row) for row in targets])
-    for line, theirs, ours in zip(
-        LINES, wanted, loaded.backend.score(rows, targets, SearchConfig(), 4096), strict=True
-    ):
-        assert ours.token_log_probs == pytest.approx(theirs.log_probs, abs=1e-5), (name, line)
-    for beam_size in (1,) if pad else (1, 4):  # without `pad` its probabilities are others
-        none = {"normalization": Normalization.none, "max_length_a": 0, "max_length_b": LIMIT}
-        config = SearchConfig(beam_size=beam_size, **none)
-        how = {"beam_size": beam_size, "length_penalty": 0, "min_decoding_length": 0}
-        how |= {"max_decoding_length": LIMIT, "return_end_token": True, "patience": 4}
-        how |= {"suppress_sequences": [[pad]]} if pad else {}
-        results = engine.translate_batch(pieces, **how)
-        found = loaded.backend.search(SearchRequest(rows, config))
-        for line, best, result in zip(LINES, found, results, strict=True):
-            ids = loaded.tokenizer.tgt.pieces(best[0].tokens)
-            assert ids == result.hypotheses[0], (name, beam_size, line)
+    engine = ctranslate2.Translator(str(converted), device="cpu", intra_threads=1)
+    src = loaded.tokenizer.src
+    tgt = loaded.tokenizer.tgt
+    rows = src.encode_batch(LINES)
+    pieces = [src.pieces(row) for row in rows]
+    targets = tgt.encode_batch(LINES)
+    expected = engine.score_batch(pieces, [tgt.pieces(row) for row in targets])
+    for i, score in enumerate(loaded.backend.score(rows, targets, SearchConfig(), 4096)):
+        case = name, LINES[i]
+        assert score.token_log_probs == pytest.approx(expected[i].log_probs, abs=1e-5), case
+    for beam_size in (1,) if pad else (1, 4):  # suppressing padding changes scores
+        config = SearchConfig(
+            beam_size=beam_size,
+            normalization=Normalization.none,
+            max_length_a=0,
+            max_length_b=LIMIT,
+        )
+        results = engine.translate_batch(
+            pieces,
+            beam_size=beam_size,
+            length_penalty=0,
+            min_decoding_length=0,
+            max_decoding_length=LIMIT,
+            return_end_token=True,
+            patience=4,
+            suppress_sequences=[[pad]] if pad else None,
+        )
+        for i, hypotheses in enumerate(loaded.backend.search(SearchRequest(rows, config))):
+            translation = tgt.pieces(hypotheses[0].tokens)
+            assert translation == results[i].hypotheses[0], (name, beam_size, LINES[i])
 
 
 # --- Marian
 
 
-def marian_arrays(draw: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
+def marian_arrays(rng: np.random.Generator, sizes: dict[str, Any]) -> Arrays:
     """Draw the arrays of a model, with Marian's names."""
-    d, f, suffix = sizes["d"], sizes["f"], "_pre" if sizes["pre"] else ""
+    d, f = sizes["d"], sizes["f"]
+    suffix = "_pre" if sizes["pre"] else ""
+    arrays: Arrays = {}
 
-    def normal(*shape: int) -> np.ndarray[Any, Any]:
-        return draw.normal(0, shape[0] ** -0.5 if shape[0] > 1 else 0.3, shape).astype("f4")
+    def draw(name: str, rows: int, columns: int) -> None:
+        scale = rows**-0.5 if rows > 1 else 0.3
+        arrays[name] = rng.normal(0, scale, (rows, columns)).astype("f4")
 
-    found: Arrays = {}
+    def draw_norm(name: str, suffix: str) -> None:
+        draw(f"{name}_scale{suffix}", 1, d)
+        draw(f"{name}_bias{suffix}", 1, d)
+        arrays[f"{name}_scale{suffix}"] += 1
+
     for stack, depth in (("encoder", sizes["enc"]), ("decoder", sizes["dec"])):
+        attentions = ["self"] if stack == "encoder" else ["self", "context"]
         for layer in range(1, depth + 1):
             name = f"{stack}_l{layer}"
-            for part in ("self", "context")[: 1 + (stack == "decoder")]:
+            for attention in attentions:
                 for head in "qkvo":
-                    found[f"{name}_{part}_W{head}"] = normal(d, d)
-                    found[f"{name}_{part}_b{head}"] = normal(1, d)
-                found[f"{name}_{part}_Wo_ln_scale{suffix}"] = 1 + normal(1, d)
-                found[f"{name}_{part}_Wo_ln_bias{suffix}"] = normal(1, d)
-            found[f"{name}_ffn_W1"], found[f"{name}_ffn_b1"] = normal(d, f), normal(1, f)
-            found[f"{name}_ffn_W2"], found[f"{name}_ffn_b2"] = normal(f, d), normal(1, d)
-            found[f"{name}_ffn_ffn_ln_scale{suffix}"] = 1 + normal(1, d)
-            found[f"{name}_ffn_ffn_ln_bias{suffix}"] = normal(1, d)
+                    draw(f"{name}_{attention}_W{head}", d, d)
+                    draw(f"{name}_{attention}_b{head}", 1, d)
+                draw_norm(f"{name}_{attention}_Wo_ln", suffix)
+            draw(f"{name}_ffn_W1", d, f)
+            draw(f"{name}_ffn_b1", 1, f)
+            draw(f"{name}_ffn_W2", f, d)
+            draw(f"{name}_ffn_b2", 1, d)
+            draw_norm(f"{name}_ffn_ffn_ln", suffix)
         if sizes["pre"]:
-            found[f"{stack}_top_ln_scale"] = 1 + normal(1, d)
-            found[f"{stack}_top_ln_bias"] = normal(1, d)
+            draw_norm(f"{stack}_top_ln", "")
     embeddings = {"Wemb": sizes["tgt"]}
     if sizes["tied"] != "all":
         embeddings = {"encoder_Wemb": sizes["src"], "decoder_Wemb": sizes["tgt"]}
     for name, size in embeddings.items():
-        found[name] = normal(d, size).T.copy()
+        draw(name, d, size)
+        arrays[name] = arrays[name].T.copy()
     if sizes["tied"] == "none":
-        found["decoder_ff_logit_out_W"] = normal(d, sizes["tgt"])
-    found["decoder_ff_logit_out_b"] = normal(1, sizes["tgt"])
-    return found
+        draw("decoder_ff_logit_out_W", d, sizes["tgt"])
+    draw("decoder_ff_logit_out_b", 1, sizes["tgt"])
+    return arrays
 
 
 def write_marian(folder: Path, seed: int, **shape: Any) -> Path:
     """Write a random model of Marian with its vocabularies."""
     folder.mkdir()
     sizes = {"d": 16, "f": 24, "heads": 2, "enc": 1, "dec": 2, "pre": False, "tied": "all"} | shape
-    first, second = train_spm(folder / "source.spm", seed, 40), None
-    second = train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe")
-    is_joint = sizes["tied"] == "all"
-    both = (
-        [dict.fromkeys([*first, *second])] * 2
-        if is_joint
-        else [dict.fromkeys(p) for p in (first, second)]
-    )
-    for name, pieces in zip(("src", "tgt"), both, strict=True):
-        names = [piece for piece in pieces if piece != "<s>"]
+    pieces = {
+        "src": train_spm(folder / "source.spm", seed, 40),
+        "tgt": train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe"),
+    }
+    if sizes["tied"] == "all":
+        pieces["src"] = pieces["tgt"] = [*pieces["src"], *pieces["tgt"]]
+    for side, names in pieces.items():
+        names = [piece for piece in dict.fromkeys(names) if piece != "<s>"]
         ids = shuffled([*names, ">>fra<<", "1:2", "'", '"', "\\", ": x"], seed)
-        sizes[name] = len(ids)
+        sizes[side] = len(ids)
         lines = [f"{quote(piece)}: {i}\n" for piece, i in ids.items()]
-        (folder / f"{name}.vocab.yml").write_text("".join(lines), encoding="utf-8")
+        (folder / f"{side}.vocab.yml").write_text("".join(lines), encoding="utf-8")
     settings = {
-        "type": "transformer", "enc-depth": sizes["enc"], "dec-depth": sizes["dec"],
-        "dim-emb": sizes["d"], "transformer-dim-ffn": sizes["f"],
-        "transformer-heads": sizes["heads"], "transformer-no-projection": False,
+        "type": "transformer",
+        "enc-depth": sizes["enc"],
+        "dec-depth": sizes["dec"],
+        "dim-emb": sizes["d"],
+        "transformer-dim-ffn": sizes["f"],
+        "transformer-heads": sizes["heads"],
+        "transformer-no-projection": False,
         "transformer-decoder-autoreg": "self-attention",
         "transformer-ffn-activation": sizes.get("activation", "swish"),
-        "transformer-postprocess-emb": "d", "transformer-guided-alignment-layer": "last",
+        "transformer-postprocess-emb": "d",
+        "transformer-guided-alignment-layer": "last",
         "transformer-preprocess": "n" if sizes["pre"] else "",
         "transformer-postprocess": "da" if sizes["pre"] else "dan",
         "transformer-postprocess-top": "n" if sizes["pre"] else "",
         **sizes.get("settings", {}),
-    }  # fmt: skip
+    }
     arrays = marian_arrays(np.random.default_rng(seed), sizes)
     text = yaml.safe_dump(settings).encode("utf-8") + b"\0"
     arrays["special:model.yml"] = np.frombuffer(text, dtype=np.int8)
@@ -183,64 +205,72 @@ def write_opennmt(folder: Path, seed: int, *, version: int, is_shared: bool) -> 
     folder.mkdir()
     pieces = train_spm(folder / "source.spm", seed, 40)
     pieces += train_spm(folder / "target.spm", seed + 1, 50, model_type="bpe")
-    draw = random.Random(seed)
+    pieces = list(dict.fromkeys(pieces))
+    rng = random.Random(seed)
     vocab = {}
     for side in ("src", "tgt"):
-        names = [*dict.fromkeys(pieces)] if is_shared else draw.sample([*dict.fromkeys(pieces)], 30)
-        vocab[side] = [*dict.fromkeys(["<unk>", "<blank>", "<s>", "</s>", *names])]
-    d, f, generator = 16, 24, torch.Generator().manual_seed(seed)
-
-    def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=generator) * (
-            shape[-1] ** -0.5 if len(shape) > 1 else 0.3
-        )
-
+        names = pieces if is_shared else rng.sample(pieces, 30)
+        vocab[side] = list(dict.fromkeys(["<unk>", "<blank>", "<s>", "</s>", *names]))
+    d, f = 16, 24
+    generator = torch.Generator().manual_seed(seed)
     weights: dict[str, torch.Tensor] = {}
 
-    def linear(name: str, out: int, inner: int, *, bias: bool = True) -> None:
-        weights[f"{name}.weight"] = normal(out, inner)
-        if bias:
-            weights[f"{name}.bias"] = normal(out)
+    def draw(*shape: int) -> torch.Tensor:
+        scale = shape[-1] ** -0.5 if len(shape) > 1 else 0.3
+        return torch.randn(shape, generator=generator) * scale
 
-    def norm(name: str) -> None:
-        weights[f"{name}.weight"], weights[f"{name}.bias"] = 1 + normal(d), normal(d)
+    def draw_linear(name: str, out: int, inner: int, *, has_bias: bool = True) -> None:
+        weights[f"{name}.weight"] = draw(out, inner)
+        if has_bias:
+            weights[f"{name}.bias"] = draw(out)
 
-    attention = [("linear_query",), ("linear_keys",), ("linear_values",), ("final_linear",)]
-    for stack, layers, depth in (
-        ("encoder", "transformer", 2),
-        ("decoder", "transformer_layers", 1),
-    ):
+    def draw_norm(name: str) -> None:
+        weights[f"{name}.weight"] = 1 + draw(d)
+        weights[f"{name}.bias"] = draw(d)
+
+    stacks = {  # depth, name of the layers, attentions and their norms
+        "encoder": (2, "transformer", {"self_attn": "layer_norm"}),
+        "decoder": (
+            1,
+            "transformer_layers",
+            {"self_attn": "layer_norm_1", "context_attn": "layer_norm_2"},
+        ),
+    }
+    for stack, (depth, layers, attentions) in stacks.items():
         for i in range(depth):
             name = f"{stack}.{layers}.{i}"
-            for part in ("self_attn", "context_attn")[: 1 + (stack == "decoder")]:
-                for (head,) in attention:
-                    linear(f"{name}.{part}.{head}", d, d, bias=version == 2)
-            linear(f"{name}.feed_forward.w_1", f, d)
-            linear(f"{name}.feed_forward.w_2", d, f)
-            norm(f"{name}.feed_forward.layer_norm")
-            for place in (
-                ("layer_norm",) if stack == "encoder" else ("layer_norm_1", "layer_norm_2")
-            ):
-                norm(f"{name}.{place}")
-        norm(f"{stack}.layer_norm")
+            for attention, norm in attentions.items():
+                for linear in ("linear_query", "linear_keys", "linear_values", "final_linear"):
+                    draw_linear(f"{name}.{attention}.{linear}", d, d, has_bias=version == 2)
+                draw_norm(f"{name}.{norm}")
+            draw_linear(f"{name}.feed_forward.w_1", f, d)
+            draw_linear(f"{name}.feed_forward.w_2", d, f)
+            draw_norm(f"{name}.feed_forward.layer_norm")
+        draw_norm(f"{stack}.layer_norm")
         side = "src" if stack == "encoder" else "tgt"
-        place = f"{stack}.embeddings.make_embedding"
-        weights[f"{place}.emb_luts.0.weight"] = normal(len(vocab[side]), d)
+        embeddings = f"{stack}.embeddings.make_embedding"
+        weights[f"{embeddings}.emb_luts.0.weight"] = draw(len(vocab[side]), d)
         table = sinusoidal_positions(5000, d, Positions.sinusoidal)
-        weights[f"{place}.pe.pe"] = table[:, None]
-    embedding = "{}.embeddings.make_embedding.emb_luts.0.weight"
-    if is_shared:
-        weights[embedding.format("encoder")] = weights[embedding.format("decoder")]
-    output = {"weight": normal(len(vocab["tgt"]), d), "bias": normal(len(vocab["tgt"]))}
-    if is_shared:
-        output["weight"] = weights[embedding.format("decoder")]
+        weights[f"{embeddings}.pe.pe"] = table[:, None]
+    output = {"weight": draw(len(vocab["tgt"]), d), "bias": draw(len(vocab["tgt"]))}
     output["bias"][1:3] = -100.0  # padding and BOS, which we never generate
+    if is_shared:
+        name = "{}.embeddings.make_embedding.emb_luts.0.weight"
+        output["weight"] = weights[name.format("decoder")]
+        weights[name.format("encoder")] = output["weight"]
     options = argparse.Namespace(
-        encoder_type="transformer", decoder_type="transformer", enc_layers=2, dec_layers=1, heads=4,
-        transformer_ff=f, position_encoding=True, max_relative_positions=0,
-        dropout=[0.3, 0.2], attention_dropout=[0.15],
-        **{"hidden_size" if version == 3 else "rnn_size": d},
-    )  # fmt: skip
+        encoder_type="transformer",
+        decoder_type="transformer",
+        enc_layers=2,
+        dec_layers=1,
+        heads=4,
+        transformer_ff=f,
+        position_encoding=True,
+        max_relative_positions=0,
+        dropout=[0.3, 0.2],
+        attention_dropout=[0.15],
+    )
+    setattr(options, "hidden_size" if version == 3 else "rnn_size", d)
     content = {"model": weights, "generator": output, "vocab": vocab, "opt": options}
     torch.save({**content, "optim": None}, folder / "model_step_10.pt")
     return folder
@@ -256,15 +286,15 @@ def test_opennmt_models_find_the_ids_and_scores_of_ctranslate2(tmp_path: Path) -
         theirs = tmp_path / f"ct2-{seed}"
         converter = OpenNMTPyConverter(str(folder / "model_step_10.pt"), True)
         converter.convert(str(theirs))
-        if version == 3:  # what it writes by default since 3.4.2, which CTranslate2 refuses
+        if version == 3:  # the default since 3.4.2, which CTranslate2's converter refuses
             content = torch.load(folder / "model_step_10.pt", weights_only=False)
             content["opt"].self_attn_type = "scaled-dot-flash"
             torch.save(content, folder / "model_step_10.pt")
         model_dir = imported(folder)
         check(name, model_dir, theirs, pad="")
         model = load_info(model_dir).model
-        shares = model.dropout, model.attention_dropout, model.activation_dropout
-        assert shares == (0.2, 0.15, 0.2), name
+        dropouts = model.dropout, model.attention_dropout, model.activation_dropout
+        assert dropouts == (0.2, 0.15, 0.2), name
 
 
 # --- fairseq
@@ -284,13 +314,14 @@ class _Layer(nn.Module):
 
     def __init__(self, d: int, f: int, *, has_memory: bool) -> None:
         super().__init__()
-        for name in ("self_attn", "encoder_attn")[: 1 + has_memory]:
+        for name in ("self_attn", "encoder_attn") if has_memory else ("self_attn",):
             attention = nn.Module()
             for head in ("q_proj", "k_proj", "v_proj", "out_proj"):
                 setattr(attention, head, nn.Linear(d, d))
             setattr(self, name, attention)
             setattr(self, f"{name}_layer_norm", nn.LayerNorm(d))
-        self.fc1, self.fc2 = nn.Linear(d, f), nn.Linear(f, d)
+        self.fc1 = nn.Linear(d, f)
+        self.fc2 = nn.Linear(f, d)
         self.final_layer_norm = nn.LayerNorm(d)
 
 
@@ -299,11 +330,12 @@ class _Stack(nn.Module):
 
     def __init__(self, args: argparse.Namespace, size: int, *, is_decoder: bool) -> None:
         super().__init__()
-        d, depth = args.encoder_embed_dim, args.encoder_layers
-        depth = args.decoder_layers if is_decoder else depth
-        self.embed_scale = d**0.5
-        self.embed_tokens, self.embed_positions = nn.Embedding(size, d), _Embedding(d)
+        d = args.encoder_embed_dim
         f = args.encoder_ffn_embed_dim
+        depth = args.decoder_layers if is_decoder else args.encoder_layers
+        self.embed_scale = d**0.5
+        self.embed_tokens = nn.Embedding(size, d)
+        self.embed_positions = _Embedding(d)
         layers = [_Layer(d, f, has_memory=is_decoder) for _ in range(depth)]
         self.layers = nn.ModuleList(layers)
         self.layer_norm = nn.LayerNorm(d) if args.encoder_normalize_before else None
@@ -318,15 +350,16 @@ class _Dictionary:
         self.symbols = ["<s>", "<pad>", "</s>", "<unk>", *(line.split(" ")[0] for line in lines)]
 
 
-def stand_in_for_fairseq(folder: Path) -> types.ModuleType:
-    """Return the few names of fairseq, which does not install on this Python, that the converter
-    uses to build a model and its dictionaries.
+def make_fairseq(folder: Path) -> types.ModuleType:
+    """Make a module with the names of fairseq that the converter uses to build a model and its
+    dictionaries; fairseq itself does not install on this Python.
     """
 
     def setup_task(args: argparse.Namespace) -> Any:
-        sides = {"source_dictionary": args.source_lang, "target_dictionary": args.target_lang}
-        found = {k: _Dictionary(folder / f"dict.{lang}.txt") for k, lang in sides.items()}
-        return types.SimpleNamespace(**found)
+        return types.SimpleNamespace(
+            source_dictionary=_Dictionary(folder / f"dict.{args.source_lang}.txt"),
+            target_dictionary=_Dictionary(folder / f"dict.{args.target_lang}.txt"),
+        )
 
     def build_model(args: argparse.Namespace, task: Any) -> nn.Module:
         model = nn.Module()
@@ -354,14 +387,24 @@ def write_fairseq(folder: Path, seed: int, *, is_pre_norm: bool, is_tied: bool) 
         random.Random(seed).shuffle(pieces)
         text = "".join(f"{piece} {9 - i}\n" for i, piece in enumerate(pieces))
         (folder / f"dict.{lang}.txt").write_text(text, encoding="utf-8")
-    sizes = {"embed_dim": 16, "ffn_embed_dim": 24, "attention_heads": 4}
-    both = {f"{side}_{k}": v for side in ("encoder", "decoder") for k, v in sizes.items()}
     args = argparse.Namespace(
-        arch="transformer", source_lang="en", target_lang="fr", encoder_layers=2, decoder_layers=1,
-        encoder_normalize_before=is_pre_norm, decoder_normalize_before=is_pre_norm,
-        share_decoder_input_output_embed=is_tied, activation_fn="relu", **both,
-    )  # fmt: skip
-    fairseq = stand_in_for_fairseq(folder)
+        arch="transformer",
+        source_lang="en",
+        target_lang="fr",
+        encoder_layers=2,
+        decoder_layers=1,
+        encoder_embed_dim=16,
+        decoder_embed_dim=16,
+        encoder_ffn_embed_dim=24,
+        decoder_ffn_embed_dim=24,
+        encoder_attention_heads=4,
+        decoder_attention_heads=4,
+        encoder_normalize_before=is_pre_norm,
+        decoder_normalize_before=is_pre_norm,
+        share_decoder_input_output_embed=is_tied,
+        activation_fn="relu",
+    )
+    fairseq = make_fairseq(folder)
     model = fairseq.models.build_model(args, fairseq.tasks.setup_task(args))
     randomize(model, seed)
     weights = model.state_dict()
@@ -384,20 +427,20 @@ def test_fairseq_models_find_the_ids_and_scores_of_ctranslate2(
         folder = write_fairseq(
             tmp_path / f"m{seed}", seed, is_pre_norm=is_pre_norm, is_tied=is_tied
         )
-        monkeypatch.setitem(sys.modules, "fairseq", stand_in_for_fairseq(folder))
+        monkeypatch.setitem(sys.modules, "fairseq", make_fairseq(folder))
         theirs = tmp_path / f"ct2-{seed}"
         content = torch.load(folder / "model.pt", weights_only=False)
-        for stack in ("encoder", "decoder"):  # whose own model has the table instead
+        for stack in ("encoder", "decoder"):  # the model of `make_fairseq` has a table instead
             table = _Embedding(16).weight.data
             content["model"][f"{stack}.embed_positions.weight"] = table
-            for part in ("version", "embed_positions._float_tensor"):
-                del content["model"][f"{stack}.{part}"]
-        torch.save(content, tmp_path / "whole.pt")
+            del content["model"][f"{stack}.version"]
+            del content["model"][f"{stack}.embed_positions._float_tensor"]
+        torch.save(content, tmp_path / "model.pt")
         converter = FairseqConverter(
-            str(tmp_path / "whole.pt"), str(folder), unsafe_deserialization=True
+            str(tmp_path / "model.pt"), str(folder), unsafe_deserialization=True
         )
         converter.convert(str(theirs))
-        model_dir = imported(folder, src_lang="fr", tgt_lang="en")  # names, not those of files
+        model_dir = imported(folder, src_lang="fr", tgt_lang="en")  # override the file
         check(name, model_dir, theirs, pad="<blank>")
         info = load_info(model_dir)
         assert (info.src_lang, info.tgt_lang) == ("fr", "en")
