@@ -1,4 +1,4 @@
-"""The attention page, opened from disk in headless Chromium: what it draws, says and asks for."""
+"""The attention page, opened from disk in headless Chromium: its maps, its text, its requests."""
 
 from __future__ import annotations
 
@@ -36,23 +36,29 @@ def attention(
     tokenizer: Tokenizer, pairs: list[tuple[str, str]], num_heads: int = 8
 ) -> list[PairAttention]:
     """Return the attention, with clear preferences, of a model as deep as base but narrow."""
-    shape = {"num_encoder_layers": 6, "num_decoder_layers": 6, "d_model": 16 * 2}
-    model = tiny_model(1, vocab_size=tokenizer.vocab_size, num_heads=num_heads, **shape)
+    model = tiny_model(
+        1,
+        vocab_size=tokenizer.vocab_size,
+        num_encoder_layers=6,
+        num_decoder_layers=6,
+        d_model=32,
+        num_heads=num_heads,
+    )
     with torch.no_grad():
         for module in model.modules():
             if isinstance(module, MultiHeadAttention):
                 module.in_projection.weight.mul_(4)
     translator = Translator(ModelStepper(model), tokenizer, SearchConfig())
-    return translator.attention(*map(list, zip(*pairs, strict=True)))
+    return translator.attention([src for src, _ in pairs], [tgt for _, tgt in pairs])
 
 
-def text(tokenizer: Tokenizer, num_tokens: int) -> str:
-    """Return a text of that many tokens, EOS included."""
-    found = ["the green house sees a größer tree", "the"]
-    while len(tokenizer.encode(" ".join(found))) < num_tokens - 1:
-        found.append("the")
-    assert len(tokenizer.encode(" ".join(found))) == num_tokens - 1
-    return " ".join(found)
+def make_text(tokenizer: Tokenizer, num_tokens: int) -> str:
+    """Return a text of `num_tokens`, EOS included."""
+    text = "the green house sees a größer tree the"
+    while len(tokenizer.encode(text)) < num_tokens - 1:
+        text += " the"
+    assert len(tokenizer.encode(text)) == num_tokens - 1
+    return text
 
 
 class View:
@@ -62,7 +68,7 @@ class View:
         self.browser, self.path = browser, path
 
     def open(self, pairs: list[PairAttention]) -> None:
-        """Open the page of those pairs, until all is drawn."""
+        """Open the page of pairs and wait until everything is drawn."""
         self.path.write_text(render_page(pairs, "a model"), encoding="utf-8")
         self.browser.get(self.path.as_uri())
         until = time.monotonic() + 15
@@ -73,10 +79,11 @@ class View:
     def seconds(self) -> float:
         """Return the CPU time of the page's process so far."""
         self.browser.execute_cdp_cmd("Performance.enable", {})
-        found = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
-        return sum(metric["value"] for metric in found if metric["name"] == "ProcessTime")
+        metrics = self.browser.execute_cdp_cmd("Performance.getMetrics", {})["metrics"]
+        return sum(metric["value"] for metric in metrics if metric["name"] == "ProcessTime")
 
     def run(self, script: str, *arguments: Any) -> Any:
+        """Run JavaScript in the page."""
         return self.browser.execute_script(script, *arguments)
 
     def texts(self, selector: str) -> list[str]:
@@ -89,18 +96,18 @@ class View:
 
 @pytest.fixture(scope="module")
 def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    for found in start_browser(tmp_path_factory.mktemp("browser")):
-        found.set_window_size(1280, 1500)
-        yield found
+    for browser in start_browser(tmp_path_factory.mktemp("browser")):
+        browser.set_window_size(1280, 1500)
+        yield browser
 
 
 @pytest.fixture
 def view(browser: Any, tmp_path: Path) -> Iterator[View]:
-    """The page from disk; whatever a test does, it asks for nothing and nothing goes wrong."""
+    """The page from disk; in every test, it loads nothing else and logs no errors."""
     requests_of(browser)
-    found = View(browser, tmp_path / "attention.html")
-    yield found
-    assert requests_of(browser) <= {found.path.as_uri()}
+    view = View(browser, tmp_path / "attention.html")
+    yield view
+    assert requests_of(browser) <= {view.path.as_uri()}
     assert not complaints(browser)
     browser.get("about:blank")
 
@@ -117,17 +124,18 @@ def test_pointing_at_a_token_says_what_it_attends_to(view: View, tokenizer: Toke
     tokens = view.browser.find_elements("css selector", ".tokens.right .token")
     ActionChains(view.browser).move_to_element(tokens[1]).perform()
     best = int(head_mean[1].argmax())
-    said = f"{pair.predicted[1]} attends to {pair.src[best]} {head_mean[1, best]:.2f}"
-    assert view.texts(".said")[0].startswith(said[:-1])  # the last digit is of bytes
+    expected = f"{pair.predicted[1]} attends to {pair.src[best]} {head_mean[1, best]:.2f}"
+    assert view.texts(".said")[0].startswith(expected[:-1])  # bytes have no second digit
     canvas = view.browser.find_element("css selector", ".enlarged")
     box = canvas.rect
-    at = (104 + 24 * 2.5 - box["width"] / 2, 104 + 24 * 0.5 - box["height"] / 2)
-    ActionChains(view.browser).move_to_element_with_offset(canvas, *map(round, at)).perform()
-    [said] = view.texts(".said")
-    assert said.startswith(f"{pair.predicted[0]} attends to {pair.src[2]}: ")
-    assert float(said.split(": ")[1]) == pytest.approx(float(head_mean[0, 2]), abs=0.004)
-    ActionChains(view.browser).click().move_by_offset(0, 24).perform()  # the click holds it
-    assert view.texts(".said") == [said]
+    x = round(104 + 24 * 2.5 - box["width"] / 2)  # column 2, row 0
+    y = round(104 + 24 * 0.5 - box["height"] / 2)
+    ActionChains(view.browser).move_to_element_with_offset(canvas, x, y).perform()
+    [text] = view.texts(".said")
+    assert text.startswith(f"{pair.predicted[0]} attends to {pair.src[2]}: ")
+    assert float(text.split(": ")[1]) == pytest.approx(float(head_mean[0, 2]), abs=0.004)
+    ActionChains(view.browser).click().move_by_offset(0, 24).perform()  # the click keeps it
+    assert view.texts(".said") == [text]
     view.keys("\ue00c")  # Escape
     assert view.texts(".said")[0].startswith("Point at")
 
@@ -152,7 +160,7 @@ def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Token
         pressed = "[...document.querySelectorAll('.heads [aria-pressed=true]')].length"
         assert view.run(f"return {pressed}") == 1
     rows = view.browser.find_elements("css selector", ".tokens.right .token")
-    view.run("arguments[0].focus()", rows[0])  # BOS sees itself alone
+    view.run("arguments[0].focus()", rows[0])  # BOS attends only to itself
     assert view.texts(".said") == ["<s> attends to <s> 1.00"]
     colors = view.run(
         """
@@ -161,7 +169,7 @@ def test_clicks_and_keys_choose_kind_layer_and_head(view: View, tokenizer: Token
         return Array.from({ length: canvas.width }, (_, j) => data.slice(4 * j, 4 * j + 3).join());
         """
     )
-    assert len(set(colors[1:])) == 1  # what comes later is gray, not merely 0
+    assert len(set(colors[1:])) == 1  # later tokens are gray, not the color of 0
     assert colors[1] not in (colors[0], "255,255,255")
 
 
@@ -176,13 +184,13 @@ def test_pieces_are_merged_to_words(view: View, tokenizer: Tokenizer) -> None:
     rows = pair.cross[5].mean(dim=0)[numbers == 1].mean(dim=0)  # (S,) of unbekannt
     token = view.browser.find_elements("css selector", ".tokens.right .token")[1]
     view.run("arguments[0].focus()", token)
-    [said] = view.texts(".said")
-    share = float(said.split("größergreen ")[1].split(",")[0])
+    [text] = view.texts(".said")
+    share = float(text.split("größergreen ")[1].split(",")[0])
     assert share == pytest.approx(float(rows[1:-1].sum()), abs=0.02)
 
 
 @needs_browser
-def test_text_of_any_kind_is_text(view: View, tokenizer: Tokenizer) -> None:
+def test_hostile_text_stays_text(view: View, tokenizer: Tokenizer) -> None:
     pairs = attention(tokenizer, [(line, line[::-1]) for line in HOSTILE])
     view.open(pairs)
     for i, pair in enumerate(pairs):
@@ -206,8 +214,9 @@ def test_base_is_drawn_in_a_second_and_big_stays_usable(view: View, tokenizer: T
     from selenium.webdriver import ActionChains
 
     for num_tokens, heads, most_bytes, most_seconds in ((30, 8, 300e3, 1), (100, 16, 6e6, 4)):
-        line = text(tokenizer, num_tokens)
-        pairs, start = attention(tokenizer, [(line, line)], heads), view.seconds()
+        line = make_text(tokenizer, num_tokens)
+        pairs = attention(tokenizer, [(line, line)], heads)
+        start = view.seconds()
         view.open(pairs)
         assert view.path.stat().st_size <= most_bytes, num_tokens
         assert 0 < view.seconds() - start < most_seconds, num_tokens
@@ -218,10 +227,10 @@ def test_base_is_drawn_in_a_second_and_big_stays_usable(view: View, tokenizer: T
         assert view.seconds() - start < 2, num_tokens
 
 
-def test_pages_hold_the_pairs_and_ask_for_nothing(tokenizer: Tokenizer) -> None:
+def test_pages_hold_the_pairs_and_load_nothing(tokenizer: Tokenizer) -> None:
     pairs = attention(tokenizer, [(line, line) for line in HOSTILE])
     page = render_page(pairs, "a </title> model")
     start = page.index('id="pairs">') + len('id="pairs">')
-    found = json.loads(page[start : page.index("</script>", start)])
-    assert found == [pair.as_json() for pair in pairs]
+    content = json.loads(page[start : page.index("</script>", start)])
+    assert content == [pair.as_json() for pair in pairs]
     assert "http" not in page.replace("http-equiv", "").replace("http://www.w3.org", "")

@@ -1,4 +1,4 @@
-"""nmt-import of Marian, OpenNMT-py and fairseq computes the same as CTranslate2 with its converters.
+"""nmt-import of Marian, OpenNMT-py and fairseq computes the same as the converters of CTranslate2.
 
 The tests write random models in the formats of these toolkits.
 """
