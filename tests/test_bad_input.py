@@ -220,7 +220,8 @@ def test_what_cannot_be_translated_or_evaluated(
     for key, value in (("src", "a.en"), ("split", "valid"), ("src_lang", "en")):
         unused = f"{key}={value}"
         assert_refused([f"{unused}: does nothing without model_dir"], "evaluate", *counts, unused)
-    model, out = f"model_dir={root / 'run'}", f"output={tmp_path / 'out'}"
+    model = f"model_dir={root / 'run'}"
+    out = f"output={tmp_path / 'out'}"
     lines = f"input={tmp_path / 'h'}"
     for arguments, *expected in [
         (["n_best=9", "format=json"], "n_best=9", "beam_size=4"),

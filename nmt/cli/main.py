@@ -76,13 +76,15 @@ def report_error(error: BaseException, program: str) -> int:
         # The reader, for example head, has ended. Python would fail again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_DONE
-    message, status = "interrupted", EXIT_INTERRUPTED
+    message = str(error)
+    status = getattr(error, "exit_status", EXIT_USER)
     if isinstance(error, OSError):
         if error.filename is None and error.errno != errno.ENOSPC:
             raise error
-        message, status = f"{error.filename or 'output'}: {error.strerror}", EXIT_USER
-    elif isinstance(error, LINE_ERRORS):
-        message, status = str(error), error.exit_status
+        message = f"{error.filename or 'output'}: {error.strerror}"
+    elif isinstance(error, KeyboardInterrupt):
+        message = "interrupted"
+        status = EXIT_INTERRUPTED
     print(f"{program}: {message}", file=sys.stderr)
     return status
 

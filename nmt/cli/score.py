@@ -84,16 +84,16 @@ def _to_record(
     source: str, hypothesis: Hypothesis, translator: Translator, tags: Tags
 ) -> dict[str, Any]:
     """Return the scores of a pair for JSON."""
-    src, tgt = translator.tokenizer.src, translator.tokenizer.tgt
+    tokenizer = translator.tokenizer
     record: dict[str, Any] = {
         "log_prob": hypothesis.log_prob,
         "per_token": hypothesis.log_prob / max(len(hypothesis.tokens), 1),
         "score": hypothesis.score,
-        "tokens": tgt.pieces(hypothesis.tokens[:-1]),
+        "tokens": tokenizer.tgt.pieces(hypothesis.tokens[:-1]),
         "token_log_probs": hypothesis.token_log_probs,
     }
     if hypothesis.alignment is not None:
-        (ids,) = encode_sources(src, [source], tags)
-        record["source_tokens"] = src.pieces([*ids, src.eos_id])
+        (ids,) = encode_sources(tokenizer.src, [source], tags)
+        record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
         record["alignment"] = hypothesis.alignment
     return record

@@ -104,10 +104,9 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
 
 def _check_output(folder: Path, files: list[str]) -> None:
     """Raise a `DataError` for files in the output folder that we did not write."""
-    *sides, summary = (folder / name for name in FILES)
     inputs = {resolve(file).resolve() for file in files}
-    is_ours = summary.exists() or part_path(folder / "pairs").exists()
-    for path in sides:
+    is_ours = (folder / FILES[-1]).exists() or part_path(folder / "pairs").exists()
+    for path in (folder / name for name in FILES[:-1]):
         if path.resolve() in inputs or (path.exists() and not is_ours):
             raise DataError(
                 f"{path} is the input, or was not written by this command; give output=FOLDER"
@@ -134,7 +133,7 @@ def _translate(
     is_reversed: bool,
 ) -> SynthesisCounts:
     """Translate the lines that are not translated yet, and write the files of the corpus."""
-    folder, src = resolve(config.output), work.tokenizer.src
+    folder = resolve(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     total_bytes: int | None = None
     if not any(is_stream(file) or is_packed(file) for file in files):
@@ -145,7 +144,9 @@ def _translate(
         bar = Progress("translate", "lines", total_bytes=total_bytes, done=source.num_lines)
         progress = stack.enter_context(bar)
         for window, results in work.run(source.windows(config.window_lines), stack):
-            data, counts = keep_pairs(window, results, config, src, is_reversed=is_reversed)
+            data, counts = keep_pairs(
+                window, results, config, work.tokenizer.src, is_reversed=is_reversed
+            )
             pairs.append(data, counts, window)
             progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
         progress.finish()

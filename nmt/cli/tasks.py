@@ -83,7 +83,8 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:
         settings = read_config(run_dir)
-        metric, average_last = BestMetric[settings["best_metric"]], int(settings["average_last"])
+        metric = BestMetric[settings["best_metric"]]
+        average_last = int(settings["average_last"])
     except (KeyError, TypeError, ValueError):
         raise ModelError(f"{path} is no config of a run; give checkpoints=[FOLDER,...]") from None
     if config.best is not None:
