@@ -193,15 +193,15 @@ def set_num_threads(num_threads: int) -> None:
 
     With 0, a rank that a launcher started keeps its number.
     """
-    default = torch.get_num_threads()
+    old_number = torch.get_num_threads()
     if num_threads == 0 and is_launched():
         return
-    chosen = num_threads or choose_threads(default)
-    if chosen != default:
-        torch.set_num_threads(chosen)
-    if num_threads == 0 and chosen < default:
+    new_number = num_threads or choose_threads(old_number)
+    if new_number != old_number:
+        torch.set_num_threads(new_number)
+    if num_threads == 0 and new_number < old_number:
         message = "%d threads, since other processes are busy; num_threads=%d takes all cores"
-        log.info(message, chosen, default)
+        log.info(message, new_number, old_number)
 
 
 def keep_freed_memory() -> None:

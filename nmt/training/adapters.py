@@ -42,7 +42,7 @@ def choose_parameters(model: FastTransformer, config: TrainConfig) -> None:
     With an adapter, the matrices of linear layers that are not frozen get low-rank additions, and
     only these, embeddings, norms and biases are trained.
     """
-    frozen = tuple(prefix for part in config.freeze for prefix in _PREFIXES[part])
+    frozen = tuple(prefix for frozen_part in config.freeze for prefix in _PREFIXES[frozen_part])
     for name, parameter in model.named_parameters():
         parameter.requires_grad_(not name.startswith(frozen))
     if config.adapter is Adapter.none:

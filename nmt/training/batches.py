@@ -145,7 +145,12 @@ class BatchMaker:
         """
         batches = []
         for rows in plan.batches or [FILLER_ROWS]:
-            batches.append([self.make_micro_batch(part, draw) for part in self.split(rows)])
+            batches.append(
+                [
+                    self.make_micro_batch(micro_batch_rows, draw)
+                    for micro_batch_rows in self.split(rows)
+                ]
+            )
         return batches
 
     def split(self, rows: Rows) -> list[Rows]:

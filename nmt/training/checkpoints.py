@@ -1,4 +1,4 @@
-"""The checkpoints of a run: what they hold beside the model, reading them, and writing them.
+"""The checkpoints of a run: their content besides the model, reading them, and writing them.
 
 A checkpoint is a model folder (`nmt.checkpoint`) with one more file, `trainer.pt`, which holds only
 tensors and primitives. No state of random generators is saved: `seed_update` computes it.
@@ -156,7 +156,7 @@ class Saver:
     ) -> None:
         """Start to write a checkpoint with `training` as `trainer.pt`, once the last is written.
 
-        Then remove older checkpoints, except for the newest ones and those of the updates `best`.
+        Then remove older checkpoints, except for the newest ones and the updates `best`.
         """
         self._pending.result()
         folder = checkpoint_dir(self.run_dir, info.updates)
@@ -216,9 +216,9 @@ class Saver:
     def _remove_old(self, best: list[int]) -> None:
         folders = {checkpoint_update(f): f for f in list_checkpoints(self.run_dir)}
         intact = [update for update in folders if update <= self.update]
-        kept = {*best, *intact[-self.keep_last :]}
+        updates_to_keep = {*best, *intact[-self.keep_last :]}
         for update, folder in folders.items():
-            if update not in kept:
+            if update not in updates_to_keep:
                 remove_folder(folder)
 
 

@@ -54,17 +54,17 @@ class Compiler:
         self, compiled: Callable[..., T], function: Callable[..., T]
     ) -> Callable[..., T]:
         """Return `compiled`, replaced by `function` after its first failure."""
-        chosen = compiled
+        current = compiled
 
         def call(*inputs: Any) -> T:
-            nonlocal chosen
+            nonlocal current
             try:
-                return chosen(*inputs)
+                return current(*inputs)
             except Exception as error:  # Triton, compilers and torch raise many types
-                if chosen is function or isinstance(error, torch.OutOfMemoryError):
+                if current is function or isinstance(error, torch.OutOfMemoryError):
                     raise
                 log.warning("%s runs uncompiled: %s", function.__qualname__, _first_line(error))
-            chosen = function
+            current = function
             return function(*inputs)
 
         return call

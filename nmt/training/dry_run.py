@@ -53,7 +53,7 @@ def dry_run(config: TrainConfig, world: World, device: torch.device) -> str:
             num_updates=config.max_updates,
             memory=_describe_memory(learner, peak_bytes),
             flops_per_second=learner.measure_rate(),
-            now=datetime.now(),
+            start=datetime.now(),
         )
 
 
@@ -89,10 +89,10 @@ def measure_pace(make_update: Callable[[Update], float], updates: Sequence[Updat
     first update warms up libraries; it is measured only if it takes all the time.
     """
 
-    def measure(chosen: Sequence[Update]) -> Pace:
+    def measure(plans: Sequence[Update]) -> Pace:
         start = time.perf_counter()
-        flops = sum(make_update(plan) for plan in chosen)
-        return Pace(chosen, time.perf_counter() - start, flops)
+        flops = sum(make_update(plan) for plan in plans)
+        return Pace(plans, time.perf_counter() - start, flops)
 
     first = measure([updates[0]])
     # of rank 0, since the clocks of the ranks differ
@@ -110,12 +110,12 @@ def render_report(
     num_updates: int,
     memory: str,
     flops_per_second: float,
-    now: datetime,
+    start: datetime,
 ) -> str:
     """Return the output of a dry run for a run of `num_updates` that starts `now`.
 
-    `updates` are those of an epoch of pairs of `lengths` (N, 2); of a large corpus only the first
-    pool is planned. They are assumed to take as long per token, of both sides, as those of `pace`.
+    `updates` are an epoch of pairs of `lengths` (N, 2); of a large corpus only the first pool is
+    planned. They are assumed to take as long per token of both sides as the updates of `pace`.
     `flops_per_second` is the peak throughput of all devices in this model's matrices.
     """
     planned = updates.pool_of(0)
@@ -127,7 +127,7 @@ def render_report(
     seconds_per_token = pace.seconds / (tgt_measured + src_measured)
     update_seconds = (tgt_planned + src_planned) / len(planned) * seconds_per_token
     minutes = round(num_updates * update_seconds / 60)
-    end = now + timedelta(seconds=num_updates * update_seconds)
+    end = start + timedelta(seconds=num_updates * update_seconds)
     lines = {
         "plan": f"{updates.num_pairs:,} pairs; {len(updates):,} updates an epoch of "
         f"{len(batches) / len(planned):.1f} batches a rank and "
@@ -142,6 +142,6 @@ def render_report(
         f"{pace.flops / pace.seconds / flops_per_second:.0%} of the peak of its matrix "
         "multiplications",
         "time": f"{minutes // 60}:{minutes % 60:02d} hours:minutes without validation and "
-        f"checkpoints; begun now, it ends {end:%Y-%m-%d %H:%M}",
+        f"checkpoints; started now, it ends {end:%Y-%m-%d %H:%M}",
     }
     return "\n".join(f"{name:<8}{text}" for name, text in lines.items())

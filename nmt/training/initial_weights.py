@@ -42,11 +42,11 @@ def adopt_model(config: TrainConfig) -> TrainConfig:
     for setting in fields(config.model):
         if "dropout" in setting.name:
             continue
-        chosen = getattr(config.model, setting.name)
+        configured = getattr(config.model, setting.name)
         loaded = getattr(info.model, setting.name)
-        if chosen not in (setting.default, loaded):
+        if configured not in (setting.default, loaded):
             raise ConfigError(
-                f"model.{setting.name}={_as_typed(chosen)}: init_from={folder} has "
+                f"model.{setting.name}={_as_typed(configured)}: init_from={folder} has "
                 f"{_as_typed(loaded)}; leave it out"
             )
         changes[setting.name] = loaded

@@ -102,7 +102,7 @@ class Learner:
         return model if self.sharded is None else self.sharded.whole_model(model)
 
     def weights(self) -> dict[str, Tensor]:
-        """Return the weights of `best_model`, with adapters merged: what other commands read."""
+        """Return the weights of `best_model` for other commands, with adapters merged."""
         return merged_state(self.model if self.average is None else self.average.model)
 
     def start_from(self, weights: dict[str, Tensor]) -> None:
@@ -112,7 +112,7 @@ class Learner:
             self.average.load(weights, num_updates=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs in addition to `weights`."""
+        """Return the state that a resumed run needs in addition to `weights`."""
         state: dict[str, Any] = {
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "precision": self.scaler.state_dict(),  # empty except for float16
@@ -227,9 +227,9 @@ class Learner:
 
     def run_without_update(self, rows: Rows) -> None:
         """Run a batch forward and backward without exchanging gradients, which stay."""
-        for part in self.batch_maker.split(rows):
+        for micro_batch_rows in self.batch_maker.split(rows):
             with self._no_sync():
-                loss, _ = self.losses(self.batch_maker.make_micro_batch(part))
+                loss, _ = self.losses(self.batch_maker.make_micro_batch(micro_batch_rows))
                 self.scaler.scale(loss).backward()  # type: ignore[no-untyped-call]
 
     def _no_sync(self) -> AbstractContextManager[Any]:

@@ -102,14 +102,14 @@ def _remove_later_records(path: Path, state: TrainerState) -> bool:
     """
     records = [r for r in read_metrics_log(path) if r["update"] <= state.num_updates]
     is_validated = state.validated_update == state.num_updates
-    kept = [
+    remaining = [
         record
         for record in records
         if is_validated or "valid_loss" not in record or record["update"] < state.num_updates
     ]
     with replace_file(path) as temporary:
-        temporary.write_bytes(b"".join(map(_render, kept)))
-    return len(kept) < len(records)
+        temporary.write_bytes(b"".join(map(_render, remaining)))
+    return len(remaining) < len(records)
 
 
 def _render(record: dict[str, Any]) -> bytes:

@@ -65,7 +65,7 @@ def try_largest_batches(
     """Run the largest batches of all stages, given by their `samplers`, forward and backward.
 
     Return the peak memory in bytes. `planned` are updates of this rank, whose batches are at most a
-    little smaller than those of other epochs. Raises a `ConfigError` if memory does not suffice.
+    little smaller than the batches of other epochs. Raises a `ConfigError` if memory is too small.
     """
     lengths = learner.batch_maker.lengths
     costs = [batch_cost(lengths[rows]) for plan in planned for rows in plan.batches]
@@ -88,7 +88,7 @@ def _try_largest_of(learner: Learner, rows: Rows, max_tokens: int) -> int:
     remedy = f"set {' or '.join(remedies)}" if remedies else "use a smaller model"
     learner.objective.train()
     peak_bytes = preflight(
-        lambda chosen: learner.run_without_update(rows[chosen]),
+        lambda batch: learner.run_without_update(rows[batch]),
         learner.batch_maker.lengths[rows],
         max_tokens,
         device=learner.device,

@@ -90,12 +90,12 @@ def check_fingerprint(folder: str, saved: dict[str, Any], current: dict[str, Any
     Log changes of settings that declare `on_resume="log"`; raise a `ConfigError` for other changes.
     """
     defaults = settings_to_compare(TrainConfig())  # of settings that only one of the two has
-    before = defaults | saved
-    after = defaults | current
+    old = defaults | saved
+    new = defaults | current
     changes = {}
-    for key in current | before:
-        if before.get(key) != after.get(key):
-            changes[key] = f"{key} was {before.get(key)}, is {after.get(key)}"
+    for key in current | old:
+        if old.get(key) != new.get(key):
+            changes[key] = f"{key} was {old.get(key)}, is {new.get(key)}"
     logged = settings_to_log(TrainConfig())
     refused = [change for key, change in changes.items() if key not in logged]
     if refused:

@@ -77,13 +77,13 @@ class Sharded:
 
     def whole_model(self, model: FastTransformer) -> FastTransformer:
         """Return a model for validation with the whole weights of `model`, on every rank."""
-        whole = copy.deepcopy(self._empty_model).requires_grad_(False)
+        copied = copy.deepcopy(self._empty_model).requires_grad_(False)
         weights = {name: _gather(value) for name, value in model.state_dict().items()}
-        whole.load_state_dict(weights, assign=True)
-        for module, whole_module in zip(model.modules(), whole.modules(), strict=True):
+        copied.load_state_dict(weights, assign=True)
+        for module, whole_module in zip(model.modules(), copied.modules(), strict=True):
             for name, buffer in module.named_buffers(recurse=False):  # not in the state dict
                 setattr(whole_module, name, buffer)
-        return whole
+        return copied
 
     def local(self, value: Tensor) -> Tensor:
         """Return this rank's shard of a tensor."""
@@ -95,8 +95,8 @@ class Sharded:
         All ranks must call it. Those without `should_keep` get None for each tensor.
         """
         if isinstance(tree, Tensor):
-            whole = _gather(tree)
-            return to_host(whole) if should_keep else None
+            whole_tensor = _gather(tree)
+            return to_host(whole_tensor) if should_keep else None
         if isinstance(tree, dict):
             return {key: self.gather(value, should_keep=should_keep) for key, value in tree.items()}
         if isinstance(tree, list):

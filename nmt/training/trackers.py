@@ -1,7 +1,7 @@
 """Experiment trackers: TensorBoard, Weights and Biases, MLflow and trackio.
 
 A thread for each tracker reads `metrics.jsonl` as it grows and sends its records, so that no
-tracker can slow down or stop a run. The run folder notes what was sent, for after a kill.
+tracker can slow down or stop a run. The run folder records the newest record that was sent.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ Position = tuple[int, int]
 
 @dataclass
 class SentMarker:
-    """The content of `trackers/NAME.json`: the tracker's id of the run and what it has received."""
+    """The content of `trackers/NAME.json`."""
 
-    id: str  # a letter and hexadecimal digits
+    id: str  # of the run in the tracker, a letter and hexadecimal digits
     sent: list[int]  # position of the newest record that was sent
 
 
@@ -260,7 +260,7 @@ class Feed:
             self._warn(f"no answer for {timeout_seconds:g} seconds")
 
     def _warn(self, reason: object) -> None:
-        message = "tracker %s: %s; nmt-visualize what=upload sends what is missing"
+        message = "tracker %s: %s; nmt-visualize what=upload sends the rest"
         log.warning(message, self._name.value, " ".join(str(reason).split())[:300])
 
     def _run(self) -> None:

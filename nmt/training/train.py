@@ -118,41 +118,30 @@ def _restore_threads(run: Run, checkpoint: Checkpoint) -> None:
 def log_plan(run: Run, state: TrainerState) -> None:
     """Log the updates of an epoch and the model; check that the largest batches fit."""
     sampler = run.sampler_at(state.num_updates)
+    num_ranks = run.world.size
     updates = sampler.updates(state.epoch)
     planned = updates.pool_of(state.epoch_position)
     batches = [rows for plan in planned for rows in plan.batches]
     update_tokens = sum(plan.num_tokens for plan in planned) / len(planned)
-    batch_tokens = 1.0
-    if batches:
-        batch_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches) / len(batches)
-    world_size = run.world.size
-    log.info(
-        "%d pairs; %d updates an epoch; %.1f %% padding",
-        updates.num_pairs,
-        len(updates),
-        100 * padding_share(sampler.lengths, batches),
-    )
-    log.info(
-        "%.0f target tokens an update = %.0f a batch x %.1f batches x %d process%s",
-        update_tokens,
-        batch_tokens,
-        update_tokens / batch_tokens / world_size,
-        world_size,
-        "es" if world_size > 1 else "",
-    )
+    rank_tokens = sum(int(sampler.lengths[rows, 1].sum()) for rows in batches)
+    batch_tokens = rank_tokens / len(batches) if batches else 1.0
     vocabulary = str(run.tokenizer.tgt.vocab_size)
     if run.tokenizer.src_vocab_size is not None:
         vocabulary = f"{run.tokenizer.src_vocab_size} of the source and {vocabulary} of the target"
-    log.info(
-        "%d parameters, vocabulary %s, %s, %s; learning rate %.3e at its peak, update %d",
-        num_parameters(run.learner.model),
-        vocabulary,
-        run.learner.device,
-        str(run.learner.dtype).removeprefix("torch."),
-        peak_learning_rate(run.config),
-        run.config.optimizer.warmup_steps,
-    )
-    log.info("an epoch draws %s", sampler.mix)
+    lines = [
+        f"{updates.num_pairs} pairs; {len(updates)} updates an epoch; "
+        f"{100 * padding_share(sampler.lengths, batches):.1f} % padding",
+        f"{update_tokens:.0f} target tokens an update = {batch_tokens:.0f} a batch x "
+        f"{update_tokens / batch_tokens / num_ranks:.1f} batches x {num_ranks} "
+        f"process{'es' if num_ranks > 1 else ''}",
+        f"{num_parameters(run.learner.model)} parameters, vocabulary {vocabulary}, "
+        f"{run.learner.device}, {str(run.learner.dtype).removeprefix('torch.')}; learning rate "
+        f"{peak_learning_rate(run.config):.3e} at its peak, update "
+        f"{run.config.optimizer.warmup_steps}",
+        f"an epoch draws {sampler.mix}",
+    ]
+    for line in lines:
+        log.info(line)
     peak_bytes = try_largest_batches(run.learner, run.samplers.values(), planned)
     log.info("the largest batches fit: %.2f GB at the peak", peak_bytes / 1e9)
 
@@ -317,7 +306,7 @@ class Trainer:
             self.validate()
 
     def is_due(self, every_updates: int) -> bool:
-        """Whether an action is due after this update: every so many updates, and after the last."""
+        """Whether an action is due after this update: every `every_updates`, and after the last."""
         is_last = self.state.num_updates == self.config.max_updates
         return is_last or self.state.num_updates % every_updates == 0
 
