@@ -173,7 +173,7 @@ def test_the_report_gives_plan_memory_speed_and_time() -> None:
             num_updates=num_updates,
             memory="2.00 GB",
             flops_per_second=4e12,
-            now=datetime(2026, 1, 31, 23, 0),
+            start=datetime(2026, 1, 31, 23, 0),
         )
         lines = dict(line.split(maxsplit=1) for line in text.splitlines())
         assert list(lines) == ["plan", "memory", "speed", "time"]
