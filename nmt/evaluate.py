@@ -207,23 +207,23 @@ def compare(
     signatures, results = paired()
     comparisons = []
     for name, metric in paired.metrics.items():
-        before, after = cast(list[Any], results[name])
+        baseline_result, system_result = cast(list[Any], results[name])
         baseline_counts = _line_counts(metric, baseline, references)
         system_counts = _line_counts(metric, hypotheses, references)
         num_changed = int((baseline_counts != system_counts).any(axis=1).sum())
         low, high = _difference_interval(metric, baseline_counts, system_counts, seed=test.seed)
         comparison = Comparison(
             name=name,
-            baseline=float(before.score),
-            baseline_mean=float(before.mean),
-            baseline_ci=float(before.ci),
-            system=float(after.score),
-            system_mean=float(after.mean),
-            system_ci=float(after.ci),
-            difference=float(after.score - before.score),
+            baseline=float(baseline_result.score),
+            baseline_mean=float(baseline_result.mean),
+            baseline_ci=float(baseline_result.ci),
+            system=float(system_result.score),
+            system_mean=float(system_result.mean),
+            system_ci=float(system_result.ci),
+            difference=float(system_result.score - baseline_result.score),
             difference_low=low,
             difference_high=high,
-            p_value=float(max(after.p_value, min(1.0, 2.0 ** (1 - num_changed)))),
+            p_value=float(max(system_result.p_value, min(1.0, 2.0 ** (1 - num_changed)))),
             signature=str(signatures[name]),
         )
         comparisons.append(comparison)

@@ -1,4 +1,4 @@
-"""Import fairseq's `transformer` from a `.pt` beside `dict.*.txt`.
+"""Import fairseq's `transformer` from a `.pt` next to `dict.*.txt`.
 
 It has Tensor2Tensor's positions, counted from 2, and starts decoding from EOS.
 """
@@ -25,7 +25,7 @@ _SPECIAL = SpecialIds(pad=1, unk=3, start=2, eos=2)
 
 
 def read(path: Path, config: ImportConfig) -> Imported:
-    """Read a `.pt`, or a folder with one, beside its vocabularies and SentencePiece model.
+    """Read a `.pt`, or a folder with one, next to its vocabularies and SentencePiece model.
 
     Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
     than `argparse.Namespace`, and for files that do not belong together.

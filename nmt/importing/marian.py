@@ -66,8 +66,8 @@ _RULES: list[Rule] = [  # from the names of Marian to fairseq's
 
 
 def read(path: Path, config: ImportConfig) -> Imported:
-    """Read a `.npz`, or a folder with one, beside its vocabulary: `.spm` files, or `.yml` files and
-    the `.spm` files that cut text into their pieces.
+    """Read a `.npz`, or a folder with one, next to its vocabulary: `.spm` files, or `.yml` files
+    and the `.spm` files that cut text into their pieces.
 
     Raises `ModelError` for an architecture that nmt does not have, such as the SSRU of student
     models, and for files that do not belong together.

@@ -64,7 +64,7 @@ _RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
 
 
 def read(path: Path, config: ImportConfig) -> Imported:
-    """Read a `.pt`, or a folder with one, beside the SentencePiece model that cuts its text.
+    """Read a `.pt`, or a folder with one, next to the SentencePiece model that cuts its text.
 
     Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
     than `argparse.Namespace`, and for files that do not belong together.

@@ -24,7 +24,7 @@ from nmt.errors import ConfigError, ModelError, nearest
 from nmt.importing.settings import read_text
 
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))")
-_ESCAPED = {  # escapes of YAML's double-quoted scalars; any other character stands for itself
+_ESCAPED = {  # escapes of YAML's double-quoted scalars; other characters are kept
     "a": "\a",
     "b": "\b",
     "t": "\t",
@@ -169,7 +169,8 @@ def find_language(ids: Mapping[str, int], key: str, lang: str | None) -> int:
 def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
     """Make the tokenizers of a model; `is_joint` says that one embedding serves both sides.
 
-    If ids are those of the SentencePiece models, as in exports of nmt, no mapping is stored.
+    If the ids equal the ids of the SentencePiece models, as in exports of nmt, no mapping is
+    stored.
     """
     folder = src.spm.parent
     for side in (src, tgt):

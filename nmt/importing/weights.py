@@ -167,7 +167,7 @@ class Tensors:
 def make_state(tensors: Tensors, config: ModelConfig, sizes: EmbeddingSizes) -> Weights:
     """Take all tensors and return them as our state dict.
 
-    Their names are `{encoder,decoder}.layers.N.self_attn.q_proj.weight` and so on, as in fairseq,
+    Their names are `{encoder,decoder}.layers.N.self_attn.q_proj.weight` etc., as in fairseq,
     and `output.weight` and `output.bias` for the output layer. docs/formats.md lists our names.
     """
     d_model = config.d_model
@@ -300,7 +300,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
         refused = match[1] or match[2] if match else "an object that is no tensor"
         raise ModelError(
             f"{path} wants to load {refused}, and nmt runs no code of files; save the weights "
-            "alone, for example as safetensors"
+            "only, for example as safetensors"
         ) from None
     except (RuntimeError, EOFError, OSError, ValueError, KeyError, AttributeError) as error:
         reason = " ".join(str(error).split())[:100]

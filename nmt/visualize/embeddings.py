@@ -37,20 +37,26 @@ def draw_embeddings(config: VisualizeConfig, style: Style) -> Figure:
     words = config.words or _choose_words(tokenizer, ids)
     codes = style.find_fonts([*words, *tokenizer.pieces(ids)])
     figure = style.figure(13, 6.5)
-    left, right = figure.subplots(1, 2, width_ratios=[1.5, 1])
+    map_axes, list_axes = figure.subplots(1, 2, width_ratios=[1.5, 1])
     ids_drawn = ids[: config.num_pieces]
     points = principal_components(vectors[ids_drawn]).numpy()  # (N, 2)
-    left.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
+    map_axes.scatter(points[:, 0], points[:, 1], s=6, color=style.colors[5])
     labels = [piece.translate(codes) for piece in tokenizer.pieces(ids_drawn)]
-    _label_points(left, points, labels)
-    left.set(title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[])
-    right.set_title("Nearest neighbors by cosine")
-    right.axis("off")
+    _label_points(map_axes, points, labels)
+    map_axes.set(
+        title=f"{len(points)} pieces, first two principal components", xticks=[], yticks=[]
+    )
+    list_axes.set_title("Nearest neighbors by cosine")
+    list_axes.axis("off")
     for row, word in enumerate(words):
         neighbors = _describe_neighbors(tokenizer, vectors, ids, word)
         y = 1 - (row + 0.7) / max(len(words), 8)
-        right.text(0, y, word.translate(codes), fontweight="bold", transform=right.transAxes)
-        right.text(0.33, y, neighbors.translate(codes), fontsize=8.5, transform=right.transAxes)
+        list_axes.text(
+            0, y, word.translate(codes), fontweight="bold", transform=list_axes.transAxes
+        )
+        list_axes.text(
+            0.33, y, neighbors.translate(codes), fontsize=8.5, transform=list_axes.transAxes
+        )
     return figure
 
 

@@ -137,25 +137,25 @@ def draw_data(config: VisualizeConfig, style: Style) -> Figure:
     report = read_report(config.data_dir)
     train = report["train"]
     figure = style.figure(11, 4)
-    left, right = figure.subplots(1, 2, width_ratios=[1.3, 1])
+    length_axes, pair_axes = figure.subplots(1, 2, width_ratios=[1.3, 1])
     for i, side in enumerate(("src", "tgt")):
         lengths = train[side]["lengths"]
         edges = [bar * lengths["bar_width"] for bar in range(len(lengths["bars"]) + 1)]
         language = report[f"{side}_lang"]
         label = f"{language}: median {lengths['median']}, 99 % up to {lengths['p99']}"
-        left.stairs(lengths["bars"], edges, color=style.colors[i], label=label, linewidth=2)
-    left.set(title="Length of the training sentences", xlabel="tokens, EOS included", ylim=0)
-    left.set_ylabel("pairs")
-    left.grid()
-    left.legend()
+        length_axes.stairs(lengths["bars"], edges, color=style.colors[i], label=label, linewidth=2)
+    length_axes.set(title="Length of the training sentences", xlabel="tokens, EOS included", ylim=0)
+    length_axes.set_ylabel("pairs")
+    length_axes.grid()
+    length_axes.legend()
     reasons = sorted(train["dropped"], key=train["dropped"].__getitem__)
     counts = [train["dropped"][reason] for reason in reasons] + [train["kept"]]
     colors = [style.colors[1]] * len(reasons) + [style.colors[0]]
-    bars = right.barh([*reasons, "kept"], counts, color=colors)
-    right.bar_label(bars, [f" {count:,}" for count in counts], color=style.ink)
-    right.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
-    right.margins(x=0.2)
-    right.set_ylim(-2, len(counts) + 1)
+    bars = pair_axes.barh([*reasons, "kept"], counts, color=colors)
+    pair_axes.bar_label(bars, [f" {count:,}" for count in counts], color=style.ink)
+    pair_axes.set(title=f"{train['read']:,} training pairs", xlabel="pairs")
+    pair_axes.margins(x=0.2)
+    pair_axes.set_ylim(-2, len(counts) + 1)
     return figure
 
 

@@ -38,18 +38,18 @@ def draw_mask(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the causal mask, and the padding mask of a batch of four sentences."""
     length = min(config.length, _MAX_MASK_LENGTH)
     figure = style.figure(9.5, 5)
-    left, right = figure.subplots(1, 2, width_ratios=[1, 0.9])
+    causal_axes, padding_axes = figure.subplots(1, 2, width_ratios=[1, 0.9])
     causal = causal_mask(length)
-    style.heat_map(left, causal, hidden=~causal)
-    left.set(title="Causal mask of the decoder", xlabel="attended token", ylabel="token")
+    style.heat_map(causal_axes, causal, hidden=~causal)
+    causal_axes.set(title="Causal mask of the decoder", xlabel="attended token", ylabel="token")
     lengths = [length, max(1, length * 3 // 4), max(1, length // 2), 2]
     padding = padding_mask(torch.tensor(lengths), length)[:, 0, 0]  # (B, S)
-    style.heat_map(right, padding, hidden=~padding)
-    right.set(title="Padding mask of a batch", xlabel="attended token", ylabel="sentence")
-    right.set_yticks(range(4), [f"{n} tokens" for n in lengths])
-    left.set_aspect("equal")
-    left.locator_params(integer=True)
-    right.locator_params(axis="x", integer=True)
+    style.heat_map(padding_axes, padding, hidden=~padding)
+    padding_axes.set(title="Padding mask of a batch", xlabel="attended token", ylabel="sentence")
+    padding_axes.set_yticks(range(4), [f"{n} tokens" for n in lengths])
+    causal_axes.set_aspect("equal")
+    causal_axes.locator_params(integer=True)
+    padding_axes.locator_params(axis="x", integer=True)
     figure.supxlabel("blue: may be attended to; gray: may not, its weight is exactly 0", fontsize=9)
     return figure
 
@@ -127,27 +127,29 @@ def parse_schedule(text: str, num_updates: int) -> TrainConfig:
 def draw_smoothing(config: VisualizeConfig, style: Style) -> Figure:
     """Draw the target distribution, and the loss against the model's confidence."""
     figure = style.figure(10, 4.2)
-    left, right = figure.subplots(1, 2)
+    target_axes, loss_axes = figure.subplots(1, 2)
     smoothing = config.label_smoothing
     words = range(_NUM_WORDS)
     targets = torch.stack([smoothed_target(smoothing, word, _NUM_WORDS) for word in words])
     names = [f"word {word}" for word in words]
-    style.heat_map(left, targets, rows=names, columns=[str(word) for word in words])
+    style.heat_map(target_axes, targets, rows=names, columns=[str(word) for word in words])
     for i, j in np.ndindex(*targets.shape):
         ink = style.paper if targets[i, j] > 0.5 else style.ink
-        left.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=ink)
+        target_axes.text(j, i, f"{targets[i, j]:.2f}", ha="center", va="center", color=ink)
     title = f"Target distribution, label_smoothing={smoothing:g}"
-    left.set(title=title, xlabel="word", ylabel="wanted")
+    target_axes.set(title=title, xlabel="word", ylabel="wanted")
     confidences = np.linspace(0.01, 0.999, 200)
     for i, value in enumerate(sorted({0.0, smoothing, 0.4})):
         losses = np.array([smoothed_loss(value, float(c), _NUM_WORDS) for c in confidences])
-        [line] = right.plot(confidences, losses, ["-", "--", "-."][i], label=f"smoothing {value:g}")
+        [line] = loss_axes.plot(
+            confidences, losses, ["-", "--", "-."][i], label=f"smoothing {value:g}"
+        )
         if value:
             lowest = losses.argmin()
-            right.plot(confidences[lowest], losses[lowest], "o", color=line.get_color())
-    right.set(title="Loss of one token", xlabel="probability of the wanted word", ylabel="nats")
-    right.grid()
-    right.legend()
+            loss_axes.plot(confidences[lowest], losses[lowest], "o", color=line.get_color())
+    loss_axes.set(title="Loss of one token", xlabel="probability of the wanted word", ylabel="nats")
+    loss_axes.grid()
+    loss_axes.legend()
     return figure
 
 
