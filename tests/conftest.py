@@ -80,5 +80,5 @@ def toy_data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from toy import command, write_corpus
 
     folder = tmp_path_factory.mktemp("toy")
-    assert command("preprocess", *write_corpus(folder)) == 0
+    assert command("preprocess", write_corpus(folder)) == 0
     return folder / "data"

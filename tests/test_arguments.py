@@ -59,7 +59,7 @@ def test_words_of_other_toolkits_mean_our_settings() -> None:
         ),
         ("average", "checkpoints=a,b", {"checkpoints": ["a,b"]}),
     ):
-        config = composed(command, *typed.split())
+        config = composed(command, typed.split())
         for key, value in expected.items():
             assert attrgetter(key)(config) == value, (command, typed, key)
 
@@ -136,7 +136,7 @@ def test_own_yaml_is_found_by_folder_path_or_search_path(recipes: Path) -> None:
         f"model={small} experiment=my/experiment/mine.yaml",
         f"model={small} experiment={recipes}/experiment/mine.yaml",
     ):
-        config = composed("train", *typed.split())
+        config = composed("train", typed.split())
         assert (config.max_updates, config.search.beam_size) == (1000, 2), typed
         assert (config.model.d_model, config.run_dir) == (64, "runs/mine"), typed
         assert config.experiment == "my/experiment/mine.yaml", typed

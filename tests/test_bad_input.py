@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("bad")
-    assert command("preprocess", *write_corpus(folder), "num_threads=1") == 0
+    assert command("preprocess", write_corpus(folder), "num_threads=1") == 0
     assert train(folder / "data", folder / "run", "max_updates=4") == 0
     return folder
 
@@ -36,7 +36,7 @@ Refused = Callable[..., str]
 def assert_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused:
     """Run a command that must fail as the user's mistake, and check its one line."""
 
-    def check(expected: list[str], name: str, *arguments: str) -> str:
+    def check(expected: list[str], name: str, *arguments: str | list[str]) -> str:
         files = sorted(tmp_path.rglob("*"))
         capfd.readouterr()
         assert command(name, *arguments) == 2, arguments
@@ -94,16 +94,16 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
         ({"data_dir": home}, "home exists", "choose another"),
         ({"data_dir": with_run}, "with_run/run would be lost", "move it"),
     ]:
-        assert_refused(expected, "preprocess", *preprocess_arguments(root, tmp_path, changes))
+        assert_refused(expected, "preprocess", preprocess_arguments(root, tmp_path, changes))
     contents = {path: path.read_bytes() for path in (root / "data").iterdir()}
     changes = {"data.train.src": "no/such", "data_dir": root / "data"}
-    assert_refused(["no/such"], "preprocess", *preprocess_arguments(root, root, changes))
+    assert_refused(["no/such"], "preprocess", preprocess_arguments(root, root, changes))
     assert {path: path.read_bytes() for path in (root / "data").iterdir()} == contents
     key = "tokenizer.vocab_size"
     arguments = preprocess_arguments(root, tmp_path, {key: 37000})
-    line = assert_refused(["vocab_size=37000", "largest possible is"], "preprocess", *arguments)
+    line = assert_refused(["vocab_size=37000", "largest possible is"], "preprocess", arguments)
     largest = line.rsplit("largest possible is ", 1)[1].split(":")[0]
-    assert command("preprocess", *preprocess_arguments(root, tmp_path, {key: largest})) == 0
+    assert command("preprocess", preprocess_arguments(root, tmp_path, {key: largest})) == 0
 
 
 def test_settings_that_cannot_be(assert_refused: Refused) -> None:
@@ -126,9 +126,9 @@ def test_settings_that_cannot_be(assert_refused: Refused) -> None:
         ("export", "max_positions=1", "max_positions=1: must be from 2"),
         ("export", "model_dir=absent", "absent does not exist"),
     ]:
-        assert_refused(expected, name, *argument.split())
+        assert_refused(expected, name, argument.split())
     marian = ["format=huggingface", "quantization=int8"]
-    assert_refused(["quantization=int8: format=huggingface"], "export", *marian)
+    assert_refused(["quantization=int8: format=huggingface"], "export", marian)
 
 
 def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
@@ -162,9 +162,9 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
             if content is not None:
                 (data_dir / file).write_bytes(content)
         places = [f"data_dir={data_dir}", f"run_dir={run_dir}", *setting.split()]
-        assert_refused(expected, "train", *places)
+        assert_refused(expected, "train", places)
     wild = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e7", "max_updates=20"]
-    assert train(data, run, *wild) == 2
+    assert train(data, run, wild) == 2
     assert "not finite" in capfd.readouterr().err
 
 
@@ -196,7 +196,7 @@ def test_folders_that_are_no_models_or_damaged(
         (model / MANIFEST).unlink()
         data = damage if isinstance(damage, bytes) else damage.encode()
         (model / file).write_bytes(data)
-        assert_refused([*expected], "translate", f"model_dir={model}")
+        assert_refused(expected, "translate", f"model_dir={model}")
     output = f"output={tmp_path / 'average'}"
     assert_refused(["is damaged"], "average", f"checkpoints=[{model}]", output)
     shutil.copytree(root / "run", tmp_path / "run", symlinks=True)
@@ -214,12 +214,12 @@ def test_what_cannot_be_translated_or_evaluated(
     (tmp_path / "h").write_text("a\nb\n", encoding="utf-8")
     (tmp_path / "r").write_text("a\n", encoding="utf-8")
     counts = [f"hypotheses={tmp_path / 'h'}", f"references={tmp_path / 'r'}"]
-    assert_refused(["2 lines", "1;"], "evaluate", *counts)
+    assert_refused(["2 lines", "1;"], "evaluate", counts)
     translated = [f"model_dir={root / 'run'}", f"data_dir={root / 'data'}", counts[1]]
-    assert_refused([f"{counts[1]}: needs src=FILE"], "evaluate", *translated)
+    assert_refused([f"{counts[1]}: needs src=FILE"], "evaluate", translated)
     for key, value in (("src", "a.en"), ("split", "valid"), ("src_lang", "en")):
         unused = f"{key}={value}"
-        assert_refused([f"{unused}: does nothing without model_dir"], "evaluate", *counts, unused)
+        assert_refused([f"{unused}: does nothing without model_dir"], "evaluate", counts, unused)
     model = f"model_dir={root / 'run'}"
     out = f"output={tmp_path / 'out'}"
     lines = f"input={tmp_path / 'h'}"
@@ -230,7 +230,7 @@ def test_what_cannot_be_translated_or_evaluated(
         (["input=nothing.en", out], "nothing.en does not exist"),
         (["device=cuda:77"], "device=cuda:77"),
     ]:
-        assert_refused(expected, "translate", model, *arguments)
+        assert_refused(expected, "translate", model, arguments)
     monkeypatch.setattr("sys.stdin", None)
     assert_refused(["stdin is closed"], "translate", model)
     assert_refused(["stdin is closed"], "visualize", model, "what=attention")
@@ -242,7 +242,7 @@ def test_folders_that_an_average_may_not_replace(
     (tmp_path / "config.json").write_text('{"a": 1}', encoding="utf-8")
     (tmp_path / "precious.txt").write_text("keep", encoding="utf-8")
     places = [f"run_dir={root / 'run'}", f"output={tmp_path}"]
-    assert_refused(["choose another folder"], "average", *places)
+    assert_refused(["choose another folder"], "average", places)
     folder = (root / "run/checkpoints/latest").resolve()
     arguments = [f"checkpoints=[{folder}]", f"output={folder}"]
-    assert_refused(["is a checkpoint of a run"], "average", *arguments)
+    assert_refused(["is a checkpoint of a run"], "average", arguments)

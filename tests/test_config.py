@@ -10,7 +10,7 @@ import importlib.resources
 import math
 import re
 import typing
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,10 +57,12 @@ CHOICES = [(group, name) for group in GROUPS for name in choices(group)]
 DOCS = Path(__file__).parents[1] / "docs"
 
 
-def composed(name: str, *arguments: str) -> Any:
-    """Return the config that a command would run with."""
+def composed(name: str, *arguments: str | Iterable[str]) -> Any:
+    """Return the config that a command would run with; each argument is one word or several."""
     configs: list[Any] = []
-    words = [*REQUIRED.get(name, []), *arguments]
+    words = list(REQUIRED.get(name, []))
+    for argument in arguments:
+        words += [argument] if isinstance(argument, str) else argument
     compose.with_config(COMMANDS[name], words, lambda config, *_: configs.append(config))
     return configs[0]
 
@@ -73,7 +75,7 @@ def from_yaml(schema: type[Any], **changes: Any) -> Any:
 def assert_refused(name: str, arguments: str, *expected: str) -> None:
     """Check that a command refuses arguments, separated by spaces, in one line."""
     with pytest.raises(ConfigError) as error:
-        composed(name, *arguments.split(" "))
+        composed(name, arguments.split(" "))
     message = str(error.value)
     assert "\n" not in message, arguments
     for text in expected:
@@ -84,13 +86,13 @@ def assert_refused(name: str, arguments: str, *expected: str) -> None:
 
 
 def test_typed_files_replace_the_text_of_an_experiment() -> None:
-    def sources(*arguments: str) -> list[list[str]]:
+    def sources(*arguments: str | Iterable[str]) -> list[list[str]]:
         data = composed("preprocess", *arguments).data
         return [data.train.source_keys, data.valid.source_keys, data.test.source_keys]
 
     files = ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.tsv=v.tsv"]
     for name in ("multi30k", "iwslt14", "homeassistant", "wmt14_en_de_base"):
-        assert sources(f"experiment={name}", *files) == [["src"], ["tsv"], []], name
+        assert sources(f"experiment={name}", files) == [["src"], ["tsv"], []], name
     assert sources("experiment=multi30k") == [["dataset"]] * 3
     typed = sources("experiment=multi30k", "data.valid.tsv=v.tsv")
     assert typed == [["dataset"], ["tsv"], ["dataset"]]
@@ -148,7 +150,7 @@ def test_presets_of_later_layers_have_the_documented_size_and_can_be_exported() 
 @pytest.mark.slow
 def test_typed_values_win_over_the_experiment_and_have_the_type_of_their_setting() -> None:
     words = ["max_updates=7", "experiment=multi30k", "model.embedding_dropout=0.2"]
-    config = composed("train", *words, "optimizer.peak_learning_rate=5e-4", "seed=9", "mix.a=2")
+    config = composed("train", words, "optimizer.peak_learning_rate=5e-4", "seed=9", "mix.a=2")
     assert (config.max_updates, config.model.embedding_dropout) == (7, 0.2)
     assert (config.optimizer.peak_learning_rate, config.mix) == (5e-4, {"a": 2})
     assert config.run_dir == "runs/multi30k"
@@ -164,7 +166,7 @@ def test_paths_and_lists_need_no_quotes_and_one_element_no_brackets() -> None:
     paths = ["a=b.txt", "a,b.txt", "Grüße.txt", "你好", "~/x y.txt", "it's.txt", "{a}.txt", "a\\b"]
     paths += ["a\\", "'tis", "a\\'b", "#1;2", "'", "'a' or 'b'", '"a", "b"']
     typed = [f"data.corpora.c{i}.dataset={path}" for i, path in enumerate(paths)]
-    corpora = composed("preprocess", *typed).data.corpora
+    corpora = composed("preprocess", typed).data.corpora
     assert [corpus.dataset for corpus in corpora.values()] == paths
     for text, expected in {
         "a b": ["a b"],
@@ -188,7 +190,7 @@ def test_files_are_the_corpus_if_files_are_named() -> None:
 def test_named_settings_are_typed_with_and_without_plus_or_as_one_mapping() -> None:
     typed = ["news.src=a,b.en", "news.tgt=c=d.de", "news.src_tag=<2de>", "web-2.tsv=[x,y]"]
     for plus in ("", "+"):
-        config = composed("preprocess", *(f"{plus}data.corpora.{setting}" for setting in typed))
+        config = composed("preprocess", [f"{plus}data.corpora.{setting}" for setting in typed])
         assert config.data.corpora == {
             "news": CorpusConfig(src=["a,b.en"], tgt=["c=d.de"], src_tag="<2de>"),
             "web-2": CorpusConfig(tsv=["x", "y"]),
@@ -363,7 +365,7 @@ def change(config: Any, key: str) -> Any:
 def test_every_setting_is_compared_on_resume_as_it_declares() -> None:
     assert set(RESUMED) == {name for name, command in COMMANDS.items() if command.can_resume}
     for name, arguments in RESUMED.items():
-        config = composed(name, *arguments)
+        config = composed(name, arguments)
         compared = settings_to_compare(config)
         for key, _, on_resume in iterate_settings(config):
             is_equal = settings_to_compare(change(config, key)) == compared
@@ -381,7 +383,7 @@ def test_a_setting_is_compared_on_resume_unless_it_or_its_group_says_otherwise()
         ("preprocess", "refuse", "data.corpora.a.tsv tokenizer.type"),
         ("preprocess", "free", "data.corpora.a.weight scheduler"),
     ):
-        settings = iterate_settings(composed(name, *RESUMED[name]))
+        settings = iterate_settings(composed(name, RESUMED[name]))
         declared = {key for key, _, behavior in settings if behavior == on_resume}
         assert declared >= set(keys.split()), (name, on_resume)
 
@@ -405,7 +407,7 @@ def test_resumed_commands_treat_changed_settings_as_they_declare(
     tiny = ["model.d_model=16", "model.num_heads=2", "model.d_ff=32", "device=cpu", "num_threads=1"]
     tiny += ["valid_bleu=false", "tracker=[]", "tokens_per_update=200", "max_tokens=100"]
     run = [f"data_dir={toy_data}", f"run_dir={tmp_path / 'run'}", *tiny]
-    assert run_command("train", *run, "max_updates=2") == 0
+    assert run_command("train", run, "max_updates=2") == 0
     for changed, status, expected in [
         ("label_smoothing=0.2", 2, "label_smoothing was 0.1, is 0.2"),
         ("mix_temperature=3", 2, "mix_temperature was None, is 3.0"),
@@ -413,7 +415,7 @@ def test_resumed_commands_treat_changed_settings_as_they_declare(
         ("keep_last=9", 0, ""),
     ]:
         capfd.readouterr()
-        assert run_command("train", *run, "max_updates=2", changed) == status, changed
+        assert run_command("train", run, "max_updates=2", changed) == status, changed
         error = capfd.readouterr().err
         assert expected in error
         assert ("changed setting" in error) == ("dtype" in changed)

@@ -101,7 +101,7 @@ def test_the_script_that_makes_files_is_named_as_it_can_be_run_from_anywhere(
 def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
     toy_data: Path, tmp_path: Path
 ) -> None:
-    def ensure(data_dir: Path, *arguments: str, may_write: bool) -> None:
+    def ensure(data_dir: Path, arguments: list[str], *, may_write: bool) -> None:
         with_config(
             COMMANDS["train"],
             [f"data_dir={data_dir}", *arguments],
@@ -109,9 +109,9 @@ def test_training_uses_an_existing_data_folder_and_prepares_none_in_a_dry_run(
         )
 
     for arguments in (["experiment=copy"], ["data.train.src=a", "data.train.tgt=b"]):
-        ensure(toy_data, *arguments, may_write=True)
+        ensure(toy_data, arguments, may_write=True)
         with pytest.raises(DataError, match=f"make it with: .*preprocess .*{arguments[0]}"):
-            ensure(tmp_path / "missing", *arguments, may_write=False)
+            ensure(tmp_path / "missing", arguments, may_write=False)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -121,9 +121,9 @@ def test_training_prepares_the_bytes_that_preprocessing_writes(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     arguments = [a for a in write_corpus(tmp_path) if not a.startswith("data_dir=")]
-    assert command("preprocess", *arguments, "data_dir=one") == 0
+    assert command("preprocess", arguments, "data_dir=one") == 0
     run = [*TINY, "max_updates=1", "seed=7", "valid_bleu=false", "run_dir=run"]
-    assert command("train", *arguments, *run, "data_dir=two") == 0
+    assert command("train", arguments, run, "data_dir=two") == 0
     names = sorted(path.name for path in Path("one").iterdir())
     assert names == sorted(path.name for path in Path("two").iterdir())
     for name in names:
@@ -161,7 +161,7 @@ def test_an_average_replaces_nothing_that_was_not_named(
     monkeypatch.chdir(tmp_path)
     for name in ("default", "other"):
         run = ["max_updates=8", "valid_bleu=false", f"run_dir=runs/{name}"]
-        assert command("train", f"data_dir={toy_data}", *TINY, *run) == 0
+        assert command("train", f"data_dir={toy_data}", TINY, run) == 0
     assert command("average") == 0
     average = Path("runs/default/average")
     modified_time = (average / "config.json").stat().st_mtime_ns
@@ -201,9 +201,9 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         ("noam", "does not change the learning rate"),
     ):
         run, options = tmp_path / schedule, [*base, f"optimizer.schedule={schedule}"]
-        assert train(toy_data, run, *options, "max_updates=4") == 0
+        assert train(toy_data, run, options, "max_updates=4") == 0
         assert "the run ends: 4 updates are done; a larger max_updates" in capfd.readouterr().err
-        assert train(toy_data, run, *options, "max_updates=8") == 0
+        assert train(toy_data, run, options, "max_updates=8") == 0
         error = capfd.readouterr().err
         assert "resuming with a changed setting: max_updates was 4, is 8" in error
         assert expected in error
@@ -213,7 +213,7 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
     base += ["validate_every_updates=1", "max_updates=90"]
     base += ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-10"]  # no improvement
     for patience in (2, 4, 4):  # the third run was over already
-        assert train(toy_data, tmp_path / "early", *base, f"patience={patience}") == 0
+        assert train(toy_data, tmp_path / "early", base, f"patience={patience}") == 0
         error = capfd.readouterr().err
         reason = f"{patience} validations without a better loss (patience={patience})"
         assert f"the run ends: {reason}" in error or f"the run was over: {reason}" in error
