@@ -98,8 +98,8 @@ def draw_search(config: VisualizeConfig, style: Style) -> Figure:
     best = list(hypotheses[0].tokens)
     panel_heights: list[float] = []
     for i, row in enumerate(rows):
-        num_leaves = 1 + max(height for _, height in row.values())
-        panel_heights.append(max(2.0, 0.36 * (num_leaves - 1) + 1))
+        highest = max(height for _, height in row.values())
+        panel_heights.append(max(2.0, 0.36 * highest + 1))
         panel_heights.append(2.2 if i * width < len(best) else 0.1)
     figure = style.figure(1.05 * width + 2.4, sum(panel_heights) + 0.4 * len(rows))
     panels = figure.subplots(len(panel_heights), 1, height_ratios=panel_heights)
