@@ -112,7 +112,7 @@ def render_report(
     flops_per_second: float,
     start: datetime,
 ) -> str:
-    """Return the output of a dry run for a run of `num_updates` that starts `now`.
+    """Return the output of a dry run for a run of `num_updates` that starts at `start`.
 
     `updates` are an epoch of pairs of `lengths` (N, 2); of a large corpus only the first pool is
     planned. They are assumed to take as long per token of both sides as the updates of `pace`.
