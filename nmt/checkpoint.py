@@ -25,7 +25,8 @@ from nmt.runtime.manifest import note_unverified, verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
 
 FORMAT_VERSION = 1
-WEIGHTS, CONFIG = "model.safetensors", "config.json"
+WEIGHTS = "model.safetensors"
+CONFIG = "config.json"
 EXPORTED = "nmt.json"  # our own file in a folder of nmt-export, whose config.json is another's
 _STEP = re.compile(r"step-(\d{8,})")
 
@@ -193,7 +194,8 @@ def find_model(folder: Path) -> Path:
         load_info(folder)  # raises
     if "average" not in models or "checkpoints/latest" not in models:
         return next(iter(models.values()))
-    average, latest = models["average"], models["checkpoints/latest"]
+    average = models["average"]
+    latest = models["checkpoints/latest"]
     has_more_updates = _num_updates(latest) > _num_updates(average)
     is_written_later = _write_time(latest) > _write_time(average)
     return latest if has_more_updates and is_written_later else average

@@ -51,7 +51,7 @@ def train_and_signal(
     """Run nmt-train; the rank `victim` gets a signal at call `number` of a place."""
     if os.environ.get("RANK", "0") == victim:
         signal_at(place, number, what)
-    return train(data_dir, run_dir, *arguments)
+    return train(data_dir, run_dir, arguments)
 
 
 def train_and_die(place: str, number: int, victim: str, *arguments: Any) -> int:
@@ -70,7 +70,7 @@ def train_and_record(record: Path, data_dir: Path, run_dir: Path, *arguments: An
         return original(learner, update, *rest, **named)
 
     Learner.update = recording  # type: ignore[method-assign]
-    return train(data_dir, run_dir, *arguments)
+    return train(data_dir, run_dir, arguments)
 
 
 def poison(pair: int, factor: float) -> None:

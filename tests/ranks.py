@@ -30,16 +30,16 @@ _PATIENCE_SECONDS = 120  # far more than any of these tests needs, on a busy mac
 def rank_environments(size: int) -> list[dict[str, str]]:
     """Return what torchrun would give each of `size` ranks of this machine."""
     with socket.create_server(("localhost", 0)) as server:
-        port = str(server.getsockname()[1])  # that nobody listens on
+        port = str(server.getsockname()[1])  # a free port
     same = {"WORLD_SIZE": str(size), "LOCAL_WORLD_SIZE": str(size)}
     same |= {"MASTER_ADDR": "localhost", "MASTER_PORT": port}
     return [{**same, "RANK": str(rank), "LOCAL_RANK": str(rank)} for rank in range(size)]
 
 
 class Child:
-    """A process that runs `task(*arguments)` and exits with what it returns; it ends with the test.
+    """A process that runs `task(*arguments)` and exits with its result; it ends with the test.
 
-    What it prints to stderr is in `log`.
+    Its stderr is written to `log`.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class Child:
 
     @property
     def stderr(self) -> str:
-        """Return what the process has written to stderr so far."""
+        """Return the stderr of the process so far."""
         return self.log.read_text(encoding="utf-8")
 
     def send(self, number: signal.Signals) -> None:

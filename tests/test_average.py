@@ -84,15 +84,15 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
     for norm, positions in itertools.product(Norm, Positions):
         model = tiny_model(3, norm=norm, positions=positions)
         folder = save(tmp_path / "m", tokenizer, weights=model.state_dict(), model=model.config)
-        stored, loaded = load_weights(folder), load(folder)
+        stored = load_weights(folder)
+        loaded = load(folder)
         shapes = [name for name, tensor in stored.items() if VOCAB_SIZE in tensor.shape]
         assert shapes == ["embedding.weight"]  # the shared matrix is stored once
-        src, tgt = random_source([6, 3]), random_target(2, 5)
+        src = random_source([6, 3])
+        tgt = random_target(2, 5)
         with torch.no_grad():
-            loaded_hidden, expected = (
-                hidden_states(loaded, *src, tgt),
-                hidden_states(model, *src, tgt),
-            )
+            loaded_hidden = hidden_states(loaded, *src, tgt)
+            expected = hidden_states(model, *src, tgt)
             assert torch.equal(loaded.logits(loaded_hidden), model.logits(expected)), (
                 norm,
                 positions,
@@ -145,13 +145,14 @@ def test_the_average_is_the_arithmetic_mean_and_of_copies_the_copy_bit_for_bit(
     average(folders[:3], tmp_path / "average")
     assert load_info(tmp_path / "average").search == search  # of the newest
     # summed in float64: in float32 the sum of these would already be infinite
-    name, large = "embedding.weight", torch.full_like(loaded[0]["embedding.weight"], 3e38)
+    name = "embedding.weight"
+    large = torch.full_like(loaded[0]["embedding.weight"], 3e38)
     for i, value in enumerate((large, large / 2)):
         save(folders[i], tokenizer, weights={**loaded[0], name: value})
     assert torch.allclose(mean_weights(folders[:2])[name], 0.75 * large)
 
 
-# --- what does not fit
+# --- models that do not match
 
 
 def assert_refused(folders: list[Path], match: str) -> None:

@@ -45,7 +45,7 @@ def finished_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 
 def steps(run_dir: Path) -> list[int]:
-    """Return the updates that have a checkpoint; nothing half done lies beside them."""
+    """Return the updates that have a checkpoint; there must be no incomplete folder."""
     names = [path.name for path in (run_dir / "checkpoints").iterdir()]
     assert not [name for name in names if name.startswith(".")]
     return sorted(int(name[5:]) for name in names if name.startswith("step-"))
@@ -73,7 +73,7 @@ def test_a_state_holds_the_operations_of_a_run_of_months() -> None:
 
 @pytest.fixture
 def bound_files() -> Iterator[Callable[[int], None]]:
-    """Let no file of this process grow above so many bytes, as on a full disk; -1 ends that."""
+    """Limit the size in bytes of files of this process, like a full disk; -1 removes the limit."""
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     handler = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
     yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
@@ -173,7 +173,8 @@ def test_the_newest_good_checkpoints_and_the_best_are_kept(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
     model = random_model(tmp_path / "model", tokenizer)
-    info, weights = checkpoint.load_info(model), checkpoint.load_weights(model)
+    info = checkpoint.load_info(model)
+    weights = checkpoint.load_weights(model)
     for good, keep_last, updates, kept_updates in (
         (0, 2, range(1, 7), [2, 5, 6]),
         (2, 1, range(3, 5), [2, 4]),  # all that is newer than the good one is damaged
@@ -205,7 +206,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
         ("model.safetensors", Path.unlink, "does not exist"),
         ("trainer.pt", lambda path: os.truncate(path, 0), "is damaged"),
         ("trainer.pt", Path.unlink, "does not exist"),
-        ("", shutil.rmtree, ""),  # `latest` leads nowhere
+        ("", shutil.rmtree, ""),  # the target of `latest` is missing
         ("trainer.pt", truncate, "is damaged"),
     ]
     for i, (name, damage, problem) in enumerate(damages):
@@ -224,11 +225,11 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
     # a damaged one does not count among the newest to keep
     run = copy("few")
     truncate(run / "checkpoints/step-00000012/trainer.pt")
-    task = (train_and_die, "update", 3, "0", toy_data, run, *PLAIN, *FEW)
+    task = (train_and_die, "update", 3, "0", toy_data, run, PLAIN, FEW)
     with child(tmp_path / "log", *task) as process:
         assert process.wait() == -9
     assert {int(path.name[5:]) for path in run.glob("checkpoints/step-*")} in ({9}, {9, 10}, {10})
-    # with damaged ones alone it does not begin again
+    # a run with only damaged checkpoints is not started again
     run = copy("run")
     for path in run.glob("checkpoints/step-*/trainer.pt"):
         truncate(path)
@@ -243,7 +244,8 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
 def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     finished_run: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run, seen = tmp_path / "run", []
+    run = tmp_path / "run"
+    seen = []
 
     def noting(original: Callable[..., Any]) -> Callable[..., Any]:
         def noted(*arguments: Any, **named: Any) -> Any:
@@ -269,7 +271,8 @@ def test_saving_does_not_hold_up_training(
     finished_run: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    save, update = checkpoint.save_model, Learner.update
+    save = checkpoint.save_model
+    update = Learner.update
 
     def slow_save(*arguments: Any, **named: Any) -> None:
         deadline = time.monotonic() + 30  # a disk so slow that four updates are done meanwhile
@@ -286,7 +289,7 @@ def test_saving_does_not_hold_up_training(
     monkeypatch.setattr(Learner, "update", noted_update)
     assert train(toy_data, tmp_path / "run", PLAIN, "max_updates=8") == 0
     assert events[: events.index("end")].count("update") == 8
-    # what was written while training went on is what there was when it was saved
+    # the checkpoint has the weights at the time of saving, not the later ones
     folders = [run / "checkpoints/step-00000004" for run in (finished_run, tmp_path / "run")]
     weights, other_weights = (
         safetensors.torch.load_file(folder / "model.safetensors") for folder in folders

@@ -80,7 +80,7 @@ class Clock:
         self.times = [1.1e-9 * counter.get_total_flops(), 1e-9 * counter.get_total_flops()]
 
     def blocked_autorange(self, *, min_run_time: float) -> Clock:
-        """Return what was timed."""
+        """Return itself, which has the times."""
         return self
 
 
@@ -137,7 +137,8 @@ def test_updates_are_measured_for_ten_seconds_after_the_first(
         (0.9, [updates[0]], 9, 12),  # again and again
         (60.0, updates, 1, 1),  # the first is measured itself
     ):
-        clock, measured = [0.0], []
+        clock = [0.0]
+        measured = []
 
         def step(
             update: Update, clock: Any = clock, measured: Any = measured, pace: float = seconds
@@ -187,7 +188,8 @@ def test_the_report_gives_plan_memory_speed_and_time() -> None:
         assert "4 seconds an update (from 4)" in lines["speed"]
         assert "1,000 GFLOP/s of the model, 25% of the peak" in lines["speed"]
         minutes = round(4 * num_updates / 60)
-        hours, forecast = lines["time"].split(maxsplit=1)[0], lines["time"][-16:]
+        hours = lines["time"].split(maxsplit=1)[0]
+        forecast = lines["time"][-16:]
         forecast_minutes = 60 * int(hours.split(":")[0]) + int(hours.split(":")[1])
         assert abs(forecast_minutes - minutes) <= 1
         end = datetime(2026, 1, 31, 23, 0) + timedelta(minutes=minutes)

@@ -93,7 +93,7 @@ def connected(data_dir: Path, **changes: Any) -> Iterator[Run]:
 
 def share(folder: Path, data_dir: Path) -> None:
     """Save the gradient of each layout on this rank, and how often ranks exchanged it; with two
-    ranks, also what updates came to that are not finite on rank 1 alone.
+    ranks, also the results of updates that are not finite only on rank 1.
     """
     exchanges = []
 
@@ -106,7 +106,8 @@ def share(folder: Path, data_dir: Path) -> None:
         changes |= {"r_drop": 1.0, "model": tiny_config(dropout=0.1)}
     with connected(data_dir, **changes) as setup:
         without_dropout(setup.learner)
-        learner, world = setup.learner, setup.world
+        learner = setup.learner
+        world = setup.world
         learner.objective.register_comm_hook(None, counting)  # type: ignore[operator]
         exchanged = []
         for layout in LAYOUTS[world.size]:
@@ -173,7 +174,7 @@ def test_the_mean_over_ranks_of_their_gradients_is_that_of_all_pairs(
 
 
 def update_with(learner: Learner, fault: str, rank: int) -> tuple[UpdateResult, dict[str, Tensor]]:
-    """Make an update with a fault on rank 1 alone; return its figures and what it left behind."""
+    """Make an update with a fault only on rank 1; return its result and the new state."""
     original = learner.losses
     if rank == 1:
         learner.losses = with_factors(learner, *FAULTS[fault])  # type: ignore[method-assign]
@@ -193,7 +194,7 @@ def snapshot(learner: Learner) -> dict[str, Tensor]:
 
 
 def with_factors(learner: Learner, of_loss: float, of_gradient: float) -> Any:
-    """Return `learner.losses` with the loss, or the gradient alone, multiplied."""
+    """Return `learner.losses` with the loss, or only its gradient, multiplied."""
     original = learner.losses
 
     def changed(batch: Any) -> tuple[Tensor, Tensor]:
@@ -215,7 +216,8 @@ FAULTS = {
 def test_an_update_that_is_not_finite_changes_nothing(data_dir: Path, tmp_path: Path) -> None:
     learner = make_run(data_dir, tmp_path, ema_decay=0.5).learner
     assert change(learner, make_update(BATCHES)).is_finite
-    state, original = snapshot(learner), learner.losses
+    state = snapshot(learner)
+    original = learner.losses
     for fault in ("loss", "gradient"):
         learner.losses = with_factors(learner, *FAULTS[fault])  # type: ignore[method-assign]
         assert not change(learner, make_update(BATCHES)).is_finite
@@ -243,7 +245,7 @@ def test_ranks_agree_on_the_figures_of_an_update_which_are_sums_over_them(
         assert getattr(results[0], name) == pytest.approx(getattr(single, name), rel=1e-6), name
     norm = torch.stack([g.norm() for g in exact.values()]).norm().item()
     assert results[0].gradient_norm == pytest.approx(norm, rel=1e-6)
-    # what is not finite on one rank changes nothing on any
+    # an update that is not finite on one rank changes nothing on any
     first, after_loss, after_gradient, after_finite = [state for _, state in ranks[0]]
     for skipped in (after_loss, after_gradient):
         assert skipped.keys() == first.keys()
@@ -273,7 +275,9 @@ def validate(folder: Path, data_dir: Path, run_dir: Path) -> None:
 def test_each_part_of_the_validation_set_is_of_one_rank(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    setup, losses, lines = make_run(data_dir, tmp_path, max_tokens=60), [], list[str]()
+    setup = make_run(data_dir, tmp_path, max_tokens=60)
+    losses = []
+    lines = list[str]()
     text = HeldOutText("", LanguagePair("en", "de"), list("abcdefgh"), list("abcdefgh"))
 
     def translate(sources: list[str], **_: str) -> list[str]:

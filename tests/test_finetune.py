@@ -40,7 +40,7 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def tune(base: Path, run_dir: Path, *arguments: str) -> int:
-    """Go on with the weights of `base`, whose architecture nobody repeats."""
+    """Fine-tune the model of `base`, without naming its architecture again."""
     settings = [f"data_dir={base / 'data'}", f"run_dir={run_dir}", f"init_from={base / 'run'}"]
     return command("train", settings, SHAPE, "valid_bleu=false", "max_updates=4", arguments)
 
@@ -67,7 +67,8 @@ def test_an_adapter_computes_nothing_at_first_and_is_merged_exactly() -> None:
             plain = FastLinear(module.in_features, module.out_features)
             plain.weight.data = merged_state(model)[f"{name}.weight"]
             plain.bias.data = module.bias.data
-            start, end = module.out_features // 3, module.out_features
+            start = module.out_features // 3
+            end = module.out_features
             for activation in ("none", "relu"):
                 expected = plain.block(x, start, end, activation=activation)
                 actual = module.block(x, start, end, activation=activation)
@@ -114,13 +115,13 @@ def test_frozen_parts_have_no_gradient_and_stay(base: Path, tmp_path: Path) -> N
 def test_adapters_train_what_is_not_frozen_and_resume_exactly(base: Path, tmp_path: Path) -> None:
     old = read_weights(base / "run")
     lora = ["adapter=lora", "adapter_rank=2", "freeze=[encoder]", "max_updates=8"]
-    assert tune(base, tmp_path / "whole", *lora) == 0
+    assert tune(base, tmp_path / "whole", lora) == 0
     new = read_weights(tmp_path / "whole")
     assert new.keys() == old.keys()
     for name in old:
         assert torch.equal(old[name], new[name]) == name.startswith("encoder_"), name
-    assert tune(base, tmp_path / "parts", *lora[:-1], "max_updates=4") == 0
-    assert tune(base, tmp_path / "parts", *lora) == 0
+    assert tune(base, tmp_path / "parts", lora[:-1], "max_updates=4") == 0
+    assert tune(base, tmp_path / "parts", lora) == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
 
 

@@ -1,4 +1,4 @@
-"""What is not finite never reaches the weights; a run says what happened, with which sentences."""
+"""Losses that are not finite never reach the weights, and are logged with their sentences."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ LEFT_OUT = "not finite, left out"
 def bad_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run in which the loss of a pair is not a number."""
     folder = tmp_path_factory.mktemp("guard")
-    task = (train_poisoned, PAIR, "update", 1000, toy_data, folder / "run", *RICH)
+    task = (train_poisoned, PAIR, "update", 1000, toy_data, folder / "run", RICH)
     with child(folder / "log", *task) as process:
         assert process.wait() == 0, process.stderr
     return folder / "run"
@@ -67,7 +67,7 @@ def named_pairs(text: str) -> list[int]:
     return [int(number) for number in match[1].split(", ")]
 
 
-# --- what is not finite
+# --- losses that are not finite
 
 
 def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
@@ -86,10 +86,11 @@ def test_updates_with_a_bad_pair_are_left_out_and_the_others_done(
     assert all(torch.isfinite(value).all() for value in read_weights(bad_run).values())
     saved = torch.load(bad_run / "checkpoints/latest/trainer.pt", weights_only=True)
     assert saved["state"]["bad_updates"] == 0  # in a row
-    # figures are finite, and the schedule counts done updates alone
+    # figures are finite, and the schedule counts only finished updates
     config = TrainConfig(optimizer=OptimizerConfig(warmup_steps=20))
     config.model.d_model = 16
-    records, good = read_records(bad_run, "nll"), [u for i, u in enumerate(updates) if i not in bad]
+    records = read_records(bad_run, "nll")
+    good = [u for i, u in enumerate(updates) if i not in bad]
     assert [record["update"] for record in records] == list(range(1, 21))
     names = "loss gradient_norm tokens_per_second memory_bytes model_flops_per_second"
     lengths = sampler(toy_data).lengths
@@ -139,7 +140,7 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
 ) -> None:
     run = tmp_path / "run"
     for number, code in ((7, -9), (9, -9), (1000, 0)):
-        task = (train_poisoned, PAIR, "update", number, toy_data, run, *RICH)
+        task = (train_poisoned, PAIR, "update", number, toy_data, run, RICH)
         with child(tmp_path / "log", *task) as process:
             assert process.wait() == code, process.stderr
     assert_same_weights(bad_run, run)
@@ -200,7 +201,8 @@ def test_overflows_lower_the_scale_and_do_not_end_the_run(
 
 
 def test_a_spike_stands_out_of_the_losses_before_it() -> None:
-    draw, detector = np.random.default_rng(0), SpikeDetector()
+    draw = np.random.default_rng(0)
+    detector = SpikeDetector()
     falling = 9 * np.exp(-np.arange(400) / 100) + 2 + 0.05 * draw.standard_normal(400)
     assert not any(detector.is_spike(float(loss)) for loss in falling)
     assert detector.is_spike(3.5)

@@ -65,7 +65,7 @@ def has_torch(pid: int) -> bool:
 
 
 def last_update(run_dir: Path) -> int:
-    """Return the update of the newest checkpoint; 0 when there is none."""
+    """Return the update of the newest checkpoint; 0 without checkpoints."""
     steps = [int(path.name[5:]) for path in run_dir.glob("checkpoints/step-*")]
     return max(steps, default=0)
 
@@ -79,7 +79,7 @@ def trains_on(process: Child, run_dir: Path) -> None:
 @pytest.mark.slow
 def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, toy_data, run, *TWO) as process:
+    with launched(tmp_path, toy_data, run, TWO) as process:
         trains_on(process, run)
         pids = rank_pids(tmp_path)
         assert len(pids) == 2
@@ -96,13 +96,14 @@ def test_a_killed_rank_ends_the_run_which_names_it(toy_data: Path, tmp_path: Pat
 def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
     toy_data: Path, tmp_path: Path
 ) -> None:
-    run, old_pids = tmp_path / "run", []
+    run = tmp_path / "run"
+    old_pids = []
     for number, code in (
         (signal.SIGTERM, 75),
         (signal.SIGKILL, -9),
         (signal.SIGUSR1, 75),  # while the old ranks may live
     ):
-        with launched(tmp_path, toy_data, run, *TWO) as process:
+        with launched(tmp_path, toy_data, run, TWO) as process:
             trains_on(process, run)
             assert not any(is_alive(pid) for pid in old_pids)
             old_pids = rank_pids(tmp_path)
@@ -110,9 +111,9 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
             assert process.wait(60) == code
             text = rf"nmt-train: stopped by {number.name} after update \d+, which"
             assert code < 0 or re.match(text, process.stderr.splitlines()[-1])
-    # its bits are those of a run on two ranks that nothing disturbed
+    # bit-identical to an undisturbed run on two ranks
     end = f"max_updates={last_update(run)}"
-    run_ranks(tmp_path, 2, train, toy_data, tmp_path / "whole", *ENDLESS, end)
+    run_ranks(tmp_path, 2, train, toy_data, tmp_path / "whole", ENDLESS, end)
     assert_same_weights(tmp_path / "whole", run)
 
 
@@ -121,7 +122,7 @@ def test_a_signal_to_the_launcher_saves_and_ranks_end_with_a_killed_one(
 def test_ranks_that_still_import_end_quietly_with_ctrl_c_and_with_a_killed_launcher(
     number: signal.Signals, code: int, toy_data: Path, tmp_path: Path
 ) -> None:
-    with launched(tmp_path, toy_data, tmp_path / "run", *TWO) as process:
+    with launched(tmp_path, toy_data, tmp_path / "run", TWO) as process:
         process.wait_until(lambda: len([pid for pid in rank_pids(tmp_path) if has_torch(pid)]) == 2)
         for pid in rank_pids(tmp_path) if number == signal.SIGINT else []:  # as a terminal does
             os.kill(pid, number)
@@ -134,7 +135,7 @@ def test_ranks_that_still_import_end_quietly_with_ctrl_c_and_with_a_killed_launc
 @pytest.mark.long
 def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    with launched(tmp_path, toy_data, run, *TWO, "timeout_seconds=5") as process:
+    with launched(tmp_path, toy_data, run, TWO, "timeout_seconds=5") as process:
         trains_on(process, run)
         pids = rank_pids(tmp_path)
         os.kill(pids[1], signal.SIGSTOP)
@@ -149,7 +150,7 @@ def test_a_rank_that_hangs_ends_the_run_within_the_timeout(toy_data: Path, tmp_p
 @pytest.mark.long
 def test_a_mistake_of_the_user_is_one_line_from_all_ranks(toy_data: Path, tmp_path: Path) -> None:
     options = [*TWO, "max_tokens=3"]
-    with launched(tmp_path, toy_data, tmp_path / "run", *options) as process:
+    with launched(tmp_path, toy_data, tmp_path / "run", options) as process:
         assert process.wait(60) == 2
         lines = process.stderr.splitlines()
     last_line = r"nmt-train: rank \d: max_tokens=3 is less than the longest sentence"

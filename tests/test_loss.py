@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from nmt.training import loss
 from nmt.training.loss import smoothed_cross_entropy
 
-NUM_WORDS, WIDTH = 11, 6
+NUM_WORDS = 11
+WIDTH = 6
 EPSILONS = [0.0, 0.1, 0.5]
 SOFTMAXES = [loss.softmax_loss_in_place, loss.softmax_loss_for_compiler]
 HALVES = [torch.bfloat16, torch.float16]
@@ -38,7 +39,8 @@ def by_definition(
 def example(count: int = 12) -> tuple[Tensor, Tensor, Tensor]:
     """Draw hidden states, an output weight and targets."""
     torch.manual_seed(0)
-    hidden, weight = torch.randn(count, WIDTH), torch.randn(NUM_WORDS, WIDTH)
+    hidden = torch.randn(count, WIDTH)
+    weight = torch.randn(NUM_WORDS, WIDTH)
     targets = torch.randint(1, NUM_WORDS, (count,))
     return hidden.requires_grad_(), weight.requires_grad_(), targets
 
@@ -108,7 +110,7 @@ def test_the_gradient_of_the_output_layer_survives_a_large_vocabulary() -> None:
     targets = torch.randint(1, 37_000, (60,))
     expected, exact_gradients = exact_loss(hidden, weight, targets)
     rare = torch.ones(len(weight), dtype=torch.bool)
-    rare[targets] = False  # rows whose gradient is made of tiny probabilities alone
+    rare[targets] = False  # rows whose gradient is a sum of tiny probabilities
     for dtype, softmax in itertools.product([torch.float32, *HALVES], SOFTMAXES):
         with torch.autocast("cpu", dtype=dtype, enabled=dtype is not torch.float32):
             sums = smoothed_cross_entropy(
@@ -133,7 +135,8 @@ def test_the_gradient_of_the_output_layer_is_summed_in_float32(
     """A sum in half precision stops growing after a few hundred equal terms."""
     monkeypatch.setattr(loss, "CPU_CHUNK_ROWS", 1)
     torch.manual_seed(0)
-    hidden, weight = torch.randn(1, 6).expand(1000, 6), torch.randn(11, 6).requires_grad_()
+    hidden = torch.randn(1, 6).expand(1000, 6)
+    weight = torch.randn(11, 6).requires_grad_()
     targets = torch.full((1000,), 5)
     exact_gradient = exact_loss(hidden, weight, targets)[1][1]
     for dtype in HALVES:

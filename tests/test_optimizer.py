@@ -27,8 +27,11 @@ from nmt.model.fast import FastTransformer
 from nmt.training.optimizer import WeightAverage, clip_gradient, make_optimizers
 from nmt.training.schedule import learning_rate, peak_learning_rate
 
-ADAMW, INVERSE_SQRT, COSINE = Optimizer.adamw, Schedule.inverse_sqrt, Schedule.cosine
-MUON, ADAFACTOR = Optimizer.muon, Optimizer.adafactor
+ADAMW = Optimizer.adamw
+INVERSE_SQRT = Schedule.inverse_sqrt
+COSINE = Schedule.cosine
+MUON = Optimizer.muon
+ADAFACTOR = Optimizer.adafactor
 
 
 def config(*, d_model: int = 512, max_updates: int = 100_000, **optimizer: Any) -> TrainConfig:
@@ -39,15 +42,17 @@ def config(*, d_model: int = 512, max_updates: int = 100_000, **optimizer: Any) 
 
 
 def torchs_rates(settings: TrainConfig) -> list[float]:
-    """Run torch's linear warm-up and what follows it for `max_updates` steps.
+    """Run torch's linear warm-up and decay for `max_updates` steps.
 
     torch counts from 0, where the rate is that of the first update; its warm-up cannot start at 0.
     """
-    warmup, peak = settings.optimizer.warmup_steps, peak_learning_rate(settings)
+    warmup = settings.optimizer.warmup_steps
+    peak = peak_learning_rate(settings)
     optimizer = torch.optim.SGD(nn.Linear(1, 1).parameters(), lr=peak)
     rise = lr_scheduler.LinearLR(optimizer, start_factor=1 / warmup, total_iters=warmup - 1)
     fall: lr_scheduler.LRScheduler
-    schedule, num_left = settings.optimizer.schedule, settings.max_updates - warmup
+    schedule = settings.optimizer.schedule
+    num_left = settings.max_updates - warmup
     if schedule is COSINE:
         fall = lr_scheduler.CosineAnnealingLR(optimizer, num_left)
     elif schedule is Schedule.linear:
@@ -112,7 +117,8 @@ def adam_by_hand(
 ) -> Tensor:
     """Loshchilov and Hutter (2019), algorithm 2, in float64; without decay it is Adam."""
     weights = start.double()
-    mean, square = torch.zeros_like(weights), torch.zeros_like(weights)
+    mean = torch.zeros_like(weights)
+    square = torch.zeros_like(weights)
     for step, gradient in enumerate(gradients, start=1):
         g = gradient.double()
         mean = config.beta1 * mean + (1 - config.beta1) * g
@@ -129,7 +135,8 @@ def adafactor_by_hand(start: Tensor, gradients: list[Tensor], weight_decay: floa
     weights = start.double()
     seconds = [weights.new_zeros(1)] * 2
     for step, gradient in enumerate(gradients, start=1):
-        square, share = gradient.double() ** 2, step**-0.8
+        square = gradient.double() ** 2
+        share = step**-0.8
         means = [square, weights.new_ones(1)]
         if weights.dim() == 2:
             means = [square.mean(-1, keepdim=True), square.mean(-2, keepdim=True)]
@@ -145,7 +152,8 @@ def adafactor_by_hand(start: Tensor, gradients: list[Tensor], weight_decay: floa
 
 def muon_by_hand(start: Tensor, gradients: list[Tensor], config: OptimizerConfig) -> Tensor:
     """Jordan et al. (2024) with the factor of Liu et al. (2025), in float64 by singular values."""
-    weights, mean = start.double(), torch.zeros_like(start, dtype=torch.float64)
+    weights = start.double()
+    mean = torch.zeros_like(start, dtype=torch.float64)
     for step, gradient in enumerate(gradients, start=1):
         mean = config.momentum * mean + (1 - config.momentum) * gradient.double()
         ahead = config.momentum * mean + (1 - config.momentum) * gradient.double()
@@ -224,7 +232,7 @@ def check_muon(settings: OptimizerConfig, model: FastTransformer) -> None:
         decay = settings.weight_decay if weight.dim() == 2 else 0.0
         expected = adam_by_hand(start[name], gradients[name], settings, decay)
         if weight.dim() == 2 and "layers" in name and name.endswith("weight"):
-            kv_rows = (len(weight) - 16) // 2  # as many rows as of values
+            kv_rows = (len(weight) - 16) // 2  # of the keys, and of the values
             sizes = [16, kv_rows, kv_rows] if "in_projection" in name else len(weight)
             cut = [x.split(sizes) for x in (start[name], *gradients[name])]
             blocks = zip(*cut, strict=True)
@@ -259,7 +267,8 @@ def test_gradients_are_clipped_to_the_norm_and_the_old_norm_returned() -> None:
 
 def test_the_average_is_its_recursion_by_hand_and_takes_no_part_in_training() -> None:
     for decay in (0.2, 0.6, 0.9999):
-        model, draw = tiny_model().train(), torch.Generator().manual_seed(0)
+        model = tiny_model().train()
+        draw = torch.Generator().manual_seed(0)
         average = WeightAverage(model, decay)
         expected = {name: tensor.double() for name, tensor in model.state_dict().items()}
         for t in range(1, 19):

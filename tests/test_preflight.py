@@ -46,7 +46,8 @@ def draw_lengths(count: int, longest: int, seed: int = 0) -> Lengths:
 
 def run_batch(model: Transformer, lengths: Lengths, rows: Rows) -> None:
     """Run random pairs of these lengths forward and backward."""
-    (src_size, tgt_size), count = lengths[rows].max(axis=0), len(rows)
+    (src_size, tgt_size) = lengths[rows].max(axis=0)
+    count = len(rows)
     src = torch.randint(4, 20, (count, int(src_size)))
     tgt = torch.randint(4, 20, (count, int(tgt_size)))
     hidden = hidden_states(model, src, torch.as_tensor(lengths[rows, 0]), tgt).flatten(0, 1)
@@ -109,7 +110,8 @@ def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Pa
 
 @pytest.mark.slow
 def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
-    model, lengths = tiny_model().train(), draw_lengths(50, 20)
+    model = tiny_model().train()
+    lengths = draw_lengths(50, 20)
     weights_before = [weight.detach().clone() for weight in model.parameters()]
     held = peak_memory_bytes(CPU)
     # `held` is more than ever was free below the peak
@@ -124,7 +126,8 @@ def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None
     tried = [lengths[rows] for rows in largest_batches(lengths, 700)]
 
     def measures(batch: Lengths) -> list[int]:
-        count, (src, tgt) = len(batch), map(int, batch.max(axis=0))
+        count = len(batch)
+        (src, tgt) = map(int, batch.max(axis=0))
         squares = src * src + src * tgt + tgt * tgt
         return [count * (src + tgt), count * src, count * tgt, count * squares]
 
@@ -155,7 +158,8 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
 ) -> None:
     model = tiny_model()
     weights = sum(p.numel() * 4 for p in model.parameters())
-    full, paths = {"sharding": Sharding.full}, {"data_dir": "", "run_dir": ""}
+    full = {"sharding": Sharding.full}
+    paths = {"data_dir": "", "run_dir": ""}
     cases: list[tuple[dict[str, Any], int, float]] = [  # settings, ranks, times the weights
         ({}, 1, 4),  # weights, gradients and two moments
         ({}, 2, 4),  # DDP has all on each

@@ -56,7 +56,7 @@ def finished_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 def two_rank_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A whole run on 2 ranks."""
     folder = tmp_path_factory.mktemp("resume")
-    run_ranks(folder, 2, train, toy_data, folder / "two", *RICH)
+    run_ranks(folder, 2, train, toy_data, folder / "two", RICH)
     return folder / "two"
 
 
@@ -102,7 +102,7 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
 def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
     two_rank_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    arguments = (toy_data, tmp_path / "run", *RICH)
+    arguments = (toy_data, tmp_path / "run", RICH)
     with ranks(tmp_path, 2, train_and_die, "update", 9, "1", *arguments) as (first, second):
         assert second.wait() == -9
         assert first.wait(30) == 1, first.stderr
@@ -166,7 +166,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     finished_run: Path, toy_data: Path, tmp_path: Path,
     number: signal.Signals, fault: str, call: int, saved: int | None,
 ) -> None:  # fmt: skip
-    arguments = (toy_data, tmp_path / "run", *RICH)
+    arguments = (toy_data, tmp_path / "run", RICH)
     with child(tmp_path / "log", train_and_signal, number, fault, call, "0", *arguments) as process:
         assert process.wait() == EXIT_STOPPED == 75
         last_line = process.stderr.splitlines()[-1]
@@ -184,7 +184,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
 def test_a_signal_to_one_rank_stops_both(
     two_rank_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    arguments = (toy_data, tmp_path / "run", *RICH)
+    arguments = (toy_data, tmp_path / "run", RICH)
     with ranks(
         tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *arguments
     ) as processes:
@@ -205,7 +205,7 @@ def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130
         (signal.SIGINT, 7, 130, "nmt-train: interrupted\n", "step-00000004"),
     ):
         run = tmp_path / number.name
-        task = (train_and_signal, number, "update", call, "0", toy_data, run, *RICH)
+        task = (train_and_signal, number, "update", call, "0", toy_data, run, RICH)
         with child(tmp_path / "log", *task) as process:
             assert process.wait() == code
             assert expected_end in process.stderr[-200:]
@@ -282,7 +282,8 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     still = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-12"]
     still += ["max_updates=1", "log_every_updates=1"]
     assert train(toy_data, tmp_path / "still", options, still) == 0
-    old, new = read_weights(short), read_weights(tmp_path / "still")
+    old = read_weights(short)
+    new = read_weights(tmp_path / "still")
     assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
     (record,) = read_records(tmp_path / "still", "nll")  # a new schedule
     assert record["update"] == 1
@@ -321,7 +322,8 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     frozen = replace(config, model=info.model, freeze=[Part.embeddings])
     with pytest.raises(ConfigError, match=r"freeze=\[embeddings\]: \d+ pieces .* stay random"):
         load_initial_weights(frozen, new, fresh)
-    rows, num_kept = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True)), 0
+    rows = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True))
+    num_kept = 0
     for row, piece in enumerate(new.all_pieces()):
         origin = old_weights["embedding.weight"][rows[piece]] if piece in rows else None
         same = fresh["embedding.weight"][row] if origin is None else origin
@@ -332,7 +334,8 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     assert all(
         torch.equal(carried[k], w) for k, w in old_weights.items() if k != "embedding.weight"
     )
-    old_rows, embedding = torch.arange(float(old.vocab_size)), "embedding.weight"
+    old_rows = torch.arange(float(old.vocab_size))
+    embedding = "embedding.weight"
     output = {"output_weight": old_weights[embedding] + 1, "output_bias": old_rows}
     old_state = old_weights | output
     new_state = fresh | {

@@ -41,7 +41,7 @@ def train_part(data_dir: Path, run_dir: Path, sharding: str, max_updates: int) -
         data_dir=str(data_dir),
         run_dir=str(run_dir),
         model=tiny_config(num_heads=2),
-        # a large eps: the gradient of the keys' bias is 0 but for rounding, which Adam blows up
+        # a large eps: the gradient of the keys' bias is 0 except for rounding, which Adam amplifies
         optimizer=OptimizerConfig(warmup_steps=50, max_grad_norm=1.0, eps=1e-4),
         sharding=Sharding(sharding),
         tokens_per_update=150,
@@ -56,7 +56,8 @@ def train_part(data_dir: Path, run_dir: Path, sharding: str, max_updates: int) -
     )
     from torch.distributed.tensor import DTensor  # takes 2 s
 
-    world, original = find_world(), Learner.update
+    world = find_world()
+    original = Learner.update
 
     def checking(learner: Learner, *args: Any, **named: Any) -> Any:
         is_divided = all(isinstance(p, DTensor) for p in learner.model.parameters())
@@ -82,7 +83,7 @@ def content(run_dir: Path) -> dict[str, Any]:
 
 @pytest.fixture
 def lone_group() -> Iterator[None]:
-    """A process group of this process alone."""
+    """A process group with this process only."""
     dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     yield
     dist.destroy_process_group()
@@ -94,7 +95,9 @@ def test_dividing_a_model_in_training_keeps_weights_moments_and_average(
 ) -> None:
     from nmt.training.sharding import Sharded
 
-    update, states, passes = make_update(CUTS["unequal"]), [], []
+    update = make_update(CUTS["unequal"])
+    states = []
+    passes = []
     settings = {"model": tiny_config(num_heads=2), "optimizer": OptimizerConfig(eps=1e-4)}
     for sharding in Sharding:
         torch.manual_seed(1)

@@ -80,7 +80,8 @@ def read_trackio(run_dir: Path) -> list[Point]:
 def read_wandb(run_dir: Path) -> list[Point]:
     from wandb.proto import wandb_internal_pb2 as protocol
 
-    points_read, ids = [], set()
+    points_read = []
+    ids = set()
     for path in (run_dir / "wandb").glob("offline-run-*/*.wandb"):
         for content in leveldb_records(path.read_bytes()):
             record = protocol.Record()
@@ -91,12 +92,13 @@ def read_wandb(run_dir: Path) -> list[Point]:
             names = [name for name in row if not name.startswith(("_", "update"))]
             points_read += [(row["update"], name, row[name]) for name in names]
     assert len(ids) <= 1
-    return sorted(set(points_read))  # as wandb drops what comes twice with the same step
+    return sorted(set(points_read))  # wandb drops repeated records of a step
 
 
 def leveldb_records(data: bytes) -> Iterator[bytes]:
     """Yield the records of a log of LevelDB's format, which begins with 7 bytes of wandb's own."""
-    position, record = 7, b""
+    position = 7
+    record = b""
     while position + 7 <= len(data):
         room = 32768 - position % 32768
         if room < 7:
@@ -150,14 +152,16 @@ def assert_holds(name: str, run_dir: Path, lines: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", READ)  # each needs a library of its own
 def test_a_tracker_holds_each_line_once_whatever_was_killed(name: str, run_dir: Path) -> None:
     pytest.importorskip(name)
-    lines, resumed = records(24), 8
+    lines = records(24)
+    resumed = 8
     write_lines(run_dir, [])
     feed = Feed(TrackerName(name), run_dir)
     for line in lines[:20]:  # while a run goes on
         write_lines(run_dir, [line], "a")
         feed.notify()
     with (run_dir / "metrics.jsonl").open("a") as file:  # a line that is being written
-        half, remainder = json.dumps(lines[20])[:9], json.dumps(lines[20])[9:]
+        half = json.dumps(lines[20])[:9]
+        remainder = json.dumps(lines[20])[9:]
         file.write(half)
         file.flush()
         until = time.monotonic() + 60
@@ -195,7 +199,8 @@ def test_a_killed_and_resumed_run_is_one_run_without_doubled_steps(
     env = {"WANDB_MODE": "offline", "TRACKIO_DIR": str(run_dir / "trackio")}
     small = ("valid_bleu=false", "max_updates=20", "log_every_updates=1", f"tracker={name}")
     small += ("validate_every_updates=10",)
-    log, arguments = run_dir.parent / "log", (toy_data, run_dir, *small)
+    log = run_dir.parent / "log"
+    arguments = (toy_data, run_dir, *small)
     with child(log, train_and_die, "update", 15, "0", *arguments, env=env) as process:
         assert process.wait() == -9, process.stderr
     with child(log, train, *arguments, env=env) as process:

@@ -42,7 +42,7 @@ def tiny_config(**changes: Any) -> ModelConfig:
 
 
 def draw_large(model: Transformer) -> None:
-    """Draw weights anew, in layers by Xavier's rule for each matrix, larger than fresh ones, so
+    """Draw larger weights than initialization does, by Xavier's rule for each matrix of a layer, so
     that an untrained model does not repeat one word.
     """
     for embedding in (model.embedding, model.src_embedding):
@@ -120,13 +120,15 @@ def random_target(batch: int, length: int, seed: int = 1) -> Tensor:
 
 
 def hidden_states(model: Transformer, src: Tensor, src_lengths: Tensor, tgt: Tensor) -> Tensor:
-    """Return what the model makes of each position of `tgt` (B, T) after padded sources (B, S): an
-    accelerated one of packed sentences, the plain one of padded sentences.
+    """Return hidden states for each position of `tgt` (B, T) after padded sources (B, S).
+
+    An accelerated model computes packed sentences, the plain one padded sentences.
     """
     if not isinstance(model, FastTransformer):
         masks = padding_mask(src_lengths, src.size(1)), causal_mask(tgt.size(1))
         return model(src, masks[0], tgt, masks[1])
-    sources, targets = pack(src_lengths.tolist()), pack([tgt.size(1)] * len(tgt))
+    sources = pack(src_lengths.tolist())
+    targets = pack([tgt.size(1)] * len(tgt))
     ids = sources.unpad(src[:, : sources.longest])
     return targets.pad(model(ids, sources, tgt.flatten(), targets))  # (B, T, D)
 

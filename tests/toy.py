@@ -62,15 +62,20 @@ def command(name: str, *arguments: str | Iterable[str]) -> int:
 
     Each of `arguments` is one argument or several.
     """
+    return main(COMMANDS[name], flatten(arguments))
+
+
+def flatten(arguments: Iterable[Any]) -> list[str]:
+    """Return all strings in nested lists."""
     flat: list[str] = []
     for argument in arguments:
-        flat += [argument] if isinstance(argument, str) else argument
-    return main(COMMANDS[name], flat)
+        flat += [argument] if isinstance(argument, str) else flatten(argument)
+    return flat
 
 
 def train(data_dir: Path, run_dir: Path, *arguments: str | Iterable[str]) -> int:
     """Run nmt-train with a model of a few thousand weights; see `command` for `arguments`."""
-    return command("train", [f"data_dir={data_dir}", f"run_dir={run_dir}"], TINY, *arguments)
+    return command("train", [f"data_dir={data_dir}", f"run_dir={run_dir}"], TINY, arguments)
 
 
 def read_records(run_dir: Path, key: str) -> list[dict[str, Any]]:

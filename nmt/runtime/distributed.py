@@ -44,7 +44,8 @@ def find_world() -> World:
     """Read the rank of this process from the variables of a launcher, such as torchrun."""
     if not is_launched():
         return World()
-    rank, size = os.environ["RANK"], os.environ["WORLD_SIZE"]
+    rank = os.environ["RANK"]
+    size = os.environ["WORLD_SIZE"]
     if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
         raise ConfigError(
             f"RANK={rank}, WORLD_SIZE={size}: set by a launcher, the rank must be from 0 to below "
@@ -208,6 +209,7 @@ def keep_freed_memory() -> None:
     """Let this process keep up to 512 MiB of freed memory between the steps of a search (glibc)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        trim_threshold, mmap_threshold = -1, -3  # numbers of malloc.h; the latter may be 32 MiB
+        trim_threshold = -1
+        mmap_threshold = -3  # numbers of malloc.h; the latter may be 32 MiB
         mallopt(mmap_threshold, 32 << 20)
         mallopt(trim_threshold, 512 << 20)

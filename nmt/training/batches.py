@@ -81,7 +81,8 @@ def make_batch(
     src_end = [tokenizer.src.eos_id] if source_eos else []
     src_lengths = [len(src) + len(src_end) for src in sources]
     tgt_lengths = [len(tgt) + 1 for tgt in targets]
-    num_src_tokens, num_tokens = sum(src_lengths), sum(tgt_lengths)
+    num_src_tokens = sum(src_lengths)
+    num_tokens = sum(tgt_lengths)
     src_padding = round_to - num_src_tokens % round_to if round_to > 1 else 0
     tgt_padding = round_to - num_tokens % round_to if round_to > 1 else 0
     # padding becomes sentences no longer than the longest, the same number of them on both sides
@@ -90,7 +91,8 @@ def make_batch(
     num_extra = max(len(src_extra), len(tgt_extra))
     src_extra += [0] * (num_extra - len(src_extra))
     tgt_extra += [0] * (num_extra - len(tgt_extra))
-    bos, eos = [tokenizer.tgt.bos_id], [tokenizer.tgt.eos_id]
+    bos = [tokenizer.tgt.bos_id]
+    eos = [tokenizer.tgt.eos_id]
     src_pads = [tokenizer.src.pad_id] * src_padding
     tgt_pads = [tokenizer.tgt.pad_id] * tgt_padding
     return Batch(

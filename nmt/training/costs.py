@@ -75,7 +75,8 @@ def kv_size(config: ModelConfig) -> int:
 
 def _layer_shapes(config: ModelConfig) -> list[Shape]:
     """Return the matrices of self-attention and feed-forward."""
-    d_model, d_ff = config.d_model, config.d_ff
+    d_model = config.d_model
+    d_ff = config.d_ff
     q_size = config.num_heads * config.d_k
     shapes = [(d_model, q_size + 2 * kv_size(config)), (q_size, d_model), (d_model, d_ff)]
     if config.activation is Activation.swiglu:

@@ -101,9 +101,11 @@ def carry_over(
     carried = {name: weights.get(name, tensor) for name, tensor in fresh.items()}
     for name in sorted(_VOCABULARY_TENSORS & fresh.keys()):
         rows = weights[name if name in weights else _JOINT_EMBEDDING]
-        old_side, new_side = old.tgt, new.tgt
+        old_side = old.tgt
+        new_side = new.tgt
         if name == _SRC_EMBEDDING:
-            old_side, new_side = old.src, new.src
+            old_side = old.src
+            new_side = new.src
         old_ids, new_ids = _shared_ids(old_side, new_side)
         num_new = len(fresh[name]) - len(new_ids)
         if is_frozen and num_new:

@@ -188,7 +188,8 @@ class Trainer:
 
     def end_reason(self) -> str:
         """Say why a complete run ended, and how to extend it."""
-        config, state = self.config, self.state
+        config = self.config
+        state = self.state
         if state.num_updates >= config.max_updates:
             return f"{state.num_updates} updates are done; a larger max_updates goes on"
         return (
@@ -216,7 +217,8 @@ class Trainer:
     def train_epoch(self) -> None:
         """Make the remaining updates of an epoch, until another stage begins or the run ends."""
         state = self.state
-        epoch, start = state.epoch, state.epoch_position
+        epoch = state.epoch
+        start = state.epoch_position
         sampler = self.run.sampler_at(state.num_updates)
         updates = sampler.updates(epoch)
 
@@ -379,7 +381,8 @@ class Trainer:
         """Start to write a checkpoint."""
         self.saved_position = self.state.position
         learner = self.learner
-        weights, learner_state = learner.weights(), learner.state_dict()
+        weights = learner.weights()
+        learner_state = learner.state_dict()
         if learner.sharded is not None:  # all ranks take part
             is_main = self.saver is not None
             weights = learner.sharded.gather(weights, should_keep=is_main)
@@ -402,7 +405,8 @@ class Trainer:
         )
 
     def _model_info(self) -> ModelInfo:
-        tokenizer, meta = self.run.tokenizer, self.run.meta
+        tokenizer = self.run.tokenizer
+        meta = self.run.meta
         return ModelInfo(
             model=self.config.model,
             search=self.config.search,
