@@ -38,37 +38,37 @@ def naive(module: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor
     wq, wk, _ = module.in_projection.weight.double().chunk(3)
     bq, bk, _ = module.in_projection.bias.double().chunk(3)
     size = x.size(1) // module.num_heads
-    found = torch.zeros(module.num_heads, len(x), len(memory), dtype=torch.float64)
+    weights = torch.zeros(module.num_heads, len(x), len(memory), dtype=torch.float64)
     for head in range(module.num_heads):
-        part = slice(head * size, (head + 1) * size)
-        queries, keys = x @ wq[part].T + bq[part], memory @ wk[part].T + bk[part]
+        rows = slice(head * size, (head + 1) * size)
+        queries, keys = x @ wq[rows].T + bq[rows], memory @ wk[rows].T + bk[rows]
         for i, query in enumerate(queries):
             seen = [j for j in range(len(keys)) if visible[i, j]]
             logits = [float(query @ keys[j]) / math.sqrt(size) for j in seen]
             total = sum(math.exp(logit - max(logits)) for logit in logits)
             for j, logit in zip(seen, logits, strict=True):
-                found[head, i, j] = math.exp(logit - max(logits)) / total
-    return found
+                weights[head, i, j] = math.exp(logit - max(logits)) / total
+    return weights
 
 
 @torch.inference_mode()
 def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str, list[Tensor]]:
     """Run the plain model; watch what goes into its attention, and do the softmax anew."""
     model = plain(translator.backend.stepper.model)  # type: ignore[attr-defined]
-    found: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    weights: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
 
-    def watch(module: MultiHeadAttention, given: tuple[Any, ...]) -> None:
-        x, memory, mask = given[:3]
+    def watch(module: MultiHeadAttention, inputs: tuple[Any, ...]) -> None:
+        x, memory, mask = inputs[:3]
         kind = "cross" if memory is not x else "decoder" if mask.mask.dim() == 2 else "encoder"
         visible = mask.mask.expand(1, 1, x.size(1), memory.size(1))[0, 0]
-        found[kind].append(naive(module, x, memory, visible))
+        weights[kind].append(naive(module, x, memory, visible))
 
     for module in model.modules():
         if isinstance(module, MultiHeadAttention):
             module.register_forward_pre_hook(watch)
     mask = padding_mask(torch.tensor([len(src)]), len(src))
     model(torch.tensor([src]), mask, torch.tensor([tgt]), causal_mask(len(tgt)))
-    return found
+    return weights
 
 
 def test_attention_is_the_naive_softmax_of_every_layer_and_head(tokenizer: Tokenizer) -> None:
@@ -124,13 +124,13 @@ def test_engines_without_it_and_wrong_numbers_of_lines_are_refused(tokenizer: To
 def test_the_maps_for_pages_are_rounded_to_a_255th(tokenizer: Tokenizer, tmp_path: Path) -> None:
     folder = random_model(tmp_path / "model", tokenizer)
     [pair] = Translator.load(folder, device="cpu").attention(sentences(1, seed=4), ["the tree"])
-    shown = pair.as_json()
+    content = pair.as_json()
     for kind in KINDS:
-        weights, map = getattr(pair, kind).numpy(), shown["maps"][kind]
+        weights, map = getattr(pair, kind).numpy(), content["maps"][kind]
         levels = np.frombuffer(base64.b64decode(map["data"]), np.uint8).reshape(map["shape"])
         assert np.abs(levels / 255 - weights).max() <= 0.5 / 255 + 1e-6, kind
     assert isinstance(pair, PairAttention)
-    assert (shown["src"], shown["predicted"]) == (pair.src, pair.predicted)
+    assert (content["src"], content["predicted"]) == (pair.src, pair.predicted)
 
 
 def test_pieces_are_grouped_to_words() -> None:

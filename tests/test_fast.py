@@ -41,7 +41,7 @@ from nmt.model.fast.cache import BeamGrid
 from nmt.model.fast.layers import FastDropout, FastLinear, linear, transposed_matmul
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
 from nmt.model.fast.top import NEG_INF, Candidates, best_candidates, likeliest
-from nmt.model.transformer import Transformer, attend, causal_mask, padding_mask
+from nmt.model.transformer import Transformer, attend, padding_mask
 from nmt.runtime.manifest import write_manifest
 from nmt.training.batches import make_batch
 from nmt.training.loss import Objective
@@ -69,20 +69,19 @@ def test_onednn_multiplies_where_it_is_faster(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(layers, "Path", lambda _: tmp_path / "cpuinfo")
-    found = {}
+    is_faster = {}
     for vendor in ("AuthenticAMD", "GenuineIntel"):
         (tmp_path / "cpuinfo").write_text(f"vendor_id : {vendor}")
         for capability in ("AVX512", "AVX2", "DEFAULT"):
             monkeypatch.setattr("torch.backends.cpu.get_cpu_capability", lambda c=capability: c)
             sizes = (0, 1 << 18, 1 << 20)
-            faster = [layers.is_onednn_faster.__wrapped__(size) for size in sizes]
-            found[vendor, capability] = faster
-    assert {key for key, faster in found.items() if any(faster)} == {
-        ("AuthenticAMD", "AVX512"),
-        ("AuthenticAMD", "AVX2"),
+            answers = [layers.is_onednn_faster.__wrapped__(size) for size in sizes]
+            if any(answers):
+                is_faster[vendor, capability] = answers
+    assert is_faster == {
+        ("AuthenticAMD", "AVX512"): [True, True, True],
+        ("AuthenticAMD", "AVX2"): [False, False, True],  # a large weight in oneDNN's layout
     }
-    assert found["AuthenticAMD", "AVX512"] == [True, True, True]
-    assert found["AuthenticAMD", "AVX2"] == [False, False, True]  # large and packed
 
 
 def models() -> Iterator[tuple[str, FastTransformer]]:
@@ -105,10 +104,11 @@ def test_the_accelerated_model_is_the_plain_one_forward_and_backward(library: bo
     tgt = random_target(B, T)
     for case, model in models():
         twin = plain(model)
-        found, expected = forward(model), forward(twin)
-        assert_near(found, expected, case)
-        scores = model.logits(found), twin.logits(expected)
-        assert_near(*scores, case, atol=1e-4)
+        hidden = forward(model)
+        expected = forward(twin)
+        assert_near(hidden, expected, case)
+        scores = (model.logits(hidden), twin.logits(expected))
+        assert_near(scores[0], scores[1], case, atol=1e-4)
         for logits in scores:
             F.cross_entropy(logits.flatten(0, 1), tgt.roll(-1, 1).flatten()).backward()
         for (name, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
@@ -119,18 +119,16 @@ def test_the_accelerated_model_is_the_plain_one_forward_and_backward(library: bo
 @pytest.mark.slow
 @torch.inference_mode()
 def test_steps_with_frozen_weights_are_the_plain_model_at_once(library: bool) -> None:
-    source, tgt = random_source(LENGTHS), random_target(B, 20)
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, 20)
     for case, model in models():
         twin = plain(model)
-        expected = hidden_states(twin, *source, tgt)
-        for _ in range(2):  # as it is, then frozen
-            found = decode_by_steps(model, *source, tgt)
-            assert_near(found, expected, case)
-            assert_near(model.logits(found), twin.logits(found), case, atol=1e-4)
-            freeze(model)
-        decode_by_steps(model, *source, tgt)
+        expected = hidden_states(twin, src, lengths, tgt)
+        freeze(model)
+        hidden = decode_by_steps(model, src, lengths, tgt)
+        assert_near(hidden, expected, case)
+        assert_near(model.logits(hidden), twin.logits(hidden), case, atol=1e-4)
         assert bool(model.encoder_layers[0].feed_forward.inner.reordered) is library
-        model.logits(found)
         assert bool(model.reordered) is library
 
 
@@ -141,49 +139,22 @@ def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_round
     if not layers.can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         pytest.skip("this torch or CPU has no products of bfloat16")
     monkeypatch.setattr("nmt.model.fast.multiplies_bfloat16", lambda: True)
-    source, tgt = random_source(LENGTHS), random_target(B, 20)
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, 20)
     for case, model in models():
-        exact = hidden_states(plain(model), *source, tgt)
+        exact = hidden_states(plain(model), src, lengths, tgt)
         assert freeze(model, torch.bfloat16) is torch.float32, case  # autocast has nothing to do
-        found = decode_by_steps(model, *source, tgt)
-        assert found.dtype is torch.float32, case
-        assert 1e-4 < (found - exact).norm() / exact.norm() < 0.02, case
-        packed = [
-            (module, dict(module.reordered))
-            for module in model.modules()
-            if isinstance(module, FastLinear)
-        ]
-        decode_by_steps(model, *source, tgt)
-        for module, copies in packed:
-            assert copies, case
-            assert all(module.reordered[key] is both for key, both in copies.items()), case
-            assert all(both[0].dtype is torch.bfloat16 for both in copies.values()), case
-
-
-@torch.no_grad()
-def test_an_accelerated_model_still_takes_boolean_masks_and_records_attention() -> None:
-    model, (src, lengths), tgt = tiny_model(), random_source(LENGTHS), random_target(B, T)
-    twin, masks = plain(model), (padding_mask(lengths, S), causal_mask(T))
-
-    def record_of(owner: Transformer) -> tuple[Any, dict[Any, Any]]:
-        module: Any = owner.decoder_layers[1]
-        return module.cross_attention, {module.cross_attention: None}
-
-    attention, record = record_of(twin)
-    expected = twin(src, masks[0], tgt, masks[1], record)
-    wanted = record[attention]  # (B, H, T, S)
-    assert_near(model(src, masks[0], tgt, masks[1]), expected)
-    attention, record = record_of(model)
-    sources, targets = pack(LENGTHS), pack([T] * B)
-    model(sources.unpad(src), sources, tgt.flatten(), targets, record)
-    assert_near(record[attention], wanted)
-    cache, steps = model.start(src, lengths), []
-    for column in tgt.T:
-        model.step(column, cache, record)
-        steps.append(record[attention])
-    stepped = torch.cat(steps, dim=2)  # (B, H, T, S or more)
-    assert_near(stepped[..., :S], wanted)
-    assert (stepped[..., S:] == 0).all()
+        hidden = decode_by_steps(model, src, lengths, tgt)
+        assert hidden.dtype is torch.float32, case
+        assert 1e-4 < (hidden - exact).norm() / exact.norm() < 0.02, case
+        linears = [module for module in model.modules() if isinstance(module, FastLinear)]
+        copies = [dict(layer.reordered) for layer in linears]
+        decode_by_steps(model, src, lengths, tgt)
+        for layer, before in zip(linears, copies, strict=True):
+            assert before, case
+            for key, (weight, _) in before.items():
+                assert layer.reordered[key][0] is weight, case
+                assert weight.dtype is torch.bfloat16, case
 
 
 @torch.inference_mode()
@@ -204,11 +175,12 @@ def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
 
 def test_accelerating_shares_parameters_and_names() -> None:
     model = Transformer(tiny_config(dropout=0.1), VOCAB_SIZE)
-    before, names = list(model.parameters()), list(model.state_dict())
+    names = list(model.state_dict())
+    addresses = [id(parameter) for parameter in model.parameters()]
     fast = accelerate(model)
     assert isinstance(fast, FastTransformer)
     assert fast is model
-    assert all(one is other for one, other in zip(fast.parameters(), before, strict=True))
+    assert [id(parameter) for parameter in fast.parameters()] == addresses
     assert list(fast.state_dict()) == names
     assert not {nn.Linear, nn.Dropout} & {type(module) for module in fast.modules()}
 
@@ -224,19 +196,8 @@ def test_threads_translate_with_one_model_at_once(library: bool) -> None:
     expected = [decode(seed) for seed in range(4)]
     freeze(model)  # so that the threads make the copies of the weights
     with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(torch.inference_mode()(decode), range(4)))
-    assert_near(found, expected, atol=1e-6, rtol=1e-6)
-
-
-@pytest.mark.slow
-def test_under_autocast_the_model_is_the_plain_one_but_for_rounding() -> None:
-    for case, model in models():
-        exact = forward(plain(model))
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            runs = [forward(plain(model)), forward(model)]
-            runs.append(decode_by_steps(model, *random_source(LENGTHS), random_target(B, T)))
-        for found in runs:
-            assert 1e-4 < (found - exact).norm() / exact.norm() < 0.02, case
+        hidden = list(pool.map(torch.inference_mode()(decode), range(4)))
+    assert_near(hidden, expected, atol=1e-6, rtol=1e-6)
 
 
 # --- packed sentences
@@ -248,8 +209,8 @@ def test_padding_and_back_is_the_same() -> None:
         padded = packed.pad(x)
         assert padded.shape == (len(lengths), max(lengths), 2, 3)
         assert torch.equal(packed.unpad(padded), x)
-        for row, part in zip(padded, x.split(lengths), strict=True):
-            assert torch.equal(row[: len(part)], part)
+        for row, tokens in zip(padded, x.split(lengths), strict=True):
+            assert torch.equal(row[: len(tokens)], tokens)
         assert packed.positions.tolist() == [i for length in lengths for i in range(length)]
         assert packed.offsets.dtype is torch.int32  # as kernels of a GPU want them
         assert packed.offsets.tolist() == [0, *itertools.accumulate(lengths)]
@@ -266,25 +227,30 @@ def test_attention_over_packed_sentences_is_the_plain_one() -> None:
         ([3, 1, 2], [5, 5, 5], False),
     ]
     # float64 goes through torch's kernel, and so do long sentences; short ones have products
-    for case, (dtype, atol) in itertools.product(
+    for (queries, keys, is_causal), (dtype, atol) in itertools.product(
         [*cases, ([70, 2], [70, 2], True)],
         [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 0.04)],
     ):
-        targets, sources, is_causal = pack(case[0]), pack(case[1]), case[2]
-        shapes = [(sum(lengths), 2, 8) for lengths in (case[0], case[1], case[1])]
-        inputs = [torch.randn(s, dtype=dtype, requires_grad=True) for s in shapes]
-        context = PackedContext.of(targets, sources, is_causal=is_causal)
-        found = attend_packed(*inputs, context)
-        assert found.dtype is dtype
-        exact = [x.detach().double().requires_grad_() for x in inputs]
-        padded = [targets.pad(exact[0]), sources.pad(exact[1]), sources.pad(exact[2])]
-        heads, _ = attend(*(x.transpose(1, 2) for x in padded), context.mask)
-        expected = targets.unpad(heads.transpose(1, 2))
-        assert_near(found.double(), expected, (case, dtype), atol=atol)
-        weights = torch.randn_like(found)
-        grads = torch.autograd.grad((found * weights).sum(), inputs)
-        wanted = torch.autograd.grad((expected * weights).sum(), exact)
-        assert_near([x.double() for x in grads], wanted, (case, dtype), atol=atol)
+        case = (queries, keys, is_causal, dtype)
+        context = PackedContext.of(pack(queries), pack(keys), is_causal=is_causal)
+        q = torch.randn(sum(queries), 2, 8, dtype=dtype, requires_grad=True)
+        k = torch.randn(sum(keys), 2, 8, dtype=dtype, requires_grad=True)
+        v = torch.randn(sum(keys), 2, 8, dtype=dtype, requires_grad=True)
+        heads = attend_packed(q, k, v, context)
+        assert heads.dtype is dtype
+        exact = [x.detach().double().requires_grad_() for x in (q, k, v)]
+        padded_heads, _ = attend(
+            context.queries.pad(exact[0]).transpose(1, 2),
+            context.keys.pad(exact[1]).transpose(1, 2),
+            context.keys.pad(exact[2]).transpose(1, 2),
+            context.mask,
+        )
+        expected = context.queries.unpad(padded_heads.transpose(1, 2))
+        assert_near(heads.double(), expected, case, atol=atol)
+        factors = torch.randn_like(heads)
+        gradients = torch.autograd.grad((heads * factors).sum(), (q, k, v))
+        exact_gradients = torch.autograd.grad((expected * factors).sum(), exact)
+        assert_near([x.double() for x in gradients], exact_gradients, case, atol=atol)
 
 
 @torch.inference_mode()
@@ -292,32 +258,45 @@ def test_flash_attention_over_variable_lengths_is_called_for_every_attention() -
     calls = []
 
     def flash(
-        queries: Tensor, keys: Tensor, values: Tensor, cu_seq_q: Tensor, cu_seq_k: Tensor,
-        max_q: int, max_k: int, *, window_size: tuple[int, int],
-    ) -> Tensor:  # fmt: skip
-        """Do what torch's varlen_attn promises, a sentence at a time."""
-        calls.append(queries.shape)
-        out = torch.zeros_like(queries)
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        cu_seq_q: Tensor,
+        cu_seq_k: Tensor,
+        max_q: int,
+        max_k: int,
+        *,
+        window_size: tuple[int, int],
+    ) -> Tensor:
+        """Attend as torch's varlen_attn does, a sentence at a time."""
+        calls.append(q.shape)
+        heads = torch.zeros_like(q)
         assert cu_seq_q.dtype is cu_seq_k.dtype is torch.int32
-        spans = [itertools.pairwise(ends.tolist()) for ends in (cu_seq_q, cu_seq_k)]
-        for (start, end), (first, last) in zip(*spans, strict=True):
-            assert end - start <= max_q
-            assert last - first <= max_k
-            visible = torch.ones(end - start, last - first, dtype=torch.bool)
-            mask = {(-1, 0): visible.tril(), (-1, -1): visible}[window_size]
-            parts = queries[start:end], keys[first:last], values[first:last]
-            heads, _ = attend(*(x.float().transpose(0, 1) for x in parts), mask)  # (H, T, D/H)
-            out[start:end] = heads.transpose(0, 1).to(out.dtype)
-        return out
+        queries = itertools.pairwise(cu_seq_q.tolist())
+        keys = itertools.pairwise(cu_seq_k.tolist())
+        for (q_start, q_end), (k_start, k_end) in zip(queries, keys, strict=True):
+            assert q_end - q_start <= max_q
+            assert k_end - k_start <= max_k
+            mask = torch.ones(q_end - q_start, k_end - k_start, dtype=torch.bool)
+            sentence_heads, _ = attend(
+                q[q_start:q_end].float().transpose(0, 1),  # (H, T, d)
+                k[k_start:k_end].float().transpose(0, 1),
+                v[k_start:k_end].float().transpose(0, 1),
+                {(-1, 0): mask.tril(), (-1, -1): mask}[window_size],
+            )
+            heads[q_start:q_end] = sentence_heads.transpose(0, 1).to(heads.dtype)
+        return heads
 
-    model, (src, lengths), tgt = tiny_model(d_model=32), random_source([9, 2, 5]), [3, 8, 1]
-    sources, targets = (replace(pack(x), flash=flash) for x in (lengths.tolist(), tgt))
-    ids = random_target(3, 8)
+    model = tiny_model(d_model=32)
+    src, lengths = random_source([9, 2, 5])
+    tgt = random_target(3, 8)
+    src_packing = replace(pack(lengths.tolist()), flash=flash)
+    tgt_packing = replace(pack([3, 8, 1]), flash=flash)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        found = model(sources.unpad(src), sources, targets.unpad(ids), targets)
+        hidden = model(src_packing.unpad(src), src_packing, tgt_packing.unpad(tgt), tgt_packing)
     assert len(calls) == 2 + 4  # of every attention
-    expected = targets.unpad(hidden_states(plain(model), src, lengths, ids))
-    assert_near(found, expected, atol=0.1, rtol=0.05)
+    expected = tgt_packing.unpad(hidden_states(plain(model), src, lengths, tgt))
+    assert_near(hidden, expected, atol=0.1, rtol=0.05)
 
 
 # --- batches
@@ -338,42 +317,49 @@ def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
     draw = random.Random(0)
     ids = [[draw.randrange(4, 300) for _ in range(draw.randint(1, 13))] for _ in range(14)]
     for num_pairs, round_to, norm in itertools.product((1, 2, 7), (8, 64), Norm):
-        case, pairs = (num_pairs, round_to, norm), list(zip(ids, ids[7:], strict=False))[:num_pairs]
-        exact, batch = (make_batch(pairs, tokenizer, round_to=r) for r in (1, round_to))
+        case = (num_pairs, round_to, norm)
+        pairs = [(ids[i], ids[i + 7]) for i in range(num_pairs)]
+        exact = make_batch(pairs, tokenizer)
+        batch = make_batch(pairs, tokenizer, round_to=round_to)
         assert not any(len(x) % round_to for x in (batch.src, batch.tgt_in, batch.tgt_out)), case
         assert batch.sources.num_sentences == batch.targets.num_sentences > num_pairs, case
         assert batch.sources.longest == exact.sources.longest, case  # no more padding in attention
         assert batch.targets.longest == exact.targets.longest, case
         assert (batch.num_tokens, batch.num_src_tokens) == (exact.num_tokens, exact.num_src_tokens)
         results = []  # loss, negative log-likelihood and gradients of each batch
-        for one in (batch, *(make_batch([pair], tokenizer) for pair in pairs)):
+        for single_batch in [batch, *[make_batch([pair], tokenizer) for pair in pairs]]:
             model = tiny_model(vocab_size=tokenizer.vocab_size, norm=norm).train()
-            loss, nll = Objective(model, smoothing=0.1)(one)
+            loss, nll = Objective(model, smoothing=0.1)(single_batch)
             loss.backward()
-            results.append([loss.detach(), nll, *(weight.grad for weight in model.parameters())])
-        expected = [torch.stack(parts).sum(0) for parts in zip(*results[1:], strict=True)]
-        assert_near(results[0], expected, case, rtol=1e-4, atol=1e-4)
+            gradients: list[Any] = [weight.grad.flatten() for weight in model.parameters()]
+            results.append(torch.cat([loss.detach()[None], nll[None], *gradients]))
+        assert_near(results[0], torch.stack(results[1:]).sum(0), case, rtol=1e-4, atol=1e-4)
 
 
 # --- linear layers
 
 
-def test_values_and_gradients_of_linear_layers_are_those_of_float64(library: bool) -> None:
+def test_values_and_gradients_of_linear_layers_equal_float64(library: bool) -> None:
     torch.manual_seed(1)
     shapes = [((7,), 5, 3), ((2, 3), 16, 40), ((65, 3), 32, 96), ((1, 1), 8, 1)]
     for (rows, inner, outer), activation in itertools.product(shapes, ("none", "relu")):
-        case = rows, activation
-        ours = [torch.randn(s, requires_grad=True) for s in ((*rows, inner), (outer, inner), outer)]
-        theirs = [x.detach().double().requires_grad_() for x in ours]
-        y, expected = linear(*ours, activation=activation), F.linear(*theirs)
+        case = (rows, activation)
+        x = torch.randn(*rows, inner, requires_grad=True)
+        weight = torch.randn(outer, inner, requires_grad=True)
+        bias = torch.randn(outer, requires_grad=True)
+        exact = [x.detach().double().requires_grad_() for x in (x, weight, bias)]
+        y = linear(x, weight, bias, activation=activation)
+        expected = F.linear(exact[0], exact[1], exact[2])
         expected = expected.relu() if activation == "relu" else expected
         error = torch.randn_like(expected)
         y.backward(error.float())
         expected.backward(error)
         assert_near(y.double(), expected, case)
-        for one, other in zip(ours, theirs, strict=True):
-            assert_near(one.grad.double(), other.grad, case, atol=1e-4, rtol=1e-4)
-    a, b = torch.randn(70, 5), torch.randn(70, 9)
+        gradients = [parameter.grad.double() for parameter in (x, weight, bias)]
+        exact_gradients = [parameter.grad for parameter in exact]
+        assert_near(gradients, exact_gradients, case, atol=1e-4, rtol=1e-4)
+    a = torch.randn(70, 5)
+    b = torch.randn(70, 9)
     assert_near(transposed_matmul(a, b), a.T @ b)
     assert linear(torch.zeros(0, 3), torch.randn(4, 3, requires_grad=True)).shape == (0, 4)
 
@@ -383,12 +369,12 @@ def test_blocks_are_columns_of_the_whole_and_frozen_ones_too(library: bool) -> N
     layer = FastLinear(6, 9)
     for rows in (1, 4, 64):
         x = torch.randn(rows, 2, 6)
-        whole = F.linear(x, layer.weight, layer.bias)
+        expected = F.linear(x, layer.weight, layer.bias)
         for _ in range(3):  # as it is, frozen, frozen again with the copies made
-            assert_near(layer(x), whole)
-            assert_near(layer.block(x, 3, 9), whole[..., 3:9])
-            assert_near(layer.block(x, 0, 6), whole[..., :6])
-            assert_near(layer.block(x, 0, 9, activation="relu"), whole.relu())
+            assert_near(layer(x), expected)
+            assert_near(layer.block(x, 3, 9), expected[..., 3:9])
+            assert_near(layer.block(x, 0, 6), expected[..., :6])
+            assert_near(layer.block(x, 0, 9, activation="relu"), expected.relu())
             freeze(layer)
 
 
@@ -403,39 +389,45 @@ def test_dropout_drops_its_share_by_the_seed_and_keeps_the_mean_and_the_gradient
         is_zero = (y == 0).double()
         deviation = math.sqrt(share * (1 - share))
         assert abs(is_zero.mean() - share) < 5 * deviation / math.sqrt(x.numel()) + 2**-16
-        kept = y[y != 0]
-        assert_near(kept, torch.full_like(kept, 1 / (1 - share)), share, atol=0, rtol=1e-4)
-        columns = is_zero.mean(dim=0)  # no place in the row is dropped more often
+        survivors = y[y != 0]
+        scale = torch.full_like(survivors, 1 / (1 - share))
+        assert_near(survivors, scale, share, atol=0, rtol=1e-4)
+        columns = is_zero.mean(dim=0)
         assert (columns - share).abs().max() < 6 * deviation / math.sqrt(1000)
         y.sum().backward()
         assert torch.equal(x.grad, y.detach())  # of ones, value and gradient are both mask * scale
-    layer, x = FastDropout(0.3).train(), torch.randn(33, 7)
+    layer = FastDropout(0.3).train()
+    x = torch.randn(33, 7)
     torch.manual_seed(1)
-    first, second = layer(x), layer(x)
+    first = layer(x)
+    second = layer(x)
     torch.manual_seed(1)
     assert torch.equal(layer(x), first)
     assert not torch.equal(first, second)
     assert layer.eval()(x) is x
 
 
-def test_each_share_is_dropped_in_its_places_and_in_no_other(
+def test_each_dropout_probability_applies_to_its_layers_only(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found: Counter[tuple[float, tuple[int, ...]]] = Counter()  # of attention its queries and keys
+    # calls of dropout, by probability and shape; for attention the numbers of queries and keys
+    calls: Counter[tuple[float, tuple[int, ...]]] = Counter()
 
-    def seen(module: nn.Module, given: tuple[Tensor, ...], _: Tensor) -> None:
+    def count(module: nn.Module, inputs: tuple[Tensor, ...], _: Tensor) -> None:
         if isinstance(module, nn.Dropout) and module.training and module.p > 0:
-            shape = given[0].shape
-            found[module.p, tuple(shape[-2:] if len(shape) == 4 else shape)] += 1
+            shape = inputs[0].shape
+            calls[module.p, tuple(shape[-2:] if len(shape) == 4 else shape)] += 1
 
-    def seen_attention(q: Tensor, k: Tensor, v: Tensor, dropout_p: float, **rest: Any) -> Tensor:
+    def count_attention(
+        q: Tensor, k: Tensor, v: Tensor, dropout_p: float, **options: Any
+    ) -> Tensor:
         if dropout_p > 0:
-            found[dropout_p, (q.size(2), k.size(2))] += 1
-        return attention(q, k, v, dropout_p=dropout_p, **rest)
+            calls[dropout_p, (q.size(2), k.size(2))] += 1
+        return attention(q, k, v, dropout_p=dropout_p, **options)
 
     attention = F.scaled_dot_product_attention
-    monkeypatch.setattr(F, "scaled_dot_product_attention", seen_attention)
-    hook = nn.modules.module.register_module_forward_hook(seen)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", count_attention)
+    hook = nn.modules.module.register_module_forward_hook(count)
     cases: list[tuple[dict[str, float], Any]] = [
         (EVERYWHERE, (0.11, 0.22, 0.33, 0.44)),
         ({"dropout": 0.1}, (0.1, 0.1, 0, 0)),  # the paper's, section 5.4
@@ -444,61 +436,62 @@ def test_each_share_is_dropped_in_its_places_and_in_no_other(
         ({"attention_dropout": 0.1}, (0, 0, 0.1, 0)),
         ({"activation_dropout": 0.1}, (0, 0, 0, 0.1)),
     ]
-    for (shares, (embedding, residual, attended, activation)), norm in itertools.product(
+    for (probabilities, (embedding, residual, attended, activation)), norm in itertools.product(
         cases, Norm
     ):
-        model = tiny_model(norm=norm, **shares)
+        model = tiny_model(norm=norm, **probabilities)
         for variant, src, tgt in (
             (model, (sum(LENGTHS),), (B * T,)),
             (plain(model), (B, S), (B, T)),
         ):
-            expected: Counter[Any] = Counter()  # the places of figure 1, in all layers
+            expected: Counter[Any] = Counter()  # figure 1, in all layers
             for tokens, num_residuals in ((src, 2), (tgt, 3)):
                 expected[embedding, (*tokens, D)] += 1
                 expected[residual, (*tokens, D)] += num_residuals * LAYERS
                 expected[activation, (*tokens, D_FF)] += LAYERS
             for shape in ((S, S), (T, T), (T, S)):
                 expected[attended, shape] += LAYERS
-            found.clear()
+            calls.clear()
             forward(variant.train())
-            wanted = {place: count for place, count in expected.items() if place[0] > 0}
-            assert found == wanted, (shares, norm, type(variant))
-            found.clear()
+            for key in [key for key in expected if key[0] == 0]:
+                del expected[key]
+            assert calls == expected, (probabilities, norm, type(variant))
+            calls.clear()
             forward(variant.eval())
-            assert not found
+            assert not calls
     hook.remove()
 
 
-def assert_dropped_half(found: Tensor, whole: Tensor) -> None:
-    """Assert that each number is 0 or twice what it was, and about half of them are 0."""
-    is_zero = found == 0
-    assert_near(found, torch.where(is_zero, 0.0, 2 * whole))
-    share = is_zero[whole.abs() > 1e-4].float().mean()
-    assert 0.4 < float(share) < 0.6
+def assert_dropped_half(dropped: Tensor, x: Tensor) -> None:
+    """Assert that each number of `dropped` is 0 or twice that of `x`, and about half of them 0."""
+    is_zero = dropped == 0
+    assert_near(dropped, torch.where(is_zero, 0.0, 2 * x))
+    assert 0.4 < float(is_zero[x.abs() > 1e-4].float().mean()) < 0.6
 
 
 @torch.no_grad()
 def test_sums_with_positions_and_outputs_of_sublayers_are_dropped_before_the_residual_sum() -> None:
     model: Any = tiny_model(embedding_dropout=0.5, dropout=0.5)
-    layer, seen = model.encoder_layers[0], []
+    layer = model.encoder_layers[0]
+    seen: list[Tensor] = []
     for module in (layer, layer.self_attention, layer.self_attention_norm):
-        module.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        module.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
     layer.self_attention.register_forward_hook(lambda *call: seen.append(call[-1]))
     src, lengths = random_source([30, 20])
     model.start(src, lengths)
     embedded = seen[0]
     seen.clear()
     model.train().start(src, lengths)
-    dropped, x, output, total = seen[:4]  # the layer's input, that of attention, its output
+    dropped, x, output, total = seen[:4]  # inputs of layer and attention, its output, norm's input
     assert_dropped_half(dropped, embedded)
-    moved = total - x
-    assert_dropped_half(torch.where(moved.abs() < 1e-6, 0.0, moved), output)
+    added = total - x
+    assert_dropped_half(torch.where(added.abs() < 1e-6, 0.0, added), output)
 
 
-def test_a_share_outside_0_to_1_is_refused() -> None:
-    for place, share in itertools.product(EVERYWHERE, (-0.1, 1.0)):
-        with pytest.raises(ConfigError, match=f"model.{place}={share}: must be from 0 to below 1"):
-            tiny_config(**{place: share})
+def test_a_probability_outside_0_to_1_is_refused() -> None:
+    for key, value in itertools.product(EVERYWHERE, (-0.1, 1.0)):
+        with pytest.raises(ConfigError, match=f"model.{key}={value}: must be from 0 to below 1"):
+            tiny_config(**{key: value})
 
 
 # --- old configs, activation checkpointing
@@ -526,19 +519,20 @@ def trainable(config: ModelConfig, *, recompute: bool = True) -> FastTransformer
 @pytest.mark.slow
 def test_activation_checkpointing_changes_no_bit_of_loss_gradients_and_generator() -> None:
     for norm, bfloat16 in itertools.product(Norm, (False, True)):
-        config, runs = tiny_config(norm=norm, num_decoder_layers=3, **EVERYWHERE), []
+        config = tiny_config(norm=norm, num_decoder_layers=3, **EVERYWHERE)
+        runs = []
         for recompute in (False, True):
             torch.manual_seed(0)
             model = trainable(config, recompute=recompute)
             with torch.autocast("cpu", dtype=torch.bfloat16, enabled=bfloat16):
                 loss = model.logits(forward(model)).logsumexp(-1).sum()
                 loss.backward()
-            gradients: list[Any] = [parameter.grad for parameter in model.parameters()]
-            runs.append([loss.detach(), *gradients, torch.rand(3)])
-        assert all(map(torch.equal, *runs)), (norm, bfloat16)
+            gradients: list[Any] = [parameter.grad.flatten() for parameter in model.parameters()]
+            runs.append(torch.cat([loss.detach()[None], *gradients, torch.rand(3)]))
+        assert torch.equal(runs[0], runs[1]), (norm, bfloat16)
 
 
-def test_activation_checkpointing_keeps_a_fraction_of_the_memory_in_training_alone() -> None:
+def test_activation_checkpointing_keeps_a_fraction_of_the_memory_in_training_only() -> None:
     sizes = []
     for recompute, training in ((True, True), (False, True), (True, False)):
         model = trainable(tiny_config(num_encoder_layers=6), recompute=recompute).train(training)
@@ -549,10 +543,11 @@ def test_activation_checkpointing_keeps_a_fraction_of_the_memory_in_training_alo
             return x
 
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
-            hidden = hidden_states(model, *random_source([30] * 8), random_target(8, 30))
+            src, lengths = random_source([30] * 8)
+            hidden = hidden_states(model, src, lengths, random_target(8, 30))
         assert hidden.requires_grad
         weights = {p.data_ptr() for p in model.parameters()}
-        sizes.append(sum(x.nbytes for place, x in saved.items() if place not in weights))
+        sizes.append(sum(x.nbytes for address, x in saved.items() if address not in weights))
     assert sizes[0] < 0.2 * sizes[1]
     assert sizes[2] > 0.8 * sizes[1]
 
@@ -567,9 +562,8 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
         rows = torch.randn(len(sentences), 3)
         cells = grid.spread(rows)
         assert cells.shape == (len(counts), max(counts), 3)
-        expected = iter(rows)
         for sentence, count in enumerate(counts):
-            assert all(torch.equal(cells[sentence, i], next(expected)) for i in range(count))
+            assert torch.equal(cells[sentence, :count], rows[sentences == sentence])
             assert grid.is_empty[sentence].tolist() == [i >= count for i in range(max(counts))]
         assert torch.equal(grid.collect(cells)[: len(rows)], rows), counts
         assert len(grid.collect(cells)) == grid.num_collected >= len(rows)
@@ -580,50 +574,54 @@ def test_rows_go_to_their_cells_and_come_back() -> None:
 def test_any_walk_through_the_cache_equals_the_plain_model(seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     model = tiny_model(norm=list(Norm)[seed % 2], num_heads=2)
-    oracle, (src, lengths), widest = plain(model), random_source([5, 20, 1, 9]), 1 + seed
-    if seed >= 3:  # with another order of operations
+    oracle = plain(model)
+    src, lengths = random_source([5, 20, 1, 9])
+    max_rows = 1 + seed  # of a sentence
+    if seed >= 3:
         freeze(model)
-    cache = model.start(src, lengths)
+    state = model.start(src, lengths)
     sentences = torch.arange(4)
     history = torch.zeros(len(sentences), 0, dtype=torch.long)
     num_columns = []
     for t in range(40):
         tokens = torch.randint(4, VOCAB_SIZE, (len(sentences),), generator=generator)
         history = torch.cat([history, tokens.unsqueeze(1)], dim=1)  # (R, T)
-        found = model.step(tokens, cache)
+        hidden = model.step(tokens, state)
         expected = hidden_states(oracle, src[sentences], lengths[sentences], history)[:, -1]
-        assert_near(found, expected, (seed, t))
-        num_columns.append(cache.attention_mask.size(1))
+        assert_near(hidden, expected, (seed, t))
+        num_columns.append(state.attention_mask.size(1))
         # each sentence goes on with some of its rows, sooner or later with none
         ends = torch.rand(4, generator=generator) < 0.03
         rows = []
         for sentence in sentences.unique().tolist():
-            own = (sentences == sentence).nonzero().squeeze(1)
-            count = int(torch.randint(1, widest + 1, (), generator=generator))
-            picks = torch.randint(0, len(own), (0 if ends[sentence] and t else count,))
-            rows += own[picks].tolist()
+            own_rows = (sentences == sentence).nonzero().squeeze(1)
+            count = int(torch.randint(1, max_rows + 1, (), generator=generator))
+            picks = torch.randint(0, len(own_rows), (0 if ends[sentence] and t else count,))
+            rows += own_rows[picks].tolist()
         if not rows:
             break
-        sentences, history = sentences[rows], history[rows]
-        cache.reorder(torch.tensor(rows))
-        assert len(sentences.unique()) > 0.75 * len(cache.source_bias)  # others leave the memory
-        assert {len(keys) for keys, _ in cache.source_keys_values} == {len(cache.source_bias)}
+        sentences = sentences[rows]
+        history = history[rows]
+        state.reorder(torch.tensor(rows))
+        assert len(sentences.unique()) > 0.75 * len(state.source_bias)  # others leave the memory
+        assert {len(keys) for keys, _ in state.source_keys_values} == {len(state.source_bias)}
     assert t > 20
-    if widest > 1:
-        bounds = [1.5 * (i + 1 + 4 * widest) + 32 for i in range(t + 1)]
-        assert all(n < bound for n, bound in zip(num_columns, bounds, strict=True))
+    if max_rows > 1:
+        for i, count in enumerate(num_columns):
+            assert count < 1.5 * (i + 1 + 4 * max_rows) + 32, (seed, i)
 
 
-# --- the best continuations, against sorting everything
+# --- the best candidates, against sorting everything
 
 
-def test_the_best_are_those_of_a_stable_sort_of_all() -> None:
+def test_the_best_candidates_come_first_in_a_stable_sort() -> None:
     for seed in range(60):
         generator = torch.Generator().manual_seed(seed)
-        bounds = (4, 6, 300, 9)
-        batch, beams, vocab, count = (
-            int(torch.randint(1, bound, (), generator=generator)) for bound in bounds
-        )
+        draw = random.Random(seed)
+        batch = draw.randrange(1, 4)
+        beams = draw.randrange(1, 6)
+        vocab = draw.randrange(1, 300)
+        count = draw.randrange(1, 9)
         counts = torch.randint(1, beams + 1, (batch,), generator=generator)  # rows of each sentence
         sentences = torch.arange(batch).repeat_interleave(counts)
         log_probs = torch.randn(len(sentences), vocab, generator=generator)
@@ -634,15 +632,15 @@ def test_the_best_are_those_of_a_stable_sort_of_all() -> None:
             log_probs[:, ::2] = NEG_INF  # forbidden tokens
         if seed % 5 == 0:
             sums[1:] = NEG_INF  # rows without use
-        found = best_candidates(sums, log_probs, BeamGrid(sentences, batch), count)
+        candidates = best_candidates(sums, log_probs, BeamGrid(sentences, batch), count)
         for sentence in range(batch):
             rows = (sentences == sentence).nonzero().squeeze(1)
             totals = (sums[rows].unsqueeze(1) + log_probs[rows]).flatten()
             values, order = totals.sort(descending=True, stable=True)
             usable = (values > NEG_INF)[:count]
-            best = Candidates(*(column[sentence, : len(usable)][usable] for column in found))
+            best = Candidates._make(x[sentence, : len(usable)][usable] for x in candidates)
             assert torch.equal(best.sums, values[:count][usable]), seed
-            assert (found.sums[sentence, int(usable.sum()) :] == NEG_INF).all(), seed
+            assert (candidates.sums[sentence, int(usable.sum()) :] == NEG_INF).all(), seed
             assert torch.equal(best.rows, rows[order[:count][usable] // vocab]), seed
             assert torch.equal(best.tokens, order[:count][usable] % vocab), seed
             assert torch.equal(best.log_probs, log_probs[best.rows, best.tokens]), seed

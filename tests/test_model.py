@@ -162,8 +162,8 @@ def oracle_embed(model: Transformer, ids: Tensor) -> Tensor:
 
 def test_encoder_and_decoder_equal_torchs() -> None:
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
-    sources = padding_mask(lengths, src.size(1))
-    is_padding = ~sources[:, 0, 0]  # (B, S), True = ignored, torch's convention
+    src_mask = padding_mask(lengths, src.size(1))
+    is_padding = ~src_mask[:, 0, 0]  # (B, S), True = ignored, torch's convention
     options = {"tgt_mask": ~causal_mask(6), "memory_key_padding_mask": is_padding}
     for case in itertools.product(NORMS, [(2, 2), (2, 5), (6, 1)], (False, True)):
         norm, (num_encoder_layers, num_decoder_layers), training = case
@@ -171,9 +171,9 @@ def test_encoder_and_decoder_equal_torchs() -> None:
         model = plain(tiny_model(norm=norm, num_heads=2, **layers)).train(training)
         encoder, decoder = torch_stack(model, "encoder"), torch_stack(model, "decoder")
         memory = encoder(oracle_embed(model, src), src_key_padding_mask=is_padding)
-        assert_near(model.encode(src, sources)[~is_padding], memory[~is_padding], case)
+        assert_near(model.encode(src, src_mask)[~is_padding], memory[~is_padding], case)
         expected = decoder(oracle_embed(model, tgt), memory, **options)
-        hidden = model(src, sources, tgt, causal_mask(6))
+        hidden = model(src, src_mask, tgt, causal_mask(6))
         assert_near(hidden, expected, case)
         assert_near(model.logits(hidden), expected @ model.embedding.weight.T, case, atol=1e-4)
 
@@ -185,20 +185,25 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
     theirs = nn.MultiheadAttention(16, 4, batch_first=True).eval()
     copy_attention(attention, theirs)
     x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
-    own, other = padding_mask(torch.tensor([5, 2, 1]), 5), padding_mask(torch.tensor([6, 3, 1]), 6)
-    cases = {"self": (x, own), "causal": (x, own & causal_mask(5)), "cross": (memory, other)}
+    x_mask = padding_mask(torch.tensor([5, 2, 1]), 5)
+    memory_mask = padding_mask(torch.tensor([6, 3, 1]), 6)
+    cases = {
+        "self": (x, x_mask),
+        "causal": (x, x_mask & causal_mask(5)),
+        "cross": (memory, memory_mask),
+    }
     for name, (keys, mask) in cases.items():
-        record: dict[Any, Tensor | None] = {attention: None}
+        attention_out: dict[Any, Tensor | None] = {attention: None}
         context = as_context(mask, x[..., 0])
-        found = attention(x, keys, context, record), record[attention]
+        output = attention(x, keys, context, attention_out)
         hidden = ~mask.expand(3, 4, 5, keys.size(1)).flatten(0, 1)  # (B * H, T, S)
         expected = theirs(x, keys, keys, attn_mask=hidden, average_attn_weights=False)
-        assert_near(found, expected, name)
+        assert_near([output, attention_out[attention]], list(expected), name)
     (src, lengths), tgt = random_source([5, 3]), random_target(2, 4)
-    record = {m: None for m in model.modules() if isinstance(m, MultiHeadAttention)}
+    attention_out = {m: None for m in model.modules() if isinstance(m, MultiHeadAttention)}
     inputs = src, padding_mask(lengths, 5), tgt, causal_mask(4)
-    assert torch.equal(model(*inputs, record), model(*inputs))  # recording changes nothing
-    shapes = [tuple(weights.shape[1:]) for weights in record.values() if weights is not None]
+    assert torch.equal(model(*inputs, attention_out), model(*inputs))  # recording changes nothing
+    shapes = [tuple(weights.shape[1:]) for weights in attention_out.values() if weights is not None]
     assert shapes == 2 * [(4, 5, 5)] + 2 * [(4, 4, 4), (4, 4, 5)]
 
 
@@ -231,19 +236,19 @@ def test_one_matrix_is_both_embeddings_and_the_output() -> None:
     with_vocabulary = [n for n, t in model.state_dict().items() if VOCAB_SIZE in t.shape]
     assert with_vocabulary == ["embedding.weight"]
     assert "positions" not in model.state_dict()
-    src, sources = torch.tensor([[5, 6, EOS]]), padding_mask(torch.tensor([3]), 3)
+    src, src_mask = torch.tensor([[5, 6, EOS]]), padding_mask(torch.tensor([3]), 3)
     tgt, hidden = torch.tensor([[BOS, 5]]), torch.randn(16)
 
     def embeddings_and_logits() -> list[Tensor]:
-        memory = model.encode(src, sources)
-        decoded = model.decode(tgt, causal_mask(2), torch.ones_like(memory), sources)
+        memory = model.encode(src, src_mask)
+        decoded = model.decode(tgt, causal_mask(2), torch.ones_like(memory), src_mask)
         return [memory, decoded, model.logits(hidden)]
 
-    before = embeddings_and_logits()
+    old_outputs = embeddings_and_logits()
     model.embedding.weight[5] += 1.0
-    after = embeddings_and_logits()
-    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    assert (before[2] != after[2]).nonzero().tolist() == [[5]]
+    new_outputs = embeddings_and_logits()
+    assert not any(torch.equal(old, new) for old, new in zip(old_outputs, new_outputs, strict=True))
+    assert (old_outputs[2] != new_outputs[2]).nonzero().tolist() == [[5]]
 
 
 # --- causality, padding, neighbors
@@ -273,10 +278,12 @@ def test_a_position_sees_itself_and_the_past_but_no_future() -> None:
 def test_neither_padding_nor_other_sentences_change_anything() -> None:
     (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
     is_padding = torch.arange(src.size(1)) >= lengths[:, None]
-    other = src.masked_scatter(is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4)
+    other_padding = src.masked_scatter(
+        is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4
+    )
     for model in both_models():
         together = hidden_states(model, src, lengths, tgt)
-        assert_near(hidden_states(model, other, lengths, tgt), together, type(model))
+        assert_near(hidden_states(model, other_padding, lengths, tgt), together, type(model))
         for i, length in enumerate(LENGTHS):
             for num_padding, num_targets in ((0, 2), (0, 6), (50, 2), (50, 6)):
                 row = nn.functional.pad(src[i : i + 1, :length], (0, num_padding), value=PAD)

@@ -12,16 +12,16 @@ TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 
 
 def find(name: str) -> Any:
-    """Import the module of a dotted name and return what the rest names."""
-    parts = name.split(".")
-    for cut in range(len(parts), 0, -1):
+    """Import the module of a dotted name and return its attribute."""
+    names = name.split(".")
+    for cut in range(len(names), 0, -1):
         try:
-            found = importlib.import_module(".".join(parts[:cut]))
+            target = importlib.import_module(".".join(names[:cut]))
         except ModuleNotFoundError:
             continue
-        for part in parts[cut:]:
-            found = getattr(found, part)
-        return found
+        for attribute in names[cut:]:
+            target = getattr(target, attribute)
+        return target
     raise ModuleNotFoundError(name)
 
 

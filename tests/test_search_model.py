@@ -38,7 +38,7 @@ every_mode = pytest.mark.parametrize("mode", MODES.values(), ids=MODES.keys())
 
 
 class Recorder(ModelStepper):
-    """Counts how often beams change places."""
+    """Counts how often beams change joined."""
 
     num_swaps = 0
 
@@ -107,8 +107,8 @@ def test_scoring_a_finished_hypothesis_gives_all_that_search_says_of_it(
         found, count = find(stepper, source, settings), 0
         for row, hypotheses in enumerate(found):
             finished = [h for h in hypotheses if h.finished]
-            again = scored_again(stepper, source, row, finished, settings)
-            assert_same(again, finished, tolerance=1e-4)
+            rescored = scored_again(stepper, source, row, finished, settings)
+            assert_same(rescored, finished, tolerance=1e-4)
             count += len(finished)
         assert count > 3
 
@@ -124,8 +124,8 @@ def test_scores_are_float32_when_matrix_multiplications_are_bfloat16() -> None:
     totals = log_probs.double().exp().sum(-1)
     torch.testing.assert_close(totals, torch.ones_like(totals), atol=1e-5, rtol=0)
     (found,) = find(stepper, row_alone(source, 0), config(3, a=1.0, b=8))
-    again = scored_again(stepper, source, 0, found, config(3))
-    assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in again], abs=0.5)
+    rescored = scored_again(stepper, source, 0, found, config(3))
+    assert [h.log_prob for h in found] == pytest.approx([h.log_prob for h in rescored], abs=0.5)
 
 
 def test_sentences_that_join_a_search_find_what_they_find_alone() -> None:
@@ -142,18 +142,18 @@ def test_sentences_that_join_a_search_find_what_they_find_alone() -> None:
         expected = find(stepper, source, settings, n_best=n_best)
         for member in members:
             freeze(member.model)  # the first results are those of modules
-        places = range(3)
+        joined = range(3)
         limits = length_limits(src_lengths[:3], settings, [()] * 3)
         task = SearchTask(src[:3], src_lengths[:3], settings, IDS, (), limits, n_best)
         beams, found = BeamSearch(stepper, task), {}
         while beams.num_live:
             found |= {number: beams.result(number) for number in beams.step()}
-            if beams.num_live and places.stop < len(src) and draw.random() < 0.3:
-                places = range(places.stop, min(places.stop + draw.randint(1, 5), len(src)))
-                some = src_lengths[list(places)]
-                beams.join(src[list(places), : some.max()], some)
-                num_joined += len(places)
-        assert sorted(found) == list(range(places.stop)), n_best
+            if beams.num_live and joined.stop < len(src) and draw.random() < 0.3:
+                joined = range(joined.stop, min(joined.stop + draw.randint(1, 5), len(src)))
+                new_lengths = src_lengths[list(joined)]
+                beams.join(src[list(joined), : new_lengths.max()], new_lengths)
+                num_joined += len(joined)
+        assert sorted(found) == list(range(joined.stop)), n_best
         for number, hypotheses in found.items():
             case = (type(stepper).__name__, n_best, number)
             assert_same(hypotheses, expected[number], tolerance=1e-4, case=case)

@@ -1,5 +1,5 @@
-"""Every setting of the layers: against a naive oracle, gradients against differences of float64,
-packed sentences and steps with a cache against the plain page, and sentences among others.
+"""Every setting of the layers: against a naive oracle, gradients against finite differences, packed
+sentences and cached steps against the plain model, and sentences in batches.
 """
 
 from __future__ import annotations
@@ -23,12 +23,16 @@ from tiny import (
 from torch import Tensor
 from variants import VARIANTS
 
-from nmt.config import Activation, ModelConfig, NormLayer, Positions
-from nmt.model.fast import freeze
+from nmt.config import Activation, ExportFormat, ModelConfig, NormLayer, Positions
+from nmt.errors import ConfigError
+from nmt.export.export_model import find_unsupported
+from nmt.model.fast import FastTransformer, freeze
+from nmt.model.fast.packing import pack
 from nmt.model.positions import Rotary, TokenPositions
 from nmt.model.transformer import (
     FeedForward,
     MultiHeadAttention,
+    Transformer,
     as_context,
     causal_mask,
     new_norm,
@@ -36,7 +40,7 @@ from nmt.model.transformer import (
 )
 
 LENGTHS = [7, 3, 5, 1]
-B, T = 4, 6
+B, S, T = 4, 7, 6
 
 
 def models() -> Any:
@@ -47,83 +51,94 @@ def models() -> Any:
 # --- formulas, one number at a time
 
 
+def rotate_naively(x: Tensor, position: int) -> Tensor:
+    """Rotate each pair of dimensions of `x` (d,) by a 2 x 2 matrix."""
+    pairs = []
+    for i in range(len(x) // 2):
+        angle = position / 10000 ** (2 * i / len(x))
+        cos, sin = math.cos(angle), math.sin(angle)
+        rotation = torch.tensor([[cos, -sin], [sin, cos]]).to(x)
+        pairs.append(rotation @ x[2 * i : 2 * i + 2])
+    return torch.cat(pairs)
+
+
+def normalize_naively(x: Tensor, norm: Any) -> Tensor:
+    return x / (x.square().mean() + 1e-5).sqrt() * norm.weight  # type: ignore[no-any-return]
+
+
 def naive_attention(
     module: MultiHeadAttention, config: ModelConfig, x: Tensor, memory: Tensor, *, is_causal: bool
 ) -> Tensor:
     """Attend from `x` (T, D) to `memory` (S, D), with loops over heads, queries and keys."""
-    size, is_self, positions = module.head_size, memory is x, config.positions
-    weight, bias = module.in_projection.weight, module.in_projection.bias
+    is_self = memory is x
+    is_relative = is_self and config.positions is Positions.relative
     num_kv_heads = config.num_kv_heads or config.num_heads
-    q_size = config.num_heads * size
-    starts = [0, q_size, q_size + num_kv_heads * size]
+    encoding: Any = module.position_encoding
 
-    def vector(kind: int, head: int, y: Tensor, place: int) -> Tensor:
-        first = starts[kind] + head * size
-        found = y @ weight[first : first + size].T + bias[first : first + size]
-        if config.qk_norm and is_self and kind < 2:
-            norm: Any = (module.query_norm, module.key_norm)[kind]
-            found = found / (found.square().mean() + 1e-5).sqrt() * norm.weight
-        if is_self and positions is Positions.rotary and kind < 2:
-            for i in range(size // 2):
-                angle = place / 10000 ** (2 * i / size)
-                turn = torch.tensor(
-                    [[math.cos(angle), -math.sin(angle)], [math.sin(angle), math.cos(angle)]]
-                )
-                pair = turn.to(found) @ found[2 * i : 2 * i + 2]
-                found = torch.cat([found[: 2 * i], pair, found[2 * i + 2 :]])
-        return found
+    def vector(start: int, y: Tensor) -> Tensor:
+        rows = slice(start, start + config.d_k)
+        return y @ module.in_projection.weight[rows].T + module.in_projection.bias[rows]
+
+    def place(y: Tensor, norm: Any, position: int) -> Tensor:
+        if config.qk_norm and is_self:
+            y = normalize_naively(y, norm)
+        is_rotary = is_self and config.positions is Positions.rotary
+        return rotate_naively(y, position) if is_rotary else y
 
     rows = []
     for t, y in enumerate(x):
         heads = []
         for h in range(config.num_heads):
             kv_head = h * num_kv_heads // config.num_heads
-            query = vector(0, h, y, t)
+            key_start = (config.num_heads + kv_head) * config.d_k
+            query = place(vector(h * config.d_k, y), module.query_norm, t)
             logits, values = [], []
             for s, z in enumerate(memory[: t + 1] if is_causal else memory):
-                key, value = vector(1, kv_head, z, s), vector(2, kv_head, z, s)
-                if is_self and positions is Positions.relative:
-                    relation: Any = module.position_encoding
-                    row = max(-config.max_distance, min(config.max_distance, s - t))
-                    key = key + relation.keys[row + config.max_distance]
-                    value = value + relation.values[row + config.max_distance]
-                logit = query @ key / math.sqrt(size)
-                if is_self and positions is Positions.alibi:
+                key = place(vector(key_start, z), module.key_norm, s)
+                value = vector(key_start + num_kv_heads * config.d_k, z)
+                if is_relative:
+                    distance = max(-config.max_distance, min(config.max_distance, s - t))
+                    key = key + encoding.keys[distance + config.max_distance]
+                    value = value + encoding.values[distance + config.max_distance]
+                logit = query @ key / math.sqrt(config.d_k)
+                if is_self and config.positions is Positions.alibi:
                     logit = logit - 2 ** (-8 * (h + 1) / config.num_heads) * abs(t - s)
                 logits.append(logit)
                 values.append(value)
             heads.append(torch.stack(logits).softmax(0) @ torch.stack(values))
         rows.append(torch.cat(heads))
-    joined = torch.stack(rows)
-    return joined @ module.out_projection.weight.T + module.out_projection.bias
+    return module.out_projection(torch.stack(rows))  # type: ignore[no-any-return]
 
 
 @torch.no_grad()
-def test_attention_is_that_of_the_papers() -> None:
-    x, memory = torch.randn(2, 1, 6, 16, dtype=torch.float64).unbind()
+def test_attention_follows_the_formulas_of_the_papers() -> None:
+    x = torch.randn(1, 6, 16, dtype=torch.float64)
+    memory = torch.randn(1, 6, 16, dtype=torch.float64)
     for name, model in models():
         twin: Any = plain(model.double())
-        layers = twin.encoder_layers[0], twin.decoder_layers[0]
-        for module, other, is_causal in (
-            (layers[0].self_attention, x, False),
-            (layers[1].self_attention, x, True),
-            (layers[1].cross_attention, memory, False),
+        encoder_layer = twin.encoder_layers[0]
+        decoder_layer = twin.decoder_layers[0]
+        for module, keys, is_causal in (
+            (encoder_layer.self_attention, x, False),
+            (decoder_layer.self_attention, x, True),
+            (decoder_layer.cross_attention, memory, False),
         ):
             mask = causal_mask(6) if is_causal else padding_mask(torch.tensor([6]), 6)
-            found = module(x, other, as_context(mask, x[..., 0]))[0]
-            pair = x[0], x[0] if other is x else memory[0]
-            if other is x:
-                pair = pair[0], pair[0]
-            expected = naive_attention(module, model.config, *pair, is_causal=is_causal)
-            assert_near(found, expected, (name, is_causal), atol=1e-7)
+            output = module(x, keys, as_context(mask, x[..., 0]))[0]
+            naive_x = x[0]
+            naive_memory = naive_x if keys is x else memory[0]
+            expected = naive_attention(
+                module, model.config, naive_x, naive_memory, is_causal=is_causal
+            )
+            assert_near(output, expected, (name, is_causal), atol=1e-7)
 
 
 @torch.no_grad()
-def test_norms_and_gates_are_those_of_the_papers() -> None:
+def test_norms_and_gates_follow_the_formulas_of_the_papers() -> None:
     x = torch.randn(3, 6, dtype=torch.float64)
     norm: Any = new_norm(NormLayer.rms, 6).double()
     norm.weight.uniform_(0.5, 1.5)
-    for scale in (1.0, 1e-3):  # where epsilon counts
+    for scale in (1.0, 1e-3):  # the second shows epsilon
         mean = (scale * x).square().sum(1, keepdim=True) / 6
         expected = scale * x / torch.sqrt(mean + 1e-5) * norm.weight
         assert_near(norm(scale * x), expected, scale, atol=1e-9)
@@ -135,170 +150,247 @@ def test_norms_and_gates_are_those_of_the_papers() -> None:
 
 def rotate(x: Tensor, position: int) -> Tensor:
     positions = TokenPositions(torch.tensor(position), position + 1)
-    turned, _ = Rotary(tiny_config(positions=Positions.rotary)).rotate(
-        x.clone(), x.clone(), positions
-    )
-    return turned
+    encoding = Rotary(tiny_config(positions=Positions.rotary))
+    rotated, _ = encoding.rotate(x.clone(), x.clone(), positions)
+    return rotated
 
 
 def test_products_of_rotated_vectors_depend_on_the_distance_only() -> None:
-    query, key = torch.randn(2, 8, dtype=torch.float64)
+    query = torch.randn(8, dtype=torch.float64)
+    key = torch.randn(8, dtype=torch.float64)
     for first, second in ((0, 3), (5, 8), (1000, 1003)):
         product = rotate(query, first) @ rotate(key, second)
         assert_near(product, query @ rotate(key, 3), first, atol=1e-9)
 
 
-def test_rotation_in_place_without_gradients_is_the_same() -> None:
+def test_rotation_in_place_without_gradients_gives_the_same_vectors() -> None:
     x = torch.randn(5, 8)
     expected = rotate(x, 7)
     with torch.no_grad():
         assert_near(rotate(x, 7), expected)
-    assert_near(expected, rotate(x.double(), 7).float())
+
+
+# --- settings and names
+
+
+def test_head_size_sets_the_dimensions_of_all_heads_and_exports_refuse_it() -> None:
+    model = tiny_model(num_heads=3, head_size=4)  # 3 does not divide d_model
+    attention: Any = model.decoder_layers[0].cross_attention
+    assert attention.in_projection.weight.shape == (3 * 12, 16)
+    assert attention.out_projection.weight.shape == (16, 12)
+    for export_format in ExportFormat:
+        (unsupported,) = find_unsupported(model.config, export_format)
+        assert "model.head_size=4" in unsupported
+    with pytest.raises(ConfigError, match=r"model.num_heads=3: must divide .*model.head_size"):
+        tiny_config(num_heads=3)
+    with pytest.raises(ConfigError, match="even number of dimensions of a head"):
+        tiny_config(positions=Positions.rotary, head_size=5)
+
+
+def test_weights_of_encodings_keep_their_names_in_files() -> None:
+    names = {
+        Positions.learned: {"encoder_positions", "decoder_positions"},
+        Positions.relative: {
+            f"{stack}_layers.{layer}.self_attention.relation.{side}"
+            for stack in ("encoder", "decoder")
+            for layer in range(2)
+            for side in ("keys", "values")
+        },
+    }
+    usual = set(tiny_model().state_dict())
+    assert {name.rpartition(".")[2] for name in usual} == {"weight", "bias"}
+    for positions, expected in names.items():
+        model = tiny_model(positions=positions)
+        weights = model.state_dict()
+        assert set(weights) - usual == expected
+        twin = tiny_model(seed=1, positions=positions)
+        twin.load_state_dict(weights)
+        assert all(map(torch.equal, twin.state_dict().values(), weights.values()))
 
 
 # --- gradients
 
 
 @pytest.mark.slow
-def test_gradients_are_differences_of_float64() -> None:
-    source, tgt = random_source([5, 3]), random_target(2, 4)
+def test_gradients_equal_finite_differences_in_float64() -> None:
+    src, lengths = random_source([5, 3])
+    tgt = random_target(2, 4)
     for name, changes in VARIANTS.items():
-        few = {"num_encoder_layers": 1, "num_decoder_layers": 1}
-        model = plain(tiny_model(**{"num_heads": 4, **changes, **few}).double())
-        wanted = torch.randn(2, 4, 16, dtype=torch.float64)
+        settings = {"num_heads": 4, **changes, "num_encoder_layers": 1, "num_decoder_layers": 1}
+        model = plain(tiny_model(**settings).double())
+        factors = torch.randn(2, 4, 16, dtype=torch.float64)
 
-        def loss(owner: Any = model, wanted: Tensor = wanted) -> Tensor:
-            return (hidden_states(owner, *source, tgt) * wanted).sum()
+        def loss(model: Transformer = model, factors: Tensor = factors) -> Tensor:
+            return (hidden_states(model, src, lengths, tgt) * factors).sum()
 
         loss().backward()
         with torch.no_grad():
             for parameter_name, parameter in model.named_parameters():
                 direction = torch.randn_like(parameter)
-                ends = []
-                for step in (1e-5, -2e-5):
-                    parameter.add_(direction, alpha=step)
-                    ends.append(loss())
+                parameter.add_(direction, alpha=1e-5)
+                loss_above = loss()
+                parameter.add_(direction, alpha=-2e-5)
+                loss_below = loss()
                 parameter.add_(direction, alpha=1e-5)
                 assert parameter.grad is not None
-                found, expected = (parameter.grad * direction).sum(), (ends[0] - ends[1]) / 2e-5
-                assert_near(found, expected, (name, parameter_name), atol=1e-6, rtol=1e-5)
+                slope = (parameter.grad * direction).sum()
+                expected = (loss_above - loss_below) / 2e-5
+                assert_near(slope, expected, (name, parameter_name), atol=1e-6, rtol=1e-5)
 
 
 # --- packed sentences, steps, other sentences
 
 
 @pytest.mark.slow
-def test_packed_sentences_give_the_outputs_and_gradients_of_the_plain_page() -> None:
-    source, tgt = random_source(LENGTHS), random_target(B, T)
+def test_packed_sentences_give_the_outputs_and_gradients_of_the_plain_model() -> None:
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, T)
     for name, model in models():
         twin = plain(model)
-        found, expected = (hidden_states(owner, *source, tgt) for owner in (model, twin))
-        assert_near(found, expected, name)
-        weights = torch.randn_like(found)
-        for hidden in (found, expected):
-            (hidden * weights).sum().backward()
-        for (key, ours), theirs in zip(model.named_parameters(), twin.parameters(), strict=True):
-            assert_near(ours.grad, theirs.grad, (name, key), atol=1e-4, rtol=1e-4)
+        hidden = hidden_states(model, src, lengths, tgt)
+        expected = hidden_states(twin, src, lengths, tgt)
+        assert_near(hidden, expected, name)
+        factors = torch.randn_like(hidden)
+        (hidden * factors).sum().backward()
+        (expected * factors).sum().backward()
+        gradients = {key: parameter.grad for key, parameter in twin.named_parameters()}
+        for key, parameter in model.named_parameters():
+            assert_near(parameter.grad, gradients[key], (name, key), atol=1e-4, rtol=1e-4)
 
 
 @torch.inference_mode()
-def test_steps_with_a_cache_are_the_plain_page_at_once() -> None:
-    source, tgt = random_source(LENGTHS), random_target(B, 20)
+def test_cached_steps_equal_one_pass_of_the_plain_model() -> None:
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, 20)
     for name, model in models():
-        expected = hidden_states(plain(model), *source, tgt)
-        for _ in range(2):  # as it is, then frozen
-            assert_near(decode_by_steps(model, *source, tgt), expected, name)
-            freeze(model)
+        expected = hidden_states(plain(model), src, lengths, tgt)
+        assert_near(decode_by_steps(model, src, lengths, tgt), expected, name)
+        freeze(model)
+        assert_near(decode_by_steps(model, src, lengths, tgt), expected, (name, "frozen"))
+
+
+def check_beams(name: str, model: FastTransformer, draw: torch.Generator) -> None:
+    """Compare each step with the plain model while beams are reordered, two sentences join and
+    others end, so that columns of the cache hold other positions.
+    """
+    twin = plain(model)
+    src, lengths = random_source([5, 3, 6, 2, 4])
+    state = model.start(src[:3], lengths[:3])
+    prefixes: list[list[int]] = [[], [], []]  # the tokens of each row
+    sentences = [0, 1, 2]  # of each row
+    for step in range(28):
+        tokens = torch.randint(4, 20, (len(prefixes),), generator=draw)
+        hidden = model.step(tokens, state)
+        for prefix, token in zip(prefixes, tokens.tolist(), strict=True):
+            prefix.append(token)
+        ends = torch.tensor([len(prefix) - 1 for prefix in prefixes])
+        width = int(ends.max()) + 1
+        tgt = torch.tensor([prefix + [0] * (width - len(prefix)) for prefix in prefixes])
+        expected = hidden_states(twin, src[sentences], lengths[sentences], tgt)
+        expected = expected[torch.arange(len(prefixes)), ends]
+        assert_near(hidden, expected, (name, step), atol=1e-4)
+        if step == 14:  # the last sentences end
+            rows = [row for row, sentence in enumerate(sentences) if sentence < 2]
+        else:
+            rows = draw_rows(sentences, draw)
+        state.reorder(torch.tensor(rows))
+        prefixes = [list(prefixes[row]) for row in rows]
+        sentences = [sentences[row] for row in rows]
+        if step in (5, 18):
+            joining = 3 if step == 5 else 4
+            model.join(state, src[joining : joining + 1], lengths[joining : joining + 1])
+            prefixes.append([])
+            sentences.append(joining)
+
+
+def draw_rows(sentences: list[int], draw: torch.Generator) -> list[int]:
+    """Draw one to three rows of each sentence, some of them repeatedly."""
+    chosen_rows = []
+    for _, group in itertools.groupby(range(len(sentences)), key=lambda row: sentences[row]):
+        rows = list(group)
+        count = 1 + int(torch.randint(3, (), generator=draw))
+        picks = torch.randint(len(rows), (count,), generator=draw)
+        chosen_rows += sorted(rows[pick] for pick in picks.tolist())
+    return chosen_rows
 
 
 @torch.inference_mode()
-def test_steps_of_beams_and_of_sentences_that_join_are_the_plain_page_at_once() -> None:
-    """Beams change places, sentences end and others join, so that columns mean other positions."""
+def test_steps_of_beams_and_of_joining_sentences_equal_the_plain_model() -> None:
     draw = torch.Generator().manual_seed(5)
     for name, model in models():
         if model.config.positions.is_sinusoidal and model.config.num_kv_heads is None:
-            continue  # a cache has nothing new
-        twin, (src, lengths) = plain(model), random_source([5, 3, 6, 2, 4])
+            continue  # steps like the default model
         if name == "rotary":
             freeze(model)
-        cache = model.start(src[:3], lengths[:3])
-        read = [[] for _ in range(3)]  # the tokens of each row
-        numbers = [0, 1, 2]  # and its sentence
-        for step in range(28):
-            tokens = torch.randint(4, 20, (len(read),), generator=draw)
-            found = model.step(tokens, cache)
-            for row, token in zip(read, tokens.tolist(), strict=True):
-                row.append(token)
-            ends = torch.tensor([len(row) - 1 for row in read])
-            wide = torch.tensor([row + [0] * (int(ends.max()) + 1 - len(row)) for row in read])
-            whole = hidden_states(twin, src[numbers], lengths[numbers], wide)
-            assert_near(found, whole[torch.arange(len(read)), ends], (name, step), atol=1e-4)
-            if step == 14:  # the last sentences end
-                kept = [i for i, number in enumerate(numbers) if number < 2]
-            else:  # some row of each sentence, up to three of them
-                kept = []
-                for _, group in itertools.groupby(range(len(read)), key=lambda i: numbers[i]):
-                    rows = list(group)
-                    count = 1 + int(torch.randint(3, (), generator=draw))
-                    chosen = torch.randint(len(rows), (count,), generator=draw).tolist()
-                    kept += sorted(rows[i] for i in chosen)
-            cache.reorder(torch.tensor(kept))
-            places = {number: i for i, number in enumerate(dict.fromkeys(numbers[i] for i in kept))}
-            read, numbers = [list(read[i]) for i in kept], [numbers[i] for i in kept]
-            assert len(places) == len(set(numbers))
-            if step in (5, 18):
-                more = [3] if step == 5 else [4]
-                model.join(cache, src[more], lengths[more])
-                read, numbers = [*read, []], [*numbers, *more]
+        check_beams(name, model, draw)
 
 
 @pytest.mark.slow
 @torch.no_grad()
 def test_neither_padding_nor_other_sentences_change_anything() -> None:
-    (src, lengths), tgt = random_source(LENGTHS), random_target(B, T)
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, T)
     for name, fast in models():
         for model in (fast, plain(fast)):
             together = hidden_states(model, src, lengths, tgt)
             for i, length in enumerate(LENGTHS):
-                one = src[i : i + 1, :length], lengths[i : i + 1], tgt[i : i + 1]
-                alone = hidden_states(model, *one)[0]
-                assert_near(alone, together[i], (name, type(model), i))
+                row = slice(i, i + 1)
+                alone = hidden_states(model, src[row, :length], lengths[row], tgt[row])
+                assert_near(alone[0], together[i], (name, type(model), i))
+
+
+@torch.no_grad()
+def check_recorded_attention(name: str, model: FastTransformer) -> None:
+    """Compare the weights of masked, packed and cached attention with the plain model."""
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, T)
+
+    def weights_of(owner: Transformer, *inputs: Any) -> list[Tensor | None]:
+        layer: Any = owner.decoder_layers[-1]
+        attention_out = {layer.self_attention: None, layer.cross_attention: None}
+        owner(*inputs, attention_out)
+        return list(attention_out.values())
+
+    masked = (src, padding_mask(lengths, S), tgt, causal_mask(T))
+    expected = weights_of(plain(model), *masked)
+    assert_near(weights_of(model, *masked), expected, name)
+    src_packing, tgt_packing = pack(LENGTHS), pack([T] * B)
+    packed = (src_packing.unpad(src), src_packing, tgt.flatten(), tgt_packing)
+    assert_near(weights_of(model, *packed), expected, name)
+    state = model.start(src, lengths)
+    layer: Any = model.decoder_layers[-1]
+    attention_out: Any = {layer.cross_attention: None}
+    steps = []
+    for column in tgt.T:
+        model.step(column, state, attention_out)
+        steps.append(attention_out[layer.cross_attention])
+    stepped = torch.cat(steps, dim=2)  # (B, H, T, S or more)
+    assert_near(stepped[..., :S], expected[1], name)
+    assert (stepped[..., S:] == 0).all(), name
+
+
+def test_recorded_attention_equals_the_plain_model() -> None:
+    check_recorded_attention("default", tiny_model())
 
 
 @pytest.mark.slow
-@torch.no_grad()
-def test_recorded_attention_is_that_of_the_plain_page_packed_and_in_steps() -> None:
-    (src, lengths), tgt = random_source(LENGTHS), random_target(B, T)
+def test_recorded_attention_of_every_setting_equals_the_plain_model() -> None:
     for name, model in models():
-        recorded = []
-        for owner in (plain(model), model):
-            layer: Any = owner.decoder_layers[-1]
-            record: dict[Any, Any] = {layer.self_attention: None, layer.cross_attention: None}
-            masks = padding_mask(lengths, src.size(1)), causal_mask(T)
-            owner(src, masks[0], tgt, masks[1], record)
-            recorded.append(list(record.values()))
-        assert_near(recorded[1], recorded[0], name)
-        cache, steps = model.start(src, lengths), []
-        for column in tgt.T:
-            model.step(column, cache, record)
-            steps.append(record[layer.cross_attention][..., : src.size(1)])
-        assert_near(torch.cat(steps, dim=2), recorded[0][1], name)
+        check_recorded_attention(name, model)
 
 
-def test_under_autocast_a_variant_is_the_plain_page_but_for_rounding() -> None:
-    source, tgt = random_source(LENGTHS), random_target(B, T)
+def test_autocast_changes_the_modern_layers_by_rounding_only() -> None:
+    src, lengths = random_source(LENGTHS)
+    tgt = random_target(B, T)
     for name, model in models():
         if "modern" not in name:
             continue
-        exact = hidden_states(plain(model), *source, tgt)
+        exact = hidden_states(plain(model), src, lengths, tgt)
         with torch.autocast("cpu", dtype=torch.bfloat16):
-            runs = [hidden_states(plain(model), *source, tgt), hidden_states(model, *source, tgt)]
-            runs.append(decode_by_steps(model, *source, tgt))
-        for found in runs:
-            assert 1e-4 < (found - exact).norm() / exact.norm() < 0.03, name
-
-
-def test_the_default_model_has_no_parameters_of_variants() -> None:
-    names = {name.rpartition(".")[2] for name in plain(tiny_model()).state_dict()}
-    assert names == {"weight", "bias"}
-    assert tiny_config().positions is Positions.sinusoidal
+            outputs = [
+                hidden_states(plain(model), src, lengths, tgt),
+                hidden_states(model, src, lengths, tgt),
+                decode_by_steps(model, src, lengths, tgt),
+            ]
+        for hidden in outputs:
+            assert 1e-4 < (hidden - exact).norm() / exact.norm() < 0.03, name
