@@ -69,15 +69,15 @@ def curves(figure: Any) -> dict[str, np.ndarray[Any, Any]]:
 
 def test_learning_rates_are_those_of_the_paper() -> None:
     config = VisualizeConfig(schedules=["512:4000", "512:8000", "256:4000", "512:4000:cosine:2e-3"])
-    drawn = list(curves(theory.draw_schedule(config, LIGHT)).values())
+    lines = list(curves(theory.draw_schedule(config, LIGHT)).values())
     for i, (d_model, warmup) in enumerate([(512, 4000), (512, 8000), (256, 4000)]):
-        updates, rates = drawn[i]
+        updates, rates = lines[i]
         for update in (1, 4000, 20000):
             expected = d_model**-0.5 * min(update**-0.5, update * warmup**-1.5)
             assert updates[update - 1] == update
             assert rates[update - 1] == pytest.approx(expected, rel=1e-9), (d_model, warmup, update)
-    assert drawn[3][1].max() == pytest.approx(2e-3)
-    assert drawn[3][1][-1] == pytest.approx(0, abs=1e-9)
+    assert lines[3][1].max() == pytest.approx(2e-3)
+    assert lines[3][1][-1] == pytest.approx(0, abs=1e-9)
     short = theory.draw_schedule(VisualizeConfig(schedules=["512:4000"], steps=100), LIGHT)
     assert list(curves(short)) == ["noam, d_model 512, warm-up 4000: 6.99e-04"]
     for text in ("513:4000", "512", "512:4000:square", "512:0", "0:9", "512:9:cosine:5e--4"):
@@ -107,8 +107,8 @@ def test_positions_are_the_formulas_of_their_sources() -> None:
     angles = positions / 10000 ** (np.arange(10) / 9)
     expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
     assert np.allclose(tensor2tensor, expected, atol=1e-5)
-    drawn = curves(figure)["dimension 6"]  # equal labels: Marian's, which come last
-    assert (drawn[1] == marian[:, 6]).all()
+    lines = curves(figure)["dimension 6"]  # equal labels: Marian's, which come last
+    assert (lines[1] == marian[:, 6]).all()
     with pytest.raises(ConfigError, match="dimensions=20: model.d_model=20 has 0 to 19"):
         theory.draw_positions(VisualizeConfig(model=model, dimensions=[20]), LIGHT)
 
@@ -233,12 +233,12 @@ def test_a_chosen_head_is_drawn_and_masked_cells_are_gray(
         if kind is AttentionKind.decoder:
             is_visible = np.ma.getmaskarray(head[1].get_array())
             assert (is_visible == np.tri(len(pair.tgt), dtype=bool)).all()
-    for name, chosen in (
+    for name, numbers in (
         ("layers", {"layers": [3], "heads": []}),
         ("heads", {"layers": [], "heads": [5]}),
     ):
         with pytest.raises(ConfigError, match=rf"{name}=\d: the model has \d"):
-            attention_figure.attention_figure(pair, LIGHT, kind=AttentionKind.cross, **chosen)
+            attention_figure.attention_figure(pair, LIGHT, kind=AttentionKind.cross, **numbers)
 
 
 def test_characters_without_a_font_are_shown_as_codes(
@@ -282,8 +282,8 @@ def test_a_run_is_drawn_while_it_goes_on(tmp_path: Path) -> None:
     run_a, run_b = str(tmp_path / "a"), str(tmp_path / "b")
     for axes in runs.draw_run(VisualizeConfig(run_dir=[run_a, run_b]), LIGHT).axes:
         assert len({line.get_color() for line in axes.get_lines()}) == 2, axes.get_title()
-    drawn = curves(runs.draw_run(VisualizeConfig(run_dir=[run_a]), LIGHT))
-    assert drawn["validation"].tolist() == [[40], [11.0]]
+    lines = curves(runs.draw_run(VisualizeConfig(run_dir=[run_a]), LIGHT))
+    assert lines["validation"].tolist() == [[40], [11.0]]
     with pytest.raises(NmtError, match=r"c/metrics\.jsonl has no metrics yet"):
         runs.read_metrics(tmp_path / "c")
 
@@ -320,7 +320,7 @@ def test_the_worst_and_the_best_sentences_of_a_report_are_those_by_chrf(
     toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model = random_model(tmp_path / "model", load_tokenizers(toy_data))
-    monkeypatch.setattr(Translator, "translate", lambda _, lines, **__: lines)  # as they are
+    monkeypatch.setattr(Translator, "translate", lambda _, lines, **__: lines)  # copies the sources
     test = run_report.translate_test(model, toy_data, VisualizeConfig(device="cpu"))
     [text] = read_held_out(toy_data, "test")
     metric = CHRF()

@@ -11,7 +11,7 @@ from pathlib import Path
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import Side, SpecialIds, find_spm, list_pieces, make_tokenizers
-from nmt.importing.settings import Imported, Settings, read_text
+from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import Tensors, find_pickle, load_pickle, make_state, merge_embeddings
 
 _SPM = (
@@ -24,7 +24,7 @@ _CONTROL = ["<s>", "<pad>", "</s>", "<unk>"]  # the first four ids of every voca
 _SPECIAL = SpecialIds(pad=1, unk=3, start=2, eos=2)
 
 
-def read(path: Path, config: ImportConfig) -> Imported:
+def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read a `.pt`, or a folder with one, next to its vocabularies and SentencePiece model.
 
     Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
@@ -50,7 +50,7 @@ def read(path: Path, config: ImportConfig) -> Imported:
     src_lang = settings.text("source_lang") or config.src_lang
     tgt_lang = settings.text("target_lang") or config.tgt_lang
     src_spm, tgt_spm = find_spm(folder, config, *_SPM)
-    return Imported(
+    return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
             Side(src_spm, _read_pieces(folder, src_lang, sizes.num_src_rows), _SPECIAL),
@@ -105,15 +105,15 @@ def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
         encoder_langtok=None,
         decoder_langtok=False,
     )
-    return settings.architecture(
+    return settings.model_config(
         num_encoder_layers=settings.number("encoder_layers"),
         num_decoder_layers=settings.number("decoder_layers"),
         d_model=d_model,
         d_ff=d_ff,
         num_heads=num_heads,
-        dropout=settings.share("dropout", 0.1),
-        attention_dropout=settings.share("attention_dropout"),
-        activation_dropout=settings.share("activation_dropout"),
+        dropout=settings.dropout("dropout", 0.1),
+        attention_dropout=settings.dropout("attention_dropout"),
+        activation_dropout=settings.dropout("activation_dropout"),
         norm=Norm.pre if is_pre_norm else Norm.post,
         positions=Positions.sinusoidal_concat,
         position_offset=2,

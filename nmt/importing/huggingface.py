@@ -25,7 +25,7 @@ from nmt.importing.piece_ids import (
     list_pieces,
     make_tokenizers,
 )
-from nmt.importing.settings import Imported, Settings, read_json
+from nmt.importing.settings import ImportedModel, Settings, read_json
 from nmt.importing.weights import (
     EmbeddingSizes,
     Tensors,
@@ -62,7 +62,7 @@ _M2M100_LANGUAGES = (  # in the order of their ids, which M2M100Tokenizer keeps 
 )
 
 
-def read(folder: Path, config: ImportConfig) -> Imported:
+def read(folder: Path, config: ImportConfig) -> ImportedModel:
     """Read a folder that `save_pretrained` wrote.
 
     Raises `ModelError` for an architecture or a setting that nmt does not have, and for files that
@@ -103,7 +103,7 @@ def read(folder: Path, config: ImportConfig) -> Imported:
         tgt_special = replace(tgt_special, language=find_language(ids, "tgt_lang", tgt_lang))
     src_spm, tgt_spm = find_spm(folder, config, *_SPM)
     generation = folder / "generation_config.json"
-    return Imported(
+    return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
             Side(src_spm, src_pieces, src_special),
@@ -152,15 +152,15 @@ def _architecture(settings: Settings, tensors: Tensors, *, is_tied: bool) -> Mod
         tensors.drop(table)
         tensors.drop(table + "s")  # in old files of M2M100
     has_bias = tensors.rename_output_bias("final_logits_bias")
-    return settings.architecture(
+    return settings.model_config(
         num_encoder_layers=settings.number("encoder_layers"),
         num_decoder_layers=settings.number("decoder_layers"),
         d_model=d_model,
         d_ff=d_ff,
         num_heads=num_heads,
-        dropout=settings.share("dropout", 0.1),
-        attention_dropout=settings.share("attention_dropout"),
-        activation_dropout=settings.share("activation_dropout"),
+        dropout=settings.dropout("dropout", 0.1),
+        attention_dropout=settings.dropout("attention_dropout"),
+        activation_dropout=settings.dropout("activation_dropout"),
         norm=_TYPES[model_type],
         positions=positions,
         position_offset=offset,
@@ -247,5 +247,5 @@ def _convert_search(settings: Settings, special: SpecialIds) -> SearchConfig:
     for ids in settings.get("bad_words_ids", []):
         if ids not in ([special.pad], [special.start]):
             valid = f"[{special.pad}] and [{special.start}], padding and the start"
-            raise settings.refuse("bad_words_ids", ids, valid)
-    return settings.search(beam_size="num_beams", exponent="length_penalty", default=1.0)
+            raise settings.make_error("bad_words_ids", ids, valid)
+    return settings.search_config(beam_size="num_beams", exponent="length_penalty", default=1.0)

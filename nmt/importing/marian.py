@@ -31,7 +31,7 @@ from nmt.importing.piece_ids import (
     make_tokenizers,
     read_yaml_vocabulary,
 )
-from nmt.importing.settings import Imported, Settings, read_text
+from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state, merge_embeddings
 
 _SETTINGS = "special:model.yml"  # an array with the bytes of the settings
@@ -65,7 +65,7 @@ _RULES: list[Rule] = [  # from the names of Marian to fairseq's
 ]
 
 
-def read(path: Path, config: ImportConfig) -> Imported:
+def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read a `.npz`, or a folder with one, next to its vocabulary: `.spm` files, or `.yml` files
     and the `.spm` files that cut text into their pieces.
 
@@ -90,7 +90,7 @@ def read(path: Path, config: ImportConfig) -> Imported:
     spm = find_spm(folder, config, *_SPM)
     src_vocabulary, tgt_vocabulary = _find_vocabularies(folder, decoder, spm)
     model = _architecture(settings, is_tied=sizes.is_tied)
-    return Imported(
+    return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
             _make_side(spm[0], src_vocabulary, sizes.num_src_rows),
@@ -98,7 +98,7 @@ def read(path: Path, config: ImportConfig) -> Imported:
             is_joint=sizes.is_joint,
         ),
         weights=make_state(tensors, model, sizes),
-        search=decoder.search(beam_size="beam-size", exponent="normalize", default=0.0),
+        search=decoder.search_config(beam_size="beam-size", exponent="normalize", default=0.0),
         src_lang=config.src_lang,
         tgt_lang=config.tgt_lang,
     )
@@ -234,22 +234,22 @@ def _architecture(settings: Settings, *, is_tied: bool) -> ModelConfig:
     names = ("transformer-preprocess", "transformer-postprocess", "transformer-postprocess-top")
     order = tuple(settings.get(name, "") for name in names)
     if order not in _NORMS:
-        raise settings.refuse(", ".join(names), order, " or ".join(map(str, _NORMS)))
+        raise settings.make_error(", ".join(names), order, " or ".join(map(str, _NORMS)))
     d_ff = settings.number("transformer-dim-ffn")
     for name, size in (("dim-ffn", d_ff), ("ffn-depth", 2)):
         value = settings.get(f"transformer-decoder-{name}", 0)
         if value not in (0, size):
             valid = f"{size}, as in the encoder"
-            raise settings.refuse(f"transformer-decoder-{name}", value, valid)
-    return settings.architecture(
+            raise settings.make_error(f"transformer-decoder-{name}", value, valid)
+    return settings.model_config(
         num_encoder_layers=settings.number("enc-depth"),
         num_decoder_layers=settings.number("dec-depth"),
         d_model=settings.number("dim-emb"),
         d_ff=d_ff,
         num_heads=settings.number("transformer-heads"),
-        dropout=settings.share("transformer-dropout"),
-        attention_dropout=settings.share("transformer-dropout-attention"),
-        activation_dropout=settings.share("transformer-dropout-ffn"),
+        dropout=settings.dropout("transformer-dropout"),
+        attention_dropout=settings.dropout("transformer-dropout-attention"),
+        activation_dropout=settings.dropout("transformer-dropout-ffn"),
         norm=_NORMS[order],
         positions=Positions.sinusoidal_halves,
         activation=settings.choose("transformer-ffn-activation", _ACTIVATIONS),

@@ -23,7 +23,7 @@ from nmt.importing.piece_ids import (
     list_pieces,
     make_tokenizers,
 )
-from nmt.importing.settings import Imported, Settings
+from nmt.importing.settings import ImportedModel, Settings
 from nmt.importing.weights import (
     Rule,
     Tensors,
@@ -63,7 +63,7 @@ _RULES: list[Rule] = [  # from the names of OpenNMT-py to fairseq's
 ]
 
 
-def read(path: Path, config: ImportConfig) -> Imported:
+def read(path: Path, config: ImportConfig) -> ImportedModel:
     """Read a `.pt`, or a folder with one, next to the SentencePiece model that cuts its text.
 
     Raises `ModelError` for an architecture that nmt does not have, for a file with other classes
@@ -89,7 +89,7 @@ def read(path: Path, config: ImportConfig) -> Imported:
     model = _architecture(settings, tensors, is_tied=sizes.is_tied, has_bias=has_bias)
     start = str(vocab.get("decoder_start_token", settings.get("decoder_start_token", "<s>")))
     src_spm, tgt_spm = find_spm(path.parent, config, *_SPM)
-    return Imported(
+    return ImportedModel(
         model=model,
         tokenizers=make_tokenizers(
             _make_side(path, src_spm, vocab.get("src"), sizes.num_src_rows, start),
@@ -153,15 +153,15 @@ def _architecture(
         if not tensors.has_positions(f"{stack}.pe", compute):
             raise ModelError(f"{settings.path}: {stack}.pe does not fit position_encoding_type")
         tensors.drop(f"{stack}.pe")
-    return settings.architecture(
+    return settings.model_config(
         num_encoder_layers=settings.number("enc_layers", settings.get("layers")),
         num_decoder_layers=settings.number("dec_layers", settings.get("layers")),
         d_model=d_model,
         d_ff=settings.number("transformer_ff"),
         num_heads=settings.number("heads", 8),
-        dropout=settings.share("dropout", 0.1),
-        attention_dropout=settings.share("attention_dropout"),
-        activation_dropout=settings.share("dropout", 0.1),  # also in its feed-forward layers
+        dropout=settings.dropout("dropout", 0.1),
+        attention_dropout=settings.dropout("attention_dropout"),
+        activation_dropout=settings.dropout("dropout", 0.1),  # also in its feed-forward layers
         norm=Norm.pre,
         positions=positions,
         activation=settings.choose("pos_ffn_activation_fn", _ACTIVATIONS, "relu"),

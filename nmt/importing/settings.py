@@ -20,7 +20,7 @@ _LARGEST = 1 << 20  # a width or depth above is a damaged file
 
 
 @dataclass(frozen=True)
-class Imported:
+class ImportedModel:
     """An imported model: all that a model folder holds."""
 
     model: ModelConfig
@@ -52,23 +52,23 @@ class Settings:
         """Return a setting that is a number, 0 or more."""
         value = self.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= _LARGEST:
-            raise self.refuse(name, value, "a whole number")
+            raise self.make_error(name, value, "a whole number")
         return value
 
-    def share(self, name: str, default: float = 0.0) -> float:
+    def dropout(self, name: str, default: float = 0.0) -> float:
         """Return a dropout; the last one of OpenNMT-py's list, one per `dropout_steps`."""
         value = self.get(name, default)
         if isinstance(value, list) and value:
             value = value[-1]
         if not isinstance(value, (int, float)) or not 0 <= value < 1:
-            raise self.refuse(name, value, "a share from 0 to below 1")
+            raise self.make_error(name, value, "a share from 0 to below 1")
         return float(value)
 
     def choose(self, name: str, choices: Mapping[Any, T], default: Any = None) -> T:
         """Return the choice for the value of a setting."""
         value = self.get(name, default)
         if not isinstance(value, (str, bool)) or value not in choices:
-            raise self.refuse(name, value, " or ".join(map(str, choices)))
+            raise self.make_error(name, value, " or ".join(map(str, choices)))
         return choices[value]
 
     def flag(self, name: str, default: bool) -> bool:
@@ -81,27 +81,27 @@ class Settings:
         if isinstance(value, dict):
             value = value.get("content")
         if not isinstance(value, str | None):
-            raise self.refuse(name, value, "a text")
+            raise self.make_error(name, value, "a text")
         return value
 
     def file_names(self, name: str) -> list[str]:
         """Return a list of file names, without folders, which belong to another machine."""
         values = self.get(name, [])
         if not isinstance(values, list) or not all(isinstance(value, str) for value in values):
-            raise self.refuse(name, values, "a list of files")
+            raise self.make_error(name, values, "a list of files")
         return [Path(value).name for value in values]
 
     def demand(self, **expected: Any) -> None:
         """Refuse settings with other values; missing settings are accepted."""
         for name, value in expected.items():
             if self.get(name, value) != value:
-                raise self.refuse(name, self.get(name), repr(value))
+                raise self.make_error(name, self.get(name), repr(value))
 
-    def search(self, *, beam_size: str, exponent: str, default: float) -> SearchConfig:
+    def search_config(self, *, beam_size: str, exponent: str, default: float) -> SearchConfig:
         """Return the defaults of search; the toolkits rank by log P / length^exponent."""
         power = self.get(exponent, default)
         if isinstance(power, bool) or not isinstance(power, (int, float)) or abs(power) > 5:
-            raise self.refuse(exponent, power, "a number from -5 to 5")
+            raise self.make_error(exponent, power, "a number from -5 to 5")
         is_wu = float(power) not in (0.0, 1.0)
         plain = Normalization.average if power else Normalization.none
         return SearchConfig(
@@ -112,12 +112,12 @@ class Settings:
             word_reward=0.0 - float(self.get("word-penalty", 0)),  # of Marian
         )
 
-    def refuse(self, name: str, value: Any, valid: str) -> ModelError:
+    def make_error(self, name: str, value: Any, valid: str) -> ModelError:
         """Return the error for a setting that cannot be imported."""
         text = reprlib.repr(value)[:60]  # YAML's aliases can make the whole value endless
         return ModelError(f"{self.path}: {name}={text} cannot be imported, only {valid}")
 
-    def architecture(self, **settings: Any) -> ModelConfig:
+    def model_config(self, **settings: Any) -> ModelConfig:
         """Return our settings; raise `ModelError` for values that nmt does not accept."""
         try:
             return ModelConfig(**settings)
