@@ -55,7 +55,7 @@ def assert_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused
 
 
 def preprocess_arguments(root: Path, folder: Path, changes: dict[str, Any]) -> list[str]:
-    """Return the arguments that `changes` change; those of None are left out."""
+    """Return the arguments that `changes` change; None leaves one out."""
     arguments: dict[str, Any] = dict(a.split("=", 1) for a in write_corpus(root))
     arguments["data_dir"] = folder / "deep/data"
     settings = {**arguments, "num_threads": 1, **changes}.items()
@@ -161,8 +161,8 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
             (data_dir / file).unlink()
             if content is not None:
                 (data_dir / file).write_bytes(content)
-        places = [f"data_dir={data_dir}", f"run_dir={run_dir}", *setting.split()]
-        assert_refused(expected, "train", places)
+        folders = [f"data_dir={data_dir}", f"run_dir={run_dir}", *setting.split()]
+        assert_refused(expected, "train", folders)
     wild = ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e7", "max_updates=20"]
     assert train(data, run, wild) == 2
     assert "not finite" in capfd.readouterr().err
@@ -241,8 +241,8 @@ def test_folders_that_an_average_may_not_replace(
 ) -> None:
     (tmp_path / "config.json").write_text('{"a": 1}', encoding="utf-8")
     (tmp_path / "precious.txt").write_text("keep", encoding="utf-8")
-    places = [f"run_dir={root / 'run'}", f"output={tmp_path}"]
-    assert_refused(["choose another folder"], "average", places)
+    folders = [f"run_dir={root / 'run'}", f"output={tmp_path}"]
+    assert_refused(["choose another folder"], "average", folders)
     folder = (root / "run/checkpoints/latest").resolve()
     arguments = [f"checkpoints=[{folder}]", f"output={folder}"]
     assert_refused(["is a checkpoint of a run"], "average", arguments)

@@ -89,7 +89,7 @@ def test_a_sweep_runs_every_choice_until_one_fails(
     arguments = ["run_dir='a,b c'", "output=it's", "hydra.sweep.dir=sweep"]
     with pytest.raises(ConfigError, match="enough"):
         with_config(COMMANDS["average"], ["-m", "last=1,2,3,4", *arguments], note)
-    assert runs == [(last, "a,b c") for last in (1, 2, 3)]  # only nmt-train adds a subfolder
+    assert runs == [(number, "a,b c") for number in (1, 2, 3)]  # only nmt-train adds a subfolder
 
 
 @pytest.mark.slow

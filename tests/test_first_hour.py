@@ -43,8 +43,8 @@ def write_experiment(path: Path, corpus: Path) -> None:
 def follow(hint: str) -> int:
     """Run a hint as a shell would read it."""
     words = shlex.split(hint)
-    name, *rest = words[3:] if words[1:3] == ["-m", "nmt"] else words
-    return main(COMMANDS[Path(name).name.removeprefix("nmt-")], rest)
+    name, *arguments = words[3:] if words[1:3] == ["-m", "nmt"] else words
+    return main(COMMANDS[Path(name).name.removeprefix("nmt-")], arguments)
 
 
 def last_hint(capfd: pytest.CaptureFixture[str], name: str) -> str:
@@ -166,11 +166,11 @@ def test_an_average_replaces_nothing_that_was_not_named(
     average = Path("runs/default/average")
     modified_time = (average / "config.json").stat().st_mtime_ns
     step = "checkpoints/step-00000004"
-    others = f"runs/other/{step},runs/other/checkpoints/step-00000008"
-    assert command("average", f"checkpoints=[{others}]") == 0
+    other_checkpoints = f"runs/other/{step},runs/other/checkpoints/step-00000008"
+    assert command("average", f"checkpoints=[{other_checkpoints}]") == 0
     assert Path("runs/other/average/config.json").is_file()
     for checkpoints, expected in (
-        (others, "runs/other/average exists already; give output="),
+        (other_checkpoints, "runs/other/average exists already; give output="),
         (f"runs/other/{step},runs/default/{step}", "are not of one run; give output="),
         ("runs/other", "are not of one run"),
     ):

@@ -38,10 +38,9 @@ def test_documented_commands_are_accepted() -> None:
         name = match[1][4:]
         assert name in COMMANDS, f"{page}: {match[0]}"
         read_arguments(shlex.split(match[2]), COMMANDS[name])
-    for place in ("README.md", "--help"):
-        assert {match[1] for page, match in commands if page == place} >= {
-            f"nmt-{name}" for name in COMMANDS
-        }, f"{place} does not show every command"
+    documented = [match[1] for page, match in commands if page == "README.md"]
+    for name in COMMANDS:
+        assert f"nmt-{name}" in documented, f"README.md does not show nmt-{name}"
 
 
 def test_lines_of_prose_are_wrapped() -> None:
