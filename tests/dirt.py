@@ -12,7 +12,7 @@ import numpy as np
 
 from nmt.config import PreprocessConfig
 from nmt.preprocess.chunks import Chunk, Format, Source
-from nmt.preprocess.clean import Cleaned, clean
+from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.filters import drop_by_text
 
 PIECES = [
@@ -73,7 +73,7 @@ def clean_and_filter(
     *,
     held_out: bool = False,
     repeated: np.ndarray | None = None,  # type: ignore[type-arg]
-) -> Cleaned:
+) -> CleanChunk:
     """Do what is done to text before it is encoded."""
     cleaned = clean(chunk, config, held_out=held_out)
     if not held_out:

@@ -26,25 +26,24 @@ from dirt import (
     read_tsv,
 )
 
-from nmt.config import DataConfig, FilterConfig, Invalid, PreprocessConfig
+from nmt.config import DataConfig, Invalid, PreprocessConfig
 from nmt.errors import DataError
 from nmt.preprocess import chunks
 from nmt.preprocess.chunks import Format, Source, read_chunks
-from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, Cleaned, PairCounts
+from nmt.preprocess.clean import MALFORMED, NOT_UTF8, NUM_EXAMPLES, OVERLONG, CleanChunk, PairCounts
 
 EMPTY, NUL = "empty side", "NUL character"
 SEEDS = range(12)
 Reader = Callable[[tuple[bytes, ...], int, Story], Row]
-POLICIES = [  # invalid, filter.nul, held_out
-    (Invalid.replace, True, False),
-    (Invalid.drop, True, False),
-    (Invalid.drop, False, False),
-    (Invalid.drop, True, True),
+POLICIES = [  # invalid, held_out
+    (Invalid.replace, False),
+    (Invalid.drop, False),
+    (Invalid.drop, True),
 ]
 
 
-def settings(invalid: Invalid = Invalid.error, *, nul: bool = True) -> PreprocessConfig:
-    return PreprocessConfig(data=DataConfig(invalid=invalid), filter=FilterConfig(nul=nul))
+def settings(invalid: Invalid = Invalid.error) -> PreprocessConfig:
+    return PreprocessConfig(data=DataConfig(invalid=invalid))
 
 
 def slow_clean(
@@ -66,7 +65,7 @@ def slow_clean(
             story.note(story.replaced, MALFORMED, 1, (files[0], number, None))
         elif row.is_malformed:
             reasons.append((MALFORMED, (files[0], number, None)))
-        reasons += slow_filters(row, files, number, story, config, held_out, bool(reasons))
+        reasons += slow_filters(row, files, number, story, held_out)
         if reasons:
             story.note(story.dropped, reasons[0][0], 1, reasons[0][1])
         else:
@@ -74,21 +73,20 @@ def slow_clean(
     return story
 
 
-def slow_filters(row, files, number, story, config, held_out, is_lost):  # type: ignore[no-untyped-def]
-    """Return why a pair is dropped for NUL or an empty side; put spaces where NUL may stay."""
+def slow_filters(row, files, number, story, held_out):  # type: ignore[no-untyped-def]
+    """Return why a pair is dropped for NUL or an empty side; replace NUL in held-out pairs."""
     places = [(file, number, None) for file in files]
     nul = [(NUL, p) for p, text in zip(places, row.texts, strict=True) if "\0" in text]
-    if (held_out or not config.filter.nul) and not is_lost:
-        for (_, place), text in zip(nul, (t for t in row.texts if "\0" in t), strict=True):
-            story.note(story.replaced, "NUL", text.count("\0"), place)
-        row.texts = [text.replace("\0", " ") for text in row.texts]
-        nul = []
     if held_out:
+        for place, text in zip(places, row.texts, strict=True):
+            if "\0" in text:
+                story.note(story.replaced, "NUL", text.count("\0"), place)
+        row.texts = [text.replace("\0", " ") for text in row.texts]
         return []
     return nul + [(EMPTY, p) for p, text in zip(places, row.texts, strict=True) if not text.strip()]
 
 
-def assert_same(parts: list[Cleaned], counts: PairCounts, story: Story, num_read: int) -> None:
+def assert_same(parts: list[CleanChunk], counts: PairCounts, story: Story, num_read: int) -> None:
     kept = [pair for p in parts for pair in zip(p.lines.tolist(), p.src, p.tgt, strict=True)]
     assert kept == story.kept
     assert (counts.read, counts.kept) == (num_read, len(story.kept))
@@ -118,12 +116,12 @@ def check(
     format: Format,
     draw: Callable[[int], list[list[bytes]]],
     read: Reader,
-    policies: list[tuple[Invalid, bool, bool]],
+    policies: list[tuple[Invalid, bool]],
     **source: Any,
 ) -> None:
     """Compare with cleaning one pair after the other, under each policy; mix up and lose none."""
-    for (invalid, nul, held_out), seed in itertools.product(policies, SEEDS):
-        config, lines = settings(invalid, nul=nul), draw(seed)
+    for (invalid, held_out), seed in itertools.product(policies, SEEDS):
+        config, lines = settings(invalid), draw(seed)
         cleaned = clean_and_filter(make_chunk(lines, format, **source), config, held_out=held_out)
         story = slow_clean(lines, read, config, held_out=held_out)
         assert_same([cleaned], cleaned.counts, story, 60)
@@ -208,9 +206,9 @@ def test_rules_keep_text_that_no_rule_is_against() -> None:
     cleaned = clean_and_filter(make_chunk([[text.encode()]] * 2, Format.pair), settings())
     assert cleaned.src == cleaned.tgt == [text]
     assert not cleaned.counts.replaced
-    line = b'{"src": "a\tb\x01", "tgt": "c\x00d\x0be"}'
-    cleaned = clean_and_filter(make_chunk([[line]], Format.jsonl), settings(nul=False))
-    assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c d e"])
+    line = b'{"src": "a\tb\x01", "tgt": "c\x0be"}'
+    cleaned = clean_and_filter(make_chunk([[line]], Format.jsonl), settings())
+    assert (cleaned.src, cleaned.tgt) == (["a\tb\x01"], ["c e"])
 
 
 def test_an_overlong_line_is_dropped_or_empty_and_a_duplicate_is_dropped() -> None:

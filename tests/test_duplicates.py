@@ -48,11 +48,11 @@ def write_tasks(folder: Path, tasks: dict[int, list[Pair]], kind: Duplicates) ->
                 rows = np.arange(start, start + len(part)) * 3  # what lies between was dropped
                 sides = [p[0] for p in part], [p[1] for p in part]
                 if kind is Duplicates.keep:
-                    writer.add(hash_sides(*sides))
+                    writer.add_sides(hash_sides(*sides))
                 else:
-                    writer.add(hash_duplicates(*sides, kind), rows)
+                    writer.add_rows(hash_duplicates(*sides, kind), rows)
             if kind is Duplicates.keep:
-                writer.add(hash_sides([], []))
+                writer.add_sides(hash_sides([], []))
 
 
 @pytest.mark.parametrize("sizes", [(3, 25), (1 << 20, 1 << 20)], ids=["many parts", "one part"])
@@ -60,7 +60,7 @@ def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(duplicates, "PAIRS_A_FILE", sizes[0])
-    monkeypatch.setattr(duplicates, "PAIRS_A_PART", sizes[1])
+    monkeypatch.setattr(duplicates, "PAIRS_AN_INTERVAL", sizes[1])
     for seed, kind in enumerate(KEYS):
         folder, tasks = tmp_path / kind.value, draw_tasks(seed)
         write_tasks(folder, tasks, kind)
@@ -93,7 +93,7 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
 
     def write_and_fail() -> None:
         with HashWriter(tmp_path, 1) as writer:
-            writer.add(hashes, np.arange(2))
+            writer.add_rows(hashes, np.arange(2))
             raise ZeroDivisionError
 
     with pytest.raises(ZeroDivisionError):
@@ -101,7 +101,7 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
     assert not list(tmp_path.iterdir())
     for _ in range(2):
         with HashWriter(tmp_path, 1) as writer:
-            writer.add(hashes, np.arange(2))
+            writer.add_rows(hashes, np.arange(2))
     find_duplicates(tmp_path)
     assert read_seen(tmp_path, 1, 2).tolist() == [False, True]
 
@@ -109,12 +109,12 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
 def test_the_ends_of_the_range_of_hashes_are_searched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(duplicates, "PAIRS_A_PART", 2)
+    monkeypatch.setattr(duplicates, "PAIRS_AN_INTERVAL", 2)
     src, tgt = ["a", "b", "a", "b", ""], ["b", "a", "a", "b", ""]
     assert len(np.unique(hash_sides(src, tgt)[:, 0])) == 5  # swapped sides are another pair
     most, middle = 2**64 - 1, 2**63
-    hashes = np.array([[7, most, 0, middle, 7, middle - 1, most, 0, middle, 8]], np.uint64).T
+    hashes = np.array([[7, most, 0, middle, 7, middle - 1, most, 0, middle, 8]], np.uint64)[0]
     with HashWriter(tmp_path, 1) as writer:
-        writer.add(hashes, np.arange(10))
+        writer.add_rows(hashes, np.arange(10))
     find_duplicates(tmp_path)
     assert np.flatnonzero(read_seen(tmp_path, 1, 10)).tolist() == [4, 6, 7, 8]

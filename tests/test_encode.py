@@ -79,7 +79,7 @@ def test_a_line_with_the_sign_of_a_space_is_encoded_whole() -> None:
 def test_rare_words_are_forgotten_and_cut_again(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(encode, "_MOST_WORDS", 40)
+    monkeypatch.setattr(encode, "_MAX_CACHED_WORDS", 40)
     encoder = LineEncoder(tokenizer)
     for seed in range(6):
         lines = ["the house", *hostile_lines(50, seed), "the house"]

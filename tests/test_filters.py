@@ -16,7 +16,7 @@ from nmt.errors import ConfigError
 from nmt.preprocess import filters
 from nmt.preprocess.characters import SCRIPTS, foreign_shares, script_table, scripts_of
 from nmt.preprocess.chunks import Format
-from nmt.preprocess.clean import Cleaned, PairCounts
+from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.filters import check_filters, drop_by_tokens
 
 
@@ -26,7 +26,7 @@ def settings(src_lang: str = "en", tgt_lang: str = "de", **filters: Any) -> Prep
     return PreprocessConfig(data=data, filter=FilterConfig(**filters), max_length=max_length)
 
 
-def run(pairs: list[tuple[str, str]], config: PreprocessConfig, **options: Any) -> Cleaned:
+def run(pairs: list[tuple[str, str]], config: PreprocessConfig, **options: Any) -> CleanChunk:
     lines = [[text.encode() for text in side] for side in zip(*pairs, strict=True)]
     return clean_and_filter(make_chunk(lines, Format.pair), config, **options)
 
@@ -44,7 +44,6 @@ def test_each_filter_drops_what_it_names_and_the_first_counts() -> None:
     every = {"identical": True, "max_foreign": 0.4, "language": True}
     for changes, expected in [
         ({}, reasons[:2]),
-        ({"nul": False}, ["empty side"] * 2),
         ({"identical": True}, reasons[:3]),
         ({"max_foreign": 0.4}, [*reasons[:2], reasons[3]]),
         (every, reasons),
@@ -94,7 +93,7 @@ def test_token_filters_agree_with_one_pair_at_a_time() -> None:
     chunk = make_chunk([[text.encode() for text in texts]] * 2, Format.pair)
     for config in (settings(), settings(max_ratio=2.0, max_unknown=0.25, max_length=9)):
         expected = [slow_reason(row, tags, config) for row in rows]
-        cleaned = Cleaned(chunk, texts, texts, np.arange(500), PairCounts(500, 500))
+        cleaned = CleanChunk(chunk, texts, texts, np.arange(500), PairCounts(500, 500))
         keep = drop_by_tokens(cleaned, (src, tgt), tags, (src_unknown, tgt_unknown), config)
         assert keep.tolist() == [reason is None for reason in expected]
         assert cleaned.src == cleaned.tgt == [texts[i] for i in np.flatnonzero(keep)]

@@ -6,7 +6,9 @@ import hashlib
 import re
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -15,11 +17,13 @@ from datasets import Dataset
 from preprocessing import ODD, read_back, read_report, tree, write_corpus, write_text
 from toy import command
 
-from nmt.config import TokenizerConfig
+from nmt.config import PreprocessConfig, TokenizerConfig
 from nmt.data.binary import read_meta
 from nmt.data.tokenizer import Tokenizer
-from nmt.preprocess import plan
-from nmt.preprocess.plan import ALL_KEYS, first_limit, sample_end, sample_keys, sample_size
+from nmt.preprocess import clean, encode, plan, scan
+from nmt.preprocess.chunks import Chunk
+from nmt.preprocess.plan import first_limit, sample_end, sample_size
+from nmt.preprocess.scan import ALL_KEYS, sample_keys
 
 
 @pytest.fixture(scope="module")
@@ -128,17 +132,42 @@ def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
     assert read_report(tmp_path / "data")["train"]["dropped"] == {"duplicate": 500}
 
 
-def test_report_only_writes_nothing_and_many_drops_are_a_warning(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+def test_many_drops_are_a_warning(
+    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    (tmp_path / "scratch").mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "scratch"))
-    changes = ["report_only=true", "max_length=9"]
-    assert command("preprocess", *arguments(place, tmp_path / "data", *changes)) == 0
-    shown = capfd.readouterr()
-    assert "empty side" in shown.out
-    assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", shown.err)
-    assert [path.name for path in tmp_path.rglob("*")] == ["scratch"]
+    assert command("preprocess", *arguments(place, tmp_path / "data", "max_length=9")) == 0
+    output = capfd.readouterr()
+    assert "empty side" in output.out
+    assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", output.err)
+
+
+def test_text_is_read_three_times_and_cleaned_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lines = [f"line {n % 2900}" for n in range(3000)]
+    paths = [write_text(tmp_path / f"train.{side}", lines) for side in ("src", "tgt")]
+    num_opened = Counter[str]()
+    num_cleaned = Counter[int]()
+    open_path, clean_chunk = Path.open, clean.clean
+
+    def count_open(path: Path, *args: Any, **options: Any) -> Any:
+        num_opened[path.name] += "buffering" in options  # how text is read, not peeked into
+        return open_path(path, *args, **options)
+
+    def count_clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> Any:
+        if chunk.source.paths[0] == paths[0]:
+            num_cleaned[chunk.first_line] += chunk.num_pairs
+        return clean_chunk(chunk, config, held_out=held_out)
+
+    monkeypatch.setattr(Path, "open", count_open)
+    for module in (clean, encode, scan):
+        monkeypatch.setattr(module, "clean", count_clean)
+    train = [f"data.train.{path.suffix[1:]}={path}" for path in paths]
+    settings = ["data.valid.num_pairs=5", "data.test.num_pairs=4", "filter.duplicates=src"]
+    sizes = ["tokenizer.vocab_size=300", "num_threads=1", f"data_dir={tmp_path / 'data'}"]
+    assert command("preprocess", *train, *settings, *sizes) == 0
+    assert (num_opened["train.src"], num_opened["train.tgt"]) == (3, 3)
+    assert num_cleaned == {1: 2 * 3000}
 
 
 @pytest.mark.parametrize("limit", [0, pytest.param(1 << 63, marks=pytest.mark.slow)])

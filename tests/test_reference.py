@@ -55,7 +55,7 @@ CASES = {
     "no languages, short": [*_PAIR, *_SMALL, "max_length=20"],
     "shards": [*_PAIR, *_LANGS, *_SMALL, "shard_pairs=97", "num_threads=1"],
     "filters": [
-        *(*_PAIR, *_LANGS, *_SMALL, "filter.nul=false", "filter.max_ratio=1.5"),
+        *(*_PAIR, *_LANGS, *_SMALL, "filter.max_ratio=1.5"),
         *("filter.identical=true", "filter.max_unknown=0.3", "filter.max_foreign=0.2"),
     ],
     "language": [*_PAIR, *_LANGS, *_SMALL, "filter.language=true"],

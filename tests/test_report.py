@@ -16,7 +16,7 @@ from tiny import sentences, tokenizer_config
 from nmt.config import CorpusConfig, DataConfig, PreprocessConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
-from nmt.preprocess.chunks import Place
+from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import PairCounts
 from nmt.preprocess.report import Report, build_report, report_page, report_table
 from nmt.preprocess.statistics import HeldOut, Statistics
@@ -172,7 +172,7 @@ def evil_report(tokenizer: Tokenizer) -> Report:
     counts = {
         "dropped": {EVIL: 40},
         "replaced": {EVIL: 1},
-        "examples": {EVIL: [Place(EVIL, 7, 3)]},
+        "examples": {EVIL: [Location(EVIL, 7, 3)]},
         "read": 340,
     }
     held_out = HeldOut({"valid": (NEW, NEW)})

@@ -17,7 +17,7 @@ from tiny import sentences
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, normal_form
 from nmt.preprocess.chunks import Format
-from nmt.preprocess.clean import Cleaned, PairCounts
+from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.statistics import (
     EXACT_LENGTHS,
     NUM_BINS,
@@ -63,7 +63,7 @@ def measure(
         encoded = encode(tokenizer, chunk[0]), encode(tokenizer, chunk[1])
         size = len(chunk[0])
         place = make_chunk([[b""] * size] * 2, Format.pair, first_line=start + 1)
-        cleaned = Cleaned(place, *chunk, np.arange(size), PairCounts(size, size))
+        cleaned = CleanChunk(place, *chunk, np.arange(size), PairCounts(size, size))
         total.merge(measure_chunk(cleaned, encoded, (kinds, kinds), held_out))
     return total
 

@@ -34,8 +34,7 @@ def preprocess(config: PreprocessConfig) -> None:
     from nmt.preprocess.report import report_table
 
     print(report_table(prepare(config)))
-    if not config.report_only:
-        log.info("wrote %s; next: %s", config.data_dir, train_command(config))
+    log.info("wrote %s; next: %s", config.data_dir, train_command(config))
 
 
 def average(config: AverageConfig) -> None:

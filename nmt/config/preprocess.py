@@ -165,7 +165,6 @@ class FilterConfig(Settings):
     """
 
     prefix = "filter."
-    nul: bool = option(True, "drop pairs with a NUL character; false replaces it with a space")
     max_ratio: float = option(0.0, "maximum ratio of the token counts of both sides; 0 disables")
     identical: bool = option(False, "drop pairs whose source equals the target")
     duplicates: Duplicates = option(
@@ -317,9 +316,6 @@ class PreprocessConfig(Settings):
     )
     keep_text: bool = option(
         False, "store the text with the token ids (columns src_text, tgt_text)"
-    )
-    report_only: bool = option(
-        False, "read the corpus, print the report, write nothing else", on_resume="free"
     )
     shard_pairs: int = option(100_000, "training pairs per file of the data folder", low=1)
     scheduler: str | None = option(

@@ -1,7 +1,6 @@
-r"""Cuts sources into spans, each the input of one shard, and a span into chunks of whole lines,
-both sides with the same number of them.
+r"""Divide sources into spans, the input of one shard each, and read a span in chunks of pairs.
 
-A line ends at the byte \n and nowhere else. Memory is bounded whatever the length of a line.
+Lines end at the byte \n only. Memory is bounded for lines of any length.
 """
 
 from __future__ import annotations
@@ -23,13 +22,13 @@ from nmt.errors import DataError
 PAIRS_A_CHUNK = 5_000
 BYTES_A_CHUNK = 2 << 20
 MAX_LINE_BYTES = 1 << 20
-"""No sentence is longer; of such a line nothing is kept but its place."""
+"""The text of longer lines is discarded; their positions are kept."""
 
 _BLOCK_BYTES = 1 << 20  # at most MAX_LINE_BYTES
 
 
 class Format(Enum):
-    """How a pair stands in the files of a source."""
+    """How the files of a source store pairs."""
 
     pair = "pair"  # line i of one file and line i of another
     tsv = "tsv"
@@ -38,108 +37,123 @@ class Format(Enum):
 
 @dataclass(frozen=True)
 class Source:
-    """Plain files that hold pairs of one corpus, line by line."""
+    """Uncompressed files that hold pairs of one corpus, line by line."""
 
     corpus: str  # its name in data.corpora, or ""
     format: Format
     paths: tuple[Path, ...]  # two for a pair, source and target; else one
-    names: tuple[str, ...]  # what the user calls them, for messages
+    names: tuple[str, ...]  # as the user named them, for messages
     columns: tuple[int, int] = (1, 2)  # of TSV, from 1
     fields: tuple[str, str] = ("src", "tgt")  # of JSON
     tags: Tags = Tags()
 
 
-class Place(NamedTuple):
-    """Where something is: the file as the user wrote it, line and byte from 1."""
+class Location(NamedTuple):
+    """A position in the input: the file as the user named it, line and byte from 1."""
 
     file: str
     line: int
-    byte: int | None = None  # in the line, where one byte is to blame
+    byte: int | None = None  # in the line, if a single byte is invalid
 
     def __str__(self) -> str:
-        return f"{self.file}:{self.line}" + ("" if self.byte is None else f":{self.byte}")
+        text = f"{self.file}:{self.line}"
+        return text if self.byte is None else f"{text}:{self.byte}"
 
 
 @dataclass(frozen=True)
 class Span:
-    """Pairs of a corpus that follow each other, as read; they become one file."""
+    """Consecutive pairs of a corpus, the input of one shard."""
 
     corpus: str
     number: int  # in its corpus
     order: int  # among the spans of all corpora
     first_pair: int  # in its corpus
     num_pairs: int
-    source: int  # in which it starts, among those of its corpus
-    first_line: int  # of that source, from 1
-    offsets: tuple[int, ...]  # of that line in the files of that source, in bytes
+    source: int  # index of the source of its corpus in which the span starts
+    first_line: int  # in that source, from 1
+    offsets: tuple[int, ...]  # where that line starts in the files of that source, in bytes
 
     @property
     def name(self) -> str:
-        """What its files are called, without suffix."""
+        """The name of its files, without suffix."""
         return "-".join(filter(None, ["train", self.corpus, f"{self.number:05d}"]))
 
 
 @dataclass(frozen=True)
 class Chunk:
-    """Lines of one source that follow each other."""
+    """Consecutive pairs of one source."""
 
     source: Source
     first_pair: int  # its number in the corpus, from 0
     first_line: int  # its number in the source, from 1
     num_pairs: int
-    raw: tuple[bytes, ...]  # one text a file; all have `num_pairs` lines, each ended by \n
-    # line and side (0 or 1) of what has more than MAX_LINE_BYTES, which is empty in `raw`
+    raw: tuple[bytes, ...]  # by file: `num_pairs` lines, each ended by \n
+    # line and side (0 or 1) of each line above MAX_LINE_BYTES, which is empty in `raw`
     overlong: tuple[tuple[int, int], ...]
 
-    def place(self, row: int, side: int = 0, byte: int | None = None) -> Place:
-        """Return the place of a row of the chunk (from 0) in the source (side 0) or target (1)."""
+    def location(self, row: int, side: int = 0, byte: int | None = None) -> Location:
+        """Return the location of a row (from 0) of the source (side 0) or target (side 1)."""
         names = self.source.names
-        return Place(names[side % len(names)], self.first_line + row, byte)
+        return Location(names[side % len(names)], self.first_line + row, byte)
 
 
 def find_spans(corpora: Mapping[str, Sequence[Source]], size: int = sys.maxsize) -> list[Span]:
-    """Read all sources to find the spans of `size` pairs of each corpus.
+    """Count the lines of all sources and divide each corpus into spans of `size` pairs.
 
-    Raises `DataError` for sides of different length and for files that cannot be read.
+    Raises `DataError` if the sides differ in length and for files that cannot be read.
     """
     spans: list[Span] = []
     for corpus, sources in corpora.items():
-        num_pairs, starts = 0, list[tuple[int, int, tuple[int, ...]]]()
+        starts: list[tuple[int, int, tuple[int, ...]]] = []  # source, first line, offsets
+        num_pairs = 0
         for number, source in enumerate(sources):
             first = -num_pairs % size  # line of the source that begins a span, from 0
-            names = source.names
-            counted = [
-                _find_lines(*file, first, size) for file in zip(source.paths, names, strict=True)
-            ]
-            (num_lines, _), (num_others, _) = counted[0], counted[-1]
-            if num_lines != num_others:
-                raise DataError(
-                    f"{names[0]} has {num_lines} lines, {names[1]} {num_others}; "
-                    "extract the pair again, line by line"
-                )
-            offsets = zip(*(offsets for _, offsets in counted), strict=True)
-            starts += [(number, first + i * size + 1, place) for i, place in enumerate(offsets)]
+            num_lines, offsets = _find_lines(source.paths[0], source.names[0], first, size)
+            by_file = [offsets]
+            for path, name in zip(source.paths[1:], source.names[1:], strict=True):
+                num_tgt_lines, offsets = _find_lines(path, name, first, size)
+                by_file.append(offsets)
+                if num_lines != num_tgt_lines:
+                    raise DataError(
+                        f"{source.names[0]} has {num_lines} lines, {name} {num_tgt_lines}; "
+                        "extract the pair again, line by line"
+                    )
+            for i, file_offsets in enumerate(zip(*by_file, strict=True)):
+                starts.append((number, first + i * size + 1, file_offsets))
             num_pairs += num_lines
-        for number, start in enumerate(starts):
-            first, order = number * size, len(spans)
-            num_here = min(size, num_pairs - first)
-            spans.append(Span(corpus, number, order, first, num_here, *start))
+        for number, (source_number, first_line, file_offsets) in enumerate(starts):
+            span = Span(
+                corpus=corpus,
+                number=number,
+                order=len(spans),
+                first_pair=number * size,
+                num_pairs=min(size, num_pairs - number * size),
+                source=source_number,
+                first_line=first_line,
+                offsets=file_offsets,
+            )
+            spans.append(span)
     return spans
 
 
 def _find_lines(path: Path, name: str, first: int, step: int) -> tuple[int, list[int]]:
-    """Count the lines of a file, and find where the lines `first`, `first + step` ... begin."""
+    """Count the lines of a file; return also the offsets of lines `first`, `first + step`, ..."""
     check_file(path)
-    num_ends, num_bytes, last, offsets = 0, 0, b"\n", [0] if first == 0 else []
-    line = first or step
+    num_ends = 0
+    num_bytes = 0
+    last_byte = b"\n"
+    offsets = [0] if first == 0 else []
+    line = first or step  # the next line whose offset is needed
     with unpacking(name), path.open("rb", buffering=0) as file:
         while block := file.read(_BLOCK_BYTES):
             ends = np.flatnonzero(np.frombuffer(block, np.uint8) == ord("\n"))
-            here = np.arange(line, num_ends + len(ends) + 1, step)
-            offsets += (num_bytes + 1 + ends[here - num_ends - 1]).tolist()
-            line += step * len(here)
-            num_ends, num_bytes, last = num_ends + len(ends), num_bytes + len(block), block[-1:]
-    num_lines = num_ends + (last != b"\n")
+            lines = np.arange(line, num_ends + len(ends) + 1, step)  # that start in this block
+            offsets += (num_bytes + 1 + ends[lines - num_ends - 1]).tolist()
+            line += step * len(lines)
+            num_ends += len(ends)
+            num_bytes += len(block)
+            last_byte = block[-1:]
+    num_lines = num_ends + (last_byte != b"\n")
     return num_lines, offsets[: len(range(first, num_lines, step))]
 
 
@@ -150,41 +164,48 @@ def read_chunks(sources: Sequence[Source]) -> Iterator[Chunk]:
 
 
 def read_span(sources: Sequence[Source], span: Span) -> Iterator[Chunk]:
-    """Yield the pairs of a span of these sources of its corpus, in chunks of at most
-    `PAIRS_A_CHUNK` pairs and `BYTES_A_CHUNK` bytes, but of one pair at least.
+    """Yield the pairs of a span, whose corpus has these sources, in chunks.
+
+    A chunk has at most `PAIRS_A_CHUNK` pairs and `BYTES_A_CHUNK` bytes, or a single pair.
     """
-    next_pair, end = span.first_pair, span.first_pair + span.num_pairs
-    line, offsets = span.first_line, span.offsets
+    next_pair = span.first_pair
+    end = span.first_pair + span.num_pairs
+    line = span.first_line
+    offsets = span.offsets
     for source in sources[span.source :]:
         if next_pair == end:
             return
         with ExitStack() as stack:
             files = []
-            offsets = offsets or (0,) * len(source.paths)
-            for path, name, offset in zip(source.paths, source.names, offsets, strict=True):
-                files.append(_LineFile(path, name, line, offset))
+            for side, path in enumerate(source.paths):
+                offset = offsets[side] if offsets else 0
+                files.append(_LineFile(path, source.names[side], line, offset))
                 stack.callback(files[-1].close)
             while next_pair < end:
+                num_lines = min(end - next_pair, PAIRS_A_CHUNK)
                 for file in files:
                     file.fill()
-                most = min(end - next_pair, PAIRS_A_CHUNK, *(len(file.ends) for file in files))
-                if most == 0:
+                    num_lines = min(num_lines, len(file.ends))
+                if num_lines == 0:
                     break
-                sizes = np.sum([file.ends[:most] for file in files], axis=0)
-                number = max(1, int(np.searchsorted(sizes, BYTES_A_CHUNK, side="right")))
-                lines = range(line, line + number)
-                long = [(line, side) for side, file in enumerate(files) for line in file.overlong]
-                overlong = tuple(sorted(place for place in long if place[0] in lines))
-                raw = tuple(file.take(number) for file in files)
-                yield Chunk(source, next_pair, line, number, raw, overlong)
-                line, next_pair = line + number, next_pair + number
-        line, offsets = 1, ()
+                num_bytes = np.sum([file.ends[:num_lines] for file in files], axis=0)
+                num_pairs = max(1, int(np.searchsorted(num_bytes, BYTES_A_CHUNK, side="right")))
+                overlong = []
+                for side, file in enumerate(files):
+                    in_chunk = [n for n in file.overlong if line <= n < line + num_pairs]
+                    overlong += [(number, side) for number in in_chunk]
+                raw = tuple(file.take(num_pairs) for file in files)
+                yield Chunk(source, next_pair, line, num_pairs, raw, tuple(sorted(overlong)))
+                line += num_pairs
+                next_pair += num_pairs
+        line = 1
+        offsets = ()
     if next_pair < end:
         raise DataError(f"{sources[-1].names[0]} became shorter while it was read; start again")
 
 
 class _LineFile:
-    """One file from a line on: a buffer of whole lines, and the start of the line after them."""
+    """Buffers whole lines of one file, from a given line on."""
 
     def __init__(self, path: Path, name: str, first_line: int, offset: int) -> None:
         self._name = name
@@ -192,41 +213,44 @@ class _LineFile:
             self._file = path.open("rb", buffering=0)
             self._file.seek(offset)
         self._is_over = False
-        self._next_line = first_line  # to be read
-        self._text = b""  # the lines that wait
-        self._rest = b""
-        self.ends = np.empty(0, np.int64)  # where the waiting lines end
-        self.overlong: list[int] = []  # their numbers, from 1; such lines are empty
+        self._next_line = first_line  # number of the next line that is buffered
+        self._text = b""  # the buffered lines
+        self._unfinished = b""  # the start of the line after them
+        self.ends = np.empty(0, np.int64)  # where the buffered lines end
+        self.overlong: list[int] = []  # numbers of lines that were emptied, from 1
 
     def close(self) -> None:
         self._file.close()
 
     def fill(self) -> None:
-        """Read a chunk or to the end, so that what a chunk holds does not depend on blocks."""
+        """Buffer a whole chunk, so that the content of a chunk does not depend on block sizes."""
         while len(self.ends) < PAIRS_A_CHUNK and len(self._text) < BYTES_A_CHUNK and self._read():
             pass
 
     def take(self, num_lines: int) -> bytes:
+        """Remove and return the first buffered lines."""
         end = int(self.ends[num_lines - 1])
-        lines, self._text = self._text[:end], self._text[end:]
+        lines = self._text[:end]
+        self._text = self._text[end:]
         self.ends = self.ends[num_lines:] - end
         return lines
 
     def _read(self) -> bool:
-        """Read a block; return False when there was none left."""
+        """Read a block; return False at the end of the file."""
         if self._is_over:
             return False
         with unpacking(self._name):
             block = self._file.read(_BLOCK_BYTES)
         if not block:
             self._is_over = True
-            block = b"\n" if self._rest else b""  # ends the last line
-        text = self._rest + block
-        if (end := text.find(b"\n")) > MAX_LINE_BYTES:  # others are shorter than a block
+            block = b"\n" if self._unfinished else b""  # ends the last line
+        text = self._unfinished + block
+        first_end = text.find(b"\n")
+        if first_end > MAX_LINE_BYTES:  # only the first line can be longer than a block
             self.overlong.append(self._next_line)
-            text = text[end:]
+            text = text[first_end:]
         end = text.rfind(b"\n") + 1
-        self._rest = text[end:][: MAX_LINE_BYTES + 1]  # enough to show that it is overlong
+        self._unfinished = text[end:][: MAX_LINE_BYTES + 1]  # enough to know that it is overlong
         ends = np.flatnonzero(np.frombuffer(text, np.uint8, end) == ord("\n")) + 1
         self.ends = np.concatenate([self.ends, ends + len(self._text)])
         self._text += text[:end]

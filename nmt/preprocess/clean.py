@@ -1,15 +1,16 @@
-r"""Turns the bytes of a chunk into pairs of text, and counts everything that it changes or drops.
+r"""Decode the bytes of a chunk into pairs of text, and count every character that is replaced and
+every pair that is dropped.
 
-- A line ends at the byte \n and nowhere else.
-- Bytes that are not UTF-8 are found by line and byte; each broken part becomes U+FFFD, as section
-  3.9 of the Unicode standard recommends (substitution of maximal subparts).
-- One U+FEFF (BOM) at the start of a line is stripped, and one \r at its end.
-- What other tools take for the end of a line, inside of one, becomes a space.
-- TSV: columns stand between tabs; there is no quoting, and a quotation mark is text. JSONL: an
-  object a line, the fields at its top or in its "translation", as in datasets of the hub. A line
-  that lacks a side is malformed: too few columns, no JSON, no object, no text in a field.
+- Lines end at the byte \n only.
+- Bytes that are not UTF-8 are located by line and byte. Each invalid sequence becomes U+FFFD, as
+  section 3.9 of the Unicode standard recommends (substitution of maximal subparts).
+- One U+FEFF (BOM) at the start of a line and one \r at its end are removed.
+- Other characters at which tools break lines become spaces.
+- TSV: columns are separated by tabs, without quoting. JSONL: one object per line, with the fields
+  at the top level or inside "translation", as in datasets of the hub. Lines with too few columns,
+  invalid JSON, no object, or a field without text are malformed.
 
-Held-out pairs are repaired, and none is ever dropped. Filters and tokens are not known here.
+Held-out pairs are repaired and never dropped.
 """
 
 # N pairs of a chunk that are kept
@@ -19,15 +20,15 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from nmt.config import Invalid, PreprocessConfig
 from nmt.errors import DataError
-from nmt.preprocess.chunks import Chunk, Format, Place
+from nmt.preprocess.chunks import Chunk, Format, Location
 
 Mask = np.ndarray[Any, np.dtype[np.bool_]]
 Rows = np.ndarray[Any, np.dtype[np.int64]]
@@ -36,279 +37,329 @@ NUM_EXAMPLES = 5
 NOT_UTF8 = "not UTF-8"
 MALFORMED = "malformed line"
 OVERLONG = "line too large"
-_BREAKS = "\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-_NAMES_OF_BREAKS = ("CR", "VT", "FF", "FS", "GS", "RS", "NEL", "U+2028", "U+2029")
-_RULES = (  # kind, the character it is about, what is replaced, by what
-    ("BOM", "\ufeff", re.compile(r"\A\ufeff"), ""),
-    ("CRLF", "\r", re.compile(r"\r\Z"), ""),
-    *((kind, c, re.compile(c), " ") for kind, c in zip(_NAMES_OF_BREAKS, _BREAKS, strict=True)),
-)
+
+
+@dataclass(frozen=True)
+class Replacement:
+    """A rule that replaces characters inside of lines."""
+
+    name: str  # in the counts of the report
+    character: str
+    pattern: re.Pattern[str]
+    by: str = " "
+
+
+_REPLACEMENTS = [
+    Replacement("BOM", "\ufeff", re.compile(r"\A\ufeff"), by=""),
+    Replacement("CRLF", "\r", re.compile(r"\r\Z"), by=""),
+    Replacement("CR", "\r", re.compile("\r")),
+    Replacement("VT", "\v", re.compile("\v")),
+    Replacement("FF", "\f", re.compile("\f")),
+    Replacement("FS", "\x1c", re.compile("\x1c")),
+    Replacement("GS", "\x1d", re.compile("\x1d")),
+    Replacement("RS", "\x1e", re.compile("\x1e")),
+    Replacement("NEL", "\x85", re.compile("\x85")),
+    Replacement("U+2028", "\u2028", re.compile("\u2028")),
+    Replacement("U+2029", "\u2029", re.compile("\u2029")),
+]
+_LINE_FEED = Replacement("LF", "\n", re.compile("\n"))
+_NUL = Replacement("NUL", "\0", re.compile("\0"))
 _SURROGATE = re.compile("[\ud800-\udfff]")
-# control characters inside strings are no reason to lose a line; NUL has its own filter
-_JSON = json.JSONDecoder(strict=False)
+_JSON = json.JSONDecoder(strict=False)  # accepts control characters inside of strings
 
 
 @dataclass
 class PairCounts:
-    """What became of some pairs; sums over chunks with `merge`, in the order of reading."""
+    """Numbers of pairs that were read, kept and dropped, and of characters that were replaced.
+
+    Counts of chunks add up with `merge`, in the order of reading.
+    """
 
     read: int = 0
     kept: int = 0
     dropped: Counter[str] = field(default_factory=Counter)  # pairs, by reason
-    replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by kind
-    examples: dict[str, list[Place]] = field(default_factory=dict)  # the first, by reason and kind
+    replaced: Counter[str] = field(default_factory=Counter)  # characters or bytes, by rule
+    examples: dict[str, list[Location]] = field(default_factory=dict)  # the first of each of these
 
-    def count(self, counter: Counter[str], name: str, number: int, places: list[Place]) -> None:
-        """Count what was dropped or replaced in one chunk, if anything; `places` are the first, but
-        later ones of the chunk may have been found before.
+    def count(
+        self, counter: Counter[str], name: str, number: int, examples: list[Location]
+    ) -> None:
+        """Add `number` pairs or characters of one chunk to `dropped` or `replaced`.
+
+        `examples` are the first of one side; examples of the other side may come before them.
         """
         if number:
             counter[name] += number
-            known = dict.fromkeys(self.examples.get(name, []) + places)
-            self.examples[name] = sorted(known, key=lambda place: place.line)[:NUM_EXAMPLES]
+            distinct = dict.fromkeys(self.examples.get(name, []) + examples)
+            by_line = sorted(distinct, key=lambda location: location.line)
+            self.examples[name] = by_line[:NUM_EXAMPLES]
 
     def merge(self, other: PairCounts) -> None:
-        """Add the counts of pairs that come after these."""
+        """Add the counts of the pairs that follow."""
         self.read += other.read
         self.kept += other.kept
         self.dropped.update(other.dropped)
         self.replaced.update(other.replaced)
-        for name, places in other.examples.items():
-            self.examples[name] = (self.examples.get(name, []) + places)[:NUM_EXAMPLES]
+        for name, examples in other.examples.items():
+            self.examples[name] = (self.examples.get(name, []) + examples)[:NUM_EXAMPLES]
 
     def reasons(self) -> str:
-        """Return how many were dropped and why, most first, with the first place of each."""
+        """Return the reasons for dropping, the most frequent first, with counts and an example."""
         return ", ".join(
             f"{number} {reason} ({self.examples[reason][0]} first)"
             for reason, number in self.dropped.most_common()
         )
 
     @classmethod
-    def from_json(cls, plain: dict[str, Any]) -> PairCounts:
-        """Make the counts whose `vars` were written as JSON."""
-        dropped, replaced = Counter(plain["dropped"]), Counter(plain["replaced"])
-        examples = {k: [Place(*place) for place in v] for k, v in plain["examples"].items()}
-        return cls(plain["read"], plain["kept"], dropped, replaced, examples)
+    def from_json(cls, content: dict[str, Any]) -> PairCounts:
+        """Rebuild counts whose `vars` were written as JSON."""
+        examples = {
+            name: [Location(*values) for values in locations]
+            for name, locations in content["examples"].items()
+        }
+        return cls(
+            read=content["read"],
+            kept=content["kept"],
+            dropped=Counter(content["dropped"]),
+            replaced=Counter(content["replaced"]),
+            examples=examples,
+        )
+
+
+@dataclass(frozen=True)
+class LineError:
+    """An invalid line of a chunk."""
+
+    row: int  # in the chunk, from 0
+    side: int  # 0 for the source, 1 for the target; 0 if one file holds both
+    byte: int | None  # position of the first invalid byte in the line, from 1
+    message: str
 
 
 @dataclass
-class Cleaned:
-    """The pairs of a chunk that are kept so far."""
+class CleanChunk:
+    """The pairs of a chunk that were not dropped."""
 
     chunk: Chunk
     src: list[str]
     tgt: list[str]
-    rows: Rows  # (N,) where in the chunk each pair was, from 0
+    rows: Rows  # (N,) the position of each pair in the chunk, from 0
     counts: PairCounts
 
     @property
     def lines(self) -> Rows:
-        """The line of each pair in its file (N,), from 1."""
+        """The line number of each pair in its file (N,), from 1."""
         return self.rows + self.chunk.first_line
 
-    def drop(
-        self, reason: str, *at_sides: Mask, at_bytes: Mapping[_Spot, _Fault] | None = None
-    ) -> Mask:
-        """Drop pairs for something in the source (N,) or target (N,); return which stay (N,).
+    def locate(self, error: LineError) -> Location:
+        """Return the location of an error in the files of the user."""
+        return self.chunk.location(error.row, error.side, error.byte)
 
-        `at_bytes` has the first byte to blame, for rows and sides where it is known.
-        """
-        keep: Mask = ~np.logical_or.reduce(at_sides)
-        dropped = np.flatnonzero(~keep)
-        if len(dropped) == 0:
-            return keep
-        places = []
-        for i in dropped[:NUM_EXAMPLES].tolist():
-            row, side = spot = int(self.rows[i]), int(not at_sides[0][i])
-            byte = at_bytes[spot].byte if at_bytes else None
-            places.append(self.chunk.place(row, side, byte))
-        self.counts.kept -= len(dropped)
-        self.counts.count(self.counts.dropped, reason, len(dropped), places)
-        stay = np.flatnonzero(keep).tolist()
-        self.src, self.tgt = [self.src[i] for i in stay], [self.tgt[i] for i in stay]
-        self.rows = self.rows[keep]
+    def drop(self, reason: str, in_src: Mask, in_tgt: Mask | None = None) -> Mask:
+        """Drop the pairs whose source (N,) or target (N,) is marked; return which stay (N,)."""
+        is_dropped = in_src if in_tgt is None else in_src | in_tgt
+        examples = []
+        for i in np.flatnonzero(is_dropped)[:NUM_EXAMPLES].tolist():
+            side = 0 if in_src[i] else 1
+            examples.append(self.chunk.location(int(self.rows[i]), side))
+        return self._remove(reason, is_dropped, examples)
+
+    def drop_errors(self, reason: str, errors: Collection[LineError]) -> None:
+        """Drop the pairs with an error on either side."""
+        by_row: dict[int, LineError] = {}
+        for error in _in_order(errors):
+            by_row.setdefault(error.row, error)
+        is_dropped = np.isin(self.rows, list(by_row))
+        dropped_rows = self.rows[is_dropped][:NUM_EXAMPLES].tolist()
+        self._remove(reason, is_dropped, [self.locate(by_row[row]) for row in dropped_rows])
+
+    def _remove(self, reason: str, is_dropped: Mask, examples: list[Location]) -> Mask:
+        """Remove the pairs that are marked (N,) and count them; return which stay (N,)."""
+        keep: Mask = ~is_dropped
+        num_dropped = int(is_dropped.sum())
+        if num_dropped:
+            self.counts.kept -= num_dropped
+            self.counts.count(self.counts.dropped, reason, num_dropped, examples)
+            indices = np.flatnonzero(keep).tolist()
+            self.src = [self.src[i] for i in indices]
+            self.tgt = [self.tgt[i] for i in indices]
+            self.rows = self.rows[keep]
         return keep
 
-
-_Spot = tuple[int, int]  # row of a chunk, from 0, and side: 0 for the source, 1 for the target
-
-
-class _Fault(NamedTuple):
-    """What is wrong with a line."""
-
-    byte: int | None  # the first to blame, from 1
-    message: str
+    def count_repairs(self, reason: str, errors: Collection[LineError], number: int) -> None:
+        """Count errors that the reader repaired; `number` counts their characters or bytes."""
+        examples = [self.locate(error) for error in _in_order(errors)]
+        self.counts.count(self.counts.replaced, reason, number, examples)
 
 
-def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> Cleaned:
-    """Read the pairs of a chunk and drop those that cannot be read; held-out pairs all stay.
+def _in_order(errors: Collection[LineError]) -> list[LineError]:
+    """Sort errors by row, of one row the source first."""
+    return sorted(errors, key=lambda error: (error.row, error.side))
 
-    Raises `DataError`, with file and line, where `data.invalid` asks for it.
+
+def clean(chunk: Chunk, config: PreprocessConfig, *, held_out: bool) -> CleanChunk:
+    """Read the pairs of a chunk and drop unreadable pairs; held-out pairs are repaired instead.
+
+    Raises `DataError`, with file and line, for errors that `data.invalid` does not allow.
     """
-    reader = _Reader(chunk)
+    reader = _ChunkReader(chunk)
     src, tgt = reader.read()
-    cleaned = Cleaned(chunk, src, tgt, np.arange(chunk.num_pairs), reader.counts)
-    places = [(line - chunk.first_line, side) for line, side in chunk.overlong]
-    _settle(cleaned, OVERLONG, dict.fromkeys(places, _Fault(None, OVERLONG)), repair=held_out)
-    invalid = config.data.invalid
-    if reader.broken and invalid is Invalid.error:
-        (row, side), fault = min(reader.broken.items())
-        how = "convert the file, for example with iconv -f latin1 -t utf-8"
+    result = CleanChunk(chunk, src, tgt, np.arange(chunk.num_pairs), reader.counts)
+    overlong = [
+        LineError(line - chunk.first_line, side, None, OVERLONG) for line, side in chunk.overlong
+    ]
+    invalid = list(reader.invalid.values())
+    malformed = list(reader.malformed.values())
+    if invalid and config.data.invalid is Invalid.error:
+        _raise_for_invalid(result, _in_order(invalid)[0])
+    if malformed and config.data.invalid is not Invalid.drop:
         raise DataError(
-            f"{chunk.place(row, side)}: {fault.message}; {how if fault.byte else 'fix the line'}, "
-            "or set data.invalid=replace or drop"
+            f"{result.locate(malformed[0])}: {malformed[0].message}; fix the line, or leave such "
+            "lines out with data.invalid=drop"
         )
-    repair = held_out or invalid is Invalid.replace
-    _settle(cleaned, NOT_UTF8, reader.broken, repair=repair, number=reader.num_broken)
-    if reader.malformed and invalid is not Invalid.drop:
-        (row, _), fault = min(reader.malformed.items())
-        raise DataError(
-            f"{chunk.place(row)}: {fault.message}; fix the line, or leave such lines out with "
-            "data.invalid=drop"
-        )
-    _settle(cleaned, MALFORMED, reader.malformed, repair=held_out)
-    if held_out or not config.filter.nul:
-        for side, lines in enumerate((cleaned.src, cleaned.tgt)):
-            reader.replace(lines, "NUL", re.compile("\0"), " ", side, cleaned.rows)
-    return cleaned
+    if held_out:
+        result.count_repairs(OVERLONG, overlong, len(overlong))
+        result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
+        result.count_repairs(MALFORMED, malformed, len(malformed))
+        for side, lines in enumerate([result.src, result.tgt]):
+            reader.replace(lines, _NUL, side)
+        return result
+    result.drop_errors(OVERLONG, overlong)
+    if config.data.invalid is Invalid.replace:
+        result.count_repairs(NOT_UTF8, invalid, reader.num_invalid)
+    else:
+        result.drop_errors(NOT_UTF8, invalid)
+    result.drop_errors(MALFORMED, malformed)
+    return result
 
 
-def _settle(
-    cleaned: Cleaned,
-    reason: str,
-    faults: dict[_Spot, _Fault],
-    *,
-    repair: bool,
-    number: int | None = None,
-) -> None:
-    """Drop rows of the chunk with a fault, or count `number` (or the faults) as replaced."""
-    if repair:
-        places = [cleaned.chunk.place(*spot, faults[spot].byte) for spot in sorted(faults)]
-        number = len(faults) if number is None else number
-        cleaned.counts.count(cleaned.counts.replaced, reason, number, places)
-    elif faults:
-        rows = [[row for row, at in faults if at == side] for side in (0, 1)]
-        cleaned.drop(reason, *(np.isin(cleaned.rows, some) for some in rows), at_bytes=faults)
+def _raise_for_invalid(chunk: CleanChunk, error: LineError) -> None:
+    fix = "fix the line"
+    if error.byte:
+        fix = "convert the file, for example with iconv -f latin1 -t utf-8"
+    line = chunk.chunk.location(error.row, error.side)  # the message names the byte
+    raise DataError(f"{line}: {error.message}; {fix}, or set data.invalid=replace or drop")
 
 
 def _substitute(lines: list[str], pattern: re.Pattern[str], by: str) -> tuple[int, list[int]]:
-    """Replace `pattern` in lines; return how often, and the rows that had it."""
-    rows, number = [row for row, line in enumerate(lines) if pattern.search(line)], 0
+    """Replace `pattern` in lines, in place; return how often, and in which rows."""
+    rows = [row for row, line in enumerate(lines) if pattern.search(line)]
+    total = 0
     for row in rows:
-        lines[row], times = pattern.subn(by, lines[row])
-        number += times
-    return number, rows
+        lines[row], number = pattern.subn(by, lines[row])
+        total += number
+    return total, rows
 
 
-class _Reader:
-    """Reads the text of one chunk, and notes what is wrong with it."""
+class _ChunkReader:
+    """Reads and repairs the text of one chunk, and collects its errors."""
 
     def __init__(self, chunk: Chunk) -> None:
         self._chunk = chunk
         self.counts = PairCounts(read=chunk.num_pairs, kept=chunk.num_pairs)
-        self.broken: dict[_Spot, _Fault] = {}  # not UTF-8; of a file with both sides all at side 0
-        self.num_broken = 0  # bytes, or halves of surrogate pairs
-        self.malformed: dict[_Spot, _Fault] = {}
+        self.invalid: dict[tuple[int, int], LineError] = {}  # not UTF-8, by row and side
+        self.num_invalid = 0  # bytes, or halves of surrogate pairs
+        self.malformed: dict[int, LineError] = {}  # by row, in order
 
     def read(self) -> tuple[list[str], list[str]]:
-        """Return sources and targets; what is broken is repaired, what is lacking is empty."""
-        lines = [self._clean(self._decode(side), side) for side in range(len(self._chunk.raw))]
+        """Return sources and targets. Invalid bytes are replaced; a missing text is empty."""
+        lines = [self._split(self._decode(side), side) for side in range(len(self._chunk.raw))]
         format = self._chunk.source.format
         if format is Format.pair:
             return lines[0], lines[1]
-        take = self._take_columns if format is Format.tsv else self._take_fields
-        sides = take(lines[0])
-        for line, side in self._chunk.overlong:
-            self.malformed.pop((line - self._chunk.first_line, side), None)
-        return sides
+        pair = self._read_tsv(lines[0]) if format is Format.tsv else self._read_json(lines[0])
+        for line, _ in self._chunk.overlong:
+            self.malformed.pop(line - self._chunk.first_line, None)
+        return pair
+
+    def replace(self, lines: list[str], rule: Replacement, side: int) -> None:
+        """Apply a rule to all lines of one side, in place, and count the replacements."""
+        number, rows = _substitute(lines, rule.pattern, rule.by)
+        examples = [self._chunk.location(row, side) for row in rows[:NUM_EXAMPLES]]
+        self.counts.count(self.counts.replaced, rule.name, number, examples)
 
     def _decode(self, side: int) -> str:
-        r"""Decode the lines of one file, still in one piece, the last \n left out."""
+        r"""Decode the lines of one file as one text, without the last \n."""
         raw = self._chunk.raw[side].removesuffix(b"\n")
         try:
             return raw.decode("utf-8")
         except UnicodeDecodeError:
-            lines = raw.split(b"\n")
-        texts = []
-        for row, line in enumerate(lines):
-            try:
-                texts.append(line.decode("utf-8"))
-            except UnicodeDecodeError as error:
-                byte, value = error.start + 1, line[error.start]
-                self.broken[row, side] = _Fault(byte, f"byte {byte} (0x{value:02x}) is not UTF-8")
-                escaped = line.decode("utf-8", "surrogateescape")
-                self.num_broken += len(_SURROGATE.findall(escaped))
-                texts.append(line.decode("utf-8", "replace"))
-        return "\n".join(texts)
+            return "\n".join(
+                self._decode_line(line, row, side) for row, line in enumerate(raw.split(b"\n"))
+            )
 
-    def _clean(self, text: str, side: int) -> list[str]:
-        r"""Cut text at \n and apply the rules on the other characters that end or begin lines."""
+    def _decode_line(self, line: bytes, row: int, side: int) -> str:
+        try:
+            return line.decode("utf-8")
+        except UnicodeDecodeError as error:
+            byte = error.start + 1
+            message = f"byte {byte} (0x{line[error.start]:02x}) is not UTF-8"
+            self.invalid[row, side] = LineError(row, side, byte, message)
+            self.num_invalid += len(_SURROGATE.findall(line.decode("utf-8", "surrogateescape")))
+            return line.decode("utf-8", "replace")
+
+    def _split(self, text: str, side: int) -> list[str]:
+        r"""Split text at \n and replace the other characters that break lines."""
         lines = text.split("\n")
-        for kind, character, pattern, by in _RULES:
-            if character in text:
-                self.replace(lines, kind, pattern, by, side)
+        for rule in _REPLACEMENTS:
+            if rule.character in text:
+                self.replace(lines, rule, side)
         return lines
 
-    def _take_columns(self, lines: list[str]) -> tuple[list[str], list[str]]:
-        """Take two columns, numbered from 1, of lines with tabs."""
-        first, second = self._chunk.source.columns
-        last = max(first, second)
-        rows = [line.split("\t", last) for line in lines]
-        for row, cells in enumerate(rows):
-            if len(cells) < last:
-                self.malformed[row, 0] = _Fault(None, f"{len(cells)} of {last} columns")
-                cells += [""] * (last - len(cells))
-        return [cells[first - 1] for cells in rows], [cells[second - 1] for cells in rows]
-
-    def _take_fields(self, lines: list[str]) -> tuple[list[str], list[str]]:
-        """Take two fields of lines of JSON."""
-        sides: tuple[list[str], list[str]] = ([], [])
+    def _read_tsv(self, lines: list[str]) -> tuple[list[str], list[str]]:
+        """Return the columns of source and target."""
+        src_column, tgt_column = self._chunk.source.columns  # from 1
+        num_columns = max(src_column, tgt_column)
+        src = []
+        tgt = []
         for row, line in enumerate(lines):
-            record, wrong = _parse(line)
-            for texts, name in zip(sides, self._chunk.source.fields, strict=True):
-                value = record.get(name)
-                if not isinstance(value, str):
-                    wrong, value = wrong or f'no text in the field "{name}"', ""
-                texts.append(value)
-            if wrong:
-                self.malformed[row, 0] = _Fault(None, wrong)
-        fields = zip(sides, self._chunk.source.fields, strict=True)
-        src, tgt = (self._clean_field(texts, name) for texts, name in fields)
+            cells = line.split("\t", num_columns)
+            if len(cells) < num_columns:
+                message = f"{len(cells)} of {num_columns} columns"
+                self.malformed[row] = LineError(row, 0, None, message)
+                cells += [""] * (num_columns - len(cells))
+            src.append(cells[src_column - 1])
+            tgt.append(cells[tgt_column - 1])
         return src, tgt
 
+    def _read_json(self, lines: list[str]) -> tuple[list[str], list[str]]:
+        """Return the fields of source and target."""
+        src_field, tgt_field = self._chunk.source.fields
+        src = []
+        tgt = []
+        for row, line in enumerate(lines):
+            record, problem = _parse_record(line)
+            texts = []
+            for name in (src_field, tgt_field):
+                value = record.get(name)
+                if not isinstance(value, str):
+                    problem = problem or f'no text in the field "{name}"'
+                    value = ""
+                texts.append(value)
+            src.append(texts[0])
+            tgt.append(texts[1])
+            if problem:
+                self.malformed[row] = LineError(row, 0, None, problem)
+        return self._clean_field(src, src_field), self._clean_field(tgt, tgt_field)
+
     def _clean_field(self, texts: list[str], name: str) -> list[str]:
-        """Replace what JSON can spell and a line of UTF-8 cannot hold; apply the rules again."""
-        self.replace(texts, "LF", re.compile("\n"), " ", 0)
+        r"""Replace escaped \n and half surrogate pairs, and apply the rules again."""
+        self.replace(texts, _LINE_FEED, 0)
         number, rows = _substitute(texts, _SURROGATE, "\ufffd")
-        self.num_broken += number
+        self.num_invalid += number
         for row in rows:
-            fault = _Fault(None, f'half a surrogate pair in the field "{name}"')
-            self.broken.setdefault((row, 0), fault)
-        return self._clean("\n".join(texts), 0)
-
-    def replace(
-        self,
-        lines: list[str],
-        kind: str,
-        pattern: re.Pattern[str],
-        by: str,
-        side: int,
-        rows: Rows | None = None,
-    ) -> None:
-        """Replace `pattern` in lines of one side, all of the chunk or those in `rows`; count it."""
-        number, found = _substitute(lines, pattern, by)
-        first = found[:NUM_EXAMPLES] if rows is None else rows[found[:NUM_EXAMPLES]].tolist()
-        places = [self._chunk.place(row, side) for row in first]
-        self.counts.count(self.counts.replaced, kind, number, places)
+            message = f'half a surrogate pair in the field "{name}"'
+            self.invalid.setdefault((row, 0), LineError(row, 0, None, message))
+        return self._split("\n".join(texts), 0)
 
 
-def _parse(line: str) -> tuple[dict[str, Any], str | None]:
-    """Return the fields of a record, and what is wrong with it."""
+def _parse_record(line: str) -> tuple[dict[str, Any], str | None]:
+    """Return the fields of a line of JSON, and the problem with it, if any."""
     try:
         record = _JSON.decode(line)
     except (ValueError, RecursionError):
         return {}, "no JSON"
     if not isinstance(record, dict):
         return {}, "no JSON object"
-    inner = record.get("translation")
-    return (inner if isinstance(inner, dict) else record), None
+    translation = record.get("translation")
+    return (translation if isinstance(translation, dict) else record), None

@@ -1,9 +1,8 @@
-"""Finds training pairs that have come before, in memory that does not grow with them, or counts
-them where none is dropped.
+"""Find or count repeated training pairs, in constant memory.
 
-Each shard task writes the 64-bit hashes of its pairs to sorted files. To compare, the range of
-hashes is cut into parts of about half a million; one part at a time is read from all files. Among
-10^9 pairs there are two different ones with the same hash with a probability of 3 %.
+Each task writes the 64-bit hashes of its pairs to sorted files. To compare them, the range of
+hashes is divided into intervals of about half a million pairs, and one interval at a time is read
+from all files. Among 10^9 pairs two different pairs share a hash with a probability of 3 %.
 """
 
 # N pairs
@@ -12,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -26,22 +26,23 @@ Rows = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Flags = np.ndarray[Any, np.dtype[np.bool_]]
 
 KINDS = ("pairs", "sources", "targets")
-_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; any odd number would do
+_ODD = np.uint64(0x9E3779B97F4A7C15)  # 2^64 divided by the golden ratio; it has to be odd
 PAIRS_A_FILE = 1 << 19
-PAIRS_A_PART = 1 << 19
+PAIRS_AN_INTERVAL = 1 << 19
 
 
 def hash_sides(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
-    """Return the hashes (N, 3) of each pair, its source and its target; order matters."""
-    sources, targets = _hash(src), _hash(tgt)
+    """Return the hashes (N, 3) of each pair, its source and its target."""
+    sources = _hash(src)
+    targets = _hash(tgt)
     return np.stack([sources + targets * _ODD, sources, targets], axis=1)
 
 
 def hash_duplicates(src: Sequence[str], tgt: Sequence[str], kind: Duplicates) -> Hashes:
-    """Return the hashes (N, 1) that are the same for duplicates of this kind, which is not keep."""
+    """Return hashes (N,) that are equal for duplicates of this kind, which is not keep."""
     if kind is Duplicates.pair:
-        return hash_sides(src, tgt)[:, :1]
-    return _hash(src if kind is Duplicates.src else tgt)[:, None]
+        return hash_sides(src, tgt)[:, 0]
+    return _hash(src if kind is Duplicates.src else tgt)
 
 
 def _hash(texts: Sequence[str]) -> Hashes:
@@ -49,94 +50,142 @@ def _hash(texts: Sequence[str]) -> Hashes:
     return np.fromiter((xxh3(text.encode()) for text in texts), np.uint64, len(texts))
 
 
+def hash_forms(src: Sequence[str], tgt: Sequence[str]) -> Hashes:
+    """Return the hashes (N, 2) of normal forms of both sides; 0 for the empty form."""
+    hashes = np.stack([_hash(src), _hash(tgt)], axis=1)
+    hashes[[not form for form in src], 0] = 0
+    hashes[[not form for form in tgt], 1] = 0
+    return hashes
+
+
 class HashWriter(AbstractContextManager["HashWriter"]):
-    """Writes the hashes of one task into `folder`, over those of an earlier run."""
+    """Writes the hashes of one task into `folder`, over the hashes of an earlier run."""
 
     def __init__(self, folder: Path, task: int) -> None:
-        self._folder, self._task = folder, task
-        self._waiting: list[tuple[Hashes, Rows | None]] = []
-        self._num_waiting = self._num_files = 0
+        self._folder = folder
+        self._task = task
+        self._pending: list[dict[str, np.ndarray[Any, Any]]] = []
+        self._num_pending = 0
+        self._num_files = 0
 
-    def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
-        if kind is None and self._num_waiting:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if kind is None and self._num_pending:
             self._write()
 
-    def add(self, hashes: Hashes, rows: Rows | None = None) -> None:
-        """Add pairs: (N, 3) to count repeated ones, or (N, 1) to find them, in the order of
-        reading, with their rows (N,) in the task from 0.
+    def add_sides(self, hashes: Hashes) -> None:
+        """Add the hashes (N, 3) of `hash_sides`, to count repeated pairs."""
+        self._add(dict(zip(KINDS, hashes.T, strict=True)))
+
+    def add_rows(self, hashes: Hashes, rows: Rows, forms: Hashes | None = None) -> None:
+        """Add hashes (N,) and the rows (N,) in the task, in reading order, to find duplicates.
+
+        `forms` (N, 2) are the hashes of `hash_forms`, with which pairs are left out later.
         """
-        self._waiting.append((hashes, rows))
-        self._num_waiting += len(hashes)
-        if self._num_waiting >= PAIRS_A_FILE:
+        columns: dict[str, np.ndarray[Any, Any]] = {"pairs": hashes, "rows": rows.astype("<u4")}
+        if forms is not None:
+            columns["forms"] = forms
+        self._add(columns)
+
+    def _add(self, columns: dict[str, np.ndarray[Any, Any]]) -> None:
+        self._pending.append(columns)
+        self._num_pending += len(columns["pairs"])
+        if self._num_pending >= PAIRS_A_FILE:
             self._write()
 
     def _write(self) -> None:
-        hashes = np.concatenate([hashes for hashes, _ in self._waiting])
-        columns: dict[str, np.ndarray[Any, Any]]
-        if rows := [rows for _, rows in self._waiting if rows is not None]:
-            order = np.argsort(hashes[:, 0], kind="stable")
-            columns = {"pairs": hashes[order, 0], "rows": np.concatenate(rows)[order].astype("<u4")}
+        """Write the pending hashes, sorted: rows with their pairs, or each column by itself."""
+        names = list(self._pending[0])
+        columns = {name: np.concatenate([add[name] for add in self._pending]) for name in names}
+        if "rows" in columns:
+            order = np.argsort(columns["pairs"], kind="stable")
+            columns = {name: column[order] for name, column in columns.items()}
         else:
-            columns = dict(zip(KINDS, np.sort(hashes, axis=0).T, strict=True))
+            columns = {name: np.sort(column) for name, column in columns.items()}
         for name, column in columns.items():
             path = self._folder / f"{self._task}.{self._num_files}.{name}"
             with replace_file(path) as temporary:
                 column.tofile(temporary)
-        self._waiting, self._num_waiting = [], 0
+        self._pending = []
+        self._num_pending = 0
         self._num_files += 1
 
 
 def count_repeats(folder: Path) -> dict[str, int]:
-    """Count the pairs, sources and targets that came before, in the files of all tasks."""
+    """Count the pairs, sources and targets that repeat an earlier one, over all tasks."""
     numbers = dict.fromkeys(KINDS, 0)
     for kind in KINDS:
-        for parts in _parts(list(folder.glob(f"*.{kind}"))):
-            part = np.sort(np.concatenate([hashes for _, _, hashes in parts]))
-            numbers[kind] += int(np.count_nonzero(part[1:] == part[:-1]))
+        for slices in _read_intervals(list(folder.glob(f"*.{kind}"))):
+            hashes = np.sort(np.concatenate([piece.hashes for piece in slices]))
+            numbers[kind] += int(np.count_nonzero(hashes[1:] == hashes[:-1]))
     return numbers
 
 
-def find_duplicates(folder: Path) -> None:
-    """Note in `folder` which rows of each task came before."""
-    for path in folder.glob("*.seen"):  # of a run that was interrupted here
+def find_duplicates(folder: Path, held_out: Hashes | None = None) -> None:
+    """Write to `folder` which rows of each task repeat an earlier pair.
+
+    Pairs with a normal form in `held_out`, which the filters drop first, are left out.
+    """
+    for path in folder.glob("*.seen"):  # of an interrupted run
         path.unlink()
     files = sorted(folder.glob("*.pairs"), key=lambda path: [*map(int, path.name.split(".")[:2])])
-    for parts in _parts(files):
-        hashes = np.concatenate([hashes for _, _, hashes in parts])
-        order = np.argsort(hashes, kind="stable")  # keeps the order of reading of equal ones
-        same = hashes[order[1:]] == hashes[order[:-1]]
-        is_repeated = np.zeros(len(hashes), bool)
-        is_repeated[order[1:][same]] = True
-        ends = np.cumsum([len(hashes) for _, _, hashes in parts])[:-1]
-        for (path, start, _), mask in zip(parts, np.split(is_repeated, ends), strict=True):
-            rows = np.memmap(path.with_suffix(".rows"), "<u4", mode="r")
-            with folder.joinpath(path.name.split(".")[0] + ".seen").open("ab") as stream:
-                rows[start : start + len(mask)][mask].tofile(stream)
+    for slices in _read_intervals(files):
+        hashes = np.concatenate([piece.hashes for piece in slices])
+        rows = np.concatenate([piece.column("rows", "<u4") for piece in slices])
+        tasks = np.repeat([piece.task for piece in slices], [len(p.hashes) for p in slices])
+        if held_out is not None:
+            forms = np.concatenate([piece.column("forms", "<u8", width=2) for piece in slices])
+            stays = ~np.isin(forms, held_out).any(axis=1)
+            hashes, rows, tasks = hashes[stays], rows[stays], tasks[stays]
+        order = np.argsort(hashes, kind="stable")  # keeps the reading order of equal hashes
+        is_equal = hashes[order[1:]] == hashes[order[:-1]]
+        repeated = np.sort(order[1:][is_equal])
+        for task in np.unique(tasks[repeated]).tolist():
+            with folder.joinpath(f"{task}.seen").open("ab") as stream:
+                rows[repeated[tasks[repeated] == task]].tofile(stream)
 
 
 def read_seen(folder: Path, task: int, num_rows: int) -> Flags:
-    """Return which rows (num_rows,) of a task came before, as `find_duplicates` noted it."""
+    """Return which rows (num_rows,) of a task repeat an earlier pair, after `find_duplicates`."""
     seen = np.zeros(num_rows, bool)
-    if (path := folder / f"{task}.seen").exists():
+    path = folder / f"{task}.seen"
+    if path.exists():
         seen[np.fromfile(path, "<u4")] = True
     return seen
 
 
-def _parts(paths: list[Path]) -> Iterator[list[tuple[Path, int, Hashes]]]:
-    """Cut files of sorted hashes at the same values, into parts of about `PAIRS_A_PART` pairs.
+@dataclass(frozen=True)
+class _Slice:
+    """The hashes of one file in an interval."""
 
-    Yields for each part the files, where the part starts in them, and its hashes.
-    """
+    path: Path
+    start: int  # of the interval in the file
+    hashes: Hashes
+
+    @property
+    def task(self) -> int:
+        """The task that wrote the file."""
+        return int(self.path.name.split(".")[0])
+
+    def column(self, name: str, dtype: str, width: int = 1) -> Any:
+        """Return the values that belong to the hashes, (N,) or (N, width)."""
+        values: Any = np.memmap(self.path.with_suffix(f".{name}"), dtype, mode="r")
+        if width > 1:
+            values = values.reshape(-1, width)
+        return values[self.start : self.start + len(self.hashes)].copy()
+
+
+def _read_intervals(paths: list[Path]) -> Iterator[list[_Slice]]:
+    """Divide files of sorted hashes at the same values; yield the slices of each interval."""
     num_pairs = sum(path.stat().st_size for path in paths) // 8
-    num_parts = -(-num_pairs // PAIRS_A_PART)
+    num_intervals = -(-num_pairs // PAIRS_AN_INTERVAL)
     starts = [0] * len(paths)
-    for number in range(1, num_parts + 1):
-        last = np.uint64(number * (1 << 64) // num_parts - 1)
-        parts = []
+    for number in range(1, num_intervals + 1):
+        largest = np.uint64(number * (1 << 64) // num_intervals - 1)
+        slices = []
         for i, path in enumerate(paths):
             hashes = np.memmap(path, "<u8", mode="r")
-            stop = int(np.searchsorted(hashes, last, side="right"))
-            # a copy, so that no more than one file is mapped
-            parts.append((path, starts[i], hashes[starts[i] : stop].copy()))
-            starts[i] = stop
-        yield parts
+            end = int(np.searchsorted(hashes, largest, side="right"))
+            # a copy, so that only one file is mapped at a time
+            slices.append(_Slice(path, starts[i], hashes[starts[i] : end].copy()))
+            starts[i] = end
+        yield slices

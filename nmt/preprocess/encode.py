@@ -1,9 +1,9 @@
-"""What a worker does: the bytes of a span become clean pairs, token ids and counts, and a shard.
+"""Encode the pairs of a span into a shard of token ids, with counts for the report.
 
-A line is encoded by its words, of which few are new: each is cut once and then looked up. The ids
-are those that SentencePiece gives for the whole line. That holds for BPE models whose pieces do not
-reach over a space and whose normalization treats spaces as SentencePiece's own rules do;
-`cuts_at_spaces` recognizes them.
+Lines are encoded word by word: each distinct word is segmented once and then looked up. The ids
+equal the ids of SentencePiece for whole lines. This holds for BPE models whose pieces do not cross
+spaces and whose normalization treats spaces as SentencePiece's own rules do; `cuts_at_spaces`
+recognizes them.
 """
 
 # N lines or pairs of a chunk, V vocabulary
@@ -24,7 +24,7 @@ from nmt.data.languages import SEPARATOR, tag_lines
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.data.vocabulary import ModelProto, read_proto
 from nmt.preprocess.chunks import Chunk, Span
-from nmt.preprocess.clean import Cleaned, clean
+from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.duplicates import HashWriter, hash_sides, read_seen
 from nmt.preprocess.filters import drop_by_text, drop_by_tokens
 from nmt.preprocess.held_out import read_held_out, read_taken, text_of
@@ -33,81 +33,103 @@ from nmt.preprocess.workspace import Job, Task
 from nmt.runtime.files import replace_file
 
 Array = np.ndarray[Any, np.dtype[Any]]
-_SPACE = "▁"  # stands for a space in pieces; text that holds one is not cut at spaces alone
-_MOST_WORDS = 1 << 17  # kept, some 25 MB
+_SPACE = "▁"  # a space in pieces; lines with this character are encoded as a whole
+_MAX_CACHED_WORDS = 1 << 17  # some 25 MB
 _END_OF_LINE = "\n"
 
 
 class ShardEncoder:
     """Encodes clean pairs and writes them to shards; each process has one.
 
-    `known` finds the lines of held-out splits in training text; None for pairs of these splits
-    themselves, of which all stay.
+    `held_out` finds the lines of held-out splits in training text. It is None when the held-out
+    splits themselves are encoded; their pairs are never dropped.
     """
 
-    def __init__(self, job: Job, known: HeldOut | None) -> None:
+    def __init__(self, job: Job, held_out: HeldOut | None) -> None:
         tokenizers = load_tokenizers(job.work.plan)
-        self._job, self._known = job, known
-        self._tokenizers = tokenizers.src, tokenizers.tgt
-        self._src, self._tgt = LineEncoder(tokenizers.src), LineEncoder(tokenizers.tgt)
+        self._job = job
+        self._held_out = held_out
+        self._src_tokenizer = tokenizers.src
+        self._tgt_tokenizer = tokenizers.tgt
+        self._src_encoder = LineEncoder(tokenizers.src)
+        self._tgt_encoder = LineEncoder(tokenizers.tgt)
 
     def write(
-        self, name: str, chunks: Iterable[Cleaned], hashes: HashWriter | None = None
+        self, name: str, chunks: Iterable[CleanChunk], hashes: HashWriter | None = None
     ) -> tuple[Statistics, list[ShardFile]]:
-        """Write pairs to a file, if there are any; with `report_only`, count them alone. Those that
-        stay are added to `hashes`.
+        """Write pairs to a shard; return their statistics, and the shard unless it is empty.
+
+        The hashes of the pairs that are kept are added to `hashes`.
         """
-        config, total = self._job.config, Statistics()
+        statistics = Statistics()
         path = self._job.work.data / f"{name}.arrow"
-        sizes = [tokenizer.vocab_size for tokenizer in self._tokenizers]
-        kinds = self._src.token_kinds, self._tgt.token_kinds
+        token_kinds = (self._src_encoder.token_kinds, self._tgt_encoder.token_kinds)
         with (
             replace_file(path) as temporary,
-            ShardWriter(temporary, *sizes, has_text=config.keep_text) as writer,
+            ShardWriter(
+                temporary,
+                self._src_tokenizer.vocab_size,
+                self._tgt_tokenizer.vocab_size,
+                has_text=self._job.config.keep_text,
+            ) as writer,
         ):
-            for cleaned in chunks:
-                src, tgt, texts = self._encode(cleaned)
-                total.merge(measure(cleaned, (src, tgt), kinds, self._known))
+            for chunk in chunks:
+                src, tgt, texts = self._encode(chunk)
+                statistics.merge(measure(chunk, (src, tgt), token_kinds, self._held_out))
                 if hashes is not None:
-                    hashes.add(hash_sides(cleaned.src, cleaned.tgt))
-                if not config.report_only:
-                    writer.add(src, tgt, texts)
+                    hashes.add_sides(hash_sides(chunk.src, chunk.tgt))
+                writer.add(src, tgt, texts)
         if writer.shard.pairs == 0:
             path.unlink()
-            return total, []
-        return total, [replace(writer.shard, file=path.name)]
+            return statistics, []
+        return statistics, [replace(writer.shard, file=path.name)]
 
-    def _encode(self, cleaned: Cleaned) -> tuple[Ids, Ids, tuple[list[str], list[str]] | None]:
-        """Encode pairs and drop some for their tokens; return the text too where it is stored."""
-        config, tags = self._job.config, cleaned.chunk.source.tags[:2]
-        sources, targets = _tagged(cleaned)
-        src, tgt = self._src.encode(sources), self._tgt.encode(targets)
-        if self._known is not None:
-            unknown = self._src.count_unknown(src), self._tgt.count_unknown(tgt)
-            sizes = [len(t.encode(tag)) for t, tag in zip(self._tokenizers, tags, strict=True)]
-            keep = drop_by_tokens(cleaned, (src.lengths, tgt.lengths), sizes, unknown, config)
-            src, tgt = src.select(keep), tgt.select(keep)
-        texts = _tagged(cleaned) if config.keep_text else None
+    def _encode(self, chunk: CleanChunk) -> tuple[Ids, Ids, tuple[list[str], list[str]] | None]:
+        """Encode pairs and drop some for their tokens; return the text too if it is stored."""
+        config = self._job.config
+        sources, targets = _add_tags(chunk)
+        src = self._src_encoder.encode(sources)
+        tgt = self._tgt_encoder.encode(targets)
+        if self._held_out is not None:
+            tags = chunk.chunk.source.tags
+            keep = drop_by_tokens(
+                chunk,
+                lengths=(src.lengths, tgt.lengths),
+                tag_lengths=[
+                    len(self._src_tokenizer.encode(tags.src)),
+                    len(self._tgt_tokenizer.encode(tags.tgt)),
+                ],
+                unknown=(
+                    self._src_encoder.count_unknown(src),
+                    self._tgt_encoder.count_unknown(tgt),
+                ),
+                config=config,
+            )
+            src = src.select(keep)
+            tgt = tgt.select(keep)
+        texts = _add_tags(chunk) if config.keep_text else None
         if config.data.context:
             lengths = np.stack([src.lengths, tgt.lengths], axis=1)
-            contexts = Contexts(cleaned, lengths, self._tokenizers, config)
-            src, tgt = contexts.join_ids(src, 0), contexts.join_ids(tgt, 1)
+            tokenizers = (self._src_tokenizer, self._tgt_tokenizer)
+            context = DocumentContext(chunk, lengths, tokenizers, config)
+            src = context.join_ids(src, 0)
+            tgt = context.join_ids(tgt, 1)
             if texts is not None:
-                texts = contexts.join_texts(cleaned.src, 0), contexts.join_texts(cleaned.tgt, 1)
+                texts = (context.join_texts(chunk.src, 0), context.join_texts(chunk.tgt, 1))
         return src, tgt, texts
 
 
-def _tagged(cleaned: Cleaned) -> tuple[list[str], list[str]]:
+def _add_tags(chunk: CleanChunk) -> tuple[list[str], list[str]]:
     """Return sources and targets, each after the tag of its corpus, if it has one."""
-    tags = cleaned.chunk.source.tags
-    return tag_lines(cleaned.src, tags.src), tag_lines(cleaned.tgt, tags.tgt)
+    tags = chunk.chunk.source.tags
+    return tag_lines(chunk.src, tags.src), tag_lines(chunk.tgt, tags.tgt)
 
 
 class Ids(NamedTuple):
-    """The ids of N lines without BOS and EOS: those of line i end where line i + 1 starts."""
+    """The ids of N lines without BOS and EOS, one line after the other."""
 
     flat: Array
-    offsets: Array  # (N + 1,)
+    offsets: Array  # (N + 1,) where each line starts, and the end
 
     @property
     def lengths(self) -> Array:
@@ -118,66 +140,72 @@ class Ids(NamedTuple):
         """Return the ids of the lines that `keep` (N,) marks."""
         if keep.all():
             return self
-        return Ids(self.flat[np.repeat(keep, self.lengths)], _cumulate(self.lengths[keep]))
+        return Ids(self.flat[np.repeat(keep, self.lengths)], _to_offsets(self.lengths[keep]))
 
 
-def _cumulate(lengths: Sequence[int] | Array) -> Array:
-    """Return where each of N parts of a row begins, and the end, (N + 1,)."""
+def _to_offsets(lengths: Sequence[int] | Array) -> Array:
+    """Return where each of N lines of these lengths starts, and the end, (N + 1,)."""
     return np.concatenate([[0], np.cumsum(lengths, dtype=np.int64)])
 
 
-class Contexts:
-    """The lines before each pair of a chunk, which a model of documents reads and writes with it.
+class DocumentContext:
+    """Joins each pair of a chunk with preceding lines, for models that translate documents.
 
-    Line i gets i mod (context + 1) lines, so that the model knows every number of them: those from
-    `starts[i]` on, which follow each other without an empty line or one that was left out.
+    Line i gets i mod (context + 1) lines, so that the model learns every number of them. The lines
+    from `starts[i]` on are consecutive, without empty or dropped lines between them.
 
     Args:
-        cleaned: the pairs that are kept.
-        lengths: their tokens on both sides, tags included, EOS not (N, 2).
+        chunk: the pairs that are kept.
+        lengths: their tokens on both sides, with tags, without EOS (N, 2).
         tokenizers: of source and target.
+        config: sets the number of lines and the maximum length.
     """
 
     def __init__(
         self,
-        cleaned: Cleaned,
+        chunk: CleanChunk,
         lengths: Array,
         tokenizers: tuple[Tokenizer, Tokenizer],
         config: PreprocessConfig,
     ) -> None:
-        tags = cleaned.chunk.source.tags
+        tags = chunk.chunk.source.tags
         self.tags = (tags.src, tags.tgt)
-        self.tag_sizes = [len(t.encode(tag)) for t, tag in zip(tokenizers, self.tags, strict=True)]
+        self.tag_lengths = [len(tokenizers[side].encode(self.tags[side])) for side in (0, 1)]
         self.separators = [tokenizer.encode(SEPARATOR) for tokenizer in tokenizers]
-        bare = lengths - self.tag_sizes  # (N, 2)
-        added = bare + [len(separator) for separator in self.separators]
+        text_lengths = lengths - self.tag_lengths  # (N, 2)
+        added_lengths = text_lengths + [len(separator) for separator in self.separators]
         self.starts: list[int] = []
-        lines = cleaned.lines.tolist()
+        lines = chunk.lines.tolist()
         for i, line in enumerate(lines):
-            start, sizes = i, lengths[i] + 1  # with EOS
-            for j in range(i - 1, max(i - line % (config.data.context + 1), 0) - 1, -1):
-                sizes = sizes + added[j]
-                is_apart = lines[j] + 1 != lines[j + 1] or 0 in bare[j : j + 2]
-                if is_apart or sizes.max() > config.max_length:
+            start = i
+            total = lengths[i] + 1  # with EOS, (2,)
+            earliest = max(i - line % (config.data.context + 1), 0)
+            for j in range(i - 1, earliest - 1, -1):
+                total = total + added_lengths[j]
+                is_apart = lines[j] + 1 != lines[j + 1] or 0 in text_lengths[j : j + 2]
+                if is_apart or total.max() > config.max_length:
                     break
                 start = j
             self.starts.append(start)
 
     def join_ids(self, ids: Ids, side: int) -> Ids:
-        """Return the ids of all lines with their contexts."""
+        """Return the ids of all lines with their context."""
         lines = np.split(ids.flat, ids.offsets[1:-1])
         separator = np.array(self.separators[side], dtype=ids.flat.dtype)
-        joined = []
+        joined = [ids.flat[:0]]
+        lengths = []
         for i, start in enumerate(self.starts):
-            others = (lines[j][self.tag_sizes[side] :] for j in range(start + 1, i + 1))
-            joined.append([lines[start], *(part for one in others for part in (separator, one))])
-        sizes = [sum(map(len, parts)) for parts in joined]
-        every = [part for parts in joined for part in parts]
-        return Ids(np.concatenate([ids.flat[:0], *every]), _cumulate(sizes))
+            document = [lines[start]]
+            for line in lines[start + 1 : i + 1]:
+                document += [separator, line[self.tag_lengths[side] :]]
+            joined += document
+            lengths.append(sum(map(len, document)))
+        return Ids(np.concatenate(joined), _to_offsets(lengths))
 
     def join_texts(self, lines: Sequence[str], side: int) -> list[str]:
-        """Return the texts of all lines with their contexts; `lines` have no tags."""
-        joined = [f" {SEPARATOR} ".join(lines[s : i + 1]) for i, s in enumerate(self.starts)]
+        """Return the texts of all lines with their context; `lines` have no tags."""
+        separator = f" {SEPARATOR} "
+        joined = [separator.join(lines[start : i + 1]) for i, start in enumerate(self.starts)]
         return tag_lines(joined, self.tags[side])
 
 
@@ -189,7 +217,7 @@ class LineEncoder:
         self._typecode = "H" if tokenizer.vocab_size <= 1 << 16 else "i"
         self.token_kinds = token_kinds(tokenizer)  # (V,)
         self._has_words = cuts_at_spaces(tokenizer)
-        # the ids of words; no text becomes EOS, which ends the lines here
+        # the ids of words, as bytes; no text becomes EOS, which ends the lines here
         self._words = {_END_OF_LINE: array(self._typecode, [tokenizer.eos_id]).tobytes()}
         self._older_words: dict[str, bytes] = {}
 
@@ -199,39 +227,38 @@ class LineEncoder:
         if not self._has_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, 1)
             flat = np.array(array(self._typecode, chain.from_iterable(ids)))
-            return Ids(flat, _cumulate(np.fromiter(map(len, ids), np.int64, len(ids))))
+            return Ids(flat, _to_offsets(np.fromiter(map(len, ids), np.int64, len(ids))))
         words = text.removesuffix(" ").split(" ")
-        self._learn(set(words))
+        self._learn_words(set(words))
         flat = np.frombuffer(b"".join(map(self._words.__getitem__, words)), self._typecode)
         is_end = flat == self._tokenizer.eos_id
         ends = np.flatnonzero(is_end)
         return Ids(flat[~is_end], np.concatenate([[0], ends - np.arange(len(ends))]))
 
-    def _learn(self, words: set[str]) -> None:
-        """Find the ids of words that are new; forget those that did not come again for long."""
-        if len(self._words) > _MOST_WORDS // 2:
-            self._words, self._older_words = {}, self._words
-        new = words.difference(self._words)
-        again = new & self._older_words.keys()
-        self._words.update((word, self._older_words[word]) for word in again)
-        cut = list(new - again)
-        ids = self._tokenizer.encode_batch(cut, 1)
-        self._words.update(
-            (w, array(self._typecode, i).tobytes()) for w, i in zip(cut, ids, strict=True)
-        )
+    def _learn_words(self, words: set[str]) -> None:
+        """Encode new words; forget words that did not occur for long."""
+        if len(self._words) > _MAX_CACHED_WORDS // 2:
+            self._older_words = self._words
+            self._words = {}
+        missing = words.difference(self._words)
+        older = missing & self._older_words.keys()
+        self._words.update((word, self._older_words[word]) for word in older)
+        new = list(missing - older)
+        for word, ids in zip(new, self._tokenizer.encode_batch(new, 1), strict=True):
+            self._words[word] = array(self._typecode, ids).tobytes()
 
     def count_unknown(self, ids: Ids) -> Array:
         """Return the number of unknown tokens and bytes of each line, (N,)."""
-        return np.diff(_cumulate(self.token_kinds[ids.flat] != PLAIN)[ids.offsets])
+        return np.diff(_to_offsets(self.token_kinds[ids.flat] != PLAIN)[ids.offsets])
 
 
 def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
     """Return whether the words of a line can be encoded one by one.
 
-    So it is for BPE, where merges of one word do not look at the next. Not for unigram models,
-    whose sums of scores may round another way.
+    This holds for BPE, where merges never cross words. It does not hold for unigram models, whose
+    sums of scores may round differently.
     """
-    if tokenizer.vocabulary is not None:  # whose first piece may be a tag
+    if tokenizer.vocabulary is not None:  # the first piece may be a tag
         return False
     proto = read_proto(tokenizer.model)
     trainer = proto.trainer_spec
@@ -251,24 +278,34 @@ def cuts_at_spaces(tokenizer: Tokenizer) -> bool:
 
 def start_encoding(job: Job) -> Task:
     """Return the task that writes the shard of a span; its record has the shard and its counts."""
-    config, taken = job.config, read_taken(job)
-    drops = config.filter.drops_duplicates
-    known = HeldOut({split: text_of(chunks) for split, chunks in read_held_out(job).items()})
-    encoder = ShardEncoder(job, known)
+    config = job.config
+    taken = read_taken(job)
+    drops_duplicates = config.filter.drops_duplicates
+    held_out = {split: text_of(chunks) for split, chunks in read_held_out(job).items()}
+    encoder = ShardEncoder(job, HeldOut(held_out))
 
     def encode(span: Span, chunks: Iterator[Chunk]) -> dict[str, Any]:
-        seen = read_seen(job.work.hashes, span.order, span.num_pairs) if drops else None
+        seen = None
+        if drops_duplicates:
+            seen = read_seen(job.work.hashes, span.order, span.num_pairs)
 
-        def cleaned() -> Iterator[Cleaned]:
-            for chunk in chunks:
-                pairs = clean(chunk, config, held_out=False)
-                start = chunk.first_pair - span.first_pair
-                end = start + chunk.num_pairs
-                drop_by_text(pairs, config, None if seen is None else seen[start:end], taken)
-                yield pairs
+        def clean_chunks() -> Iterator[CleanChunk]:
+            for raw_chunk in chunks:
+                chunk = clean(raw_chunk, config, held_out=False)
+                start = raw_chunk.first_pair - span.first_pair
+                is_duplicate = None
+                if seen is not None:
+                    is_duplicate = seen[start : start + raw_chunk.num_pairs]
+                drop_by_text(chunk, config, is_duplicate, taken)
+                yield chunk
 
         with HashWriter(job.work.hashes, span.order) as hashes:
-            statistics, shards = encoder.write(span.name, cleaned(), None if drops else hashes)
-        return {"statistics": statistics.to_json(), "shards": [*map(asdict, shards)]}
+            statistics, shards = encoder.write(
+                span.name, clean_chunks(), None if drops_duplicates else hashes
+            )
+        return {
+            "statistics": statistics.to_json(),
+            "shards": [asdict(shard) for shard in shards],
+        }
 
     return encode

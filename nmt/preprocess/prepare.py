@@ -1,19 +1,18 @@
-"""Makes a data folder of parallel text: finds the spans of the corpora, makes the plan (see
-`plan.py`), encodes each span into a shard, and writes report and index over all.
+"""Turn parallel text into a data folder: divide the corpora into spans, scan them once, make the
+tokenizers, encode each span into a shard, and write report and index.
 
-A shard is one Arrow file, and the task that writes it reads its pairs from the input itself, so
-that any process on any machine can do it, in any order. It is done when its record is there, with
-the counts of its pairs; written again, it has the same bytes.
+A shard is one Arrow file. The task that writes it reads its own pairs from the input, so any
+process on any machine can do it, in any order. A span is done when its record exists; written
+again, its shard has the same bytes.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from itertools import groupby
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from nmt.config import PreprocessConfig, resolve
@@ -22,12 +21,12 @@ from nmt.data.languages import describe_languages
 from nmt.data.tokenizer import Tokenizers, save_tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.preprocess.chunks import Span, find_spans
-from nmt.preprocess.clean import Cleaned, PairCounts
+from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.duplicates import count_repeats
 from nmt.preprocess.encode import ShardEncoder, start_encoding
-from nmt.preprocess.filters import HELD_OUT, check_filters, none_left
-from nmt.preprocess.held_out import read_held_out, take_held_out, text_of
-from nmt.preprocess.plan import make_plan
+from nmt.preprocess.filters import HELD_OUT, check_filters, no_pairs_left
+from nmt.preprocess.held_out import read_held_out, text_of
+from nmt.preprocess.plan import make_tokenizers, scan_training_text
 from nmt.preprocess.report import build_report, report_page
 from nmt.preprocess.sources import find_sources, has_split
 from nmt.preprocess.statistics import Statistics
@@ -43,73 +42,72 @@ _STAGE = "encode"
 def prepare(config: PreprocessConfig) -> dict[str, Any]:
     """Make the data folder and return its report.
 
-    Raises `NmtError` children for what the user can fix; an old data folder then stays as it was.
+    Raises subclasses of `NmtError` for mistakes of the user; an older data folder then stays.
     """
     check_filters(config)
-    for split, other in (
+    for split, alternative in (
         ("train", "choose a corpus: data=numbers"),
         ("valid", "take pairs out of the training text: data.valid.num_pairs=2000"),
     ):
         if not has_split(config.data, split):
             raise ConfigError(
                 f"data.{split} is missing; give data.{split}.src=FILE and data.{split}.tgt=FILE "
-                f"(or data.{split}.tsv=FILE), or {other}"
+                f"(or data.{split}.tsv=FILE), or {alternative}"
             )
-    with ExitStack() as stack:
-        if config.report_only:  # leaves nothing
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="nmt-")))
-            work = Workspace(folder, folder)
-        else:
-            work = stack.enter_context(open_workspace(resolve(config.data_dir)))
-        return _run(config, work)
-
-
-def _run(config: PreprocessConfig, work: Workspace) -> dict[str, Any]:
-    found = find_sources(config, "train", work.spool)
-    sources = {name: list(part) for name, part in groupby(found, key=lambda s: s.corpus)}
-    held_out = {
-        split: find_sources(config, split, work.spool)
-        for split in _HELD_OUT
-        if has_split(config.data, split)
-    }
-    job = Job(config, work, sources, held_out)
-    work.start(job.fingerprint())
-    spans = find_spans(sources, config.shard_pairs)
-    if not spans:
-        raise DataError("the training corpus is empty; give data.train a file with sentence pairs")
-    job = take_held_out(job, spans)
-    splits = read_held_out(job)
-    tokenizers = make_plan(job, spans)
-    run_stage(job, spans, _STAGE, start_encoding)
-    report = _merge(job, splits, tokenizers, spans)
-    if not config.report_only:
+    with open_workspace(resolve(config.data_dir)) as work:
+        job = _find_text(config, work)
+        work.start(job.fingerprint())
+        spans = find_spans(job.sources, config.shard_pairs)
+        if not spans:
+            raise DataError(
+                "the training corpus is empty; give data.train a file with sentence pairs"
+            )
+        job = scan_training_text(job, spans)
+        splits = read_held_out(job)
+        tokenizers = make_tokenizers(job, spans)
+        run_stage(job, spans, _STAGE, start_encoding)
+        report = _finish_folder(job, splits, tokenizers, spans)
         work.finish()
     return report
 
 
-def _merge(
-    job: Job, splits: Mapping[str, list[Cleaned]], tokenizers: Tokenizers, spans: Sequence[Span]
+def _find_text(config: PreprocessConfig, work: Workspace) -> Job:
+    """List the sources of all splits."""
+    train = find_sources(config, "train", work.spool)
+    sources = {name: list(group) for name, group in groupby(train, key=lambda s: s.corpus)}
+    held_out = {}
+    for split in _HELD_OUT:
+        if has_split(config.data, split):
+            held_out[split] = find_sources(config, split, work.spool)
+    return Job(config, work, sources, held_out)
+
+
+def _finish_folder(
+    job: Job, splits: Mapping[str, list[CleanChunk]], tokenizers: Tokenizers, spans: Sequence[Span]
 ) -> dict[str, Any]:
-    """Make the data folder of shards that are done: held-out splits, report, and the index over
-    all; return the report. No training text is read here, and no shard is written again.
+    """Complete the data folder after all shards are written, and return the report.
+
+    Writes held-out splits, report, tokenizers and index. Reads no training text.
     """
     folder = job.work.data
-    remove_leftovers(folder)  # of workers that were lost
+    remove_leftovers(folder)  # of lost workers
     corpora, index = _add_up(job, spans)
-    _check_kept(job, corpora)
+    _check_kept(corpora)
     results = {"train": corpora}
     encoder = ShardEncoder(job, None)
     for split, chunks in splits.items():
-        for side, lines in zip(("src", "tgt"), text_of(chunks), strict=True):  # the references
-            text = "".join(line + "\n" for line in lines)
-            (folder / f"{split}.{side}").write_text(text, encoding="utf-8", newline="\n")
-        results[split], index[split] = {}, []
-        for name, part in groupby(chunks, key=lambda cleaned: cleaned.chunk.source.corpus):
-            file = "-".join(filter(None, [split, name, "00000"]))
-            results[split][name], shards = encoder.write(file, part)
+        src, tgt = text_of(chunks)
+        _write_lines(folder / f"{split}.src", src)
+        _write_lines(folder / f"{split}.tgt", tgt)
+        results[split] = {}
+        index[split] = []
+        for name, group in groupby(chunks, key=lambda chunk: chunk.chunk.source.corpus):
+            file = f"{split}-{name}-00000" if name else f"{split}-00000"
+            results[split][name], shards = encoder.write(file, group)
             index[split].append(CorpusIndex(name, 1.0, shards))
-    # where duplicates are dropped, the drops say how many they are
-    repeats = None if job.config.filter.drops_duplicates else count_repeats(job.work.hashes)
+    repeats = None  # counted as dropped pairs if duplicates are dropped
+    if not job.config.filter.drops_duplicates:
+        repeats = count_repeats(job.work.hashes)
     report = build_report(results, config=job.config, tokenizers=tokenizers, duplicates=repeats)
     save_tokenizers(folder, tokenizers)
     write_json(folder / "report.json", report)
@@ -128,33 +126,45 @@ def _merge(
     return report
 
 
+def _write_lines(path: Path, lines: Sequence[str]) -> None:
+    path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+
+
 def _add_up(
     job: Job, spans: Sequence[Span]
 ) -> tuple[dict[str, Statistics], dict[str, list[CorpusIndex]]]:
-    """Add up the shards of each corpus."""
-    results, index = {}, []
+    """Return the statistics of each training corpus, and the index of the training split."""
+    results = {}
+    index = []
     for corpus in job.sources:
-        results[corpus], shards = Statistics(), []
+        statistics = Statistics()
+        shards = []
         for record in read_records(job, [s for s in spans if s.corpus == corpus], _STAGE):
-            results[corpus].merge(Statistics.from_json(record["statistics"]))
+            statistics.merge(Statistics.from_json(record["statistics"]))
             shards += [ShardFile(**shard) for shard in record["shards"]]
+        results[corpus] = statistics
         if shards:
             weight = job.config.data.corpora[corpus].weight if corpus else 1.0
             index.append(CorpusIndex(corpus, weight, shards))
     return results, {"train": index}
 
 
-def _check_kept(job: Job, corpora: Mapping[str, Statistics]) -> None:
-    """Raise a `DataError` when no training pair is left; warn when many are not."""
+def _check_kept(corpora: Mapping[str, Statistics]) -> None:
+    """Raise a `DataError` if no training pair is kept; warn if many were dropped."""
     total = PairCounts()
     for corpus in corpora.values():
         total.merge(corpus.pairs)
     if total.kept == 0:
-        raise none_left(total)
+        raise no_pairs_left(total)
     percent = 100 * (1 - total.kept / total.read)
-    lost = [item for item in total.dropped.most_common() if item[0] != HELD_OUT]
-    if sum(number for _, number in lost) > _MANY_DROPPED * total.read:
-        warning = "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)"
-        log.warning(warning, percent, lost[0][0], total.reasons())
+    lost = Counter(total.dropped)
+    del lost[HELD_OUT]
+    if lost.total() > _MANY_DROPPED * total.read:
+        log.warning(
+            "warning: %.1f %% of the training pairs were dropped, most of them for: %s (%s)",
+            percent,
+            lost.most_common(1)[0][0],
+            total.reasons(),
+        )
     elif percent:
         log.info("dropped %.1f %% of the training pairs: %s", percent, total.reasons())

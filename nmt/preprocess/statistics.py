@@ -1,6 +1,5 @@
-"""What the report knows of a text, counted a chunk at a time: pairs, tokens, words, characters,
-lengths, and the sentences of validation and test sets that are in it. Counts of chunks add up to
-the same however the text was cut.
+"""Count pairs, tokens, words, characters and lengths of a text for the report, chunk by chunk, and
+find sentences of held-out sets in it. The sums do not depend on the division into chunks.
 """
 
 # N pairs of a chunk, V vocabulary
@@ -16,12 +15,13 @@ import numpy as np
 
 from nmt.data.tokenizer import Tokenizer
 from nmt.preprocess.characters import CodePoints, Ints, Signatures, is_among, normal_form
-from nmt.preprocess.clean import NUM_EXAMPLES, Cleaned, PairCounts
+from nmt.preprocess.chunks import Location
+from nmt.preprocess.clean import NUM_EXAMPLES, CleanChunk, PairCounts
 from nmt.preprocess.duplicates import KINDS
 
-EXACT_LENGTHS = 256  # shorter ones are counted by length, others in bins
+EXACT_LENGTHS = 256  # shorter lengths have a bin each
 _BINS_AN_OCTAVE = 16
-NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last begins just below a million tokens
+NUM_BINS = EXACT_LENGTHS + 12 * _BINS_AN_OCTAVE  # the last bin starts just below a million tokens
 STRICTNESS = ("exact", "normalised")
 PLAIN, _UNKNOWN, _BYTE = range(3)  # kinds of tokens
 Kinds = np.ndarray[Any, np.dtype[np.uint8]]
@@ -32,87 +32,104 @@ FlatIds = tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]  # ids of all lines,
 
 @dataclass
 class SideStatistics:
-    """The counts of one side, as the report names them."""
+    """The counts of one side, under their names in the report."""
 
     tokens: int = 0  # without EOS
-    words: int = 0  # between spaces
+    words: int = 0  # separated by spaces
     unknown_tokens: int = 0  # <unk>
-    byte_tokens: int = 0  # that stand for a byte of a character without a piece
+    byte_tokens: int = 0  # bytes of characters without a piece
     longest: int = 0  # tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # by code point
+
+    def merge(self, other: SideStatistics) -> None:
+        """Add the counts of other text."""
+        self.tokens += other.tokens
+        self.words += other.words
+        self.unknown_tokens += other.unknown_tokens
+        self.byte_tokens += other.byte_tokens
+        self.longest = max(self.longest, other.longest)
+        self.characters.update(other.characters)
 
 
 @dataclass
 class Overlap:
-    """What of a held-out split is in training text, by one way to compare."""
+    """Training pairs that match pairs of a held-out split, by one way to compare."""
 
-    matches: int = 0  # training pairs that match
-    rows: set[int] = field(default_factory=set)  # of the split that were matched
+    matches: int = 0  # training pairs
+    rows: set[int] = field(default_factory=set)  # matched pairs of the split
     examples: list[dict[str, Any]] = field(default_factory=list)
 
-    def add(self, matches: int, rows: Iterable[int], examples: list[dict[str, Any]]) -> None:
-        """Count training pairs that match these rows."""
-        self.matches += matches
-        self.rows.update(rows)
-        self.examples = [*self.examples, *examples][:NUM_EXAMPLES]
+    def merge(self, other: Overlap) -> None:
+        """Add the matches of the training pairs that follow."""
+        self.matches += other.matches
+        self.rows |= other.rows
+        self.examples = [*self.examples, *other.examples][:NUM_EXAMPLES]
 
 
 @dataclass
 class Statistics:
-    """The counts of a text; all but those of `pairs` are of pairs that were kept."""
+    """The counts of a text. All but `pairs` count only pairs that are kept."""
 
     pairs: PairCounts = field(default_factory=PairCounts)
-    sides: tuple[SideStatistics, SideStatistics] = field(
-        default_factory=lambda: (SideStatistics(), SideStatistics())
-    )
+    src: SideStatistics = field(default_factory=SideStatistics)
+    tgt: SideStatistics = field(default_factory=SideStatistics)
     lengths: Counter[int] = field(default_factory=Counter)
     """Pairs by source bin * NUM_BINS + target bin, see `length_bins`."""
     overlaps: dict[str, Overlap] = field(default_factory=dict)
-    """By split, strictness and kind, such as "valid exact pairs"; those with matches."""
+    """By split, strictness and kind, such as "valid exact pairs"; without empty ones."""
+
+    @property
+    def sides(self) -> tuple[SideStatistics, SideStatistics]:
+        """The counts of source and target."""
+        return self.src, self.tgt
 
     def merge(self, other: Statistics) -> None:
-        """Add the counts of the text that comes after."""
+        """Add the counts of the text that follows."""
         self.pairs.merge(other.pairs)
+        self.src.merge(other.src)
+        self.tgt.merge(other.tgt)
         self.lengths.update(other.lengths)
-        for mine, theirs in zip(self.sides, other.sides, strict=True):
-            for name in ("tokens", "words", "unknown_tokens", "byte_tokens"):
-                setattr(mine, name, getattr(mine, name) + getattr(theirs, name))
-            mine.longest = max(mine.longest, theirs.longest)
-            mine.characters.update(theirs.characters)
-        for name, found in other.overlaps.items():
-            self.overlaps.setdefault(name, Overlap()).add(**vars(found))
+        for name, overlap in other.overlaps.items():
+            self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain values."""
-        sides = [vars(side) | {"characters": _columns(side.characters)} for side in self.sides]
-        overlaps = {n: vars(o) | {"rows": sorted(o.rows)} for n, o in self.overlaps.items()}
-        lengths = _columns(self.lengths)
-        return dict(pairs=vars(self.pairs), sides=sides, lengths=lengths, overlaps=overlaps)
+        """Return values that JSON can store; it has no keys that are numbers."""
+        sides = [
+            {**vars(side), "characters": sorted(side.characters.items())} for side in self.sides
+        ]
+        overlaps = {
+            name: {**vars(overlap), "rows": sorted(overlap.rows)}
+            for name, overlap in self.overlaps.items()
+        }
+        return {
+            "pairs": vars(self.pairs),
+            "sides": sides,
+            "lengths": sorted(self.lengths.items()),
+            "overlaps": overlaps,
+        }
 
     @classmethod
     def from_json(cls, content: dict[str, Any]) -> Statistics:
-        """Read what `to_json` returned."""
-        pairs = PairCounts.from_json(content["pairs"])
-        statistics = cls(pairs, lengths=_counter(content["lengths"]))
-        for side, counts in zip(statistics.sides, content["sides"], strict=True):
-            vars(side).update(counts | {"characters": _counter(counts["characters"])})
-        for name, o in content["overlaps"].items():
-            statistics.overlaps[name] = Overlap(o["matches"], set(o["rows"]), o["examples"])
-        return statistics
-
-
-def _columns(counts: Counter[int]) -> list[list[int]]:
-    """Return the keys, which JSON keeps as numbers only in lists, and their counts."""
-    keys = sorted(counts)
-    return [keys, [counts[key] for key in keys]]
-
-
-def _counter(columns: list[list[int]]) -> Counter[int]:
-    return Counter(dict(zip(*columns, strict=True)))
+        """Rebuild the statistics from the result of `to_json`."""
+        src, tgt = [
+            SideStatistics(**{**side, "characters": Counter(dict(side["characters"]))})
+            for side in content["sides"]
+        ]
+        overlaps = {
+            name: Overlap(overlap["matches"], set(overlap["rows"]), overlap["examples"])
+            for name, overlap in content["overlaps"].items()
+        }
+        return cls(
+            pairs=PairCounts.from_json(content["pairs"]),
+            src=src,
+            tgt=tgt,
+            lengths=Counter(dict(content["lengths"])),
+            overlaps=overlaps,
+        )
 
 
 def token_kinds(tokenizer: Tokenizer) -> Kinds:
-    """Return of which kind each id is (V,): unknown, a byte or `PLAIN`."""
+    """Return whether each id (V,) is `PLAIN`, unknown or a byte."""
     kinds = np.full(tokenizer.vocab_size, PLAIN, np.uint8)
     kinds[tokenizer.byte_ids] = _BYTE
     kinds[tokenizer.unk_id] = _UNKNOWN
@@ -120,77 +137,100 @@ def token_kinds(tokenizer: Tokenizer) -> Kinds:
 
 
 def measure(
-    cleaned: Cleaned,
+    chunk: CleanChunk,
     encoded: tuple[FlatIds, FlatIds],
     kinds: tuple[Kinds, Kinds],
     held_out: HeldOut | None,
 ) -> Statistics:
-    """Count the pairs of a chunk, and look for held-out lines where they are given.
+    """Count the pairs of a chunk, and look for held-out lines if `held_out` is given.
 
-    `encoded` are all ids of each side, without EOS, and where each line starts (N + 1,); `kinds`
-    are those of `token_kinds` (V,).
+    Each side of `encoded` has the ids of all lines, without EOS, and where each line starts
+    (N + 1,); `kinds` (V,) are the results of `token_kinds`.
     """
-    statistics = Statistics(cleaned.counts)
-    if not cleaned.src:
+    statistics = Statistics(chunk.counts)
+    if not chunk.src:
         return statistics
-    codes = (CodePoints(cleaned.src), CodePoints(cleaned.tgt))
-    bins = []
-    for i, (side, (ids, offsets)) in enumerate(zip(statistics.sides, encoded, strict=True)):
-        lengths = np.diff(offsets).astype(np.int64) + 1  # (N,)
-        numbers = np.bincount(kinds[i].take(ids), minlength=3)  # (3,)
-        side.characters = codes[i].tally()
-        side.words = codes[i].num_words()
-        side.tokens = len(ids)
-        side.unknown_tokens, side.byte_tokens = int(numbers[_UNKNOWN]), int(numbers[_BYTE])
-        side.longest = int(lengths.max())
-        bins.append(length_bins(lengths))
-    statistics.lengths = Counter((bins[0] * NUM_BINS + bins[1]).tolist())
+    src_codes = CodePoints(chunk.src)
+    tgt_codes = CodePoints(chunk.tgt)
+    src_lengths = _measure_side(statistics.src, src_codes, encoded[0], kinds[0])
+    tgt_lengths = _measure_side(statistics.tgt, tgt_codes, encoded[1], kinds[1])
+    bins = length_bins(src_lengths) * NUM_BINS + length_bins(tgt_lengths)
+    statistics.lengths = Counter(bins.tolist())
     if held_out is not None:
-        signatures = (codes[0].signatures(), codes[1].signatures())
-        statistics.overlaps = held_out.find(cleaned, signatures)
+        signatures = (src_codes.signatures(), tgt_codes.signatures())
+        statistics.overlaps = held_out.find_overlaps(chunk, signatures)
     return statistics
 
 
+def _measure_side(side: SideStatistics, codes: CodePoints, encoded: FlatIds, kinds: Kinds) -> Ints:
+    """Count one side of a chunk; return the length of each line, EOS included, (N,)."""
+    ids, offsets = encoded
+    lengths = np.diff(offsets).astype(np.int64) + 1
+    counts = np.bincount(kinds.take(ids), minlength=3)  # by kind, (3,)
+    side.characters = codes.tally()
+    side.words = codes.num_words()
+    side.tokens = len(ids)
+    side.unknown_tokens = int(counts[_UNKNOWN])
+    side.byte_tokens = int(counts[_BYTE])
+    side.longest = int(lengths.max())
+    return lengths
+
+
 class HeldOut:
-    """The lines of the held-out splits, by text: finds them in training text, the same to the byte,
-    or the same but for case, punctuation and spaces. Signatures of whole chunks pick the few lines
-    that may match; only these are compared one by one.
+    """Finds the lines of held-out splits in training text.
+
+    Lines match exactly, or by their normal forms: without case, punctuation and spaces. Signatures
+    of whole chunks select the few lines that may match; only these are compared one by one.
     """
 
     def __init__(self, splits: Mapping[str, Texts]) -> None:
-        self._rows: dict[str, list[list[RowsByText]]] = {}  # by split, strictness and side
-        for split, sides in splits.items():
-            forms = [_rows_by_text(map(normal_form, lines)) for lines in sides]
-            for rows in forms:
-                rows.pop("", None)  # lines of punctuation alone are only the same when exact
-            self._rows[split] = [[_rows_by_text(lines) for lines in sides], forms]
-        every = ([line for sides in splits.values() for line in sides[i]] for i in range(2))
-        self._signatures = [np.unique(CodePoints(lines).signatures()) for lines in every]
+        # by split: for each strictness the rows by source text and by target text
+        self._rows: dict[str, list[tuple[RowsByText, RowsByText]]] = {}
+        src_lines: list[str] = []
+        tgt_lines: list[str] = []
+        for split, (src, tgt) in splits.items():
+            exact = (_rows_by_text(src), _rows_by_text(tgt))
+            normalised = (
+                _rows_by_text(map(normal_form, src)),
+                _rows_by_text(map(normal_form, tgt)),
+            )
+            for rows in normalised:
+                rows.pop("", None)  # lines of punctuation match only exactly
+            self._rows[split] = [exact, normalised]
+            src_lines += src
+            tgt_lines += tgt
+        self._src_signatures = np.unique(CodePoints(src_lines).signatures())
+        self._tgt_signatures = np.unique(CodePoints(tgt_lines).signatures())
 
-    def find(
-        self, cleaned: Cleaned, signatures: tuple[Signatures, Signatures]
+    def find_overlaps(
+        self, chunk: CleanChunk, signatures: tuple[Signatures, Signatures]
     ) -> dict[str, Overlap]:
-        """Look for the pairs of a chunk in every split; signatures are those of each side (N,)."""
-        found: dict[str, Overlap] = {}
-        may_match = np.zeros(len(cleaned.src), dtype=bool)  # (N,)
-        for known, mine in zip(self._signatures, signatures, strict=True):
-            may_match |= is_among(known, mine)
+        """Look for the pairs of a chunk in every split; `signatures` (N,) are given by side."""
+        overlaps: dict[str, Overlap] = {}
+        may_match = is_among(self._src_signatures, signatures[0])  # (N,)
+        may_match |= is_among(self._tgt_signatures, signatures[1])
         for row in np.flatnonzero(may_match).tolist():
-            pair = cleaned.src[row], cleaned.tgt[row]
-            file, line, _ = cleaned.chunk.place(int(cleaned.rows[row]))
-            forms = normal_form(pair[0]), normal_form(pair[1])
+            location = chunk.chunk.location(int(chunk.rows[row]))
+            pair = (chunk.src[row], chunk.tgt[row])
+            forms = (normal_form(pair[0]), normal_form(pair[1]))
             for split, tables in self._rows.items():
-                src, tgt = set[int](), set[int]()
-                ways = zip(STRICTNESS, tables, (pair, forms), strict=True)
-                for strictness, (src_rows, tgt_rows), keys in ways:
-                    src |= src_rows.get(keys[0], set())
-                    tgt |= tgt_rows.get(keys[1], set())
+                src: set[int] = set()  # rows of the split with this source
+                tgt: set[int] = set()
+                for i, (src_text, tgt_text) in enumerate([pair, forms]):
+                    src |= tables[i][0].get(src_text, set())  # exact matches are also normalised
+                    tgt |= tables[i][1].get(tgt_text, set())
                     for kind, rows in zip(KINDS, (src & tgt, src, tgt), strict=True):
                         if rows:
-                            example = dict(file=file, line=line, held_out_line=min(rows) + 1)
-                            overlap = found.setdefault(f"{split} {strictness} {kind}", Overlap())
-                            overlap.add(1, rows, [example])
-        return found
+                            name = f"{split} {STRICTNESS[i]} {kind}"
+                            overlap = overlaps.setdefault(name, Overlap())
+                            overlap.merge(_overlap_of_line(location, rows))
+        return overlaps
+
+
+def _overlap_of_line(location: Location, rows: set[int]) -> Overlap:
+    """Return the overlap of one training pair with rows of a held-out split."""
+    example = {"file": location.file, "line": location.line, "held_out_line": min(rows) + 1}
+    return Overlap(1, rows, [example])
 
 
 def _rows_by_text(texts: Iterable[str]) -> RowsByText:
