@@ -1,9 +1,8 @@
-"""A device that computes on the CPU and passes for a GPU, and a count of what waits for it.
+"""A simulated GPU that computes on the CPU, refuses tensors of two devices, and counts waits.
 
-Every tensor there is a `DeviceTensor`: Python reads the device `cuda:0`, autograd torch's device
-`meta`, which needs no driver, and kernels get the CPU tensor inside. So all values are real, and
-code takes the branches that it takes on a GPU. A call with tensors of two devices is refused, and
-what would let the host wait for a GPU is counted, as are copies between the devices.
+Its tensors are `DeviceTensor`s: Python sees the device `cuda:0`, autograd sees `meta`, which needs
+no driver, and kernels get the CPU tensor inside. So values are real, and code takes the branches
+for a GPU. Calls that would wait for a GPU are counted, as are copies between the devices.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_"}  # by boole
 
 
 def replaced(tree: Any, kind: type, change: Callable[[Any], Any]) -> Any:
-    """Return nested lists, tuples and dicts with everything of a `kind` changed."""
+    """Apply `change` to all objects of type `kind` in nested lists, tuples and dicts."""
     if isinstance(tree, kind):
         return change(tree)
     if type(tree) is dict:
@@ -53,9 +52,9 @@ class DeviceTensor(Tensor):
     @staticmethod
     def __new__(cls, inner: Tensor, kind: torch.device) -> DeviceTensor:
         options: Any = {"dtype": inner.dtype, "device": kind, "strides": inner.stride()}
-        made: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
-        made.inner = inner
-        return made
+        tensor: Any = torch.Tensor._make_wrapper_subclass(cls, inner.shape, **options)
+        tensor.inner = inner
+        return tensor
 
     device = property(lambda self: GPU)  # type: ignore[assignment]
     is_cuda = property(lambda self: True)  # type: ignore[assignment]
@@ -67,7 +66,7 @@ class DeviceTensor(Tensor):
 
 
 class Device(TorchDispatchMode):
-    """Runs what is called on the device; counts waits and copies by their place in nmt/."""
+    """Runs calls on the device; counts waits and copies by their function in nmt/."""
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -78,21 +77,21 @@ class Device(TorchDispatchMode):
         self.kind = kind  # that C++ knows the tensors by
         self.waits: Counter[str] = Counter()
         self.copies: Counter[str] = Counter()
-        self.see: Callable[[str, Any], None] = lambda name, found: None  # every call
+        self.see: Callable[[str, Any], None] = lambda name, result: None  # every call
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         kwargs = dict(kwargs or {})
-        if _can_decompose(func):  # which inference mode leaves as it is
+        if _can_decompose(func):  # which inference mode does not decompose
             with self:
-                found = func.decompose(*args, **kwargs)
-            if found is not NotImplemented:
-                return found
+                result = func.decompose(*args, **kwargs)
+            if result is not NotImplemented:
+                return result
         name = func._schema.name.removeprefix("aten::")
         tensors: list[Tensor] = []
         replaced((args, kwargs), Tensor, tensors.append)
-        here = [x for x in tensors if isinstance(x, DeviceTensor)]
+        device_tensors = [x for x in tensors if isinstance(x, DeviceTensor)]
         to = kwargs.get("device")
-        goes_there = bool(here) if to is None else torch.device(to).type != "cpu"
+        goes_there = bool(device_tensors) if to is None else torch.device(to).type != "cpu"
         if name == "_has_compatible_shallow_copy_type":
             return False
         if name == "_to_copy":
@@ -100,33 +99,35 @@ class Device(TorchDispatchMode):
         elif name == "copy_":
             goes_there = isinstance(args[0], DeviceTensor)
             self._count_copy(args[1], goes_there, len(args) > 2 and args[2])
-        elif here and any(x.dim() and not isinstance(x, DeviceTensor) for x in tensors):
+        elif device_tensors and any(x.dim() and not isinstance(x, DeviceTensor) for x in tensors):
             raise RuntimeError(f"{func} with tensors of two devices, at {place()}")
-        elif here and (name in _READING or (name in _INDEXING and _has_booleans(args[1]))):
+        elif device_tensors and (
+            name in _READING or (name in _INDEXING and _has_booleans(args[1]))
+        ):
             self.waits[f"{place()}: {name}"] += 1
         if to is not None:
             kwargs["device"] = torch.device("cpu")
         plain, named = replaced((args, kwargs), DeviceTensor, lambda x: x.inner)
-        found = func(*plain, **named)
-        self.see(name, found)
+        result = func(*plain, **named)
+        self.see(name, result)
         if not goes_there:
-            return found
-        changed = {id(x.inner): x for x in here}  # what is changed in place stays what it is
+            return result
+        changed = {id(x.inner): x for x in device_tensors}  # in-place results keep their wrapper
 
         def wrap(x: Tensor) -> Tensor:
             return changed[id(x)] if id(x) in changed else DeviceTensor(x, self.kind)
 
-        with torch.inference_mode(False):  # for views of what is no tensor of inference
-            return replaced(found, Tensor, wrap)
+        with torch.inference_mode(False):  # views of normal tensors
+            return replaced(result, Tensor, wrap)
 
     def _count_copy(self, origin: Tensor, goes_there: bool, is_asynchronous: Any) -> None:
         if goes_there == isinstance(origin, DeviceTensor):
             return
-        where = f"{place()}: {'to' if goes_there else 'from'} the device"
-        self.copies[where] += 1
-        # a GPU reads page-locked memory alone without the host
+        copy_place = f"{place()}: {'to' if goes_there else 'from'} the device"
+        self.copies[copy_place] += 1
+        # a GPU copies asynchronously from page-locked memory only
         if not (goes_there and is_asynchronous and hasattr(origin, "is_pinned_here")):
-            self.waits[where] += 1
+            self.waits[copy_place] += 1
 
 
 @functools.cache
@@ -139,7 +140,7 @@ def _has_booleans(indices: Any) -> bool:
 
 
 def place() -> str:
-    """Return the innermost function of nmt/ that is at work, but for those that only copy."""
+    """Return the innermost running function of nmt/, except in transfer.py."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         path, name = frame.f_code.co_filename, frame.f_code.co_name
@@ -150,7 +151,7 @@ def place() -> str:
 
 
 def _attend_as_there(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
-    """Return `attend` with the layout of a GPU's kernels, where heads stand beside a token."""
+    """Return `attend` with the memory layout of GPU kernels, (B, T, H, d)."""
 
     def call(*args: Any, **named: Any) -> Tensor:
         heads = attend(*args, **named).transpose(1, 2)
@@ -160,7 +161,7 @@ def _attend_as_there(attend: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 class _Names(TorchFunctionMode):
-    """Gives torch a name of the device that it accepts, and does what no kernel does."""
+    """Renames the device for torch, and implements calls without kernels."""
 
     def __torch_function__(self, func, types, args=(), kwargs=None):  # type: ignore[no-untyped-def]
         if func is torch.Tensor.is_pinned:
@@ -180,8 +181,8 @@ class _Names(TorchFunctionMode):
             return META if device.type == "cuda" else device
 
         args = [rename(x) if isinstance(x, torch.device) else x for x in args]
-        given = (kwargs or {}).items()
-        kwargs = {key: rename(x) if isinstance(x, torch.device) else x for key, x in given}
+        named = (kwargs or {}).items()
+        kwargs = {key: rename(x) if isinstance(x, torch.device) else x for key, x in named}
         if func is torch.tensor and kwargs.get("device") == META:
             del kwargs["device"]
             return func(*args, **kwargs).to(META)
@@ -189,19 +190,18 @@ class _Names(TorchFunctionMode):
 
 
 def _part(x: Tensor, key: Any) -> Tensor:
-    """Index with slices and None, for which torch asks the driver; the rest it does itself."""
+    """Index with slices and None, for which torch would ask the driver."""
     keys = key if isinstance(key, tuple) else (key,)
-    if not all(one is None or (isinstance(one, slice) and one.step is None) for one in keys):
+    if not all(k is None or (isinstance(k, slice) and k.step is None) for k in keys):
         return x.__getitem__(key)
-    for dim, one in enumerate(keys):
-        ends = (one.start, one.stop) if isinstance(one, slice) else None
-        x = x.unsqueeze(dim) if ends is None else torch.ops.aten.slice(x, dim, *ends)
+    for dim, k in enumerate(keys):
+        x = x.unsqueeze(dim) if k is None else torch.ops.aten.slice(x, dim, k.start, k.stop)
     return x
 
 
 @contextmanager
 def a_device(*, has_autograd: bool = True) -> Iterator[Device]:
-    """Let the device be there during the block; without autograd, with CUDA's rules of autocast."""
+    """Simulate the device in the block; without autograd, autocast follows the rules of CUDA."""
     answers = {"is_bf16_supported": True, "max_memory_allocated": 1}
     answers |= {"mem_get_info": (1 << 40, 1 << 40)}
     answers |= {"reset_peak_memory_stats": None, "get_device_capability": (7, 5)}

@@ -98,7 +98,7 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             setup = set_up(data_dir, GPU, **settings)
             assert all(isinstance(p, DeviceTensor) for p in setup.learner.model.parameters())
             device.waits.clear()
-            found = losses(setup)
+            device_losses = losses(setup)
             places = ("distributed.sum_over_ranks", "validation.loss")
             assert device.waits == {f"{at}: from the device": 1 for at in places}, name
             device.waits.clear()
@@ -107,7 +107,9 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             assert not device.waits, name
         # with half precision only the output layer is rounded alike
         if name != "twice":  # whose dropout is drawn by each device
-            assert found == pytest.approx(expected, rel=1e-6 if name == "plain" else 2e-3), name
+            assert device_losses == pytest.approx(
+                expected, rel=1e-6 if name == "plain" else 2e-3
+            ), name
 
 
 def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
@@ -221,10 +223,10 @@ def test_autocast_on_a_gpu_rounds_matrix_multiplications_alone(tokenizer: Tokeni
 
     with a_device(has_autograd=False) as device, torch.no_grad():
         objective = Objective(model.to(GPU), smoothing=0.1)
-        there = batch.to(GPU)
+        device_batch = batch.to(GPU)
         device.see = see
         with torch.autocast("cuda", dtype=torch.bfloat16):
-            sums = objective(there)
+            sums = objective(device_batch)
     assert {x.dtype for x in sums} == {torch.float32}
     formats = {name: {d for n, d in seen if n == name} for name, _ in seen}
     for name in ("native_layer_norm", "_softmax", "_safe_softmax", "scatter_add_"):

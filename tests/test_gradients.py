@@ -98,14 +98,14 @@ def gradient(learner: Learner) -> dict[str, Tensor]:
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
 
 
-def assert_close(found: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
+def assert_close(gradients: dict[str, Tensor], exact: dict[str, Tensor]) -> None:
     """Compare gradients to 1e-6 of their norm, and of 1 in each element."""
-    assert found.keys() == exact.keys()
+    assert gradients.keys() == exact.keys()
     norm = torch.stack([g.norm() for g in exact.values()]).norm()
-    distance = torch.stack([(found[name] - exact[name]).norm() for name in exact]).norm()
+    distance = torch.stack([(gradients[name] - exact[name]).norm() for name in exact]).norm()
     assert norm > 0.1
     assert distance < 1e-6 * norm
-    assert max(float((found[name] - exact[name]).abs().max()) for name in exact) < 1e-6
+    assert max(float((gradients[name] - exact[name]).abs().max()) for name in exact) < 1e-6
 
 
 def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
@@ -114,12 +114,12 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
     learner = make_run(data_dir, tmp_path).learner
     exact, sums = exact_gradient(learner, list(range(10))), []
     for name, cut in CUTS.items():
-        for most in (MICRO_BATCH_TOKENS, 40):  # the first is more than all pairs have
-            monkeypatch.setattr("nmt.training.batches.MICRO_BATCH_TOKENS", most)
+        for max_tokens in (MICRO_BATCH_TOKENS, 40):  # the first is more than all pairs have
+            monkeypatch.setattr("nmt.training.batches.MICRO_BATCH_TOKENS", max_tokens)
             sums.append(accumulate(learner, make_update(cut)))
             assert len(sums[-1]) == len(cut), name
             assert_close(gradient(learner), exact)
-            assert_near(sums[-1].sum(0), sums[0].sum(0), (name, most))
+            assert_near(sums[-1].sum(0), sums[0].sum(0), (name, max_tokens))
             learner.zero_grad()
 
 
@@ -201,11 +201,11 @@ def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path
         learner.scaler.unscale_(learner.optimizers[0])
         num_tokens = sum(tgt for _, tgt in LENGTHS)
         for name, exact in exact_gradient(learner, list(range(10))).items():
-            wanted = exact * (num_tokens / 10**6)
-            found = gradient(learner)[name]
+            expected = exact * (num_tokens / 10**6)
+            rounded = gradient(learner)[name]
             # the bias of keys has no gradient, softmax takes it out: only rounding is left there
-            limit = 60 * rounding * (wanted.norm() + 1e-2 * num_tokens / 10**6)
-            assert (found - wanted).norm() < limit, (dtype, name)
+            limit = 60 * rounding * (expected.norm() + 1e-2 * num_tokens / 10**6)
+            assert (rounded - expected).norm() < limit, (dtype, name)
         assert learner.scaler.is_enabled() == (dtype is DType.float16)
 
 
@@ -222,24 +222,27 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     if layers[0].rounded is None:
         pytest.skip("torch has no linear layers of oneDNN here")
 
-    def kept() -> list[Tensor]:
+    def copies() -> list[Tensor]:
         return [copy for layer in layers for _, *both in layer.rounded.values() for copy in both]
 
     change(learner, update)
-    before = kept()
+    old_copies = copies()
     accumulate(learner, update)
-    found, after = gradient(learner), kept()
-    assert len(before) == len(after) == 2 * (len(layers) + 2)  # attention across has two blocks
-    assert all(copy.is_mkldnn == (copy.numel() >= reordered) for copy in after)
-    assert not any(one is other for one, other in zip(before, after, strict=True))
+    first_gradient = gradient(learner)
+    new_copies = copies()
+    assert (
+        len(old_copies) == len(new_copies) == 2 * (len(layers) + 2)
+    )  # attention across has two blocks
+    assert all(copy.is_mkldnn == (copy.numel() >= reordered) for copy in new_copies)
+    assert not any(old is new for old, new in zip(old_copies, new_copies, strict=True))
     learner.zero_grad()
     accumulate(learner, update)
-    assert all(one is other for one, other in zip(after, kept(), strict=True))
+    assert all(old is new for old, new in zip(new_copies, copies(), strict=True))
     learner.zero_grad()
     for layer in layers:
         layer.rounded = {}
     accumulate(learner, update)
-    assert all(torch.equal(found[name], x) for name, x in gradient(learner).items())
+    assert all(torch.equal(first_gradient[name], x) for name, x in gradient(learner).items())
 
 
 def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> None:

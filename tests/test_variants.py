@@ -28,7 +28,7 @@ from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
 from nmt.model.fast import FastTransformer, freeze
 from nmt.model.fast.packing import pack
-from nmt.model.positions import Rotary, TokenPositions
+from nmt.model.positions import Learned, Rotary, TokenPositions
 from nmt.model.transformer import (
     FeedForward,
     MultiHeadAttention,
@@ -168,6 +168,13 @@ def test_rotation_in_place_without_gradients_gives_the_same_vectors() -> None:
     expected = rotate(x, 7)
     with torch.no_grad():
         assert_near(rotate(x, 7), expected)
+
+
+def test_later_positions_use_the_last_learned_vector() -> None:
+    encoding = Learned(tiny_config(positions=Positions.learned, num_positions=3))
+    x = torch.zeros(5, 16)
+    added = encoding.add(x, TokenPositions.up_to(5, x.device))
+    assert torch.equal(added, encoding.table[[0, 1, 2, 2, 2]])
 
 
 # --- settings and names
