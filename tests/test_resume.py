@@ -165,6 +165,7 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
 def test_a_signal_saves_and_the_same_command_goes_on(
     finished_run: Path, toy_data: Path, tmp_path: Path,
     number: signal.Signals, fault: str, call: int, saved: int | None,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     arguments = (toy_data, tmp_path / "run", RICH)
     with child(tmp_path / "log", train_and_signal, number, fault, call, "0", *arguments) as process:
@@ -177,6 +178,7 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     if saved == 10:  # it may take long, and who sent the signal may not wait
         assert not read_records(tmp_path / "run", "valid_loss")
     assert train(*arguments) == 0
+    assert f"resuming after update {int(newest[5:])} from" in capfd.readouterr().err
     assert_same_run(finished_run, tmp_path / "run")
 
 
