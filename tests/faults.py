@@ -45,9 +45,14 @@ def signal_at(place: str, number: int, what: signal.Signals) -> None:
 
 
 def train_and_signal(
-    what: signal.Signals, place: str, number: int, victim: str,
-    data_dir: Path, run_dir: Path, *arguments: Any,
-) -> int:  # fmt: skip
+    what: signal.Signals,
+    place: str,
+    number: int,
+    victim: str,
+    data_dir: Path,
+    run_dir: Path,
+    *arguments: Any,
+) -> int:
     """Run nmt-train; the rank `victim` gets a signal at call `number` of a place."""
     if os.environ.get("RANK", "0") == victim:
         signal_at(place, number, what)

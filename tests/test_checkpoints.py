@@ -83,9 +83,12 @@ def bound_files() -> Iterator[Callable[[int], None]]:
 
 @pytest.mark.slow
 def test_writes_that_fail_leave_the_last_good_checkpoint_and_are_an_error_at_the_end(
-    finished_run: Path, toy_data: Path, tmp_path: Path, bound_files: Callable[[int], None],
+    finished_run: Path,
+    toy_data: Path,
+    tmp_path: Path,
+    bound_files: Callable[[int], None],
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     failed = r"checkpoint of update (\d+) in .*run not written: .+; "
     for good_update, code, failed_updates, newest in (
         (4, 2, ["8", "12"], "step-00000004 is the newest"),

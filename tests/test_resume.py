@@ -163,10 +163,15 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
     ],
 )
 def test_a_signal_saves_and_the_same_command_goes_on(
-    finished_run: Path, toy_data: Path, tmp_path: Path,
-    number: signal.Signals, fault: str, call: int, saved: int | None,
+    finished_run: Path,
+    toy_data: Path,
+    tmp_path: Path,
+    number: signal.Signals,
+    fault: str,
+    call: int,
+    saved: int | None,
     capfd: pytest.CaptureFixture[str],
-) -> None:  # fmt: skip
+) -> None:
     arguments = (toy_data, tmp_path / "run", RICH)
     with child(tmp_path / "log", train_and_signal, number, fault, call, "0", *arguments) as process:
         assert process.wait() == EXIT_STOPPED == 75
