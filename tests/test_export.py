@@ -27,7 +27,7 @@ from nmt.config import (
     Quantization,
     option,
 )
-from nmt.data.tokenizer import MappedTokenizer, SeparateTokenizers, Tokenizer, Vocabulary
+from nmt.data.tokenizer import MappedTokenizer, Tokenizer, TokenizerPair, Vocabulary
 from nmt.errors import ConfigError, ModelError, NmtError
 from nmt.export.export_model import (
     SUPPORTED,
@@ -111,7 +111,7 @@ def test_ctranslate2_scores_models_with_code_of_their_own_as_we_do(
         vocabulary = Vocabulary(pieces, *map(pieces.index, names))
         return MappedTokenizer(tokenizer.model, vocabulary, ())
 
-    separate = SeparateTokenizers(number(pieces), number(pieces[::-1]))
+    separate = TokenizerPair(number(pieces), number(pieces[::-1]))
     models = [
         random_model(tmp_path / "separate", separate),
         random_model(tmp_path / "learned", tokenizer, **VARIANTS["learned"]),

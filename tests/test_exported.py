@@ -37,7 +37,7 @@ from nmt.config import (
     SearchConfig,
 )
 from nmt.data.batch import pad, pad_source
-from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, Tokenizers
+from nmt.data.tokenizer import Tokenizer, TokenizerPair, Tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ModelError
 from nmt.export.export_model import find_unsupported
@@ -96,7 +96,7 @@ def folders(
         **trained_models,
         **{name: random_model(root / name, tokenizer, **shape) for name, shape in SHAPES.items()},
         "prefers padding": prefer_padding(root / "padding", trained_models[POST], tokenizer),
-        "separate": random_model(root / "separate", SeparateTokenizers(small, tokenizer)),
+        "separate": random_model(root / "separate", TokenizerPair(small, tokenizer)),
         "foreign": random_model(root / "foreign", foreign),  # with other ids on each side
         "T5's ids": random_model(root / "t5", foreign.tgt),  # BOS at the end
     }

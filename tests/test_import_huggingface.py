@@ -28,7 +28,7 @@ from nmt.config import (
     SearchConfig,
 )
 from nmt.data.batch import pad
-from nmt.data.tokenizer import SeparateTokenizers, Tokenizer
+from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.errors import ConfigError
 from nmt.export.export_model import export_model
 from nmt.model.positions import sinusoidal_positions
@@ -263,7 +263,7 @@ def test_what_nmt_exports_comes_back_as_it_was(tmp_path: Path, tokenizer: Tokeni
         "offset": {"norm": Norm.pre, "position_offset": 3, "scale_embedding": False},
         "separate": {"num_decoder_layers": 1},
     }
-    sides = SeparateTokenizers(tokenizer, tokenizer)
+    sides = TokenizerPair(tokenizer, tokenizer)
     for name, shape in shapes.items():
         tokenizers = sides if name == "separate" else tokenizer
         model_dir = random_model(tmp_path / name, tokenizers, **shape)

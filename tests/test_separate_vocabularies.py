@@ -27,7 +27,7 @@ from nmt.config import (
     SearchConfig,
     TokenizerConfig,
 )
-from nmt.data.tokenizer import SeparateTokenizers, Tokenizer, load_tokenizers, save_tokenizers
+from nmt.data.tokenizer import Tokenizer, TokenizerPair, load_tokenizers, save_tokenizers
 from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.training.batches import make_batch
@@ -96,7 +96,7 @@ def test_a_folder_of_two_vocabularies_has_the_tags_of_each_side(place: Path) -> 
         settings = TokenizerConfig(model=data_dir)
         config = PreprocessConfig(data=DataConfig(corpora=corpora), tokenizer=settings)
         with pytest.raises(ConfigError, match="no piece") if refused else nullcontext():
-            assert isinstance(open_tokenizers(config), SeparateTokenizers)
+            assert isinstance(open_tokenizers(config), TokenizerPair)
     settings = TokenizerConfig(model=data_dir, separate=True, tgt_model="b.model")
     with pytest.raises(ConfigError, match="tgt_model: .* has both; leave out separate, too"):
         open_tokenizers(PreprocessConfig(tokenizer=settings))
@@ -124,7 +124,7 @@ def test_folders_hold_a_model_for_each_side_and_those_of_another_model_are_refus
         assert names == {"tokenizer.src.model", "tokenizer.tgt.model"}
     info = load_info(place / "run/average")
     right = load_tokenizer(place / "run/average", info)
-    swapped = SeparateTokenizers(right.tgt, right.src)
+    swapped = TokenizerPair(right.tgt, right.src)
     save_tokenizers(tmp_path, swapped)
     assert swapped.sha256 != right.sha256
     with pytest.raises(ModelError, match="not the one that the folder was made with"):
@@ -185,8 +185,8 @@ def test_our_ctranslate2_backend_scores_and_translates_alike(
 
 def test_sides_of_equal_text_have_equal_models_in_two_files(tmp_path: Path) -> None:
     one = train_tokenizer(sentences(100), tokenizer_config())
-    save_tokenizers(tmp_path, SeparateTokenizers(one, one))
+    save_tokenizers(tmp_path, TokenizerPair(one, one))
     loaded = load_tokenizers(tmp_path)
-    assert isinstance(loaded, SeparateTokenizers)
+    assert isinstance(loaded, TokenizerPair)
     assert loaded.src.model == loaded.tgt.model == one.model
     assert torch.equal(*(make_batch([([5], [6])], t).src for t in (loaded, one)))

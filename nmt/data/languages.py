@@ -1,13 +1,13 @@
-"""Languages and tags: the directions of a model or data folder, and the symbols that ask for one,
-such as <2de> before each source (Johnson et al., 2017) or any before each target. What the tag of a
-language looks like is known here alone.
+"""The directions of a model or data folder, and the tags that request one, such as <2de> before
+each source (Johnson et al., 2017) or any symbol before each target. Only this module knows how the
+tag of a language is written.
 """
 
 from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
@@ -16,8 +16,8 @@ from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 
 _MANY = ("mul", "multi", "many", "any")  # codes of "several languages" in a model's config
-_UNNAMED = ("src", "tgt")  # of text whose languages nobody named
-_SHOWN = 30  # directions that an error names
+_UNNAMED = ("src", "tgt")  # the default languages of text
+_MAX_LISTED = 30  # directions that an error names
 _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
 """The symbol between a line and those before it, in models of documents."""
@@ -26,12 +26,12 @@ DIRECTION = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
 
 
 class Tags(NamedTuple):
-    """What stands before each source and each target; nothing where it is empty."""
+    """The tags before each source and each target; an empty tag adds nothing."""
 
     src: str = ""
     tgt: str = ""
     choices: tuple[str, ...] = ()
-    """Where given, each source begins with one of these itself."""
+    """If not empty, the text of each source begins with one of these tags itself."""
 
 
 @dataclass(frozen=True)
@@ -95,9 +95,9 @@ def find_directions(
     if src.languages:
         codes = [(piece.strip("_"), piece) for piece in src.languages]
         pairs = itertools.permutations(codes, 2)
-        others = [LanguagePair(s, t, src_tag, tgt_tag) for (s, src_tag), (t, tgt_tag) in pairs]
-        return [LanguagePair(src_lang, tgt_lang), *others]
-    tags = {found[1]: found[0] for found in map(_TAG.fullmatch, src.all_pieces()) if found}
+        tagged = [LanguagePair(s, t, src_tag, tgt_tag) for (s, src_tag), (t, tgt_tag) in pairs]
+        return [LanguagePair(src_lang, tgt_lang), *tagged]
+    tags = {match[1]: match[0] for match in map(_TAG.fullmatch, src.all_pieces()) if match}
     targets = list(tags) or _codes(tgt_lang)
     sources = _codes(src_lang)
     if any(code.lower() in _MANY for code in sources):
@@ -106,7 +106,7 @@ def find_directions(
 
 
 def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
-    """Return those that are meant where no language is asked for: without tags, or else all."""
+    """Return the directions to choose from if no language is requested: untagged ones, or all."""
     return [direction for direction in directions if not any(direction.tags)] or list(directions)
 
 
@@ -123,42 +123,57 @@ def choose_tags(
     src_tag: str = "",
     tgt_tag: str = "",
 ) -> Tags:
-    """Return the tags of the direction that is asked for, by its languages or its tags.
+    """Return the tags of the requested direction, which is given by its languages or its tags.
 
-    Raises a `ConfigError` for what the model does not have, and where directions with different
-    tags are left. When nothing is asked for, sources may bring their tags.
+    Raises a `ConfigError` for directions that the model lacks, and if directions with different
+    tags match. Without a request, sources may begin with their tags themselves.
     """
     for key, tag, side in (("src", src_tag, tokenizers.src), ("tgt", tgt_tag, tokenizers.tgt)):
         if tag and tag not in side.all_pieces():
             raise ConfigError(f"{key}_tag={tag}: the model has no such symbol")
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
-    asked = {"src_lang": src_lang, "tgt_lang": tgt_lang}
-    found = [
-        direction
-        for direction in (directions if any(asked.values()) else default_directions(directions))
-        if all(getattr(direction, k) in (v, *_UNNAMED) for k, v in asked.items() if v)
-    ]
-    given = " ".join(f"{key}={value}" for key, value in asked.items() if value)
-    names = list(dict.fromkeys(f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_SHOWN]))
-    known = ", ".join([*names, *["and more"] * (len(directions) > _SHOWN)])
-    if given and directions and not found:
-        raise ConfigError(f"{given}: the model translates {known}")
-    tags = {direction.tags for direction in found}
+    requested = {}
+    if src_lang:
+        requested["src_lang"] = src_lang
+    if tgt_lang:
+        requested["tgt_lang"] = tgt_lang
+    candidates = directions if requested else default_directions(directions)
+    matches = [direction for direction in candidates if _matches(direction, requested)]
+    request = " ".join(f"{key}={value}" for key, value in requested.items())
+    if request and directions and not matches:
+        raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
+    tags = {direction.tags for direction in matches}
     if not tags or Tags() in tags:
         return Tags()
     if len(tags) == 1:
         return tags.pop()
     choices = tuple(sorted({tag.src for tag in tags if tag.src}))
-    if given or not choices:
-        more = (
-            "" if tgt_lang and src_lang else "src_lang=... or " if tgt_lang else "tgt_lang=... or "
-        )
-        raise ConfigError(
-            f"{given or 'no language'}: the model translates {known}; give {more}its tags, "
-            "src_tag=... and tgt_tag=..."
-        )
-    return Tags(choices=choices)
+    if choices and not request:
+        return Tags(choices=choices)
+    hint = ""
+    if not tgt_lang:
+        hint = "tgt_lang=... or "
+    elif not src_lang:
+        hint = "src_lang=... or "
+    raise ConfigError(
+        f"{request or 'no language'}: the model translates {_list_directions(directions)}; give "
+        f"{hint}its tags, src_tag=... and tgt_tag=..."
+    )
+
+
+def _matches(direction: LanguagePair, requested: Mapping[str, str]) -> bool:
+    """Return whether a direction has the requested languages or the default ones."""
+    return all(getattr(direction, key) in (value, *_UNNAMED) for key, value in requested.items())
+
+
+def _list_directions(directions: Sequence[LanguagePair]) -> str:
+    """List directions for an error message."""
+    listed = [f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED]]
+    names = list(dict.fromkeys(listed))
+    if len(directions) > _MAX_LISTED:
+        names.append("and more")
+    return ", ".join(names)
 
 
 def tag_lines(lines: Sequence[str], tag: str) -> list[str]:

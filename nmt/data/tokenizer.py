@@ -238,7 +238,7 @@ class MappedTokenizer(Tokenizer):
 
 
 @dataclass(frozen=True)
-class SeparateTokenizers:
+class TokenizerPair:
     """One SentencePiece model for each language."""
 
     src: Tokenizer
@@ -256,7 +256,7 @@ class SeparateTokenizers:
         return hashlib.sha256(f"{self.src.sha256} {self.tgt.sha256}".encode("ascii")).hexdigest()
 
 
-Tokenizers: TypeAlias = Tokenizer | SeparateTokenizers
+Tokenizers: TypeAlias = Tokenizer | TokenizerPair
 """The tokenizers of a data or model folder, as `.src` and `.tgt`; a joint one is both."""
 
 
@@ -273,7 +273,7 @@ def load_tokenizers(
         tokenizers = _load_mapped(folder)
     elif (folder / SOURCE).is_file():
         src = Tokenizer.load(folder / SOURCE)
-        tokenizers = SeparateTokenizers(src, Tokenizer.load(folder / TARGET, tags))
+        tokenizers = TokenizerPair(src, Tokenizer.load(folder / TARGET, tags))
     else:
         tokenizers = Tokenizer.load(folder / JOINT, tags)
     if sha256 not in (None, tokenizers.sha256):
@@ -284,7 +284,7 @@ def load_tokenizers(
     return tokenizers
 
 
-def _load_mapped(folder: Path) -> SeparateTokenizers:
+def _load_mapped(folder: Path) -> TokenizerPair:
     """Read the tokenizers of an imported model, with one vocabulary or with two."""
     is_joint = (folder / VOCABULARY).is_file()
     if is_joint:
@@ -292,7 +292,7 @@ def _load_mapped(folder: Path) -> SeparateTokenizers:
     else:
         src_vocabulary = Vocabulary.load(folder / SRC_VOCABULARY)
         tgt_vocabulary = Vocabulary.load(folder / TGT_VOCABULARY)
-    return SeparateTokenizers(
+    return TokenizerPair(
         src=MappedTokenizer(read_model(folder / SOURCE), src_vocabulary, src_vocabulary.src_prefix),
         tgt=MappedTokenizer(read_model(folder / TARGET), tgt_vocabulary, tgt_vocabulary.tgt_prefix),
         is_joint=is_joint,

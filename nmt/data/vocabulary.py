@@ -19,8 +19,8 @@ from sentencepiece import sentencepiece_model_pb2
 from nmt.config import PreprocessConfig, TokenizerConfig, resolve
 from nmt.data.languages import SEPARATOR, corpus_direction
 from nmt.data.tokenizer import (
-    SeparateTokenizers,
     Tokenizer,
+    TokenizerPair,
     Tokenizers,
     load_tokenizers,
     read_model,
@@ -50,7 +50,7 @@ def train_tokenizers(
     if not config.tokenizer.separate:
         sentences = chain(sources, targets)
         return train_tokenizer(sentences, config.tokenizer, src_symbols + tgt_symbols)
-    return SeparateTokenizers(
+    return TokenizerPair(
         train_tokenizer(sources, config.tokenizer, src_symbols),
         train_tokenizer(targets, config.tokenizer, tgt_symbols),
     )
@@ -80,7 +80,7 @@ def open_tokenizers(config: PreprocessConfig) -> Tokenizers:
         )
     if src.control_ids != tgt.control_ids:
         log.warning("the control symbols of the models differ in id: no export to huggingface")
-    return SeparateTokenizers(src, tgt)
+    return TokenizerPair(src, tgt)
 
 
 def _open_model_folder(config: PreprocessConfig, folder: Path) -> Tokenizers:

@@ -14,8 +14,8 @@ from nmt.config import ImportConfig, resolve
 from nmt.data.tokenizer import (
     LANGUAGE,
     MappedTokenizer,
-    SeparateTokenizers,
     Tokenizer,
+    TokenizerPair,
     Tokenizers,
     Vocabulary,
     read_model,
@@ -183,7 +183,7 @@ def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
     tgt_tokenizer = Tokenizer(read_model(tgt.spm))
     if _has_own_ids(src_tokenizer, src) and _has_own_ids(tgt_tokenizer, tgt):
         if not is_joint:
-            return SeparateTokenizers(src_tokenizer, tgt_tokenizer)
+            return TokenizerPair(src_tokenizer, tgt_tokenizer)
         if src_tokenizer.model == tgt_tokenizer.model:
             return src_tokenizer
     tokenizers = []
@@ -198,7 +198,7 @@ def make_tokenizers(src: Side, tgt: Side, *, is_joint: bool) -> Tokenizers:
             tgt_prefix=tgt.special.prefix,
         )
         tokenizers.append(MappedTokenizer(tokenizer.model, vocabulary, side.special.prefix))
-    return SeparateTokenizers(tokenizers[0], tokenizers[1], is_joint)
+    return TokenizerPair(tokenizers[0], tokenizers[1], is_joint)
 
 
 def _has_own_ids(tokenizer: Tokenizer, side: Side) -> bool:
