@@ -144,5 +144,5 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
     assert "train.src.txt cannot be read: Input/output error" in capfd.readouterr().err
     assert len([*tmp_path.glob(".data.work/units/encode/*.json")]) == 2
     assert command("preprocess", *arguments(place, tmp_path / "data")) == 0
-    assert "go on with what an earlier run has done" in capfd.readouterr().err
+    assert "continuing an earlier run" in capfd.readouterr().err
     assert_done(place, tmp_path)

@@ -1,5 +1,5 @@
 """A run of preprocessing: its job, its stages, and its work folder, `.NAME.work` beside the data
-folder that it becomes. What is in it was written whole or carries a name that ends in .tmp.
+folder. Every file in it is complete, unless its name ends in .tmp.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _FORMAT = 5  # of the work folder
 
 @dataclass(frozen=True)
 class Job:
-    """What a run is about."""
+    """The settings, text and work folder of a run."""
 
     config: PreprocessConfig
     work: Workspace
@@ -56,13 +56,13 @@ class Job:
 
         The settings are those that declare `on_resume="refuse"`, the default.
         """
-        given = [self.config.tokenizer.model, self.config.tokenizer.tgt_model]
-        models = [
-            file
-            for path in map(resolve, filter(None, given))
-            for file in (path, *sorted(path.glob("*")))  # of a model folder its tokenizers
-            if file.is_file() and (file == path or file.name.startswith("tokenizer."))
-        ]
+        models: list[Path] = []
+        for name in (self.config.tokenizer.model, self.config.tokenizer.tgt_model):
+            if name is None:
+                continue
+            path = resolve(name)
+            files = sorted(path.glob("tokenizer.*")) if path.is_dir() else [path]
+            models += [file for file in files if file.is_file()]
         sources = chain(*self.sources.values(), *self.held_out.values())
         status = {str(path): path.stat() for source in sources for path in source.paths}
         return {
@@ -77,15 +77,14 @@ Task = Callable[[Span, Iterator[Chunk]], dict[str, Any]]
 
 
 def run_stage(job: Job, spans: Sequence[Span], stage: str, start: Callable[[Job], Task]) -> None:
-    """Call a task for each span that has no record of this stage yet, on workers that may be other
-    machines; a record holds what the task returned.
+    """Run a task for each span without a record of this stage, on local or remote workers.
 
-    A task is what `start` returns on a worker. It reads the chunks of its span and writes its own
-    files; done again, it writes the same bytes.
+    `start` returns the task on each worker. It reads the chunks of its span, writes its own files
+    and returns the record. A repeated task writes the same bytes.
     """
     folder = job.work.units / stage
     folder.mkdir(exist_ok=True)
-    # one look: some shared file systems remember for a while that a name was not there
+    # listed once: some shared file systems cache for a while that a file is missing
     done = {path.name for path in folder.iterdir()}
     due = [span for span in spans if f"{span.name}.json" not in done]
     total = sum(span.num_pairs for span in spans)
@@ -102,7 +101,7 @@ def run_stage(job: Job, spans: Sequence[Span], stage: str, start: Callable[[Job]
 
 
 def _start_task(job: Job, folder: Path, start: Callable[[Job], Task]) -> Callable[[Span], int]:
-    """Return what does a task, writes its record, and returns the bytes of text in the span."""
+    """Return a function that runs a task, writes its record and returns the bytes of its text."""
     task = start(job)
 
     def run(span: Span) -> int:
@@ -127,31 +126,31 @@ def read_records(job: Job, spans: Iterable[Span], stage: str) -> Iterator[dict[s
 
 
 class Workspace:
-    """The folders inside of the work folder, and what was found there."""
+    """The work folder and its folders."""
 
     def __init__(self, folder: Path, place: Path) -> None:
         self.folder = folder
         self.place = place  # of the data folder
-        self.data = folder / "data"  # what becomes the data folder
-        self.units = folder / "units"  # by stage, what each span came to
+        self.data = folder / "data"  # becomes the data folder
+        self.units = folder / "units"  # records of spans, by stage
         self.hashes = folder / "hashes"
         self.spool = folder / "spool"
         self.plan = folder / "plan"
-        self._job: dict[str, Any] = {}  # the fingerprint of what is done here
+        self._job: dict[str, Any] = {}  # the fingerprint of the job that the folder belongs to
         with contextlib.suppress(FileNotFoundError, ValueError):
             self._job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
         self.is_fresh = not self._job
 
     def start(self, job: dict[str, Any]) -> None:
-        """Make the folders for the job with this fingerprint; what another job left goes first."""
+        """Create the folders for the job with this fingerprint; remove the files of other jobs."""
         if job == self._job and self.data.exists():
-            log.info("go on with what an earlier run has done in %s", self.folder)
+            log.info("continuing an earlier run in %s", self.folder)
         else:
             if self._job:
                 names = {*self._job, *job}
                 changed = sorted(name for name in names if self._job.get(name) != job.get(name))
-                why = f"{', '.join(changed)} changed since the last run: " if changed else ""
-                log.info("%sbegin anew", why)
+                reason = f"{', '.join(changed)} changed since the last run: " if changed else ""
+                log.info("%sstarting over", reason)
             for path in self.folder.iterdir():
                 if path.name not in (_LOCK, self.spool.name):
                     shutil.rmtree(path) if path.is_dir() else path.unlink()
@@ -163,17 +162,17 @@ class Workspace:
         self._job = job
 
     def write(self, path: Path, content: Any) -> None:
-        """Write JSON that is either whole or not there."""
+        """Write a JSON file, atomically."""
         with replace_file(path) as temporary:
             write_json(temporary, content)
 
     def finish(self) -> None:
-        """Put the data folder in its place; the old one goes, and the work folder."""
+        """Replace the data folder with the new one, and remove the work folder."""
         put_in_place(self.data, self.place)
         self.remove()
 
     def remove(self, *, unless_useful: bool = False) -> None:
-        """Remove the work folder, or only one without results that the next run can go on with."""
+        """Remove the work folder; with `unless_useful` only if the next run cannot continue it."""
         results = (any(folder.glob("*")) for folder in (self.units, self.plan, self.spool))
         if not (unless_useful and any(results)):
             shutil.rmtree(self.folder, ignore_errors=True)
@@ -181,15 +180,15 @@ class Workspace:
 
 @contextlib.contextmanager
 def open_workspace(place: Path) -> Iterator[Workspace]:
-    """Give the work folder of the data folder `place`, locked; what was done stays there after an
-    error, unless it can be of no use.
+    """Open and lock the work folder of the data folder `place`.
 
-    Raises `NmtError` where something foreign is in the way or another is at work.
+    After an error the work folder stays if the next run can continue it. Raises `NmtError` if
+    `place` is no data folder or another run uses it.
     """
     place = place.resolve()  # a link stays, and what it points to is replaced
     check_place(place, MARKER)
-    for inside in filter(Path.is_dir, place.glob("*")):
-        raise NmtError(f"{inside} would be lost with the data folder; move it elsewhere first")
+    for path in filter(Path.is_dir, place.glob("*")):
+        raise NmtError(f"{path} would be lost with the data folder; move it elsewhere first")
     folder = place.with_name(f".{place.name}.work")
     new_parents = [parent for parent in folder.parents if not parent.exists()]
     with disk_errors(place, "choose another"):
@@ -225,7 +224,7 @@ def open_workspace(place: Path) -> Iterator[Workspace]:
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process alone."""
+    """Lock the folder for this process."""
     lock = FileLock(folder / _LOCK)
     try:
         lock.acquire(timeout=0)
