@@ -87,7 +87,7 @@ def test_the_graph_of_a_model_is_one_for_several_ranks_too(
 
     compile_any = torch.compile
     monkeypatch.setattr(
-        torch, "compile", lambda plain, mode, **named: compile_any(plain, backend=note, **named)
+        torch, "compile", lambda plain, **named: compile_any(plain, backend=note, **named)
     )
     shape = {"d_model": 256, "num_encoder_layers": 1, "num_decoder_layers": 1}
     model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
