@@ -110,9 +110,9 @@ def import_everything() -> None:
     torch.set_num_threads(1)
     for name in (
         "cli.tasks", "cli.train", "cli.translate", "cli.evaluate", "cli.data_folder", "average",
-        "training.train", "translate.translator", "translate.ctranslate2", "export.ctranslate2",
-        "preprocess.prepare", "visualize.draw", "visualize.runs", "visualize.run_report",
-        "visualize.style", "serve.app",
+        "training.train", "translate.translator", "translate.engines.ctranslate2",
+        "export.ctranslate2", "preprocess.prepare", "visualize.draw", "visualize.runs",
+        "visualize.run_report", "visualize.style", "serve.app",
     ):  # fmt: skip
         importlib.import_module(f"nmt.{name}")
     for name in ("ctranslate2", "torch.utils.tensorboard", "matplotlib.pyplot", "sacrebleu"):

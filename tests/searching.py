@@ -25,7 +25,7 @@ from nmt.model.fast import FastTransformer
 from nmt.search.hypotheses import ControlIds, Hypothesis
 from nmt.search.search import search
 from nmt.search.stepper import Stepper
-from nmt.translate.backend import NativeBackend
+from nmt.translate.engines.native import NativeBackend
 
 IDS = ControlIds(PAD, BOS, EOS)
 SYMBOLS = 6

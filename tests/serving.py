@@ -22,7 +22,7 @@ from nmt.search.hypotheses import Hypothesis
 from nmt.serve.app import Server, http_protocol, make_app
 from nmt.serve.models import Direction, Models
 from nmt.serve.service import Service
-from nmt.translate.backend import SearchRequest
+from nmt.translate.engines.base import SearchRequest
 from nmt.translate.translator import Translator
 
 

@@ -26,8 +26,9 @@ from nmt.runtime.manifest import write_manifest
 from nmt.runtime.metadata import read_json
 from nmt.search.hypotheses import Hypothesis, score
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import Backend, NativeBackend, SearchRequest, load_models
-from nmt.translate.ctranslate2 import load_ctranslate2
+from nmt.translate.engines.base import Backend, SearchRequest
+from nmt.translate.engines.ctranslate2 import load_ctranslate2
+from nmt.translate.engines.native import NativeBackend, load_models
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from torch import Tensor
 from nmt.data.batch import pad_source
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import ControlIds, Live
+from nmt.search.hypotheses import Beam, ControlIds
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 
@@ -75,7 +75,7 @@ def test_no_translation_is_shorter_than_the_least_length(beam_size: int) -> None
 def test_a_further_rule_is_one_function() -> None:
     source, settings = toy_source(4, 3), config(400)
 
-    def no_repetition(log_probs: Tensor, live: Live) -> Tensor:
+    def no_repetition(log_probs: Tensor, live: Beam) -> Tensor:
         if live.length:
             log_probs.scatter_(1, live.tokens[:, -1:], float("-inf"))
         return log_probs
@@ -92,7 +92,7 @@ def test_a_further_rule_sees_each_hypothesis_with_its_sentence() -> None:
     source = toy_source(4, 2, 6)
     seen: set[tuple[int, Sentence]] = set()
 
-    def watching(log_probs: Tensor, live: Live) -> Tensor:
+    def watching(log_probs: Tensor, live: Beam) -> Tensor:
         pairs = zip(live.sentences.tolist(), live.tokens.tolist(), live.sums.tolist(), strict=True)
         rows = zip(pairs, log_probs, strict=True)
         for (sentence, tokens, total), row in rows:

@@ -25,7 +25,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError, ModelError
 from nmt.search.stepper import EnsembleStepper, ModelStepper
-from nmt.translate.backend import load_models
+from nmt.translate.engines.native import load_models
 
 MODELS = [decided_model(seed=1), decided_model(Norm.pre, seed=2), decided_model(seed=3, d_model=8)]
 

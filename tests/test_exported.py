@@ -42,7 +42,7 @@ from nmt.data.vocabulary import open_tokenizers, train_tokenizer
 from nmt.errors import ModelError
 from nmt.export.export_model import find_unsupported
 from nmt.translate.attention import KINDS
-from nmt.translate.backend import load_models
+from nmt.translate.engines.native import load_models
 from nmt.translate.translator import Translator
 
 pytestmark = pytest.mark.slow

@@ -32,7 +32,8 @@ from nmt.data.tokenizer import Tokenizer, TokenizerPair
 from nmt.errors import ConfigError
 from nmt.export.export_model import export_model
 from nmt.model.positions import sinusoidal_positions
-from nmt.translate.backend import SearchRequest, load_models
+from nmt.translate.engines.base import SearchRequest
+from nmt.translate.engines.native import load_models
 from nmt.translate.translator import Translator
 from nmt.visualize.embeddings import list_text_ids
 

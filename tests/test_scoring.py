@@ -19,7 +19,7 @@ from nmt.config import SearchConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.search import stepper as stepper_module
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import load_models
+from nmt.translate.engines.native import load_models
 
 Rows = list[list[int]]
 SRC = ["", *sentences(12, seed=3), "the </s> <pad> house", "größer", ""]

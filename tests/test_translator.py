@@ -24,14 +24,9 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import (
-    MAX_FAILURES,
-    BatchSearch,
-    Failure,
-    NativeBackend,
-    SearchRequest,
-    Segment,
-)
+from nmt.translate.batch_search import MAX_FAILURES, BatchSearch, Failure, Segment
+from nmt.translate.engines.base import SearchRequest
+from nmt.translate.engines.native import NativeBackend
 from nmt.translate.lines import LineOptions, LineResult, cut_windows, prefetch
 from nmt.translate.translator import TranslationError, Translator
 

@@ -16,10 +16,9 @@ from torch import Tensor
 
 from nmt.config import Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
+from nmt.model.fast.top import NEG_INF
 from nmt.model.fast.transfer import fetch, send
 from nmt.search.stepper import Stepper
-
-NEVER = float("-inf")
 
 
 @dataclass(frozen=True)
@@ -59,7 +58,7 @@ class Hypothesis:
 
 
 @dataclass(frozen=True)
-class Live:
+class Beam:
     """Hypotheses that are alive, one a row, all of the same length."""
 
     sentences: Tensor  # (rows,), number of the sentence in the batch, on the host
@@ -77,14 +76,14 @@ class Live:
         """Tokens of each hypothesis, BOS not counted."""
         return self.tokens.size(1)
 
-    def select(self, rows: Tensor) -> Live:
+    def select(self, rows: Tensor) -> Beam:
         """Keep the rows given (rows',), on the host, in that order."""
         given = {name: value for name, value in vars(self).items() if value is not None}
         sentences, there = given.pop("sentences")[rows], send(rows, self.sums.device)
         kept = {name: value.index_select(0, there) for name, value in given.items()}
-        return Live(sentences, **kept)
+        return Beam(sentences, **kept)
 
-    def extend(self, sums: Tensor, tokens: Tensor, log_probs: Tensor) -> Live:
+    def extend(self, sums: Tensor, tokens: Tensor, log_probs: Tensor) -> Beam:
         """Add a token to each row; all three are (rows,), of the host or the device."""
         sums, tokens, log_probs = (send(x, self.sums.device) for x in (sums, tokens, log_probs))
         return replace(
@@ -94,7 +93,7 @@ class Live:
             log_probs=torch.cat([self.log_probs, log_probs.unsqueeze(1)], dim=1),
         )
 
-    def attend(self, weights: Tensor) -> Live:
+    def attend(self, weights: Tensor) -> Beam:
         """Record the attention of the step that chooses the next token: (rows, S), or wider, with
         zeros at the end.
         """
@@ -155,7 +154,7 @@ def coverage_of(attended: Tensor, num_words: Tensor) -> Tensor:
     return logs.masked_fill(~is_word, 0.0).sum(dim=1)
 
 
-Constraint = Callable[[Tensor, Live], Tensor]
+Constraint = Callable[[Tensor, Beam], Tensor]
 """Applied between a step and the choice of tokens: takes log-probabilities of the next token
 (rows, V), which it may change in place, and the hypotheses so far; returns log-probabilities.
 
@@ -179,7 +178,7 @@ class SearchTask:
     forced: Tensor | None = None
     """(B, longest prefix), token ids, -1 where the choice is free; on the host."""
     columns: Sequence[int] = ()
-    """Place of the first token of each sentence among the tokens of `Live`, or none for 0 of all.
+    """Place of the first token of each sentence among the tokens of `Beam`, or none for 0 of all.
     """
 
     def join(self, limits: Sequence[int], column: int, num_dropped: int) -> SearchTask:
@@ -199,46 +198,46 @@ class SearchTask:
         """Whether the settings ask for what the attention to the source gives."""
         return self.config.alignment or self.config.coverage_penalty > 0
 
-    def first(self, device: torch.device) -> Live:
+    def first(self, device: torch.device) -> Beam:
         """Return one hypothesis without a token for each sentence."""
         batch = len(self.limits)
         none = torch.zeros(batch, 0, dtype=torch.long, device=device)
         sums, log_probs = torch.zeros(batch, device=device), torch.zeros(batch, 0, device=device)
-        live = Live(torch.arange(batch), sums, none, log_probs)
+        live = Beam(torch.arange(batch), sums, none, log_probs)
         if not self.needs_attention:
             return live
         attended = torch.zeros(batch, self.src.size(1), device=device)
         return replace(live, aligned=none, attended=attended)
 
-    def newest(self, live: Live) -> Tensor:
+    def newest(self, live: Beam) -> Tensor:
         """Return the last token of each hypothesis (rows,), BOS before the first step."""
         if live.length:
             return live.tokens[:, -1]
         return torch.full((len(live),), self.ids.bos, device=live.tokens.device)
 
     def constrain(
-        self, log_probs: Tensor, live: Live, stepper: Stepper, state: Any
-    ) -> tuple[Tensor, Live]:
+        self, log_probs: Tensor, live: Beam, stepper: Stepper, state: Any
+    ) -> tuple[Tensor, Beam]:
         """Return the log-probabilities of the next token (rows, V) with minus infinity for what may
         not be generated, and the hypotheses with the attention of this step recorded.
         """
         if self.needs_attention:
             live = live.attend(stepper.attention(state))
         for token in self.ids.never:
-            log_probs[:, token].fill_(NEVER)
+            log_probs[:, token].fill_(NEG_INF)
         if live.length < self.config.min_length:
-            log_probs[:, self.ids.eos].fill_(NEVER)
+            log_probs[:, self.ids.eos].fill_(NEG_INF)
         if self.forced is not None and live.length < self.forced.size(1):
             wanted = self.forced[live.sentences, live.length].unsqueeze(1)  # (rows, 1)
             wanted = send(wanted, log_probs.device)
             kept = log_probs.gather(1, wanted.clamp(min=0))  # (rows, 1), as the model gives it
-            log_probs.masked_fill_(wanted >= 0, NEVER)
+            log_probs.masked_fill_(wanted >= 0, NEG_INF)
             log_probs.scatter_(1, wanted.clamp(min=0), kept)
         for constraint in self.constraints:
             log_probs = constraint(log_probs, live)
         return log_probs, live
 
-    def close(self, live: Live) -> Iterator[tuple[int, Hypothesis]]:
+    def close(self, live: Beam) -> Iterator[tuple[int, Hypothesis]]:
         """Yield the number of its sentence and the hypothesis of every row; wait once for the
         device.
         """

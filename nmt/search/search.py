@@ -23,14 +23,13 @@ from nmt.config import SearchConfig
 from nmt.data.batch import pad
 from nmt.errors import ConfigError, ModelError
 from nmt.model.fast.cache import BeamGrid
-from nmt.model.fast.top import Candidates, best_candidates, likeliest
+from nmt.model.fast.top import NEG_INF, Candidates, best_candidates, likeliest
 from nmt.model.fast.transfer import fetch, send
 from nmt.search.hypotheses import (
-    NEVER,
+    Beam,
     Constraint,
     ControlIds,
     Hypothesis,
-    Live,
     SearchTask,
     least_log_prob,
 )
@@ -183,7 +182,7 @@ class BeamSearch:
         before = torch.full((len(limits), live.length), self.task.ids.bos, device=device)
         zeros = torch.zeros(before.shape, device=device)
         columns = torch.tensor(numbers), zeros.sum(dim=1), before, zeros
-        self._live = Live(*map(torch.cat, zip(vars(live).values(), columns, strict=False)))
+        self._live = Beam(*map(torch.cat, zip(vars(live).values(), columns, strict=False)))
 
 
 @dataclass
@@ -196,7 +195,7 @@ class _Pool:
     @property
     def bar(self) -> float:
         """The score above which a hypothesis gets in."""
-        return self.kept[-1].score if len(self.kept) == self.size else NEVER
+        return self.kept[-1].score if len(self.kept) == self.size else NEG_INF
 
 
 def _entries(
@@ -207,7 +206,7 @@ def _entries(
     """
     numbers = sentences.tolist()
     full = [len(pools[i].kept) == pools[i].size and pools[i].kept[-1].finished for i in numbers]
-    bars = [pools[i].bar if is_full else NEVER for i, is_full in zip(numbers, full, strict=True)]
+    bars = [pools[i].bar if is_full else NEG_INF for i, is_full in zip(numbers, full, strict=True)]
     ends = torch.tensor([length - task.first_column(i) for i in numbers], dtype=torch.float64)
     least = least_log_prob(torch.tensor(bars, dtype=torch.float64), ends, ends, task.config)
     return least - _ROUNDING * (1 + least.abs())
@@ -226,7 +225,7 @@ def _bars(pools: Mapping[int, _Pool], sentences: Tensor, length: int, task: Sear
     return least_log_prob(columns[0], columns[1], columns[2], task.config)
 
 
-def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Candidates, Tensor, Tensor]:
+def _extend(live: Beam, log_probs: Tensor, task: SearchTask) -> tuple[Candidates, Tensor, Tensor]:
     """Return the best continuations (B, 2K), on the host, and which of them end, and go on.
 
     A hypothesis ends when EOS is among the K best continuations of its sentence. Of 2 K
@@ -236,13 +235,13 @@ def _extend(live: Live, log_probs: Tensor, task: SearchTask) -> tuple[Candidates
     sentences, numbers = torch.unique_consecutive(live.sentences, return_inverse=True)
     grid = BeamGrid(numbers, len(sentences), log_probs.device)
     best = Candidates(*fetch(*best_candidates(live.sums, log_probs, grid, 2 * size)))
-    is_end, is_real = best.tokens == task.ids.eos, best.sums > NEVER
+    is_end, is_real = best.tokens == task.ids.eos, best.sums > NEG_INF
     goes_on = ~is_end & ((~is_end).cumsum(dim=1) <= size) & is_real
     is_end[:, size:] = False
     return best, is_end & is_real, goes_on
 
 
-def _take(live: Live, best: Candidates, chosen: Tensor) -> Live:
+def _take(live: Beam, best: Candidates, chosen: Tensor) -> Beam:
     """Return the continuations where `chosen` (B, 2K) is true as hypotheses."""
     sums, rows, tokens, log_probs = (column[chosen] for column in best)
     return live.select(rows).extend(sums, tokens, log_probs)
@@ -329,13 +328,13 @@ def narrow(log_probs: Tensor, config: SearchConfig) -> Tensor:
     logits = log_probs / config.temperature  # (rows, V)
     if 0 < config.top_k < logits.size(1):
         least = logits.topk(config.top_k).values[:, -1:]  # (rows, 1)
-        logits = logits.masked_fill(logits < least, NEVER)
+        logits = logits.masked_fill(logits < least, NEG_INF)
     if config.top_p < 1:
         ranked = logits.sort(dim=1, descending=True).values  # (rows, V)
         shares = ranked.softmax(dim=1)
         before = shares.cumsum(dim=1) - shares  # share of the likelier ones
         least = ranked.masked_fill(before >= config.top_p, float("inf")).amin(dim=1, keepdim=True)
-        logits = logits.masked_fill(logits < least, NEVER)
+        logits = logits.masked_fill(logits < least, NEG_INF)
     return logits
 
 

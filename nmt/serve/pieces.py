@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from typing import Protocol
 
 from nmt.data.text import on_one_line
-from nmt.translate.backend import Segment
+from nmt.translate.batch_search import Segment
 from nmt.translate.lines import LineResult
 from nmt.translate.long_lines import join_parts, sentence_ends
 

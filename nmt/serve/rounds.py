@@ -15,12 +15,13 @@ from typing import Any, Protocol, TypeVar
 
 from nmt.config import SearchConfig
 from nmt.data.languages import Tags
-from nmt.translate.backend import BatchSearch, NativeBackend, Outcome, Segment
+from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
+from nmt.translate.engines.native import NativeBackend
 from nmt.translate.lines import LineOptions
 from nmt.translate.translator import Translator
 
 T = TypeVar("T")
-Found = Sequence[tuple[int, Outcome]]
+Found = Sequence[tuple[int, SearchResult]]
 """Parts of a round that are done, by their number in it."""
 
 _JOIN_SHARE = 4  # sentences join when they are a quarter of those that are searched,

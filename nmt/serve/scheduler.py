@@ -23,7 +23,7 @@ from nmt.serve.monitoring import Metrics
 from nmt.serve.pieces import without_forced_start
 from nmt.serve.rounds import Found, LocalEngine, Options, Round, RoundEngine
 from nmt.serve.workers import WorkerDiedError, WorkersBackend
-from nmt.translate.backend import Failure, Outcome, Segment
+from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.lines import (
     EncodedWindow,
     LineResult,
@@ -68,7 +68,7 @@ class _Task:
     encoded: EncodedWindow
     parts: list[Segment]
     done: asyncio.Future[None]
-    outcomes: list[Outcome | None] = field(default_factory=list)
+    outcomes: list[SearchResult | None] = field(default_factory=list)
     next_part: int = 0  # the first one that waits
     num_left: int = 0  # without an outcome
     queued_at: float = field(default_factory=time.monotonic)

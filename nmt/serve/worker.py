@@ -22,7 +22,7 @@ from nmt.config import SearchConfig, ServeConfig
 from nmt.errors import NmtError
 from nmt.runtime.manifest import set_verify
 from nmt.serve.rounds import Found, JoinRule
-from nmt.translate.backend import BatchSearch, Failure, Segment
+from nmt.translate.batch_search import BatchSearch, Failure, Segment
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)

@@ -42,7 +42,8 @@ from nmt.runtime.distributed import find_device
 from nmt.search.stepper import ModelStepper
 from nmt.serve.rounds import Found, Round
 from nmt.serve.worker import HELLO, Begin, Delivery, FunctionCall, FunctionResult, Idle, Start
-from nmt.translate.backend import NativeBackend, directions_of
+from nmt.translate.engines.base import directions_of
+from nmt.translate.engines.native import NativeBackend
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)

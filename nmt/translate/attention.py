@@ -19,7 +19,8 @@ from nmt.errors import ConfigError
 from nmt.model.fast import FastTransformer
 from nmt.model.transformer import AttentionWeights, causal_mask, padding_mask
 from nmt.search.stepper import ModelStepper
-from nmt.translate.backend import Backend, Ids, NativeBackend
+from nmt.translate.engines.base import Backend, Ids
+from nmt.translate.engines.native import NativeBackend
 
 KINDS = ("cross", "encoder", "decoder")
 

@@ -27,7 +27,7 @@ from nmt.data.languages import Tags, encode_sources, encode_starts
 from nmt.data.tokenizer import Tokenizer, Tokenizers
 from nmt.errors import ConfigError, DataError
 from nmt.search.hypotheses import Hypothesis
-from nmt.translate.backend import Failure, Outcome, Segment
+from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.long_lines import join_parts, split_line
 
 log = logging.getLogger(__name__)
@@ -323,7 +323,7 @@ class LineCounts:
 
 def to_results(
     encoded: EncodedWindow,
-    outcomes: Sequence[Outcome],
+    outcomes: Sequence[SearchResult],
     tokenizer: Tokenizers,
     *,
     n_best: int,

@@ -24,8 +24,10 @@ from nmt.errors import ConfigError, DataError, NmtError, nearest
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import Stepper
 from nmt.translate.attention import PairAttention, pair_attention
-from nmt.translate.backend import Backend, BatchSearch, NativeBackend, SearchRequest, load_models
+from nmt.translate.batch_search import BatchSearch
 from nmt.translate.context import add_context, join_lines, take_last
+from nmt.translate.engines.base import Backend, SearchRequest
+from nmt.translate.engines.native import NativeBackend, load_models
 from nmt.translate.lines import (
     EMPTY,
     MAX_SOURCE_LENGTH,
@@ -108,7 +110,7 @@ class Translator:
         folders = [model_dir] if isinstance(model_dir, str | Path) else list(model_dir)
         if choose(Engine, "backend", backend) is Engine.native:
             return cls(*load_models(folders, device=device, dtype=dtype, combine=combine))
-        from nmt.translate.ctranslate2 import load_ctranslate2  # an optional dependency
+        from nmt.translate.engines.ctranslate2 import load_ctranslate2  # an optional dependency
 
         if len(folders) != 1:
             raise ConfigError(

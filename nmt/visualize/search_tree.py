@@ -17,7 +17,7 @@ from nmt.data.batch import pad_source
 from nmt.data.languages import encode_sources, encode_starts
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError
-from nmt.search.hypotheses import ControlIds, Hypothesis, Live
+from nmt.search.hypotheses import Beam, ControlIds, Hypothesis
 from nmt.search.search import search
 from nmt.search.stepper import ModelStepper
 from nmt.translate.attention import attention_model
@@ -42,12 +42,12 @@ class SearchRecord:
     likeliest: dict[Node, list[tuple[int, float]]] = field(default_factory=dict)
     """The likeliest tokens after each node in the beam, with their probabilities."""
 
-    def __call__(self, log_probs: Tensor, live: Live) -> Tensor:
-        """Record a step: `log_probs` (K, V) of the next tokens after the hypotheses `live`."""
+    def __call__(self, log_probs: Tensor, beam: Beam) -> Tensor:
+        """Record a step: `log_probs` (K, V) of the next tokens after the hypotheses `beam`."""
         top = log_probs.topk(min(_NUM_LIKELIEST, log_probs.size(1)))
         probabilities = top.values.double().exp()
-        for i, tokens in enumerate(live.tokens.tolist()):
-            self.log_probs[tuple(tokens)] = float(live.sums[i])
+        for i, tokens in enumerate(beam.tokens.tolist()):
+            self.log_probs[tuple(tokens)] = float(beam.sums[i])
             self.likeliest[tuple(tokens)] = list(
                 zip(top.indices[i].tolist(), probabilities[i].tolist(), strict=True)
             )

@@ -27,7 +27,7 @@ from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.search.hypotheses import ControlIds, Hypothesis, score
 from nmt.search.search import check_prefixes, length_limits
-from nmt.translate.backend import LoadedModel, SearchRequest, directions_of
+from nmt.translate.engines.base import LoadedModel, SearchRequest, directions_of
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole

@@ -1,0 +1,1 @@
+"""Engines that search and score: PyTorch (native) and CTranslate2."""
