@@ -204,9 +204,9 @@ def test_languages_come_from_the_models(tmp_path: Path, tokenizer: Tokenizer) ->
         models = loaded(folder)
         assert len(models.directions) == pairs
         assert {d.tags.src for d in models.directions.values()} == set(symbols)
-        assert models.code("PB") == models.code("pt_br") == "pt-BR"
-        assert models.code("de-AT") == "de"
-        assert models.code("zz") is None
+        assert models.find_code("PB") == models.find_code("pt_br") == "pt-BR"
+        assert models.find_code("de-AT") == "de"
+        assert models.find_code("zz") is None
 
 
 def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: Tokenizer) -> None:
@@ -221,7 +221,7 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
         write_manifest(folder)
     models = loaded(folders[0])
     assert models.codes == ["aka_Latn", "en", "twi_Latn", "xx", "zh-Hans", "zh-Hant"]  # both are ak
-    names = [language["name"] for language in models.languages()]
+    names = [language["name"] for language in models.list_languages()]
     assert names[-3:] == ["xx", "Chinese (Simplified)", "Chinese (Traditional)"]
     for code, wishes in {
         "en": ("eng_Latn", "en-GB", "EN"),
@@ -229,8 +229,8 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
         "zh-Hant": ("zt", "zh_TW"),
         None: ("deu_Latn", "z"),
     }.items():
-        assert {models.code(wish) for wish in wishes} == {code}
-    assert models.source_of("a house with a red roof", "zh-Hans")[0] == "en"
+        assert {models.find_code(wish) for wish in wishes} == {code}
+    assert models.choose_source("a house with a red roof", "zh-Hans")[0] == "en"
     assert models.directions["en", "zh-Hans"].tags.src == "<2zho_Hans>"
     both = Models.load(ServeConfig(model_dir=list(map(str, folders)), device="cpu", num_workers=0))
     assert both.directions["en", "zh-Hant"].folder == str(folders[1])

@@ -491,7 +491,7 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
         monkeypatch.setattr(Models, "load", fail)
         await service.reload()
         assert service.models is newer[1]
-        assert 'nmt_reloads_total{result="failed"} 1' in service.metrics.text()
+        assert 'nmt_reloads_total{result="failed"} 1' in service.metrics.render()
 
     monkeypatch.setattr(Models, "load", load)
     asyncio.run(scenario())

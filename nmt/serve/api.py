@@ -22,7 +22,13 @@ from nmt.errors import NmtError
 from nmt.serve.access import HttpError
 from nmt.serve.codes import name_of
 from nmt.serve.documents import FORMATS, Document, Reading, read_document
-from nmt.serve.service import Call, Service, Wish, check_results, unless_gone
+from nmt.serve.service import (
+    RequestContext,
+    Service,
+    TranslationOptions,
+    check_results,
+    run_unless_disconnected,
+)
 
 log = logging.getLogger(__name__)
 
@@ -35,9 +41,9 @@ def service_of(request: Request) -> Service:
     return request.app.state.service  # type: ignore[no-any-return]
 
 
-def call_of(request: Request) -> Call:
+def context_of(request: Request) -> RequestContext:
     """Return what is known of this request."""
-    return request.scope["state"]["call"]  # type: ignore[no-any-return]
+    return request.scope["state"]["context"]  # type: ignore[no-any-return]
 
 
 async def read_params(request: Request) -> dict[str, Any]:
@@ -141,7 +147,12 @@ def int_param(params: dict[str, Any], name: str, default: int, most: int) -> int
 
 
 def check_size(
-    service: Service, call: Call, texts: Sequence[str], *, is_list: bool, is_file: bool = False
+    service: Service,
+    context: RequestContext,
+    texts: Sequence[str],
+    *,
+    is_list: bool,
+    is_file: bool = False,
 ) -> None:
     """Refuse too many texts or characters with a 400 `HttpError` that has size and limit."""
     batch_limit = service.config.batch_limit
@@ -149,7 +160,7 @@ def check_size(
         raise HttpError(
             400, f"Invalid request: {len(texts)} texts exceed the limit of {batch_limit}"
         )
-    size, limit = sum(map(len, texts)), service.char_limit(call, is_file=is_file)
+    size, limit = sum(map(len, texts)), service.char_limit(context, is_file=is_file)
     if limit and size > limit:
         raise HttpError(400, f"Invalid request: {size} characters exceed the limit of {limit}")
 
@@ -164,24 +175,26 @@ def format_param(params: dict[str, Any]) -> bool:
 
 async def translate(request: Request) -> Response:
     """POST /translate."""
-    service, call = service_of(request), call_of(request)
+    service, context = service_of(request), context_of(request)
     params = await read_params(request)
-    service.admit(request, call, params.get("api_key"))
+    service.admit(request, context, params.get("api_key"))
     texts = texts_param(params, "q")
     is_list = isinstance(params["q"], list)
     source, target = text_param(params, "source"), text_param(params, "target")
     alternatives = int_param(params, "alternatives", 0, _MAX_ALTERNATIVES)
-    check_size(service, call, texts, is_list=is_list)
-    wish = Wish(source=source.lower(), target=target.lower(), n_best=alternatives + 1)
-    check_languages(service, wish)
-    wish = Wish(**vars(wish) | {"is_html": format_param(params)})
+    check_size(service, context, texts, is_list=is_list)
+    options = TranslationOptions(
+        source=source.lower(), target=target.lower(), n_best=alternatives + 1
+    )
+    check_languages(service, options)
+    options = TranslationOptions(**vars(options) | {"is_html": format_param(params)})
     start = time.monotonic()
-    answers = await service.translate(request, call, texts, wish)
+    answers = await service.translate(request, context, texts, options)
     for answer in answers:
         check_results(answer.results)
     service.metrics.request_seconds.observe(time.monotonic() - start)
     content: dict[str, Any] = {"translatedText": [answer.translation() for answer in answers]}
-    if wish.source == "auto":
+    if options.source == "auto":
         content["detectedLanguage"] = [
             {"confidence": answer.confidence, "language": answer.source} for answer in answers
         ]
@@ -192,19 +205,19 @@ async def translate(request: Request) -> Response:
     return JSONResponse(content)
 
 
-def check_languages(service: Service, wish: Wish) -> None:
+def check_languages(service: Service, options: TranslationOptions) -> None:
     """Refuse languages that are not served with a 400 `HttpError`."""
-    service.directions([] if wish.source == "auto" else ["text"], wish)
+    service.resolve_directions([] if options.source == "auto" else ["text"], options)
 
 
 async def detect(request: Request) -> Response:
     """POST /detect."""
-    service, call = service_of(request), call_of(request)
+    service, context = service_of(request), context_of(request)
     params = await read_params(request)
-    service.admit(request, call, params.get("api_key"))
+    service.admit(request, context, params.get("api_key"))
     text = " ".join(texts_param(params, "q"))
-    check_size(service, call, [text], is_list=False)
-    found = service.models.detect(text)
+    check_size(service, context, [text], is_list=False)
+    found = service.models.detect_languages(text)
     return JSONResponse(
         [{"confidence": score, "language": code} for code, score in found]
         or [{"confidence": 0.0, "language": "en"}]
@@ -213,7 +226,7 @@ async def detect(request: Request) -> Response:
 
 async def languages(request: Request) -> Response:
     """GET /languages."""
-    return JSONResponse(service_of(request).models.languages())
+    return JSONResponse(service_of(request).models.list_languages())
 
 
 async def frontend_settings(request: Request) -> Response:
@@ -241,22 +254,22 @@ async def frontend_settings(request: Request) -> Response:
 
 async def translate_file(request: Request) -> Response:
     """POST /translate_file: a multipart form."""
-    service, call = service_of(request), call_of(request)
+    service, context = service_of(request), context_of(request)
     if not service.config.max_file_bytes:
         raise HttpError(403, "Files translation is disabled on this server")
     params = await read_params(request)
-    service.admit(request, call, params.get("api_key"))
+    service.admit(request, context, params.get("api_key"))
     source, target = text_param(params, "source"), text_param(params, "target")
     upload = params.get("file")
     if not isinstance(upload, UploadFile) or not upload.filename:
         raise HttpError(400, "Invalid request: missing file parameter")
     path, content = PurePath(upload.filename), await upload.read()
     is_html = path.suffix.lower() in (".html", ".htm")
-    wish = Wish(source=source.lower(), target=target.lower(), is_html=is_html)
+    options = TranslationOptions(source=source.lower(), target=target.lower(), is_html=is_html)
     text = content.decode("utf-8", "replace")
-    check_size(service, call, [text], is_list=False, is_file=True)
+    check_size(service, context, [text], is_list=False, is_file=True)
     sample = text if is_html else text[:4000]
-    [(_, _, direction)] = await asyncio.to_thread(service.directions, [sample], wish)
+    [(_, _, direction)] = await asyncio.to_thread(service.resolve_directions, [sample], options)
     columns = [c.strip() for c in text_param(params, "columns", "").split(",") if c.strip()]
     reading = Reading(
         split_sentences=service.config.split_sentences,
@@ -269,12 +282,12 @@ async def translate_file(request: Request) -> Response:
         texts: list[str] = []
         if direction is None:
             return content.decode()
-        async for text in _with_progress(service, call, document, direction, wish):
+        async for text in _with_progress(service, context, document, direction, options):
             texts.append(text)
         return await asyncio.to_thread(document.assemble, texts)
 
     try:
-        result = await unless_gone(request, work())
+        result = await run_unless_disconnected(request, work())
     except NmtError as error:
         raise HttpError(400, f"Invalid request: {error}") from None
     key = service.downloads.add(f"{path.stem}_{target}{path.suffix}", result)
@@ -282,19 +295,23 @@ async def translate_file(request: Request) -> Response:
 
 
 async def _with_progress(
-    service: Service, call: Call, document: Document, direction: Any, wish: Wish
+    service: Service,
+    context: RequestContext,
+    document: Document,
+    direction: Any,
+    options: TranslationOptions,
 ) -> Any:
     """Yield the translations of a document's pieces; /v1/progress says how far it is."""
     total, done = sum(len(piece.sentences) for piece in document.pieces), 0
-    service.progress[call.id] = (0, total)
+    service.progress[context.id] = (0, total)
     pieces = iter(document.pieces)
     try:
-        async for text in service.stream(call, direction, document.pieces, wish):
+        async for text in service.stream(context, direction, document.pieces, options):
             done += len(next(pieces).sentences)
-            service.progress[call.id] = (done, total)
+            service.progress[context.id] = (done, total)
             yield text
     finally:
-        service.progress.pop(call.id, None)
+        service.progress.pop(context.id, None)
 
 
 async def download_file(request: Request) -> Response:
@@ -310,14 +327,14 @@ async def download_file(request: Request) -> Response:
 
 async def suggest(request: Request) -> Response:
     """POST /suggest: append a better translation to a file."""
-    service, call = service_of(request), call_of(request)
+    service, context = service_of(request), context_of(request)
     if service.config.suggestions is None:
         raise HttpError(403, "Suggestions are disabled on this server")
     params = await read_params(request)
-    service.admit(request, call, params.get("api_key"))
+    service.admit(request, context, params.get("api_key"))
     names = ("q", "s", "source", "target")
     entry = {name: text_param(params, name) for name in names}
-    check_size(service, call, [entry["q"], entry["s"]], is_list=False)
+    check_size(service, context, [entry["q"], entry["s"]], is_list=False)
     line = json.dumps({"time": int(time.time()), **entry}, ensure_ascii=False) + "\n"
     with open(resolve(service.config.suggestions), "a", encoding="utf-8") as stream:
         stream.write(line)

@@ -34,7 +34,7 @@ from nmt.serve import api, v1
 from nmt.serve.access import Body, HttpError, is_same, read_token
 from nmt.serve.models import Models
 from nmt.serve.monitoring import log_access
-from nmt.serve.service import Call, ClientGoneError, Service, client_of
+from nmt.serve.service import ClientDisconnectedError, RequestContext, Service, client_of
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ _GONE = 499  # in logs and metrics: the client did not wait for its answer
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}")
 
 
-class Frame:
+class Middleware:
     """What is around every request: id, access log, CORS, bounds on the body, errors as JSON."""
 
     def __init__(self, app: ASGIApp, service: Service) -> None:
@@ -77,17 +77,19 @@ class Frame:
             return
         request = Request(scope)
         given = request.headers.get("x-request-id", "")
-        call_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
-        call = scope.setdefault("state", {})["call"] = Call(call_id, client_of(request))
+        request_id = given if _ID.fullmatch(given) else secrets.token_hex(8)
+        context = scope.setdefault("state", {})["context"] = RequestContext(
+            request_id, client_of(request)
+        )
         is_page = scope["path"] in _PAGES or scope["path"].startswith("/static/")
         start, status = time.monotonic(), _GONE
 
-        async def send_framed(message: Message) -> None:
+        async def send_with_headers(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 extra = [
-                    (b"x-request-id", call_id.encode()),
+                    (b"x-request-id", request_id.encode()),
                     (b"x-content-type-options", b"nosniff"),
                 ]
                 message["headers"] = [*message["headers"], *extra, *(() if is_page else _CORS)]
@@ -106,36 +108,36 @@ class Frame:
                     raise HttpError(413, f"the body is larger than {most} bytes, the limit")
                 response = self._app
             limited = self._service.bodies.limited(receive, body)
-            await response(scope, limited, send_framed)
+            await response(scope, limited, send_with_headers)
         except HttpError as error:
-            await _refuse(call, error)(scope, receive, send_framed)
+            await _refuse(context, error)(scope, receive, send_with_headers)
         except Exception:
             if status == _GONE:  # nothing was answered: the server's own handler is to know
                 raise
-            log.exception("request %s failed while it was answered", call.id)
+            log.exception("request %s failed while it was answered", context.id)
         finally:
             self._service.bodies.release(body)
-            self._report(scope, call, status, time.monotonic() - start)
+            self._report(scope, context, status, time.monotonic() - start)
 
-    def _report(self, scope: Scope, call: Call, status: int, seconds: float) -> None:
+    def _report(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         route = scope.get("route")
         path = getattr(route, "path", "other")
         self._service.metrics.requests.add(1, scope["method"], path, str(status))
         if self._service.config.access_log:
             fields = {
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
-                "id": call.id,
-                "client": call.client,
+                "id": context.id,
+                "client": context.client,
                 "method": scope["method"],
                 "path": path if "download" in path else scope["path"][:200],
                 "status": status,
                 "ms": round(seconds * 1000, 1),
             }
-            log_access(fields | call.fields)
+            log_access(fields | context.fields)
 
 
-def _refuse(call: Call, error: HttpError) -> Response:
-    call.fields.setdefault("error", error.text[:300])
+def _refuse(context: RequestContext, error: HttpError) -> Response:
+    context.fields.setdefault("error", error.text[:300])
     headers = {"Retry-After": str(error.retry_seconds)} if error.retry_seconds else {}
     if error.status in (408, 413):  # the rest of the body is not read
         headers["Connection"] = "close"
@@ -144,16 +146,16 @@ def _refuse(call: Call, error: HttpError) -> Response:
 
 async def _on_refusal(request: Request, error: Exception) -> Response:
     assert isinstance(error, HttpError)
-    return _refuse(api.call_of(request), error)
+    return _refuse(api.context_of(request), error)
 
 
 async def _on_user_error(request: Request, error: Exception) -> Response:
-    return _refuse(api.call_of(request), HttpError(400, f"Invalid request: {error}"))
+    return _refuse(api.context_of(request), HttpError(400, f"Invalid request: {error}"))
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
-    answer = _refuse(api.call_of(request), HttpError(error.status_code, error.detail))
+    answer = _refuse(api.context_of(request), HttpError(error.status_code, error.detail))
     answer.headers.update(error.headers or {})
     return answer
 
@@ -164,9 +166,11 @@ async def _on_gone(request: Request, error: Exception) -> Response:
 
 
 async def _on_bug(request: Request, error: Exception) -> Response:
-    call = api.call_of(request)
-    log.error("request %s failed", call.id, exc_info=error)
-    return _refuse(call, HttpError(500, f"internal error; the server's log has request {call.id}"))
+    context = api.context_of(request)
+    log.error("request %s failed", context.id, exc_info=error)
+    return _refuse(
+        context, HttpError(500, f"internal error; the server's log has request {context.id}")
+    )
 
 
 async def health(request: Request) -> Response:
@@ -183,7 +187,7 @@ async def metrics(request: Request) -> Response:
     given = request.headers.get("authorization", "").removeprefix("Bearer ")
     if token is not None and not is_same(token, given):
         raise HttpError(401, "send the server's token: Authorization: Bearer TOKEN")
-    return PlainTextResponse(service.metrics.text(), media_type="text/plain; version=0.0.4")
+    return PlainTextResponse(service.metrics.render(), media_type="text/plain; version=0.0.4")
 
 
 async def spec(request: Request) -> Response:
@@ -239,7 +243,7 @@ def make_app(service: Service) -> ASGIApp:
     ]
     handlers: Any = {
         ClientDisconnect: _on_gone,
-        ClientGoneError: _on_gone,
+        ClientDisconnectedError: _on_gone,
         HttpError: _on_refusal,
         ConfigError: _on_user_error,
         DataError: _on_user_error,
@@ -250,7 +254,7 @@ def make_app(service: Service) -> ASGIApp:
     app.state.service = service
     token = config.metrics_token
     app.state.metrics_token = None if token is None else read_token(token)
-    return Frame(app, service)
+    return Middleware(app, service)
 
 
 async def _expire(service: Service) -> None:

@@ -88,48 +88,49 @@ class Models:
         log.info("directions: %s", first_of(names, _SHOWN))
         return cls(directions)
 
-    def code(self, wish: str) -> str | None:
+    def find_code(self, name: str) -> str | None:
         """Return the code of a language as the models have it; None for one that none has.
 
         Letter case does not count, codes that mean the same are equal ("zh", "zh-Hans",
         "zho_Hans"), and a region that no model has is left out.
         """
-        name, whole = wish.lower().replace("_", "-"), maximize(wish)
-        choices = (name, whole, whole[:2], name.split("-")[0])
+        tag = name.lower().replace("_", "-")
+        subtags = maximize(name)
+        choices = (tag, subtags, subtags[:2], tag.split("-")[0])
         return next((self._known[choice] for choice in choices if choice in self._known), None)
 
     def targets(self, source: str) -> list[str]:
         """Return the languages that a language is translated to; itself is one, unchanged."""
         return sorted(self._targets[source])
 
-    def languages(self) -> list[dict[str, Any]]:
+    def list_languages(self) -> list[dict[str, Any]]:
         """Return what /languages answers."""
         return [
             {"code": code, "name": name_of(code), "targets": self.targets(code)}
             for code in self.codes
         ]
 
-    def detect(self, text: str) -> list[tuple[str, float]]:
+    def detect_languages(self, text: str) -> list[tuple[str, float]]:
         """Return the served languages that a text may be in, with a confidence of 0 to 100, best
         first; none where nothing is found. Raises what `_detector` raises.
         """
         found: dict[str, float] = {}
         sample = " ".join(text[:DETECTED_CHARACTERS].split())
         for answer in _detector()(sample) if sample else ():
-            code = self.code(answer["lang"])
+            code = self.find_code(answer["lang"])
             if code is not None:
                 found[code] = found.get(code, 0.0) + 100 * answer["score"]
         ranked = sorted(found.items(), key=lambda item: -item[1])
         return [(code, round(min(score, 100.0), 1)) for code, score in ranked if score >= 0.1]
 
-    def source_of(self, text: str, target: str) -> tuple[str, float]:
+    def choose_source(self, text: str, target: str) -> tuple[str, float]:
         """Return the language to translate a text from, and how sure that is; a language that is
         translated to `target` where detection finds none.
         """
         if len(self.sources) == 1 and not has_detection():
             return self.sources[0], 0.0
         fitting = self._sources[target]
-        for code, confidence in self.detect(text):
+        for code, confidence in self.detect_languages(text):
             if code in fitting or (code == target and confidence >= _SURE):
                 return code, confidence
         return (fitting or self.sources)[0], 0.0

@@ -96,7 +96,7 @@ class Metrics:
         """Add a number that is read when somebody asks."""
         self._gauges[name] = (help, read)
 
-    def text(self) -> str:
+    def render(self) -> str:
         """Return everything as Prometheus reads it."""
         kinds = [kind for kind in vars(self).values() if isinstance(kind, (Counter, Histogram))]
         lines = [line for kind in kinds for line in kind.lines()]

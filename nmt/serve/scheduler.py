@@ -252,7 +252,9 @@ class Scheduler:
                 return
             await asyncio.sleep(0.0005)
 
-    async def call(self, translator: Translator, function: Callable[..., T], *args: Any) -> T:
+    async def call_function(
+        self, translator: Translator, function: Callable[..., T], *args: Any
+    ) -> T:
         """Return what `function(translator, *args)` returns where the model is."""
         if self._num_calls >= _MAX_CALLS:
             raise QueueFullError(1)

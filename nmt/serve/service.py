@@ -33,12 +33,12 @@ _INLINE_CHARACTERS = 20_000  # longer texts are read outside the event loop
 _QUEUE_TRIES = 30  # of a document that meets a full queue, a second or more apart
 
 
-class ClientGoneError(Exception):
+class ClientDisconnectedError(Exception):
     """The client has closed the connection before its answer."""
 
 
 @dataclass
-class Call:
+class RequestContext:
     """One request: who asks, and what the access log says of it."""
 
     id: str
@@ -48,7 +48,7 @@ class Call:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Wish:
+class TranslationOptions:
     """How a request wants its texts translated."""
 
     source: str  # a code, or auto
@@ -100,7 +100,8 @@ class Service:
         self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
         self._limits = RateLimits()
         self._reloading = asyncio.Lock()
-        self._options: dict[tuple[Direction, int, bool, bool], Options] = {}  # of plain wishes
+        # for requests without settings of search
+        self._options: dict[tuple[Direction, int, bool, bool], Options] = {}
         self.metrics.gauge(
             "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
         )
@@ -131,44 +132,44 @@ class Service:
             log.info("the models were reloaded")
             self.metrics.reloads.add(1, "done")
 
-    def admit(self, request: Request, call: Call, given: object) -> None:
+    def admit(self, request: Request, context: RequestContext, given: object) -> None:
         """Check key and rate of a request; `given` is its parameter api_key."""
         header = request.headers.get("authorization", "")
         secret = given if isinstance(given, str) and given else header.removeprefix("Bearer ")
         if self._keys and secret:
-            call.key = find_key(self._keys, secret.strip())
-            if call.key is None:
-                self._limits.check(call.client, self.config.requests_per_minute)
+            context.key = find_key(self._keys, secret.strip())
+            if context.key is None:
+                self._limits.check(context.client, self.config.requests_per_minute)
                 raise HttpError(403, "Invalid API key")
-            call.client = call.key.name
+            context.client = context.key.name
         elif self._keys and self.config.key_required:
             raise HttpError(400, "This server needs an API key; ask its operator for one")
         limit = self.config.requests_per_minute
-        if call.key is not None:
-            limit = call.key.requests_per_minute or 0
-        self._limits.check(call.client, limit)
+        if context.key is not None:
+            limit = context.key.requests_per_minute or 0
+        self._limits.check(context.client, limit)
 
-    def char_limit(self, call: Call, *, is_file: bool = False) -> int:
+    def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
         """Return the most characters of a request, 0 for no limit; of a file or a stream, whose
         size in bytes is limited, a key's own.
         """
-        if call.key is not None and call.key.char_limit is not None:
-            return call.key.char_limit
+        if context.key is not None and context.key.char_limit is not None:
+            return context.key.char_limit
         return 0 if is_file else self.config.char_limit
 
-    def directions(
-        self, texts: Sequence[str], wish: Wish
+    def resolve_directions(
+        self, texts: Sequence[str], options: TranslationOptions
     ) -> list[tuple[str, float, Direction | None]]:
         """Return for each text its source, how sure that is, and the model; None for a text that
         stays. Raises a 400 `HttpError` for a language that is not served.
         """
         models = self.models
-        target = models.code(wish.target)
-        source = None if wish.source == "auto" else models.code(wish.source)
-        if wish.source != "auto" and source is None:
-            raise HttpError(400, f"{wish.source} is not supported")
+        target = models.find_code(options.target)
+        source = None if options.source == "auto" else models.find_code(options.source)
+        if options.source != "auto" and source is None:
+            raise HttpError(400, f"{options.source} is not supported")
         if target is None:
-            raise HttpError(400, f"{wish.target} is not supported")
+            raise HttpError(400, f"{options.target} is not supported")
         found: list[tuple[str, float, Direction | None]] = []
         for text in texts:
             if is_emoji_only(text):
@@ -176,8 +177,8 @@ class Service:
                 continue
             code, confidence = source, 0.0
             if code is None:
-                sample = visible_text(text, DETECTED_CHARACTERS) if wish.is_html else text
-                code, confidence = models.source_of(sample, target)
+                sample = visible_text(text, DETECTED_CHARACTERS) if options.is_html else text
+                code, confidence = models.choose_source(sample, target)
             direction = models.directions.get((code, target))
             if direction is None and code != target:
                 raise HttpError(400, f"{target} is not a target of {code} on this server")
@@ -185,25 +186,31 @@ class Service:
         return found
 
     async def translate(
-        self, request: Request, call: Call, texts: Sequence[str], wish: Wish
+        self,
+        request: Request,
+        context: RequestContext,
+        texts: Sequence[str],
+        options: TranslationOptions,
     ) -> list[Answer]:
         """Translate the texts of one request; gives up when its client does. A sentence that fails
         has its `error` in the results.
         """
-        return await unless_gone(request, self._translate(call, texts, wish))
+        return await run_unless_disconnected(request, self._translate(context, texts, options))
 
-    async def _translate(self, call: Call, texts: Sequence[str], wish: Wish) -> list[Answer]:
+    async def _translate(
+        self, context: RequestContext, texts: Sequence[str], options: TranslationOptions
+    ) -> list[Answer]:
         num_characters = sum(map(len, texts))
         self.metrics.characters.add(num_characters)
-        call.fields["characters"] = num_characters
+        context.fields["characters"] = num_characters
         if self.config.log_texts:
-            call.fields["texts"] = list(texts)
+            context.fields["texts"] = list(texts)
         if num_characters > _INLINE_CHARACTERS or len(texts) > 100:
-            found = await asyncio.to_thread(self.directions, texts, wish)
-            pieces = await asyncio.to_thread(self.read, texts, found, wish)
+            found = await asyncio.to_thread(self.resolve_directions, texts, options)
+            pieces = await asyncio.to_thread(self.split_texts, texts, found, options)
         else:
-            found = self.directions(texts, wish)
-            pieces = self.read(texts, found, wish)
+            found = self.resolve_directions(texts, options)
+            pieces = self.split_texts(texts, found, options)
         groups: dict[Direction, list[int]] = {}
         for i, (_, _, direction) in enumerate(found):
             if direction is not None:
@@ -213,7 +220,7 @@ class Service:
         async def translate_group(direction: Direction, numbers: list[int]) -> None:
             own = [pieces[i] for i in numbers]
             for i, some in zip(
-                numbers, await self.translate_pieces(call, direction, own, wish), strict=True
+                numbers, await self.translate_pieces(context, direction, own, options), strict=True
             ):
                 results[i] = some
 
@@ -229,35 +236,44 @@ class Service:
             )
         ]
 
-    def read(
+    def split_texts(
         self,
         texts: Sequence[str],
         found: Sequence[tuple[str, float, Direction | None]],
-        wish: Wish,
+        options: TranslationOptions,
     ) -> list[Piece]:
         """Cut texts into sentences."""
         split = (
-            self.config.split_sentences if wish.split_sentences is None else wish.split_sentences
+            self.config.split_sentences
+            if options.split_sentences is None
+            else options.split_sentences
         )
         return [
             Reading(split_sentences=split, prefix=direction.prefix if direction else "").piece(
-                text, is_html=wish.is_html
+                text, is_html=options.is_html
             )
             for text, (_, _, direction) in zip(texts, found, strict=True)
         ]
 
     async def translate_pieces(
-        self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
+        self,
+        context: RequestContext,
+        direction: Direction,
+        pieces: Sequence[Piece],
+        options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Return the results of the sentences of each piece."""
         needs_alignment = any(piece.needs_alignment for piece in pieces)
-        options = self.options(direction, wish, alignment=needs_alignment)
+        batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
         lines = [line for piece in pieces for line in piece.sentences]
-        call.fields["sentences"] = call.fields.get("sentences", 0) + len(lines)
+        context.fields["sentences"] = context.fields.get("sentences", 0) + len(lines)
         try:
             found = iter(
                 await self.scheduler.translate(
-                    call.client, options, lines, timeout_seconds=self.config.timeout_seconds
+                    context.client,
+                    batch_options,
+                    lines,
+                    timeout_seconds=self.config.timeout_seconds,
                 )
             )
         except QueueFullError as error:
@@ -270,10 +286,12 @@ class Service:
             raise HttpError(503, text, retry_seconds=10) from None
         return [[next(found) for _ in piece.sentences] for piece in pieces]
 
-    async def call(self, direction: Direction, function: Callable[..., T], *args: Any) -> T:
+    async def call_function(
+        self, direction: Direction, function: Callable[..., T], *args: Any
+    ) -> T:
         """Return what `function(translator, *args)` returns where the model is."""
         try:
-            return await self.scheduler.call(direction.translator, function, *args)
+            return await self.scheduler.call_function(direction.translator, function, *args)
         except QueueFullError as error:
             raise self._refusal(error) from None
 
@@ -281,30 +299,38 @@ class Service:
         self.metrics.refused.add(1, "queue")
         return HttpError(429, f"Slowdown: {error}", retry_seconds=error.retry_seconds)
 
-    def options(self, direction: Direction, wish: Wish, *, alignment: bool) -> Options:
-        """Return what sentences of a wish share with those that they are batched with.
+    def make_batch_options(
+        self, direction: Direction, options: TranslationOptions, *, alignment: bool
+    ) -> Options:
+        """Return what sentences of a request share with those that they are batched with.
 
         More results than the beam has are not found: `n_best` never changes which is the first.
         """
-        known = (direction, wish.n_best, wish.with_scores, alignment)
-        if not wish.search and known in self._options:
+        known = (direction, options.n_best, options.with_scores, alignment)
+        if not options.search and known in self._options:
             return self._options[known]
         translator = direction.translator
-        changes = wish.search | ({"alignment": True} if alignment else {})
+        changes = options.search | ({"alignment": True} if alignment else {})
         search = translator.search_config(**changes)
-        n_best = wish.n_best if search.sampling else min(wish.n_best, search.beam_size)
+        n_best = options.n_best if search.sampling else min(options.n_best, search.beam_size)
         lines = LineOptions(
             n_best=n_best,
-            with_scores=wish.with_scores,
+            with_scores=options.with_scores,
             max_source_length=self.config.max_source_length,
         )
-        options = Options(translator, search, lines, direction.tags)
-        if not wish.search and direction in self.models.directions.values():  # not of a reload ago
-            self._options[known] = options
-        return options
+        batch_options = Options(translator, search, lines, direction.tags)
+        if (
+            not options.search and direction in self.models.directions.values()
+        ):  # not of a reload ago
+            self._options[known] = batch_options
+        return batch_options
 
     async def stream(
-        self, call: Call, direction: Direction, pieces: Iterable[Piece], wish: Wish
+        self,
+        context: RequestContext,
+        direction: Direction,
+        pieces: Iterable[Piece],
+        options: TranslationOptions,
     ) -> AsyncIterator[str]:
         """Yield the translation of each piece of a document, in order, with two windows of it in
         the scheduler at a time. Raises a 500 `HttpError` for a sentence that fails.
@@ -314,7 +340,7 @@ class Service:
         try:
             for window in chain(windows, (None, None)):
                 if window is not None:
-                    work = self._patiently(call, direction, window, wish)
+                    work = self._patiently(context, direction, window, options)
                     ahead.append((window, asyncio.ensure_future(work)))
                 if ahead and (window is None or len(ahead) > 1):
                     done, task = ahead.pop(0)
@@ -326,12 +352,16 @@ class Service:
                 task.cancel()
 
     async def _patiently(
-        self, call: Call, direction: Direction, pieces: Sequence[Piece], wish: Wish
+        self,
+        context: RequestContext,
+        direction: Direction,
+        pieces: Sequence[Piece],
+        options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Translate a part of a document, which waits where the queue is full."""
         for left in range(_QUEUE_TRIES, -1, -1):
             try:
-                return await self.translate_pieces(call, direction, pieces, wish)
+                return await self.translate_pieces(context, direction, pieces, options)
             except HttpError as error:
                 if error.status != 429 or not left:
                     raise
@@ -353,17 +383,17 @@ def check_results(results: Sequence[LineResult]) -> None:
             raise HttpError(500, f"a sentence cannot be translated: {result.error}")
 
 
-async def unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
-    """Return what `work` returns; cancel it and raise `ClientGoneError` when the client hangs up.
+async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`; cancel it when the client closes the connection.
 
-    The request's body must have been read.
+    The body of the request must have been read. Raises `ClientDisconnectedError`.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(request.receive())
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done() and gone.exception() is None:
-            raise ClientGoneError
+            raise ClientDisconnectedError
         return await task
     finally:
         task.cancel()

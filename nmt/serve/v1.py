@@ -17,9 +17,9 @@ from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError, nearest
 from nmt.serve.access import HttpError
 from nmt.serve.api import (
-    call_of,
     check_languages,
     check_size,
+    context_of,
     format_param,
     int_param,
     read_json,
@@ -28,7 +28,7 @@ from nmt.serve.api import (
     texts_param,
 )
 from nmt.serve.pieces import plain_text, token_spans
-from nmt.serve.service import Answer, Service, Wish, unless_gone
+from nmt.serve.service import Answer, Service, TranslationOptions, run_unless_disconnected
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.lines import LineResult, Translation
 from nmt.translate.translator import Translator
@@ -55,7 +55,7 @@ _FIELDS |= {"n_best", "scores", "alignment", "search"}
 
 async def translate(request: Request) -> Response:
     """POST /v1/translate: JSON, or plain text that is answered line by line."""
-    service, call = service_of(request), call_of(request)
+    service, context = service_of(request), context_of(request)
     kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
     params: dict[str, Any]
     if kind == "text/plain":
@@ -66,7 +66,7 @@ async def translate(request: Request) -> Response:
             raise HttpError(400, f"the text is not UTF-8 (byte {error.start + 1})") from None
     else:
         params = read_json(await request.body())
-    service.admit(request, call, params.get("api_key"))
+    service.admit(request, context, params.get("api_key"))
     for name in sorted(params.keys() - _FIELDS):
         raise HttpError(400, f"Invalid request: no field {name!r:.50}; {nearest(name, _FIELDS)}")
     texts = texts_param(params, "text")
@@ -75,9 +75,9 @@ async def translate(request: Request) -> Response:
     is_list = isinstance(params["text"], list) and not is_stream
     search = _search(service, params.get("search"))
     is_large = is_stream and not search.get("sampling")
-    check_size(service, call, texts, is_list=is_list, is_file=is_large)
+    check_size(service, context, texts, is_list=is_list, is_file=is_large)
     n_best = int_param(params, "n_best", 1, service.config.max_beam_size)
-    wish = Wish(
+    options = TranslationOptions(
         source=source.lower(),
         target=target.lower(),
         is_html=format_param(params),
@@ -86,17 +86,19 @@ async def translate(request: Request) -> Response:
         split_sentences=_flag(params, "split_sentences") if "split_sentences" in params else None,
         search=search | ({"alignment": True} if _flag(params, "alignment") else {}),
     )
-    check_languages(service, wish)
-    _check_search(service, wish, texts)
+    check_languages(service, options)
+    _check_search(service, options, texts)
     if is_stream:
-        if isinstance(params["text"], list) or wish.is_html:
+        if isinstance(params["text"], list) or options.is_html:
             raise HttpError(400, "stream is for one plain text, answered line by line")
-        return _stream(request, texts[0], wish, is_plain=kind == "text/plain")
+        return _stream(request, texts[0], options, is_plain=kind == "text/plain")
     start = time.monotonic()
-    answers = await service.translate(request, call, texts, wish)
+    answers = await service.translate(request, context, texts, options)
     service.metrics.request_seconds.observe(time.monotonic() - start)
-    content = [_answer(answer, wish) for answer in answers]
-    return JSONResponse({"translations": content, "target": service.models.code(wish.target)})
+    content = [_answer(answer, options) for answer in answers]
+    return JSONResponse(
+        {"translations": content, "target": service.models.find_code(options.target)}
+    )
 
 
 def _flag(params: dict[str, Any], name: str) -> bool:
@@ -130,46 +132,50 @@ def _search(service: Service, given: object) -> dict[str, Any]:
     return given
 
 
-def _check_search(service: Service, wish: Wish, texts: list[str]) -> None:
+def _check_search(service: Service, options: TranslationOptions, texts: list[str]) -> None:
     """Refuse settings that contradict each other or that the engine does not have."""
-    for code, _, direction in service.directions(texts[:1], wish):
+    for code, _, direction in service.resolve_directions(texts[:1], options):
         if direction is None:
             continue
         try:
-            options = service.options(direction, wish, alignment=False)
-            direction.translator.backend.check(options.search)
+            batch_options = service.make_batch_options(direction, options, alignment=False)
+            direction.translator.backend.check(batch_options.search)
         except ConfigError as error:
             raise HttpError(400, f"Invalid request: {error}") from None
-        if wish.n_best > options.lines.n_best:
+        if options.n_best > batch_options.lines.n_best:
             raise HttpError(
                 400,
-                f"Invalid request: n_best={wish.n_best} is more than "
-                f"beam_size={options.search.beam_size} from {code}; raise search.beam_size",
+                f"Invalid request: n_best={options.n_best} is more than "
+                f"beam_size={batch_options.search.beam_size} from {code}; raise search.beam_size",
             )
-        drawn = sum(len(plain_text(text).sentences) for text in texts if options.search.sampling)
+        drawn = sum(
+            len(plain_text(text).sentences) for text in texts if batch_options.search.sampling
+        )
         if drawn > _MAX_DRAWN:
             raise HttpError(
                 400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
             )
 
 
-def _answer(answer: Answer, wish: Wish) -> dict[str, Any]:
+def _answer(answer: Answer, options: TranslationOptions) -> dict[str, Any]:
     failed = any(result.error is not None for result in answer.results)
     content: dict[str, Any] = {"text": None if failed else answer.translation()}
     content["source"] = answer.source
-    if wish.source == "auto":
+    if options.source == "auto":
         content["confidence"] = answer.confidence
-    if wish.n_best > 1 and not failed:
-        content["alternatives"] = answer.alternatives(wish.n_best - 1)
+    if options.n_best > 1 and not failed:
+        content["alternatives"] = answer.alternatives(options.n_best - 1)
     prefix = answer.direction.prefix if answer.direction else ""
     content["sentences"] = [
-        _sentence(sentence, result, wish, prefix)
+        _sentence(sentence, result, options, prefix)
         for sentence, result in zip(answer.piece.sentences, answer.results, strict=False)
     ]
     return content
 
 
-def _sentence(sentence: str, result: LineResult, wish: Wish, prefix: str) -> dict[str, Any]:
+def _sentence(
+    sentence: str, result: LineResult, options: TranslationOptions, prefix: str
+) -> dict[str, Any]:
     content: dict[str, Any] = {"source": sentence}
     if result.error is not None:
         return content | {"error": result.error}
@@ -178,19 +184,19 @@ def _sentence(sentence: str, result: LineResult, wish: Wish, prefix: str) -> dic
         spans = token_spans(result.source_tokens, prefix + sentence)
         content["source_tokens"] = result.source_tokens
         content["source_spans"] = [[max(a - shift, 0), max(b - shift, 0)] for a, b in spans]
-    content["hypotheses"] = [_hypothesis(found, wish) for found in result.translations]
+    content["hypotheses"] = [_hypothesis(found, options) for found in result.translations]
     return content
 
 
-def _hypothesis(found: Translation, wish: Wish) -> dict[str, Any]:
+def _hypothesis(found: Translation, options: TranslationOptions) -> dict[str, Any]:
     content: dict[str, Any] = {"text": found.text, "finished": found.finished}
-    if wish.with_scores:
+    if options.with_scores:
         content |= {
             "score": found.score,
             "log_prob": found.log_prob,
             "token_log_probs": found.token_log_probs,
         }
-    if wish.with_scores or found.alignment is not None:
+    if options.with_scores or found.alignment is not None:
         content["tokens"] = found.tokens
     if found.alignment is not None:
         content["spans"] = token_spans(found.tokens, found.text)
@@ -198,11 +204,17 @@ def _hypothesis(found: Translation, wish: Wish) -> dict[str, Any]:
     return content
 
 
-def _stream(request: Request, text: str, wish: Wish, *, is_plain: bool) -> Response:
+def _stream(
+    request: Request, text: str, options: TranslationOptions, *, is_plain: bool
+) -> Response:
     """Answer each line of a text as soon as it and those before it are translated."""
-    service, call = service_of(request), call_of(request)
-    [(_, _, direction)] = service.directions([text[:4000]], wish)
-    split = service.config.split_sentences if wish.split_sentences is None else wish.split_sentences
+    service, context = service_of(request), context_of(request)
+    [(_, _, direction)] = service.resolve_directions([text[:4000]], options)
+    split = (
+        service.config.split_sentences
+        if options.split_sentences is None
+        else options.split_sentences
+    )
     lines = text.removesuffix("\n").split("\n")
 
     async def answers() -> AsyncIterator[str]:
@@ -211,7 +223,7 @@ def _stream(request: Request, text: str, wish: Wish, *, is_plain: bool) -> Respo
                 yield line
             return
         pieces = (plain_text(line, split_sentences=split) for line in lines)
-        async for translation in service.stream(call, direction, pieces, wish):
+        async for translation in service.stream(context, direction, pieces, options):
             yield translation
 
     async def body() -> AsyncIterator[str]:
@@ -222,7 +234,7 @@ def _stream(request: Request, text: str, wish: Wish, *, is_plain: bool) -> Respo
                 yield translation + "\n" if is_plain else _json_line(line)
                 index += 1
         except HttpError as error:
-            call.fields["error"] = error.text
+            context.fields["error"] = error.text
             if is_plain:  # the connection is cut: a text that ends early must not look whole
                 raise
             yield _json_line({"index": index, "error": error.text})
@@ -237,14 +249,14 @@ def _json_line(content: dict[str, Any]) -> str:
 
 async def attention(request: Request) -> Response:
     """POST /v1/attention: for a sentence and its translation, of one layer and head or of all."""
-    service, call = service_of(request), call_of(request)
+    service, context = service_of(request), context_of(request)
     params = read_json(await request.body())
-    service.admit(request, call, params.get("api_key"))
+    service.admit(request, context, params.get("api_key"))
     sentence, translation = text_param(params, "text"), text_param(params, "translation")
     source, target = text_param(params, "source"), text_param(params, "target")
-    check_size(service, call, [sentence, translation], is_list=False)
-    wish = Wish(source=source.lower(), target=target.lower())
-    [(_, _, direction)] = service.directions([sentence], wish)
+    check_size(service, context, [sentence, translation], is_list=False)
+    options = TranslationOptions(source=source.lower(), target=target.lower())
+    [(_, _, direction)] = service.resolve_directions([sentence], options)
     if direction is None:
         raise HttpError(400, f"{target} texts are not translated to {target}")
     head = params.get("head")
@@ -254,8 +266,8 @@ async def attention(request: Request) -> Response:
         None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
     )
     [src], [tgt] = map(tag_lines, ([sentence], [translation]), direction.tags[:2])
-    work = service.call(direction, _attention, (src, tgt), *choice)
-    return JSONResponse(await unless_gone(request, work))
+    work = service.call_function(direction, _attention, (src, tgt), *choice)
+    return JSONResponse(await run_unless_disconnected(request, work))
 
 
 def _attention(
