@@ -176,7 +176,8 @@ class TokenBatchSampler:
                 len(batches[batch]) * float(offset / costs[batch])
             )
 
-        start, end = first_row(self.rank), first_row(self.rank + 1)
+        start = first_row(self.rank)
+        end = first_row(self.rank + 1)
         slices = []
         for row_start, rows in zip(row_starts[:-1], batches, strict=True):
             selected = rows[max(start - row_start, 0) : max(end - row_start, 0)]
@@ -186,7 +187,7 @@ class TokenBatchSampler:
 
 
 class Updates(Sequence[Update]):
-    """The updates of one epoch; those of a pool are planned when one of them is read."""
+    """The updates of one epoch. A pool is planned when one of its updates is read."""
 
     def __init__(self, sampler: TokenBatchSampler, epoch: int) -> None:
         self._sampler = sampler
@@ -215,15 +216,18 @@ def _find_longest_row(lengths: Lengths, corpus: CorpusRange) -> int:
 def _split_batches(batches: list[Rows], num_updates: int) -> list[Rows]:
     """Halve all batches until there is one for every update; there are enough pairs."""
     while len(batches) < num_updates:
-        halves = itertools.chain.from_iterable(np.array_split(rows, 2) for rows in batches)
+        halves = []
+        for rows in batches:
+            halves += np.array_split(rows, 2)
         batches = [rows for rows in halves if len(rows)]
     return batches
 
 
 def _group_batches(tokens: Ints, tokens_per_update: int) -> list[int]:
-    """Return where each update starts among batches of so many tokens, and the end.
+    """Return the first batch of each update, and the number of batches.
 
-    Updates are as equal as possible. A batch belongs to the update that contains its middle.
+    `tokens` are the target tokens of each batch. Updates are as equal as possible. A batch belongs
+    to the update that contains its middle.
     """
     num_updates = max(1, round(int(tokens.sum()) / tokens_per_update))
     cuts = _cut_at_middles(tokens, min(num_updates, len(tokens)))

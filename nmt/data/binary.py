@@ -67,6 +67,11 @@ class CorpusIndex:
         """Pairs of all shards."""
         return sum(shard.pairs for shard in self.shards)
 
+    @property
+    def longest(self) -> int:
+        """Number of tokens of the longest side, EOS included."""
+        return max((shard.longest for shard in self.shards), default=0)
+
 
 @dataclass(frozen=True)
 class DataInfo:
@@ -150,9 +155,9 @@ class ShardWriter:
         self._writer.write_table(table)
         self._pending.clear()
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, error_type: type[BaseException] | None, *_: object) -> None:
         with self._file:
-            if kind is not None:
+            if error_type is not None:
                 return
             if self._pending:
                 self._write_batch()
@@ -167,6 +172,9 @@ class MappedShard:
 
     def __init__(self, path: Path) -> None:
         options = pa.ipc.IpcReadOptions(use_threads=False)  # threads would not survive a later fork
+        self._starts = [0]  # first row of each record batch, and the number of rows
+        self._texts: list[list[pa.Array]] = []
+        self._batches: list[tuple[FlatIds, FlatIds]] = []
         try:
             with pa.memory_map(str(path)) as source:
                 # pyarrow accepts a stream that was truncated between two batches
@@ -176,14 +184,16 @@ class MappedShard:
                 with pa.ipc.open_stream(source, options=options) as reader:
                     if reader.schema.names[:2] != ["src", "tgt"]:
                         raise pa.ArrowInvalid(f"its columns are {reader.schema.names}")
-                    batches = [batch for batch in reader if batch.num_rows]
+                    for batch in reader:
+                        if batch.num_rows:
+                            self._starts.append(self._starts[-1] + batch.num_rows)
+                            self._texts.append(batch.columns[2:4])
+                            src = _to_numpy(batch.column("src"))
+                            self._batches.append((src, _to_numpy(batch.column("tgt"))))
         except FileNotFoundError:
             raise _unusable(path, "is missing") from None
         except (pa.ArrowInvalid, OSError) as error:
             raise _unusable(path, f"is damaged ({' '.join(str(error).split())})") from None
-        self._starts: list[int] = np.cumsum([0, *(batch.num_rows for batch in batches)]).tolist()
-        self._texts = [batch.columns[2:4] for batch in batches]
-        self._batches = [(_to_numpy(b.column("src")), _to_numpy(b.column("tgt"))) for b in batches]
 
     def __len__(self) -> int:
         return self._starts[-1]
@@ -193,7 +203,9 @@ class MappedShard:
         number = bisect_right(self._starts, row) - 1
         (src, src_offsets), (tgt, tgt_offsets) = self._batches[number]
         i = row - self._starts[number]
-        return src[src_offsets[i] : src_offsets[i + 1]], tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
+        src_ids = src[src_offsets[i] : src_offsets[i + 1]]
+        tgt_ids = tgt[tgt_offsets[i] : tgt_offsets[i + 1]]
+        return src_ids, tgt_ids
 
     def texts(self, row: int) -> tuple[str, ...]:
         """Return the text of source and target of a pair, or () if the file has no text."""
@@ -215,21 +227,21 @@ def _id_list_type(vocab_size: int) -> pa.DataType:
 
 def _to_arrow(values: Ids) -> pa.Array:
     """Wrap an array without a copy; `pa.array` would import pandas, some 30 MB."""
-    kind = pa.from_numpy_dtype(values.dtype)
-    return pa.Array.from_buffers(kind, len(values), [None, pa.py_buffer(values)])
+    arrow_type = pa.from_numpy_dtype(values.dtype)
+    return pa.Array.from_buffers(arrow_type, len(values), [None, pa.py_buffer(values)])
 
 
 def _to_numpy(column: pa.ListArray) -> FlatIds:
     """Return ids and offsets of a column without a copy; `to_numpy` would import pandas."""
-
-    def view(array: pa.Array) -> Ids:
-        return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
-
-    return view(column.values), view(column.offsets)
+    return _view(column.values), _view(column.offsets)
 
 
-def _unusable(path: Path, what: str = "is damaged") -> DataError:
-    return DataError(f"{path} {what}; run nmt-preprocess again")
+def _view(array: pa.Array) -> Ids:
+    return np.frombuffer(array.buffers()[1], dtype=str(array.type), count=len(array))
+
+
+def _unusable(path: Path, problem: str = "is damaged") -> DataError:
+    return DataError(f"{path} {problem}; run nmt-preprocess again")
 
 
 def read_meta(data_dir: Path) -> DataInfo:
@@ -252,21 +264,24 @@ def write_index(folder: Path, index: Mapping[str, Sequence[CorpusIndex]]) -> dic
     `num_pairs` and `data_sha256`.
     """
     digest = hashlib.sha256()
+    splits = {}
+    num_pairs = {}
     for split, corpora in sorted(index.items()):
-        shards = [(corpus.corpus, shard) for corpus in corpora for shard in corpus.shards]
-        longest = max((shard.longest for _, shard in shards), default=0)
+        splits[split] = [asdict(corpus) for corpus in corpora]
+        num_pairs[split] = sum(corpus.num_pairs for corpus in corpora)
+        longest = max((corpus.longest for corpus in corpora), default=0)
         dtype = "<u2" if longest < 1 << 16 else "<i4"
-        shape = (sum(shard.pairs for _, shard in shards), 2)
+        header = {"descr": dtype, "fortran_order": False, "shape": (num_pairs[split], 2)}
         with (folder / f"{split}.lengths.npy").open("wb") as file:
-            header = {"descr": dtype, "fortran_order": False, "shape": shape}
             np.lib.format.write_array_header_1_0(file, header)
-            for name, shard in shards:
-                file.write(MappedShard(folder / shard.file).lengths().astype(dtype).tobytes())
-                digest.update(f"{split} {name} {shard.sha256}\n".encode())
+            for corpus in corpora:
+                for shard in corpus.shards:
+                    file.write(MappedShard(folder / shard.file).lengths().astype(dtype).tobytes())
+                    digest.update(f"{split} {corpus.corpus} {shard.sha256}\n".encode())
     return {
         "format_version": FORMAT_VERSION,
-        "splits": {split: [asdict(c) for c in corpora] for split, corpora in index.items()},
-        "num_pairs": {split: sum(c.num_pairs for c in corpora) for split, corpora in index.items()},
+        "splits": splits,
+        "num_pairs": num_pairs,
         "data_sha256": digest.hexdigest(),
     }
 

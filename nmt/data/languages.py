@@ -22,7 +22,7 @@ _TAG = re.compile(r"<2([A-Za-z]{2,8}(?:[_-][A-Za-z0-9]{1,8})*)>")
 SEPARATOR = "<sep>"
 """The symbol between a line and those before it, in models of documents."""
 DIRECTION = ("src_lang", "tgt_lang", "src_tag", "tgt_tag")
-"""The options that ask for a direction, of `choose_tags` and of all that use it."""
+"""The options that request a direction: arguments of `choose_tags`."""
 
 
 class Tags(NamedTuple):
@@ -36,7 +36,7 @@ class Tags(NamedTuple):
 
 @dataclass(frozen=True)
 class LanguagePair:
-    """From one language to another, and the tags that ask for it."""
+    """A direction, from one language to another, and the tags that request it."""
 
     src_lang: str
     tgt_lang: str
@@ -50,59 +50,74 @@ class LanguagePair:
 
 
 def corpus_direction(data: DataConfig, name: str) -> LanguagePair:
-    """Return the direction of a corpus; a target language of its own gives it that tag."""
+    """Return the direction of a corpus. One with its own target language and no tags gets the tag
+    of that language.
+    """
     corpus = data.corpora.get(name)
     if corpus is None:
         return LanguagePair(data.src_lang, data.tgt_lang)
-    src_tag, tgt_tag = corpus.src_tag, corpus.tgt_tag
-    if src_tag is None and tgt_tag is None and corpus.tgt_lang is not None:
+    src_tag = corpus.src_tag
+    if src_tag is None and corpus.tgt_tag is None and corpus.tgt_lang is not None:
         src_tag = f"<2{corpus.tgt_lang}>"
-    languages = (corpus.src_lang or data.src_lang, corpus.tgt_lang or data.tgt_lang)
-    return LanguagePair(*languages, src_tag or "", tgt_tag or "")
+    return LanguagePair(
+        src_lang=corpus.src_lang or data.src_lang,
+        tgt_lang=corpus.tgt_lang or data.tgt_lang,
+        src_tag=src_tag or "",
+        tgt_tag=corpus.tgt_tag or "",
+    )
 
 
 def describe_languages(data: DataConfig) -> dict[str, Any]:
-    """Return what `meta.json` holds: the languages, several as de+en, and the direction of each
-    corpus where one has a tag.
+    """Return the keys of `meta.json` about languages: `src_lang` and `tgt_lang`, several languages
+    as de+en, and, if any corpus has a tag, the direction of each in `directions`.
     """
     directions = {name: corpus_direction(data, name) for name in sorted(data.corpora) or [""]}
-    described: dict[str, Any] = {
-        key: "+".join(sorted({getattr(d, key) for d in directions.values()}))
-        for key in ("src_lang", "tgt_lang")
+    src_langs = {direction.src_lang for direction in directions.values()}
+    tgt_langs = {direction.tgt_lang for direction in directions.values()}
+    languages: dict[str, Any] = {
+        "src_lang": "+".join(sorted(src_langs)),
+        "tgt_lang": "+".join(sorted(tgt_langs)),
     }
     if any(any(direction.tags) for direction in directions.values()):
-        described["directions"] = {name: asdict(d) for name, d in directions.items()}
-    return described
+        languages["directions"] = {name: asdict(d) for name, d in directions.items()}
+    return languages
 
 
 def target_tags(directions: Iterable[LanguagePair]) -> list[str]:
-    """Return the tags that targets begin with, which are no part of a translation."""
-    return sorted({direction.tgt_tag for direction in directions if direction.tgt_tag})
+    """Return the tags that targets begin with; a translation does not include them."""
+    return sorted({direction.tgt_tag for direction in directions} - {""})
 
 
 def find_directions(
     recorded: Sequence[LanguagePair], src_lang: str, tgt_lang: str, src: Tokenizer
 ) -> list[LanguagePair]:
-    """Return the directions of a model: those recorded with it, or else what its languages and
-    source vocabulary say.
+    """Return the directions of a model: the recorded ones, else those that its languages and source
+    vocabulary imply.
 
-    A model to several languages has tags in its source vocabulary; one from several names them all,
-    such as en+de, or mul for those that it translates to. M2M100 and NLLB translate each of their
-    languages to each other; the direction that was imported comes first and needs no tags.
+    A model with several target languages has a tag for each in its source vocabulary. Several
+    source languages are written as en+de, or as mul if they are the target languages. M2M100 and
+    NLLB translate between all of their languages; the direction that was imported comes first and
+    needs no tags.
     """
     if recorded:
         return list(recorded)
+    directions = []
     if src.languages:
-        codes = [(piece.strip("_"), piece) for piece in src.languages]
-        pairs = itertools.permutations(codes, 2)
-        tagged = [LanguagePair(s, t, src_tag, tgt_tag) for (s, src_tag), (t, tgt_tag) in pairs]
-        return [LanguagePair(src_lang, tgt_lang), *tagged]
+        directions.append(LanguagePair(src_lang, tgt_lang))
+        for src_tag, tgt_tag in itertools.permutations(src.languages, 2):
+            direction = LanguagePair(src_tag.strip("_"), tgt_tag.strip("_"), src_tag, tgt_tag)
+            directions.append(direction)
+        return directions
     tags = {match[1]: match[0] for match in map(_TAG.fullmatch, src.all_pieces()) if match}
     targets = list(tags) or _codes(tgt_lang)
     sources = _codes(src_lang)
     if any(code.lower() in _MANY for code in sources):
         sources = targets
-    return [LanguagePair(s, t, tags.get(t, "")) for t in targets for s in sources if s != t]
+    for target in targets:
+        for source in sources:
+            if source != target:
+                directions.append(LanguagePair(source, target, tags.get(target, "")))
+    return directions
 
 
 def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]:
@@ -111,7 +126,8 @@ def default_directions(directions: Sequence[LanguagePair]) -> list[LanguagePair]
 
 
 def _codes(languages: str) -> list[str]:
-    return [code for code in re.split(r"[+,\s]+", languages) if code]
+    """Split a text such as en+de into language codes."""
+    return re.findall(r"[^+,\s]+", languages)
 
 
 def choose_tags(
@@ -128,9 +144,10 @@ def choose_tags(
     Raises a `ConfigError` for directions that the model lacks, and if directions with different
     tags match. Without a request, sources may begin with their tags themselves.
     """
-    for key, tag, side in (("src", src_tag, tokenizers.src), ("tgt", tgt_tag, tokenizers.tgt)):
-        if tag and tag not in side.all_pieces():
-            raise ConfigError(f"{key}_tag={tag}: the model has no such symbol")
+    if src_tag and src_tag not in tokenizers.src.all_pieces():
+        raise ConfigError(f"src_tag={src_tag}: the model has no such symbol")
+    if tgt_tag and tgt_tag not in tokenizers.tgt.all_pieces():
+        raise ConfigError(f"tgt_tag={tgt_tag}: the model has no such symbol")
     if src_tag or tgt_tag:
         return Tags(src_tag, tgt_tag)
     requested = {}
@@ -143,12 +160,12 @@ def choose_tags(
     request = " ".join(f"{key}={value}" for key, value in requested.items())
     if request and directions and not matches:
         raise ConfigError(f"{request}: the model translates {_list_directions(directions)}")
-    tags = {direction.tags for direction in matches}
-    if not tags or Tags() in tags:
+    matching_tags = {direction.tags for direction in matches}
+    if not matching_tags or Tags() in matching_tags:
         return Tags()
-    if len(tags) == 1:
-        return tags.pop()
-    choices = tuple(sorted({tag.src for tag in tags if tag.src}))
+    if len(matching_tags) == 1:
+        return matching_tags.pop()
+    choices = tuple(sorted({tags.src for tags in matching_tags} - {""}))
     if choices and not request:
         return Tags(choices=choices)
     hint = ""
@@ -169,21 +186,21 @@ def _matches(direction: LanguagePair, requested: Mapping[str, str]) -> bool:
 
 def _list_directions(directions: Sequence[LanguagePair]) -> str:
     """List directions for an error message."""
-    listed = [f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED]]
-    names = list(dict.fromkeys(listed))
-    if len(directions) > _MAX_LISTED:
-        names.append("and more")
-    return ", ".join(names)
+    names = dict.fromkeys(f"{d.src_lang} to {d.tgt_lang}" for d in directions[:_MAX_LISTED])
+    more = ", and more" if len(directions) > _MAX_LISTED else ""
+    return ", ".join(names) + more
 
 
 def tag_lines(lines: Sequence[str], tag: str) -> list[str]:
-    """Return lines with the tag before each; without a tag the lines as they are."""
-    return [f"{tag} {line}" if line else tag for line in lines] if tag else list(lines)
+    """Return lines with `tag` before each; an empty tag adds nothing."""
+    if not tag:
+        return list(lines)
+    return [f"{tag} {line}" if line else tag for line in lines]
 
 
 def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[list[int]]:
-    """Return the ids that targets are forced to begin with: the tag, or else what every target of
-    the tokenizer begins with, and then each of `texts`, which may be empty.
+    """Return the ids that targets are forced to begin with: the tag, or else the prefix of the
+    tokenizer, and then each of `texts`, which may be empty.
     """
     return [ids or tokenizer.prefix for ids in tokenizer.encode_batch(tag_lines(texts, tag))]
 
@@ -191,17 +208,18 @@ def encode_starts(tokenizer: Tokenizer, texts: Sequence[str], tag: str) -> list[
 def encode_sources(
     tokenizer: Tokenizer, lines: Sequence[str], tags: Tags, *, first_line: int = 0
 ) -> list[list[int]]:
-    """Return the ids of lines after their tag; none for a line without tokens of its own.
+    """Return the ids of the tag and each line; none for a line without tokens.
 
-    Raises a `DataError` for a line without one of `tags.choices`, where there are such;
+    If there are `tags.choices`, raises a `DataError` for a line that begins with none of them;
     `first_line` is the number of lines before these.
     """
-    for number, line in enumerate(lines if tags.choices else (), start=first_line + 1):
-        if line.strip() and not line.startswith(tags.choices):
-            raise DataError(
-                f"line {number} names no direction; give tgt_lang=..., or begin it with one of "
-                f"{' '.join(tags.choices)}"
-            )
+    if tags.choices:
+        for number, line in enumerate(lines, start=first_line + 1):
+            if line.strip() and not line.startswith(tags.choices):
+                raise DataError(
+                    f"line {number} names no direction; give tgt_lang=..., or begin it with one "
+                    f"of {' '.join(tags.choices)}"
+                )
     rows = tokenizer.encode_batch(tag_lines(lines, tags.src))
-    bare = tokenizer.encode(tags.src)
-    return [[] if row == bare else row for row in rows] if bare else rows
+    tag_ids = tokenizer.encode(tags.src)
+    return [row if row != tag_ids else [] for row in rows]

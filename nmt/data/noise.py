@@ -1,8 +1,8 @@
 """Random changes to training pairs: subword sampling (BPE-dropout or samples of a unigram model),
 and noise on tokens.
 
-Both are functions of (seed, update, row) alone, so that they are the same for every number of ranks
-and after resuming.
+Both depend only on (seed, update, row), so that they are the same for every number of ranks and
+after resuming.
 """
 
 # N source tokens, M target tokens of a pair, both without EOS; V vocabulary
@@ -32,8 +32,8 @@ _MAX_CACHED = 1 << 18  # segmentations, which take 80 MB
 class TokenNoise:
     """Adds noise to pairs.
 
-    Tags at the start of a side, ids that every text of an imported model begins with, and the
-    separators of the lines of a document stay unchanged.
+    Tags and prefixes at the start of a side and the separators of the lines of a document stay
+    unchanged.
     """
 
     def __init__(
@@ -45,20 +45,19 @@ class TokenNoise:
     ) -> None:
         self.config = config
         self.seed = seed
-        src, tgt = tokenizer.src, tokenizer.tgt
-        self.src_unk_id = src.unk_id
-        self.tgt_unk_id = tgt.unk_id
-        self.src_separator = _find_separator(src)
-        self.tgt_separator = _find_separator(tgt)
-        self.src_prefixes = [src.prefix]  # ids that stay unchanged at the start
-        self.tgt_prefixes = [tgt.prefix]
+        self.src_unk_id = tokenizer.src.unk_id
+        self.tgt_unk_id = tokenizer.tgt.unk_id
+        self.src_separator = _find_separator(tokenizer.src)
+        self.tgt_separator = _find_separator(tokenizer.tgt)
+        self.src_prefixes = [tokenizer.src.prefix]  # ids that stay unchanged at the start
+        self.tgt_prefixes = [tokenizer.tgt.prefix]
         for direction in directions:
-            self.src_prefixes.append(src.encode(direction.src_tag))
-            self.tgt_prefixes.append(tgt.encode(direction.tgt_tag))
+            self.src_prefixes.append(tokenizer.src.encode(direction.src_tag))
+            self.tgt_prefixes.append(tokenizer.tgt.encode(direction.tgt_tag))
 
     def __call__(self, src: Ids, tgt: Ids, update: int, row: int) -> tuple[Ids, Ids]:
         """Return a source with noise, and the target that the decoder reads."""
-        # the spawn key separates these draws from those of SubwordSampling
+        # SubwordSampling has the same key without a spawn key
         key = np.random.SeedSequence((self.seed, update, row), spawn_key=(1,))
         generator = np.random.default_rng(key)
         src = np.array(src)  # (N,), a copy
@@ -103,13 +102,13 @@ def _prefix_length(ids: Ids, prefixes: list[list[int]]) -> int:
 
 
 class SubwordSampling:
-    """Segments the words of pairs anew for every update.
+    """Draws a new segmentation of the words of a pair for every update.
 
-    The sampling of SentencePiece is not used: it differs between processes.
+    SentencePiece's own sampling is not used: it differs between processes.
     """
 
     def __init__(self, tokenizers: Tokenizers, amount: float, seed: int) -> None:
-        """See `WordCutter` for `amount` and the errors."""
+        """See `WordCutter` for `amount` and the errors that it raises."""
         self.seed = seed
         self.src_cutter = WordCutter(tokenizers.src, amount)
         self.tgt_cutter = self.src_cutter

@@ -181,8 +181,8 @@ def pair_lines(
             num_src = num_pairs + (source is not None) + sum(1 for _ in src_lines)
             num_tgt = num_pairs + (target is not None) + sum(1 for _ in tgt_lines)
             raise DataError(
-                f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; "
-                "extract the pair again, line by line"
+                f"{names[0]} has {num_src} lines, {names[1]} {num_tgt}; extract the pair again, "
+                "line by line"
             )
         yield source, target
 
@@ -227,13 +227,15 @@ def bundled_corpus(corpus: Corpus, seed: int) -> dict[str, list[Pair]]:
     if corpus is Corpus.numbers:  # written by scripts/make_numbers.py
         compressed = Path(__file__).with_name("numbers.tsv.bz2").read_bytes()
         lines = bz2.decompress(compressed).decode("utf-8").removesuffix("\n").split("\n")
-        pairs = [(line.split("\t")[0], line.split("\t")[1]) for line in lines]
-        train, valid, test = 10_000, 10_300, 10_800  # the end of each split
-    else:  # the first example of "The Annotated Transformer" (Rush 2018): the target is the source
-        train, valid, test = 5000, 5200, 5700
-        draw = random.Random(seed)
-        distinct: dict[str, None] = {}  # in the order of drawing
-        while len(distinct) < test:
-            distinct[" ".join(draw.choices("abcdefghij", k=draw.randint(8, 12)))] = None
-        pairs = [(line, line) for line in distinct]
-    return {"train": pairs[:train], "valid": pairs[train:valid], "test": pairs[valid:test]}
+        pairs = []
+        for line in lines:
+            source, target = line.split("\t")
+            pairs.append((source, target))
+        return {"train": pairs[:10_000], "valid": pairs[10_000:10_300], "test": pairs[10_300:]}
+    # the first example of "The Annotated Transformer" (Rush, 2018): the target is the source
+    draw = random.Random(seed)
+    distinct: dict[str, None] = {}  # in the order of drawing
+    while len(distinct) < 5700:
+        distinct[" ".join(draw.choices("abcdefghij", k=draw.randint(8, 12)))] = None
+    pairs = [(line, line) for line in distinct]
+    return {"train": pairs[:5000], "valid": pairs[5000:5200], "test": pairs[5200:]}

@@ -24,10 +24,12 @@ from nmt.runtime.files import write_json
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import read_json, to_dataclass
 
-JOINT, SOURCE, TARGET = "tokenizer.model", "tokenizer.src.model", "tokenizer.tgt.model"
+JOINT = "tokenizer.model"
+SOURCE = "tokenizer.src.model"
+TARGET = "tokenizer.tgt.model"
 VOCABULARY = "tokenizer.vocab.json"
-SRC_VOCABULARY, TGT_VOCABULARY = "tokenizer.src.vocab.json", "tokenizer.tgt.vocab.json"
-
+SRC_VOCABULARY = "tokenizer.src.vocab.json"
+TGT_VOCABULARY = "tokenizer.tgt.vocab.json"
 
 LANGUAGE = re.compile(r"__(\w+)__|[a-z]{3}_[A-Z][a-z]{3}")
 """The pieces of languages in M2M100 and NLLB: `__en__`, `eng_Latn`."""
@@ -67,7 +69,7 @@ class Tokenizer:
         if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
             raise ModelError(
                 f"{path} lacks a control symbol (pad, bos or eos); give it to nmt-preprocess as "
-                "tokenizer.model, which adds what is missing"
+                "tokenizer.model, which adds missing symbols"
             )
         return tokenizer
 
@@ -90,12 +92,11 @@ class Tokenizer:
 
         Raises `DataError` for a text with half of a surrogate pair, which is invalid Unicode.
         """
+        is_short = len(texts) < self.min_texts_for_threads  # a list always starts threads
         try:
-            if (
-                len(texts) < self.min_texts_for_threads
-            ):  # SentencePiece starts threads for every list
+            if is_short:
                 return [self.encode(text) for text in texts]
-            ids: list[list[int]] = self._processor.encode(list(texts), num_threads=num_threads)
+            return self._processor.encode(list(texts), num_threads=num_threads)  # type: ignore[no-any-return]
         except (TypeError, RuntimeError):  # SentencePiece does not name the text
             for text in texts:
                 if match := re.search("[\ud800-\udfff]", text):
@@ -104,7 +105,6 @@ class Tokenizer:
                         f"{match.start()}; decode it with errors='replace'"
                     ) from None
             raise
-        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         """Decode ids into one line of text, without control symbols and without a leading tag.
@@ -114,8 +114,7 @@ class Tokenizer:
         text: str = self._processor.decode(list(ids))
         for tag in self._tags:
             if text.startswith(tag):
-                text = text.removeprefix(tag).removeprefix(" ")
-                break
+                return on_one_line(text.removeprefix(tag).removeprefix(" "))
         return on_one_line(text)
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
@@ -124,7 +123,8 @@ class Tokenizer:
 
     def all_pieces(self) -> list[str]:
         """Return the vocabulary; piece i has the id i."""
-        self._pieces = self._pieces or self._processor.id_to_piece(list(range(self.vocab_size)))
+        if not self._pieces:
+            self._pieces = self._processor.id_to_piece(list(range(self.vocab_size)))
         return self._pieces
 
     @property
@@ -172,9 +172,9 @@ class MappedTokenizer(Tokenizer):
 
     def __init__(self, model: bytes, vocabulary: Vocabulary, prefix: Sequence[int]) -> None:
         super().__init__(model)
-        names = self.all_pieces()
-        self._bytes = [name for i, name in enumerate(names) if self._processor.is_byte(i)]
-        self._unknown = self._processor.unk_id()
+        model_pieces = self.all_pieces()
+        self._bytes = [model_pieces[i] for i in super().byte_ids]
+        self._model_unk_id = self.unk_id
         self.vocabulary = vocabulary
         self.prefix = list(prefix)
         self.vocab_size = len(vocabulary.pieces)
@@ -183,14 +183,16 @@ class MappedTokenizer(Tokenizer):
         self.unk_id = vocabulary.unk_id
         self.bos_id = vocabulary.bos_id
         self.eos_id = vocabulary.eos_id
-        ids = {name: i for i, name in enumerate(self._pieces)}
-        if vocabulary.src_prefix and vocabulary.tgt_prefix:
-            self.languages = {name: i for name, i in ids.items() if LANGUAGE.fullmatch(name)}
         control = {*self.control_ids, *vocabulary.src_prefix, *vocabulary.tgt_prefix}
-        control.update(self.languages.values())
-        self._ids = {name: i for name, i in ids.items() if i not in control}
+        self._ids: dict[str, int] = {}  # of the pieces of text
+        for i, piece in enumerate(vocabulary.pieces):
+            if vocabulary.src_prefix and vocabulary.tgt_prefix and LANGUAGE.fullmatch(piece):
+                self.languages[piece] = i
+                control.add(i)
+            elif i not in control:
+                self._ids[piece] = i
         self._hidden = control - {self.unk_id}  # ids that `decode` leaves out
-        self._map = [self._ids.get(name, self.unk_id) for name in names]
+        self._map = [self._ids.get(piece, self.unk_id) for piece in model_pieces]
 
     @property
     def sha256(self) -> str:
@@ -201,12 +203,12 @@ class MappedTokenizer(Tokenizer):
     @property
     def byte_ids(self) -> list[int]:
         """Ids of the bytes of unknown characters; empty without byte fallback."""
-        return [self._ids[name] for name in self._bytes if name in self._ids]
+        return [self._ids[piece] for piece in self._bytes if piece in self._ids]
 
     def encode(self, text: str) -> list[int]:
         """Encode one sentence, `prefix` first, without BOS and EOS.
 
-        An empty text has no ids. A language alone is encoded as its id.
+        An empty text has no ids. A text that is only a language is encoded as the language's id.
         """
         language, _, text_of_language = text.partition(" ")
         if language in self.languages:
@@ -223,7 +225,7 @@ class MappedTokenizer(Tokenizer):
                 ids.append(self._ids[tag])
                 text = text[len(tag) :]
         model_ids = self._processor.encode(text)
-        if self._unknown not in model_ids:
+        if self._model_unk_id not in model_ids:
             return ids + [self._map[i] for i in model_ids]
         # the vocabulary may have pieces that are unknown to SentencePiece
         pieces = self._processor.encode(text, out_type=str)
@@ -304,14 +306,13 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
     if isinstance(tokenizers, Tokenizer):
         (folder / JOINT).write_bytes(tokenizers.model)
         return
-    src, tgt = tokenizers.src, tokenizers.tgt
-    (folder / SOURCE).write_bytes(src.model)
-    (folder / TARGET).write_bytes(tgt.model)
-    if src.vocabulary is not None:
+    (folder / SOURCE).write_bytes(tokenizers.src.model)
+    (folder / TARGET).write_bytes(tokenizers.tgt.model)
+    if tokenizers.src.vocabulary is not None:
         name = VOCABULARY if tokenizers.is_joint else SRC_VOCABULARY
-        write_json(folder / name, asdict(src.vocabulary))
-    if tgt.vocabulary is not None and not tokenizers.is_joint:
-        write_json(folder / TGT_VOCABULARY, asdict(tgt.vocabulary))
+        write_json(folder / name, asdict(tokenizers.src.vocabulary))
+    if tokenizers.tgt.vocabulary is not None and not tokenizers.is_joint:
+        write_json(folder / TGT_VOCABULARY, asdict(tokenizers.tgt.vocabulary))
 
 
 def read_model(path: Path) -> bytes:

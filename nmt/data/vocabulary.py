@@ -185,11 +185,11 @@ def _explain_failure(message: str, vocab_size: int) -> NmtError:
 
 
 def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
-    """Load the SentencePiece model at `path`, made by any tool, and add what it lacks.
+    """Load the SentencePiece model at `path`, made by any tool; append missing control symbols and
+    `symbols` to its pieces.
 
-    Missing control symbols and `symbols` are appended to its pieces, so that no id changes and text
-    without a symbol is segmented as before. Raises a `ModelError` for an invalid file, and a
-    `ConfigError` for a symbol that the model has as an ordinary piece.
+    No id changes, and text without a symbol is segmented as before. Raises a `ModelError` for an
+    invalid file, and a `ConfigError` for a symbol that the model has as an ordinary piece.
     """
     model = read_model(path)
     tokenizer = Tokenizer(model)
@@ -197,7 +197,7 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     never_divided = {p.piece for p in read_proto(model).pieces if p.type == _Piece.USER_DEFINED}
     added: list[str] = []
     # Serialized messages merge when they are concatenated: lists grow, other values are replaced.
-    # So the bytes of the model itself stay as they are.
+    # So the bytes of the model itself do not change.
     for symbol in dict.fromkeys(symbols):
         if symbol not in pieces:
             model += _serialize_piece(symbol, _Piece.USER_DEFINED)
@@ -207,14 +207,14 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
                 f"{symbol} cannot be a symbol of {path}, which has it as an ordinary or control "
                 "piece; choose another name for the symbol or tag"
             )
-    for kind, name in _CONTROL_NAMES.items():
-        if getattr(tokenizer, f"{kind}_id") >= 0:
+    for role, name in _CONTROL_NAMES.items():
+        if getattr(tokenizer, f"{role}_id") >= 0:
             continue
         if name in pieces:  # text may be segmented into this piece
-            name = f"<nmt:{kind}>"
+            name = f"<nmt:{role}>"
         trainer = ModelProto().trainer_spec
-        setattr(trainer, f"{kind}_id", tokenizer.vocab_size + len(added))
-        setattr(trainer, f"{kind}_piece", name)
+        setattr(trainer, f"{role}_id", tokenizer.vocab_size + len(added))
+        setattr(trainer, f"{role}_piece", name)
         model += _serialize_piece(name, _Piece.CONTROL)
         model += ModelProto(trainer_spec=trainer).SerializePartialToString()
         added.append(name)
@@ -223,9 +223,9 @@ def adopt_tokenizer(path: Path, symbols: Sequence[str] = ()) -> Tokenizer:
     return Tokenizer(model)
 
 
-def _serialize_piece(name: str, kind: int) -> bytes:
+def _serialize_piece(name: str, piece_type: int) -> bytes:
     """Return the bytes that append one piece to a serialized model."""
-    piece = _Piece(piece=name, score=0.0, type=kind)
+    piece = _Piece(piece=name, score=0.0, type=piece_type)
     content: bytes = ModelProto(pieces=[piece]).SerializePartialToString()
     return content
 
