@@ -27,9 +27,9 @@ from nmt.search.search import BeamSearch
 from nmt.serve.access import network_of
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
-from nmt.serve.pieces import PlainText, plain_text
 from nmt.serve.scheduler import Options, QueueFullError, Scheduler
 from nmt.serve.service import Service
+from nmt.serve.texts import PlainText, plain_text
 from nmt.translate.lines import LineOptions
 from nmt.translate.translator import Translator
 

@@ -10,9 +10,9 @@ import time
 import pytest
 
 from nmt.errors import DataError
-from nmt.serve.documents import Downloads, Reading, read_document
+from nmt.serve.documents import Downloads, ReadOptions, read_document
 from nmt.serve.markup import parse_html, visible_text
-from nmt.serve.pieces import is_emoji_only, plain_text, token_spans
+from nmt.serve.texts import is_emoji_only, plain_text, token_spans
 from nmt.translate.lines import LineResult, Translation
 
 
@@ -187,7 +187,7 @@ SUBTITLES = (
 
 
 def render(name: str, content: str, **settings: object) -> str:
-    document = read_document(name, content.encode(), Reading(**settings))  # type: ignore[arg-type]
+    document = read_document(name, content.encode(), ReadOptions(**settings))  # type: ignore[arg-type]
     texts = [p.render([translated(s) for s in p.sentences]) for p in document.pieces]
     return document.assemble(texts)
 
@@ -203,7 +203,7 @@ def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
     cues += "2\n00:00:03,000 --> 00:00:04,000\nd &amp; <b>e</b>\n00:05,000 --> 00:06,000\n7\n"
     wanted = re.sub(r"(?<![</&])\b[a-e]\b", lambda letter: letter[0].upper(), cues)
     assert render("a.srt", cues) == wanted
-    assert [p.sentences for p in read_document("a.srt", cues.encode(), Reading()).pieces] == [
+    assert [p.sentences for p in read_document("a.srt", cues.encode(), ReadOptions()).pieces] == [
         ["a & b <3 c"],
         ["d & e"],
         ["7"],
@@ -223,7 +223,7 @@ def test_subtitles_keep_tags_whole_and_the_place_where_they_are_shown() -> None:
 def test_a_file_of_html_is_many_pieces() -> None:
     page = "<h1>a</h1>\n<p>b <i>c</i></p> d<hr>"
     assert render("a.html", page) == html(page) == "<h1>A</h1>\n<p>B <i>C</i></p> D<hr>"
-    document = read_document("a.html", page.encode(), Reading())
+    document = read_document("a.html", page.encode(), ReadOptions())
     assert max(len(piece.sentences) for piece in document.pieces) == 1
 
 
@@ -233,7 +233,7 @@ def test_tables_translate_the_columns_asked_for() -> None:
     assert render("t.csv", table, columns=["text"]) == 'id;text;note\n1;"A; B";x\n2;C;y\n'
     assert render("t.tsv", "a\tb\n1\t2\n", columns=["2"]) == "a\tB\n1\t2\n"
     with pytest.raises(DataError, match="the first row has no txt; did you mean text"):
-        read_document("t.csv", table.encode(), Reading(columns=["txt"]))
+        read_document("t.csv", table.encode(), ReadOptions(columns=["txt"]))
 
 
 def test_quotes_in_tsv_are_signs_unless_they_quote() -> None:
@@ -251,14 +251,14 @@ def test_files_of_too_many_texts_are_refused(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr("nmt.serve.documents._MAX_PIECES", 9)
     for name, content in (("a.txt", "a\n" * 10), ("a.csv", "a,a\n" * 5), ("a.html", "<p>a" * 19)):
         with pytest.raises(DataError, match="more than .* cut it into several"):
-            read_document(name, content.encode(), Reading())
+            read_document(name, content.encode(), ReadOptions())
     assert render("a.txt", "a\n" * 9) == "A\n" * 9
 
 
 def test_files_that_cannot_be_read_are_refused() -> None:
     for name, content in (("a.docx", b"x"), ("a.txt", b"\xff\xfe"), ("a.csv", b'"a')):
         with pytest.raises(DataError):
-            read_document(name, content, Reading())
+            read_document(name, content, ReadOptions())
 
 
 def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:

@@ -21,7 +21,7 @@ from nmt.config import resolve
 from nmt.errors import NmtError
 from nmt.serve.access import HttpError
 from nmt.serve.codes import name_of
-from nmt.serve.documents import FORMATS, Document, Reading, read_document
+from nmt.serve.documents import FORMATS, Document, ReadOptions, read_document
 from nmt.serve.service import (
     RequestContext,
     Service,
@@ -271,7 +271,7 @@ async def translate_file(request: Request) -> Response:
     sample = text if is_html else text[:4000]
     [(_, _, direction)] = await asyncio.to_thread(service.resolve_directions, [sample], options)
     columns = [c.strip() for c in text_param(params, "columns", "").split(",") if c.strip()]
-    reading = Reading(
+    reading = ReadOptions(
         split_sentences=service.config.split_sentences,
         prefix=direction.prefix if direction else "",
         columns=columns,

@@ -20,7 +20,7 @@ from typing import Any
 
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import Html, parse_html
-from nmt.serve.pieces import Piece, plain_text
+from nmt.serve.texts import SourceText, plain_text
 from nmt.translate.lines import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
@@ -37,12 +37,12 @@ _MAX_PIECES = 1_000_000  # of a file: each takes half a kilobyte
 class Document:
     """A file as pieces, each translated by itself, and how they become a file again."""
 
-    pieces: list[Piece]
+    pieces: list[SourceText]
     assemble: Callable[[list[str]], str]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Reading:
+class ReadOptions:
     """How the texts of a file are read."""
 
     split_sentences: bool = True
@@ -50,7 +50,7 @@ class Reading:
     columns: Sequence[str] = ()  # of a table: names in its first row or numbers from 1; all if none
     _numbers: Iterator[int] = field(default_factory=itertools.count)
 
-    def piece(self, text: str, *, is_html: bool = False) -> Piece:
+    def piece(self, text: str, *, is_html: bool = False) -> SourceText:
         """Read one text. Raises `DataError` for one too many."""
         if next(self._numbers) >= _MAX_PIECES:
             raise DataError(f"the file has more than {_MAX_PIECES} texts; cut it into several")
@@ -59,7 +59,12 @@ class Reading:
         return plain_text(text, split_sentences=self.split_sentences)
 
 
-def read_document(name: str, content: bytes, reading: Reading) -> Document:
+def read_text(options: ReadOptions, text: str, *, is_html: bool = False) -> SourceText:
+    """Cut a text into sentences."""
+    return options.piece(text, is_html=is_html)
+
+
+def read_document(name: str, content: bytes, reading: ReadOptions) -> Document:
     """Read a file by its name's ending. Raises `DataError` for one that is unknown or not UTF-8."""
     suffix = Path(name).suffix.lower()
     if suffix not in FORMATS:
@@ -73,7 +78,7 @@ def read_document(name: str, content: bytes, reading: Reading) -> Document:
     return replace(found, assemble=lambda texts: mark + found.assemble(texts))
 
 
-def _read(text: str, suffix: str, reading: Reading) -> Document:
+def _read(text: str, suffix: str, reading: ReadOptions) -> Document:
     if text.count("<") > 2 * _MAX_PIECES:
         raise DataError(f"the file has more than {2 * _MAX_PIECES} tags; cut it into several")
     if suffix == ".srt":
@@ -91,33 +96,33 @@ def _read(text: str, suffix: str, reading: Reading) -> Document:
 class _Cue:
     """The text of one subtitle, whose lines are one text; wrapped again to as many lines."""
 
-    inner: Piece
+    inner: SourceText
     num_lines: int
     newline: str
     has_entities: bool  # as HTML; others may show & as it is
 
     @property
     def sentences(self) -> list[str]:
-        """See `Piece`."""
+        """See `SourceText`."""
         return self.inner.sentences
 
     @property
     def needs_alignment(self) -> bool:
-        """See `Piece`."""
+        """See `SourceText`."""
         return self.inner.needs_alignment
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
-        """See `Piece.render`."""
+        """See `SourceText.render`."""
         text = self.inner.render(results, rank)
         if isinstance(self.inner, Html) and not self.has_entities:
             text = html.unescape(text)
         return _wrap(text, self.num_lines, self.newline)
 
 
-def _read_subtitles(text: str, reading: Reading) -> Document:
+def _read_subtitles(text: str, reading: ReadOptions) -> Document:
     """Read SubRip: numbers and times stay; the lines of a speaker are one text."""
     newline = "\r\n" if "\r\n" in text else "\n"
-    pieces: list[Piece] = []
+    pieces: list[SourceText] = []
     parts: list[str | None] = []  # None is the next piece
     waiting: list[str] = []
     is_text = False
@@ -173,7 +178,7 @@ def _wrap(text: str, num_lines: int, newline: str) -> str:
     return newline.join(lines)
 
 
-def _read_table(text: str, suffix: str, reading: Reading) -> Document:
+def _read_table(text: str, suffix: str, reading: ReadOptions) -> Document:
     """Read CSV or TSV; `columns` are translated, the first row not if it names them."""
     first = text.split("\n", 1)[0]
     delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first.count)

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby
 
-from nmt.serve.pieces import PlainText, plain_text, token_spans, translation_text
+from nmt.serve.texts import PlainText, plain_text, token_spans, translation_text
 from nmt.translate.lines import LineResult
 
 
@@ -86,24 +86,24 @@ class _Block:
 
 @dataclass(frozen=True)
 class Html:
-    """An HTML document or a piece of one; see `Piece`."""
+    """An HTML document or a piece of one; see `SourceText`."""
 
     pieces: list[str | _Block]
     prefix: str  # what stands before each sentence when it is translated
 
     @property
     def sentences(self) -> list[str]:
-        """See `Piece`."""
+        """See `SourceText`."""
         blocks = [piece for piece in self.pieces if isinstance(piece, _Block)]
         return [sentence for block in blocks for sentence in block.plain.sentences]
 
     @property
     def needs_alignment(self) -> bool:
-        """See `Piece`."""
+        """See `SourceText`."""
         return any(isinstance(piece, _Block) and piece.root.children for piece in self.pieces)
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
-        """See `Piece.render`."""
+        """See `SourceText.render`."""
         rest = iter(results)
         parts = []
         for piece in self.pieces:

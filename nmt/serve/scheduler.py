@@ -20,8 +20,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from nmt.serve.monitoring import Metrics
-from nmt.serve.pieces import without_forced_start
 from nmt.serve.rounds import Found, LocalEngine, Options, Round, RoundEngine
+from nmt.serve.texts import without_forced_start
 from nmt.serve.workers import WorkerDiedError, WorkersBackend
 from nmt.translate.batch_search import Failure, SearchResult, Segment
 from nmt.translate.lines import (

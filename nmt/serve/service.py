@@ -14,13 +14,13 @@ from starlette.requests import Request
 from nmt.config import Engine, ServeConfig
 from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
-from nmt.serve.documents import Downloads, Reading
+from nmt.serve.documents import Downloads, ReadOptions, read_text
 from nmt.serve.markup import visible_text
 from nmt.serve.models import DETECTED_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
-from nmt.serve.pieces import Piece, is_emoji_only
 from nmt.serve.rounds import Options
 from nmt.serve.scheduler import QueueFullError, Scheduler, TooManySentencesError
+from nmt.serve.texts import SourceText, is_emoji_only
 from nmt.serve.workers import WorkerPool, WorkersBackend
 from nmt.translate.lines import LineOptions, LineResult
 
@@ -28,7 +28,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
-_WINDOW_PIECES = 1024  # at most, however few sentences they have
+_WINDOW_TEXTS = 1024  # at most, however few sentences they have
 _INLINE_CHARACTERS = 20_000  # longer texts are read outside the event loop
 _QUEUE_TRIES = 30  # of a document that meets a full queue, a second or more apart
 
@@ -64,7 +64,7 @@ class TranslationOptions:
 class Answer:
     """A text and what became of its sentences."""
 
-    piece: Piece
+    source_text: SourceText
     results: list[LineResult]
     direction: Direction | None  # None: the text is its own translation
     text: str
@@ -73,7 +73,7 @@ class Answer:
 
     def translation(self, rank: int = 0) -> str:
         """Return the text with translation number `rank` of each sentence."""
-        return self.text if self.direction is None else self.piece.render(self.results, rank)
+        return self.text if self.direction is None else self.source_text.render(self.results, rank)
 
     def alternatives(self, most: int) -> list[str]:
         """Return up to `most` other translations, best first."""
@@ -207,10 +207,10 @@ class Service:
             context.fields["texts"] = list(texts)
         if num_characters > _INLINE_CHARACTERS or len(texts) > 100:
             found = await asyncio.to_thread(self.resolve_directions, texts, options)
-            pieces = await asyncio.to_thread(self.split_texts, texts, found, options)
+            source_texts = await asyncio.to_thread(self.split_texts, texts, found, options)
         else:
             found = self.resolve_directions(texts, options)
-            pieces = self.split_texts(texts, found, options)
+            source_texts = self.split_texts(texts, found, options)
         groups: dict[Direction, list[int]] = {}
         for i, (_, _, direction) in enumerate(found):
             if direction is not None:
@@ -218,9 +218,11 @@ class Service:
         results: list[list[LineResult]] = [[] for _ in texts]
 
         async def translate_group(direction: Direction, numbers: list[int]) -> None:
-            own = [pieces[i] for i in numbers]
+            own = [source_texts[i] for i in numbers]
             for i, some in zip(
-                numbers, await self.translate_pieces(context, direction, own, options), strict=True
+                numbers,
+                await self.translate_sentences(context, direction, own, options),
+                strict=True,
             ):
                 results[i] = some
 
@@ -230,9 +232,9 @@ class Service:
         else:
             await asyncio.gather(*work)
         return [
-            Answer(piece, some, direction, text, code, confidence)
-            for piece, some, text, (code, confidence, direction) in zip(
-                pieces, results, texts, found, strict=True
+            Answer(source_text, some, direction, text, code, confidence)
+            for source_text, some, text, (code, confidence, direction) in zip(
+                source_texts, results, texts, found, strict=True
             )
         ]
 
@@ -241,7 +243,7 @@ class Service:
         texts: Sequence[str],
         found: Sequence[tuple[str, float, Direction | None]],
         options: TranslationOptions,
-    ) -> list[Piece]:
+    ) -> list[SourceText]:
         """Cut texts into sentences."""
         split = (
             self.config.split_sentences
@@ -249,23 +251,25 @@ class Service:
             else options.split_sentences
         )
         return [
-            Reading(split_sentences=split, prefix=direction.prefix if direction else "").piece(
-                text, is_html=options.is_html
+            read_text(
+                ReadOptions(split_sentences=split, prefix=direction.prefix if direction else ""),
+                text,
+                is_html=options.is_html,
             )
             for text, (_, _, direction) in zip(texts, found, strict=True)
         ]
 
-    async def translate_pieces(
+    async def translate_sentences(
         self,
         context: RequestContext,
         direction: Direction,
-        pieces: Sequence[Piece],
+        source_texts: Sequence[SourceText],
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
-        """Return the results of the sentences of each piece."""
-        needs_alignment = any(piece.needs_alignment for piece in pieces)
+        """Return the results of the sentences of each text."""
+        needs_alignment = any(source_text.needs_alignment for source_text in source_texts)
         batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
-        lines = [line for piece in pieces for line in piece.sentences]
+        lines = [line for source_text in source_texts for line in source_text.sentences]
         context.fields["sentences"] = context.fields.get("sentences", 0) + len(lines)
         try:
             found = iter(
@@ -284,7 +288,7 @@ class Service:
             self.metrics.refused.add(1, "deadline")
             text = f"no translation within {self.config.timeout_seconds:g} s; try again later"
             raise HttpError(503, text, retry_seconds=10) from None
-        return [[next(found) for _ in piece.sentences] for piece in pieces]
+        return [[next(found) for _ in source_text.sentences] for source_text in source_texts]
 
     async def call_function(
         self, direction: Direction, function: Callable[..., T], *args: Any
@@ -329,14 +333,14 @@ class Service:
         self,
         context: RequestContext,
         direction: Direction,
-        pieces: Iterable[Piece],
+        source_texts: Iterable[SourceText],
         options: TranslationOptions,
     ) -> AsyncIterator[str]:
-        """Yield the translation of each piece of a document, in order, with two windows of it in
+        """Yield the translation of each text of a document, in order, with two windows of it in
         the scheduler at a time. Raises a 500 `HttpError` for a sentence that fails.
         """
-        windows = _windows(pieces, min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1)))
-        ahead: list[tuple[list[Piece], asyncio.Task[list[list[LineResult]]]]] = []
+        windows = _windows(source_texts, min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1)))
+        ahead: list[tuple[list[SourceText], asyncio.Task[list[list[LineResult]]]]] = []
         try:
             for window in chain(windows, (None, None)):
                 if window is not None:
@@ -344,9 +348,9 @@ class Service:
                     ahead.append((window, asyncio.ensure_future(work)))
                 if ahead and (window is None or len(ahead) > 1):
                     done, task = ahead.pop(0)
-                    for piece, results in zip(done, await task, strict=True):
+                    for source_text, results in zip(done, await task, strict=True):
                         check_results(results)
-                        yield piece.render(results)
+                        yield source_text.render(results)
         finally:
             for _, task in ahead:
                 task.cancel()
@@ -355,13 +359,13 @@ class Service:
         self,
         context: RequestContext,
         direction: Direction,
-        pieces: Sequence[Piece],
+        source_texts: Sequence[SourceText],
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Translate a part of a document, which waits where the queue is full."""
         for left in range(_QUEUE_TRIES, -1, -1):
             try:
-                return await self.translate_pieces(context, direction, pieces, options)
+                return await self.translate_sentences(context, direction, source_texts, options)
             except HttpError as error:
                 if error.status != 429 or not left:
                     raise
@@ -411,15 +415,15 @@ def pools_of(models: Models) -> set[WorkerPool]:
     return {backend.pool for backend in backends if isinstance(backend, WorkersBackend)}
 
 
-def _windows(pieces: Iterable[Piece], most: int) -> Iterator[list[Piece]]:
-    """Put pieces together as long as they have at most so many sentences."""
-    window: list[Piece] = []
+def _windows(source_texts: Iterable[SourceText], most: int) -> Iterator[list[SourceText]]:
+    """Put texts together as long as they have at most so many sentences."""
+    window: list[SourceText] = []
     count = 0
-    for piece in pieces:
-        size = len(piece.sentences)
-        if window and (count + size > most or len(window) == _WINDOW_PIECES):
+    for source_text in source_texts:
+        size = len(source_text.sentences)
+        if window and (count + size > most or len(window) == _WINDOW_TEXTS):
             yield window
             window, count = [], 0
-        window.append(piece)
+        window.append(source_text)
         count += size
     yield window

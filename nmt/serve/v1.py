@@ -27,8 +27,8 @@ from nmt.serve.api import (
     text_param,
     texts_param,
 )
-from nmt.serve.pieces import plain_text, token_spans
 from nmt.serve.service import Answer, Service, TranslationOptions, run_unless_disconnected
+from nmt.serve.texts import plain_text, token_spans
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.lines import LineResult, Translation
 from nmt.translate.translator import Translator
@@ -168,7 +168,7 @@ def _answer(answer: Answer, options: TranslationOptions) -> dict[str, Any]:
     prefix = answer.direction.prefix if answer.direction else ""
     content["sentences"] = [
         _sentence(sentence, result, options, prefix)
-        for sentence, result in zip(answer.piece.sentences, answer.results, strict=False)
+        for sentence, result in zip(answer.source_text.sentences, answer.results, strict=False)
     ]
     return content
 

@@ -13,7 +13,7 @@ from nmt.translate.lines import LineResult
 from nmt.translate.long_lines import join_parts, sentence_ends
 
 
-class Piece(Protocol):
+class SourceText(Protocol):
     """A text in some format, whose sentences are translated."""
 
     @property
@@ -39,7 +39,7 @@ class PlainText:
     needs_alignment = False
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
-        """See `Piece.render`."""
+        """See `SourceText.render`."""
         return "".join(text for text, _ in self.placed(results, rank)) + self.gaps[-1]
 
     def placed(self, results: Sequence[LineResult], rank: int = 0) -> Iterator[tuple[str, int]]:
