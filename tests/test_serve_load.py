@@ -27,7 +27,8 @@ from nmt.search.search import BeamSearch
 from nmt.serve.access import network_of
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
-from nmt.serve.scheduler import Options, QueueFullError, Scheduler
+from nmt.serve.queues import BatchOptions, QueueFullError
+from nmt.serve.scheduler import Scheduler
 from nmt.serve.service import Service
 from nmt.serve.texts import PlainText, plain_text
 from nmt.translate.lines import LineOptions
@@ -92,12 +93,12 @@ def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: To
             body = json.dumps({"q": ["gone tree"] * 50, **GOOD})
             connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
             gone.append(connection)
-        eventually(lambda: server.service.scheduler.num_waiting == 500)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 500)
         kept = clients.submit(server.translate, "a house")
-        eventually(lambda: server.service.scheduler.num_waiting == 501)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 501)
         for connection in gone:
             connection.close()
-        eventually(lambda: server.service.scheduler.num_waiting == 1)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 1)
         engine.gate.set()
         assert (first.result(10), kept.result(10)) == ("the", "a house")
         assert server.metric("nmt_disconnects_total") == 10
@@ -105,7 +106,7 @@ def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: To
             server.metric('nmt_requests_total{method="POST",route="/translate",status="499"') == 10
         )
         eventually(lambda: server.service.bodies.held_bytes == 0)
-        assert not server.service.scheduler._clients
+        assert not server.service.scheduler.queues._queues
     assert sum(len(rows) for _, rows in engine.batches) == 2
 
 
@@ -114,7 +115,7 @@ def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer
 
     async def scenario() -> None:
         scheduler = Scheduler(20_000, Metrics())
-        scheduler._tokens_per_second = 100.0  # small rounds
+        scheduler.rounds.tokens_per_second = 100.0  # small rounds
         runner = asyncio.ensure_future(scheduler.run())
         options = options_of(models)
         engine.gate.clear()
@@ -126,7 +127,7 @@ def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer
         small = asyncio.ensure_future(
             scheduler.translate("small", options, ["a tree"], timeout_seconds=60)
         )
-        while scheduler.num_waiting < 4000:
+        while scheduler.queues.num_waiting < 4000:
             await asyncio.sleep(0.01)
         await asyncio.sleep(0.01)
         engine.gate.set()
@@ -140,9 +141,9 @@ def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer
     asyncio.run(scenario())
 
 
-def options_of(models: Models) -> Options:
+def options_of(models: Models) -> BatchOptions:
     translator = models.directions["xx", "yy"].translator
-    return Options(translator, translator.defaults, LineOptions(with_scores=False))
+    return BatchOptions(translator, translator.defaults, LineOptions(with_scores=False))
 
 
 def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
@@ -154,9 +155,9 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
         first = pool.submit(server.translate, "the")
         assert engine.entered.wait(10)  # alone, without waiting for company
         others = [pool.submit(server.translate, f"a {word}") for word in ("tree", "house") * 6]
-        eventually(lambda: server.service.scheduler.num_waiting == 12)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 12)
         different = pool.submit(server.post, "/translate", q="a tree", alternatives=2, **GOOD)
-        eventually(lambda: server.service.scheduler.num_waiting == 13)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 13)
         engine.gate.set()
         assert first.result(10) == "the"
         assert [future.result(10) for future in others] == ["a tree", "a house"] * 6
@@ -194,11 +195,11 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
             first = pool.submit(server.translate, lines[0])
             assert entered.wait(10)
             others = [pool.submit(server.translate, line) for line in lines[1:]]
-            eventually(lambda: len(server.service.scheduler._running[0].places) == 3)
+            eventually(lambda: len(server.service.scheduler.rounds.running[0].unfinished) == 3)
             gate.set()
             assert [future.result(10) for future in (first, *others)] == expected, what
         assert sizes == [2]
-        assert server.service.scheduler.num_waiting == 0
+        assert server.service.scheduler.queues.num_waiting == 0
 
 
 @pytest.mark.slow
@@ -212,7 +213,7 @@ def test_a_full_queue_a_deadline_and_a_share_are_refused_and_others_unharmed(
         first = pool.submit(server.post, "/translate", q="the", **GOOD)
         engine.entered.wait(10)
         waiting = pool.submit(server.post, "/translate", q=["a"] * 10, **GOOD)
-        eventually(lambda: server.service.scheduler.num_waiting == 10)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 10)
         refused = server.post("/translate", q=["a"] * 5, **GOOD)
         assert refused.status == 429
         assert refused.json["error"].startswith("Slowdown: ")
@@ -223,7 +224,7 @@ def test_a_full_queue_a_deadline_and_a_share_are_refused_and_others_unharmed(
         assert first.result(10).status == 503
         engine.gate.set()
         assert server.translate("the tree") == "the tree"
-        assert server.service.scheduler.num_waiting == 0
+        assert server.service.scheduler.queues.num_waiting == 0
 
 
 def test_a_sentence_that_fails_fails_its_request_alone(
@@ -236,7 +237,7 @@ def test_a_sentence_that_fails_fails_its_request_alone(
         engine.entered.wait(10)
         good = [pool.submit(server.translate, f"a tree {i}") for i in range(9)]
         bad = pool.submit(server.post, "/translate", q=["a tree", "a über house"], **GOOD)
-        eventually(lambda: server.service.scheduler.num_waiting == 11)
+        eventually(lambda: server.service.scheduler.queues.num_waiting == 11)
         engine.gate.set()
         assert [future.result(10) for future in (first, *good)][1:] == [
             f"a tree {i}" for i in range(9)
@@ -259,9 +260,9 @@ def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_o
         assert caplog.text.count("failed outside the engine") == 1
         engine.max_tokens = 4096
         assert server.translate("the tree") == "the tree"
-        assert server.service.scheduler.num_waiting == 0
+        assert server.service.scheduler.queues.num_waiting == 0
         with monkeypatch.context() as patch:
-            patch.setattr(server.service.scheduler, "_take", lambda: 1 / 0)
+            patch.setattr(server.service.scheduler.rounds, "_take_round", lambda: 1 / 0)
             assert server.post("/translate", q="the", **GOOD).status == 500
             time.sleep(0.2)
         assert caplog.text.count("failed outside the engine") <= 3  # not again and again
@@ -462,7 +463,7 @@ def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> No
             await scheduler.translate("c", options, ["a"], timeout_seconds=9)
         waiting[0].cancel()
         await asyncio.sleep(0.01)
-        assert scheduler.num_waiting == 5
+        assert scheduler.queues.num_waiting == 5
         waiting[1].cancel()
         scheduler.close()
 

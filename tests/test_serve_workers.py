@@ -19,7 +19,7 @@ from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.serve.models import Models
-from nmt.serve.rounds import JoinRule, LocalEngine, Round
+from nmt.serve.round_engine import JoinRule, LocalEngine, SearchRound
 from nmt.serve.workers import WorkerDiedError, count_workers
 from nmt.translate.translator import Translator
 
@@ -101,27 +101,30 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     class Dying(LocalEngine):
-        async def search(self, slot: int, work: Round, *rest: Any) -> None:
-            if any(poison in part.ids for part in work.arrived):
+        async def search(self, slot: int, search_round: SearchRound, deliver: Any) -> None:
+            segments = [
+                request.segments[index] for request, index in search_round.unfinished.values()
+            ]
+            if any(poison in segment.ids for segment in segments):
                 raise WorkerDiedError
-            await super().search(slot, work, *rest)
+            await super().search(slot, search_round, deliver)
 
     models, _ = copying(tokenizer)
     poison = tokenizer.encode("über")[0]
     with running(models) as server:
-        monkeypatch.setattr(server.service.scheduler, "_local", Dying(1))
+        monkeypatch.setattr(server.service.scheduler.rounds, "local_engine", Dying(1))
         text = ["a tree", "a über house", "the house"]
         found = server.post("/v1/translate", text=text, **GOOD).json["translations"]
         assert [item["text"] for item in found] == ["a tree", None, "the house"]
         assert "died twice" in found[1]["sentences"][0]["error"]
         assert server.translate("the tree") == "the tree"
-        assert server.service.scheduler.num_waiting == 0
+        assert server.service.scheduler.queues.num_waiting == 0
 
 
 def test_sentences_join_when_they_are_a_quarter_or_after_four_steps() -> None:
     rule = JoinRule()
-    assert [rule(1, 8) for _ in range(7)] == [False] * 4 + [True] + [False] * 2
-    assert [rule(n, 8) for n in (2, 1, 0, 1)] == [True, False, False, False]
+    assert [rule.allows_join(1, 8) for _ in range(7)] == [False] * 4 + [True] + [False] * 2
+    assert [rule.allows_join(n, 8) for n in (2, 1, 0, 1)] == [True, False, False, False]
 
 
 @pytest.mark.slow

@@ -148,7 +148,7 @@ def import_model(config: ImportConfig) -> None:
 
 def serve(config: ServeConfig) -> None:
     """Serve translations over HTTP until a signal ends it."""
-    for name in ("starlette", "uvicorn", "python_multipart", "babel"):
+    for name in ("starlette", "uvicorn", "python_multipart", "babel", "prometheus_client"):
         if importlib.util.find_spec(name) is None:
             raise NmtError(f"nmt-serve needs {name}; install it with: pip install nmt[serve]")
     from nmt.serve.app import serve

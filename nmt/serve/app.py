@@ -122,7 +122,7 @@ class Middleware:
     def _report(self, scope: Scope, context: RequestContext, status: int, seconds: float) -> None:
         route = scope.get("route")
         path = getattr(route, "path", "other")
-        self._service.metrics.requests.add(1, scope["method"], path, str(status))
+        self._service.metrics.requests.labels(scope["method"], path, status).inc()
         if self._service.config.access_log:
             fields = {
                 "time": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -161,7 +161,7 @@ async def _on_http_exception(request: Request, error: Exception) -> Response:
 
 
 async def _on_gone(request: Request, error: Exception) -> Response:
-    api.service_of(request).metrics.disconnects.add()
+    api.service_of(request).metrics.disconnects.inc()
     return Response(status_code=_GONE)  # which nobody reads
 
 

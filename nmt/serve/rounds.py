@@ -1,174 +1,253 @@
-"""Sentences that are searched together: a round, and the engine in this process that computes it.
+"""Runs rounds: takes segments from the queues of the clients and gives them to an engine.
 
-An engine gets a round's first parts, and those that join it meanwhile, and delivers what was found
-for each. The one of nmt.serve.workers has processes of its own for that.
+A round starts as soon as an engine is free. Segments that arrive while all engines are busy join a
+running search if their options allow it; otherwise they wait for the next round.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, TypeVar
+import functools
+import logging
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
 
-from nmt.config import SearchConfig
-from nmt.data.languages import Tags
-from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
-from nmt.translate.engines.native import NativeBackend
-from nmt.translate.lines import LineOptions
+from nmt.serve.monitoring import Metrics
+from nmt.serve.queues import ClientQueues, QueuedRequest, QueueFullError
+from nmt.serve.round_engine import Delivery, LocalEngine, RoundEngine, SearchRound, describe_failure
+from nmt.serve.workers import WorkerDiedError, WorkersBackend
+from nmt.translate.batch_search import Failure
 from nmt.translate.translator import Translator
 
+log = logging.getLogger(__name__)
 T = TypeVar("T")
-Found = Sequence[tuple[int, SearchResult]]
-"""Parts of a round that are done, by their number in it."""
 
-_JOIN_SHARE = 4  # sentences join when they are a quarter of those that are searched,
-_JOIN_STEPS = 4  # or after so many steps: the encoder has a cost for each time
-
-
-@dataclass(frozen=True)
-class Options:
-    """What sentences have in common that are searched in one batch."""
-
-    translator: Translator
-    search: SearchConfig
-    lines: LineOptions
-    tags: Tags = field(default=Tags(), compare=False)  # of the direction: neighbors may have others
-
-    @property
-    def can_join(self) -> bool:
-        """Whether sentences with these options may join a search that goes on."""
-        backend, tokenizer = self.translator.backend, self.translator.tokenizer
-        forced = self.tags.tgt or tokenizer.tgt.prefix
-        return isinstance(backend, NativeBackend) and not forced and backend.can_join(self.search)
-
-    def batches(self) -> BatchSearch:
-        """Return what searches with these options."""
-        search, n_best, backend = self.search, self.lines.n_best, self.translator.backend
-        if search.sampling:  # draws do not depend on their number; more would go to waste
-            search = replace(search, beam_size=n_best)
-        return BatchSearch(backend, search, n_best, backend.max_tokens, self.lines.with_scores)
+_ROUND_SECONDS = 0.5  # goal for the duration of a round, so that new clients do not wait long
+_MIN_SEGMENTS = 32  # of a round, even if they take longer: small batches waste the engine's time
+_MAX_JOINED_SEGMENTS = 2048  # a round of this many segments is finished before another one starts
+_MAX_FUNCTION_CALLS = 8  # at the same time
+_GATHER_SHARE = 0.15  # fraction of the last round's duration to wait for further requests,
+_MAX_GATHER_SECONDS = 0.01  # and its maximum
+_MEASURED_SECONDS = 0.3  # time over which throughput is measured
+_INITIAL_TOKENS_PER_SECOND = 2000.0
 
 
-class Round:
-    """Parts that go through an engine together; those that join have the numbers after them."""
+class _RoundSize(NamedTuple):
+    """Size of a finished round."""
 
-    def __init__(self, options: Options) -> None:
-        self.options = options
-        self.batches = options.batches()
-        self.can_join = options.can_join
-        self.num_parts = 0  # all that were added
-        self.arrived: deque[Segment] = deque()  # the last of them, which no engine has seen
-        self.on_arrival: Callable[[], None] = lambda: None  # set by an engine that wants to know
-
-    def add(self, part: Segment) -> int:
-        """Add a part; return its number."""
-        self.arrived.append(part)
-        self.num_parts += 1
-        return self.num_parts - 1
-
-    def take(self) -> list[Segment]:
-        """Return what has arrived, once."""
-        return [self.arrived.popleft() for _ in range(len(self.arrived))]
+    num_requests: int
+    seconds: float
 
 
-class JoinRule:
-    """When sentences that arrived join a search."""
+class RoundRunner:
+    """Runs up to `num_rounds` rounds at the same time, all in one event loop."""
 
-    def __init__(self) -> None:
-        self._num_asked = 0  # with sentences that wait
+    def __init__(self, queues: ClientQueues, metrics: Metrics, num_rounds: int) -> None:
+        self.tokens_per_second = _INITIAL_TOKENS_PER_SECOND  # source tokens; a moving average
+        self.running: list[SearchRound] = []
+        self.local_engine = LocalEngine(num_rounds)
+        self._queues = queues
+        self._metrics = metrics
+        self._num_rounds = num_rounds
+        self._num_function_calls = 0
+        self._wake = asyncio.Event()  # set while segments wait
 
-    def __call__(self, num_arrived: int, num_live: int) -> bool:
-        """Say whether they join now; asked before each step of the search."""
-        self._num_asked = self._num_asked + 1 if num_arrived else 0
-        if not num_arrived or (
-            num_arrived * _JOIN_SHARE < num_live and self._num_asked <= _JOIN_STEPS
-        ):
-            return False
-        self._num_asked = 0
-        return True
+    async def run(self) -> None:
+        """Run rounds until cancelled."""
+        await asyncio.gather(*[self._run_slot(slot) for slot in range(self._num_rounds)])
 
+    def notify(self) -> None:
+        """Let segments that were added to the queues start or join a round."""
+        self._wake.set()
+        self._join_waiting()
 
-class RoundEngine(Protocol):
-    """Computes rounds, several at a time."""
+    async def call_function(
+        self, translator: Translator, function: Callable[..., T], *args: Any
+    ) -> T:
+        """Return `function(translator, *args)`, called where the model is loaded.
 
-    num_rounds: int  # at a time
-
-    async def search(
-        self,
-        slot: int,
-        work: Round,
-        deliver: Callable[[Found], None],
-        observe: Callable[[int], None],
-    ) -> None:
-        """Search what has arrived in a round and, where they may join, what arrives meanwhile;
-        return when nothing is left. `slot` is one of `num_rounds`, each used by one round.
-
-        Calls, in the event loop, `deliver` with parts that are done and `observe` with the number
-        of sentences searched whenever some are added. Raises what fails every part that is left.
+        Raises `QueueFullError` if too many calls are running.
         """
-
-    async def call(self, function: Callable[..., T], translator: Translator, *args: Any) -> T:
-        """Return what `function(translator, *args)` returns, where the model is."""
-
-
-class LocalEngine:
-    """Computes in threads of this process."""
-
-    def __init__(self, num_rounds: int) -> None:
-        self.num_rounds = num_rounds
-        self._threads = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
-
-    async def search(
-        self,
-        slot: int,
-        work: Round,
-        deliver: Callable[[Found], None],
-        observe: Callable[[int], None],
-    ) -> None:
-        """See `RoundEngine.search`."""
-        loop = asyncio.get_running_loop()
-        while work.arrived:
-            if work.can_join:
-                await loop.run_in_executor(
-                    self._threads, _search_arriving, work, loop, deliver, observe
-                )
-            else:
-                first, parts = work.num_parts - len(work.arrived), work.take()
-                observe(len(parts))
-                translate = work.batches.translate
-                outcomes = await loop.run_in_executor(self._threads, translate, parts)
-                deliver(list(enumerate(outcomes, start=first)))
-
-    async def call(self, function: Callable[..., T], translator: Translator, *args: Any) -> T:
-        """See `RoundEngine.call`; after the rounds that are there."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, function, translator, *args)
+        if self._num_function_calls >= _MAX_FUNCTION_CALLS:
+            raise QueueFullError(1)
+        self._num_function_calls += 1
+        try:
+            engine = self._find_engine(translator)
+            return await engine.call_function(function, translator, *args)
+        finally:
+            self._num_function_calls -= 1
 
     def close(self) -> None:
         """Let the threads end."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.local_engine.close()
 
+    async def _run_slot(self, slot: int) -> None:
+        """Run one round after the other.
 
-def _search_arriving(
-    work: Round,
-    loop: asyncio.AbstractEventLoop,
-    deliver: Callable[[Found], None],
-    observe: Callable[[int], None],
-) -> None:
-    """Search the parts of a round, and what joins it meanwhile, in an engine's thread."""
-    rule, first = JoinRule(), work.num_parts - len(work.arrived)
+        An error outside of the engine fails all requests, and the loop continues.
+        """
+        previous = _RoundSize(0, 0.0)
+        while True:
+            await self._wake.wait()
+            await asyncio.sleep(0)  # let requests that have already arrived enter the queues
+            try:
+                await self._gather(previous)
+                search_round = self._take_round()
+                if search_round is None:
+                    self._wake.clear()
+                else:
+                    previous = await self._run_round(slot, search_round)
+            except Exception as error:
+                log.exception("a round failed outside the engine; its requests fail")
+                self._wake.clear()
+                self._queues.fail_all(str(error))
 
-    def take(num_live: int) -> list[Segment]:
-        parts = work.take() if rule(len(work.arrived), num_live) else []
-        if parts:
-            loop.call_soon_threadsafe(observe, num_live + len(parts))
-        return parts
+    async def _gather(self, previous: _RoundSize) -> None:
+        """Wait a moment for as many requests as the previous round had.
 
-    def give(found: Found) -> None:
-        numbered = [(first + number, outcome) for number, outcome in found]
-        loop.call_soon_threadsafe(deliver, numbered)
+        A client that was just answered may send its next request at once. A round that starts
+        without it makes it wait for two rounds.
+        """
+        seconds = min(_GATHER_SHARE * previous.seconds, _MAX_GATHER_SECONDS)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            num_waiting = sum(request.num_waiting > 0 for request in self._queues.requests)
+            if num_waiting >= previous.num_requests:
+                return
+            await asyncio.sleep(0.0005)
 
-    work.batches.translate_arriving(take(0), take, give)
+    def _take_round(self) -> SearchRound | None:
+        """Return the next round, with the options of the oldest request of the next client."""
+        first = self._queues.next_request()
+        if first is None:
+            return None
+        search_round = SearchRound(first.options)
+        if search_round.batch_search.config.sampling:
+            # samples of equal sentences depend on their order, so each request is its own round
+            while first.num_waiting:
+                self._take_segment(search_round, first)
+            self._queues.end_turn(first.client)
+        else:
+            self._fill(search_round)
+        return search_round
+
+    async def _run_round(self, slot: int, search_round: SearchRound) -> _RoundSize:
+        """Search a round. Segments that a worker had not delivered when it died are searched again,
+        each in its own round, so that only the one that kills workers fails.
+        """
+        start = time.monotonic()
+        num_requests = len({request for request, _ in search_round.unfinished.values()})
+        self.running.append(search_round)
+        try:
+            await self._search(slot, search_round)
+        except WorkerDiedError:
+            search_round.is_open = False
+            unfinished = list(search_round.unfinished.values())
+            log.warning("a worker died with %d sentences; they are repeated", len(unfinished))
+            for request, index in unfinished:
+                if not request.done.done():
+                    await self._repeat(slot, request, index)
+        finally:
+            self.running.remove(search_round)
+        if search_round.can_join:
+            return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
+        return _RoundSize(num_requests, time.monotonic() - start)
+
+    async def _repeat(self, slot: int, request: QueuedRequest, index: int) -> None:
+        search_round = SearchRound(request.options)
+        search_round.add(request, index)
+        try:
+            await self._search(slot, search_round)
+        except WorkerDiedError:
+            failure = Failure("the process that translated it died twice")
+            self._deliver(search_round, Delivery([(0, failure)], batch_sizes=[]))
+
+    async def _search(self, slot: int, search_round: SearchRound) -> None:
+        """Search a round. If the engine fails, the unfinished segments fail."""
+        engine = self._find_engine(search_round.options.translator)
+        try:
+            await engine.search(slot, search_round, functools.partial(self._deliver, search_round))
+        except WorkerDiedError:
+            raise
+        except Exception as error:
+            search_round.is_open = False
+            log.exception("the engine failed with %d sentences", len(search_round.unfinished))
+            failure = describe_failure(error)
+            results = [(number, failure) for number in search_round.unfinished]
+            self._deliver(search_round, Delivery([*results], batch_sizes=[]))
+
+    def _find_engine(self, translator: Translator) -> RoundEngine:
+        backend = translator.backend
+        return backend.pool if isinstance(backend, WorkersBackend) else self.local_engine
+
+    def _join_waiting(self) -> None:
+        """Add waiting segments to running rounds, the smallest first.
+
+        The next client decides: if its oldest request has other options than a round, no segment
+        joins it. Nothing joins while an engine is free, or while a function waits for one.
+        """
+        if len(self.running) < self._num_rounds or self._num_function_calls:
+            return
+        open_rounds = [search_round for search_round in self.running if search_round.is_open]
+        for search_round in sorted(open_rounds, key=lambda r: len(r.unfinished)):
+            request = self._queues.next_request()
+            if request is None:
+                return
+            has_options = request.options == search_round.options and request.options.can_join
+            if has_options and search_round.num_added < _MAX_JOINED_SEGMENTS:
+                self._fill(search_round)
+                search_round.on_arrival()
+
+    def _fill(self, search_round: SearchRound) -> None:
+        """Add waiting segments to a round, from each client in turn.
+
+        The round gets segments for `_ROUND_SECONDS`, but at least `_MIN_SEGMENTS` if they fit in
+        one batch. If there are several rounds at a time, it gets its share of all segments.
+        """
+        search = search_round.batch_search
+        max_tokens = search.max_tokens // max(search.config.beam_size, 1)  # of one batch
+        goal_tokens = min(max_tokens, int(self.tokens_per_second * _ROUND_SECONDS))
+        max_segments = sys.maxsize
+        if self._num_rounds > 1:
+            num_unfinished = sum(request.num_unfinished for request in self._queues.requests)
+            max_segments = math.ceil(num_unfinished / self._num_rounds)
+        for request in self._queues.take_turns(search_round.options):
+            num_segments = len(search_round.unfinished)
+            is_small = num_segments < _MIN_SEGMENTS
+            if num_segments >= max_segments:
+                return
+            if search_round.num_tokens >= (max_tokens if is_small else goal_tokens):
+                return
+            self._take_segment(search_round, request)
+
+    def _take_segment(self, search_round: SearchRound, request: QueuedRequest) -> None:
+        """Move the first waiting segment of a request into a round."""
+        if request.num_taken == 0:
+            self._metrics.queue_seconds.observe(time.monotonic() - request.queued_at)
+        search_round.add(request, self._queues.take_segment(request))
+
+    def _deliver(self, search_round: SearchRound, delivery: Delivery) -> None:
+        """Hand results to their requests, and let waiting segments join the round."""
+        for size in delivery.batch_sizes:
+            self._metrics.batch_sentences.observe(size)
+        for number, result in delivery.results:
+            search_round.finish_segment(number, result)
+        self._measure(search_round)
+        self._join_waiting()
+
+    def _measure(self, search_round: SearchRound) -> None:
+        """Update the measured throughput when a round ends, and regularly before."""
+        seconds = time.monotonic() - search_round.measured_at
+        if search_round.unfinished and seconds < _MEASURED_SECONDS:
+            return
+        num_tokens = search_round.num_finished_tokens
+        weight = min(_MEASURED_SECONDS, seconds)  # short rounds are unreliable
+        measured = num_tokens / max(seconds, 1e-4)
+        self.tokens_per_second += weight * (measured - self.tokens_per_second)
+        self._metrics.engine_seconds.inc(seconds)
+        self._metrics.source_tokens.inc(num_tokens)
+        search_round.num_finished_tokens = 0
+        search_round.measured_at = time.monotonic()

@@ -18,8 +18,8 @@ from nmt.serve.documents import Downloads, ReadOptions, read_text
 from nmt.serve.markup import visible_text
 from nmt.serve.models import DETECTED_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
-from nmt.serve.rounds import Options
-from nmt.serve.scheduler import QueueFullError, Scheduler, TooManySentencesError
+from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
+from nmt.serve.scheduler import Scheduler
 from nmt.serve.texts import SourceText, is_emoji_only
 from nmt.serve.workers import WorkerPool, WorkersBackend
 from nmt.translate.lines import LineOptions, LineResult
@@ -101,16 +101,16 @@ class Service:
         self._limits = RateLimits()
         self._reloading = asyncio.Lock()
         # for requests without settings of search
-        self._options: dict[tuple[Direction, int, bool, bool], Options] = {}
-        self.metrics.gauge(
-            "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.num_waiting
+        self._options: dict[tuple[Direction, int, bool, bool], BatchOptions] = {}
+        self.metrics.add_gauge(
+            "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.queues.num_waiting
         )
-        self.metrics.gauge(
+        self.metrics.add_gauge(
             "nmt_worker_deaths",
             "Worker processes of these models that died.",
             lambda: sum(pool.num_deaths for pool in pools_of(self.models)),
         )
-        self.metrics.gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
+        self.metrics.add_gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
 
     @property
     def has_keys(self) -> bool:
@@ -127,10 +127,10 @@ class Service:
             self._options.clear()
         except (NmtError, OSError, RuntimeError) as error:  # such as a lack of GPU memory
             log.error("the models were not reloaded: %s", error)
-            self.metrics.reloads.add(1, "failed")
+            self.metrics.reloads.labels("failed").inc()
         else:
             log.info("the models were reloaded")
-            self.metrics.reloads.add(1, "done")
+            self.metrics.reloads.labels("done").inc()
 
     def admit(self, request: Request, context: RequestContext, given: object) -> None:
         """Check key and rate of a request; `given` is its parameter api_key."""
@@ -201,7 +201,7 @@ class Service:
         self, context: RequestContext, texts: Sequence[str], options: TranslationOptions
     ) -> list[Answer]:
         num_characters = sum(map(len, texts))
-        self.metrics.characters.add(num_characters)
+        self.metrics.characters.inc(num_characters)
         context.fields["characters"] = num_characters
         if self.config.log_texts:
             context.fields["texts"] = list(texts)
@@ -285,7 +285,7 @@ class Service:
         except TooManySentencesError as error:
             raise HttpError(400, str(error)) from None
         except TimeoutError:
-            self.metrics.refused.add(1, "deadline")
+            self.metrics.refused.labels("deadline").inc()
             text = f"no translation within {self.config.timeout_seconds:g} s; try again later"
             raise HttpError(503, text, retry_seconds=10) from None
         return [[next(found) for _ in source_text.sentences] for source_text in source_texts]
@@ -300,12 +300,12 @@ class Service:
             raise self._refusal(error) from None
 
     def _refusal(self, error: QueueFullError) -> HttpError:
-        self.metrics.refused.add(1, "queue")
+        self.metrics.refused.labels("queue").inc()
         return HttpError(429, f"Slowdown: {error}", retry_seconds=error.retry_seconds)
 
     def make_batch_options(
         self, direction: Direction, options: TranslationOptions, *, alignment: bool
-    ) -> Options:
+    ) -> BatchOptions:
         """Return what sentences of a request share with those that they are batched with.
 
         More results than the beam has are not found: `n_best` never changes which is the first.
@@ -322,7 +322,7 @@ class Service:
             with_scores=options.with_scores,
             max_source_length=self.config.max_source_length,
         )
-        batch_options = Options(translator, search, lines, direction.tags)
+        batch_options = BatchOptions(translator, search, lines, direction.tags)
         if (
             not options.search and direction in self.models.directions.values()
         ):  # not of a reload ago

@@ -1,10 +1,10 @@
-"""Processes that search for the server, and how they are started, fed and replaced.
+"""Starts, feeds and replaces the worker processes of the server.
 
-The server's own process serves HTTP and holds no weights. A second one loads the models once and
-forks the workers, which share its memory; it has a single thread, so that forking is safe, and
-forks again when a worker dies. Each set of models has processes of its own, which end with it.
+The server's own process serves HTTP and holds no weights. A loader process loads the models once
+and forks the workers, which share its memory; it has a single thread, so that forking is safe, and
+forks again when a worker dies. Each set of models has its own processes, which end with it.
 
-Each worker has a socket, and nmt.serve.worker says what goes through it.
+The server talks to each worker through a socket, with the messages of `nmt.serve.worker`.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ModelError
 from nmt.runtime.distributed import find_device
 from nmt.search.stepper import ModelStepper
-from nmt.serve.rounds import Found, Round
-from nmt.serve.worker import HELLO, Begin, Delivery, FunctionCall, FunctionResult, Idle, Start
+from nmt.serve.round_engine import Delivery, SearchRound
+from nmt.serve.worker import HELLO, FunctionCall, FunctionResult, Idle, LoadModels, StartRound
 from nmt.translate.engines.base import directions_of
 from nmt.translate.engines.native import NativeBackend
 from nmt.translate.translator import Translator
@@ -49,29 +49,31 @@ from nmt.translate.translator import Translator
 log = logging.getLogger(__name__)
 T = TypeVar("T")
 
-_DEFAULT_WORKERS = 4  # at most; each beyond takes memory, and leaves fewer threads to the others
-_PROGRAM = """import sys
-sys.path[:] = sys.argv[2:]  # the server's: without the working directory, where anything may lie
-from nmt.serve.worker import fork_workers
-fork_workers(int(sys.argv[1]))"""
+_MAX_DEFAULT_WORKERS = 4  # more would take more memory and leave each one fewer threads
+_LOADER_PROGRAM = """import sys
+sys.path[:] = sys.argv[2:]  # the server's, without the working directory, which may hold any module
+from nmt.serve.worker import run_loader
+run_loader(int(sys.argv[1]))"""
 
 
 class WorkerDiedError(Exception):
-    """A worker is gone, and with it what it had not delivered."""
+    """A worker has died, and the segments that it had not delivered are lost."""
 
 
 def count_workers(config: ServeConfig) -> int:
-    """Return how many worker processes there are to be; 0 where the server computes itself."""
+    """Return the number of worker processes to start, 0 to search in the server's process."""
     is_native = config.backend is Engine.native and find_device(config.device).type == "cpu"
-    if not (is_native and sys.platform.startswith("linux")):
+    if not is_native or not sys.platform.startswith("linux"):
         return 0
-    default = min(_DEFAULT_WORKERS, torch.get_num_threads())
-    return default if config.num_workers is None else config.num_workers
+    if config.num_workers is None:
+        return min(_MAX_DEFAULT_WORKERS, torch.get_num_threads())
+    return config.num_workers
 
 
 class WorkersBackend(NativeBackend):
-    """Says what a native backend says of a model; the weights are with the workers, and here they
-    are undefined.
+    """The backend of a model that is loaded in workers.
+
+    It answers questions about the model as a native backend does. Its own weights are undefined.
     """
 
     def __init__(
@@ -81,171 +83,203 @@ class WorkersBackend(NativeBackend):
         super().__init__(ModelStepper(model), tokenizer)
         self.pool = pool
         self.number = number
-        self.num_workers = pool.num_rounds
+        self.num_workers = pool.num_workers
 
 
-def load_in_workers(config: ServeConfig, count: int) -> list[Translator]:
-    """Load the models of `config` into so many processes. The translators that are returned have
-    no weights; `WorkerPool.search` searches with theirs. Raises what `Translator.load` raises.
+def load_in_workers(config: ServeConfig, num_workers: int) -> list[Translator]:
+    """Load the models of `config` in worker processes.
+
+    The translators that are returned have no weights; `WorkerPool.search` searches with those of
+    the workers. Raises the exceptions of `Translator.load`.
     """
     folders = [find_model(resolve(folder)) for folder in config.model_dir]
-    pool = WorkerPool(replace(config, model_dir=list(map(str, folders))), count)
+    pool = WorkerPool(replace(config, model_dir=list(map(str, folders))), num_workers)
     translators = []
-    for number, (given, folder) in enumerate(zip(config.model_dir, folders, strict=True)):
+    for number, folder in enumerate(folders):
         info = load_info(folder)
         tokenizer = load_tokenizer(folder, info)
         backend = WorkersBackend(pool, number, info, tokenizer)
-        others = other_models(resolve(given), folder)
-        log.info("model %s, %d updates, on cpu%s", folder, info.updates, others)
+        alternatives = other_models(resolve(config.model_dir[number]), folder)
+        log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
         directions = directions_of(info, tokenizer)
         translators.append(Translator(backend, tokenizer, info.search, directions))
     return translators
 
 
 class WorkerPool:
-    """The workers of one set of models, a `RoundEngine`. They end when it is closed or lost."""
+    """The worker processes of one set of models, a `RoundEngine`.
 
-    def __init__(self, config: ServeConfig, count: int) -> None:
-        """Load the models of `config`. Raises what loading them raises."""
-        self.num_rounds = count
+    The processes end when the pool is closed or garbage collected.
+    """
+
+    def __init__(self, config: ServeConfig, num_workers: int) -> None:
+        """Load the models of `config`. Raises the exceptions of loading them."""
+        self.num_workers = num_workers
         self.num_deaths = 0
         self._config = config
-        self._control = self._start()
-        self._workers: list[_Worker | None] = [None] * count
+        self._control = self._start_loader()
+        self._workers: list[_WorkerConnection | None] = [None] * num_workers
         self._lock = asyncio.Lock()
 
-    def _start(self) -> socket.socket:
-        """Start the process that forks the workers."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            command = [sys.executable, "-c", _PROGRAM, str(theirs.fileno()), *sys.path]
-            process = subprocess.Popen(command, pass_fds=[theirs.fileno()])
-        threading.Thread(target=process.wait, daemon=True).start()  # it leaves no zombie
-        connection = Connection(os.dup(ours.fileno()))
+    def _start_loader(self) -> socket.socket:
+        """Start the loader process; return the socket to it once the models are loaded."""
+        control, loader_control = socket.socketpair()
+        with loader_control:
+            fd = loader_control.fileno()
+            command = [sys.executable, "-c", _LOADER_PROGRAM, str(fd), *sys.path]
+            process = subprocess.Popen(command, pass_fds=[fd])
+        threading.Thread(target=process.wait, daemon=True).start()  # so that it leaves no zombie
+        connection = Connection(os.dup(control.fileno()))
+        num_threads = max(torch.get_num_threads() // self.num_workers, 1)
         try:
-            threads = max(torch.get_num_threads() // self.num_rounds, 1)
-            connection.send(Start(self._config, threads))
+            connection.send(LoadModels(self._config, num_threads))
             error = connection.recv()
         except (EOFError, OSError):
             error = ModelError("the process that loads the models has died; is there memory?")
         finally:
             connection.close()
         if error is not None:
-            ours.close()
+            control.close()
             raise error
-        return ours
+        return control
 
     async def search(
-        self,
-        slot: int,
-        work: Round,
-        deliver: Callable[[Found], None],
-        observe: Callable[[int], None],
+        self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
         """See `RoundEngine.search`. Raises `WorkerDiedError`."""
-        backend, batches = work.options.translator.backend, work.batches
+        backend = search_round.options.translator.backend
         assert isinstance(backend, WorkersBackend)
-        worker = await self._worker(slot)
-        settings = (batches.config, batches.n_best, batches.with_scores, work.can_join)
-        worker.send(Begin(backend.number, *settings))
-        work.on_arrival = lambda: worker.send(work.take())
-        work.on_arrival()
+        batch_search = search_round.batch_search
+        start = StartRound(
+            model=backend.number,
+            search=batch_search.config,
+            n_best=batch_search.n_best,
+            with_scores=batch_search.with_scores,
+            can_join=search_round.can_join,
+        )
+        worker = await self._get_worker(slot)
+
+        def send_arrived() -> None:
+            segments = search_round.take_arrived()
+            if segments:
+                worker.send(segments)
+
+        worker.send(start)
+        send_arrived()
+        search_round.on_arrival = send_arrived
         try:
             while True:
                 message = await worker.receive()
                 if isinstance(message, Delivery):
-                    for size in message.sizes:
-                        observe(size)
-                    deliver(message.found)
-                elif message.num_parts == work.num_parts:
+                    deliver(message)
+                elif message.num_finished == search_round.num_added:
                     return
         except BaseException:
-            worker.close()  # what it would still deliver belongs to no round
+            worker.close()  # its further deliveries would be taken for those of the next round
             raise
         finally:
-            work.on_arrival = lambda: None
+            search_round.on_arrival = lambda: None
 
-    async def call(self, function: Callable[..., T], translator: Translator, *args: Any) -> T:
-        """See `RoundEngine.call`. Raises `WorkerDiedError`."""
+    async def call_function(
+        self, function: Callable[..., T], translator: Translator, *args: Any
+    ) -> T:
+        """See `RoundEngine.call_function`. Raises `WorkerDiedError`."""
         assert isinstance(translator.backend, WorkersBackend)
-        idle = [i for i, worker in enumerate(self._workers) if worker is None or not worker.is_busy]
-        worker = await self._worker(next(iter(idle), 0))
-        return await worker.call(function, translator.backend.number, args)  # type: ignore[no-any-return]
+        slot = self._find_idle_slot()
+        worker = await self._get_worker(slot)
+        return await worker.call_function(function, translator.backend.number, args)  # type: ignore[no-any-return]
 
-    async def _worker(self, slot: int) -> _Worker:
-        """Return the worker of a slot, a new one where it has died."""
+    def _find_idle_slot(self) -> int:
+        """Return the first slot without a running round, or slot 0."""
+        for slot, worker in enumerate(self._workers):
+            if worker is None or not worker.is_busy:
+                return slot
+        return 0
+
+    async def _get_worker(self, slot: int) -> _WorkerConnection:
+        """Return the worker of a slot. Starts one if there is none or it has died."""
         async with self._lock:
             worker = self._workers[slot]
-            if worker is None or not worker.is_alive:
-                if worker is not None:
-                    self.num_deaths += 1
-                    log.warning("a worker process has died; another one takes its place")
-                worker = self._workers[slot] = await _Worker.connect(await self._fork())
+            if worker is not None and worker.is_alive:
+                return worker
+            if worker is not None:
+                self.num_deaths += 1
+                log.warning("a worker process has died; another one takes its place")
+            reader, writer = await asyncio.open_unix_connection(sock=await self._fork_worker())
+            worker = _WorkerConnection(reader, writer)
+            self._workers[slot] = worker
             return worker
 
-    async def _fork(self) -> socket.socket:
-        """Return the socket of a new worker."""
-        for is_last in (False, True):
-            ours, theirs = socket.socketpair()
-            ours.setblocking(False)
-            with contextlib.suppress(OSError):
-                with theirs:
-                    socket.send_fds(self._control, [b"f"], [theirs.fileno()])
-                if await asyncio.get_running_loop().sock_recv(ours, len(HELLO)):
-                    return ours
-            ours.close()
-            if not is_last:  # the process that forks has died itself
-                self._control.close()
-                self._control = await asyncio.to_thread(self._start)
-        raise WorkerDiedError("no worker process can be started")
+    async def _fork_worker(self) -> socket.socket:
+        """Return the socket of a new worker. Restarts the loader process if it has died."""
+        connection = await self._try_fork()
+        if connection is None:
+            self._control.close()
+            self._control = await asyncio.to_thread(self._start_loader)
+            connection = await self._try_fork()
+        if connection is None:
+            raise WorkerDiedError("no worker process can be started")
+        return connection
+
+    async def _try_fork(self) -> socket.socket | None:
+        """Return the socket of a new worker, or None if the loader process has died."""
+        connection, worker_connection = socket.socketpair()
+        connection.setblocking(False)
+        with contextlib.suppress(OSError):
+            with worker_connection:
+                socket.send_fds(self._control, [b"f"], [worker_connection.fileno()])
+            if await asyncio.get_running_loop().sock_recv(connection, len(HELLO)):
+                return connection
+        connection.close()
+        return None
 
     def close(self) -> None:
-        """End the workers."""
+        """End the processes."""
         self._control.close()
         for worker in self._workers:
             if worker is not None:
                 worker.close()
 
     def __del__(self) -> None:
-        if hasattr(self, "_workers"):
+        if hasattr(self, "_workers"):  # the models were loaded
             self.close()
 
 
-class _Worker:
-    """The server's end of a worker."""
+class _WorkerConnection:
+    """The server's end of the socket of a worker."""
 
     def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._reader, self._writer = reader, writer
-        self._messages: asyncio.Queue[Any] = asyncio.Queue()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._numbers = itertools.count()
-        self._reading = asyncio.ensure_future(self._read(reader))
         self.is_alive = True
-        self.is_busy = False
-
-    @classmethod
-    async def connect(cls, connection: socket.socket) -> _Worker:
-        """Return the worker behind a socket."""
-        return cls(*await asyncio.open_unix_connection(sock=connection))
+        self.is_busy = False  # with a round
+        self._writer = writer
+        self._round_messages: asyncio.Queue[Delivery | Idle | None] = asyncio.Queue()
+        self._calls: dict[int, asyncio.Future[Any]] = {}
+        self._call_numbers = itertools.count()
+        self._reading = asyncio.ensure_future(self._read(reader))
 
     def send(self, message: Any) -> None:
-        """Send a message; to a worker that is gone it is lost."""
+        """Send a message. If the worker has died, the message is lost."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._writer.write(struct.pack("!i", len(data)) + data)
-        self.is_busy = self.is_busy or isinstance(message, Begin)
+        if isinstance(message, StartRound):
+            self.is_busy = True
 
     async def receive(self) -> Delivery | Idle:
         """Return the next message about a round. Raises `WorkerDiedError`."""
-        message = await self._messages.get()
+        message = await self._round_messages.get()
         if message is None:
             raise WorkerDiedError("a worker process has died")
-        self.is_busy = not isinstance(message, Idle)  # of a part of what was sent, at most a moment
-        return message  # type: ignore[no-any-return]
+        # after Idle, segments that were sent meanwhile may still be searched, for a moment
+        self.is_busy = not isinstance(message, Idle)
+        return message
 
-    async def call(self, function: Callable[..., Any], model: int, args: tuple[Any, ...]) -> Any:
-        """Return what a function returns there."""
-        number = next(self._numbers)
-        future = self._calls[number] = asyncio.get_running_loop().create_future()
+    async def call_function(
+        self, function: Callable[..., Any], model: int, args: tuple[Any, ...]
+    ) -> Any:
+        """Return the result of a function that the worker calls."""
+        number = next(self._call_numbers)
+        future = asyncio.get_running_loop().create_future()
+        self._calls[number] = future
         self.send(FunctionCall(number, function, model, args))
         try:
             return await future
@@ -253,23 +287,30 @@ class _Worker:
             del self._calls[number]
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
-        """Sort what arrives until the worker is gone."""
+        """Dispatch messages until the worker has died."""
         with contextlib.suppress(asyncio.IncompleteReadError, OSError):
             while True:
                 size = int.from_bytes(await reader.readexactly(4), "big")
                 message = pickle.loads(await reader.readexactly(size))
-                if not isinstance(message, FunctionResult):
-                    self._messages.put_nowait(message)
-                elif (future := self._calls.get(message.number)) and not future.done():
-                    if message.error is not None:
-                        future.set_exception(message.error)
-                    else:
-                        future.set_result(message.result)
+                if isinstance(message, FunctionResult):
+                    self._finish_call(message)
+                else:
+                    self._round_messages.put_nowait(message)
         self.is_alive = False
-        self._messages.put_nowait(None)
-        for future in self._calls.values():
-            if not future.done():
-                future.set_exception(WorkerDiedError("a worker process has died"))
+        self._round_messages.put_nowait(None)
+        for number in self._calls:
+            self._finish_call(
+                FunctionResult(number, None, WorkerDiedError("a worker process has died"))
+            )
+
+    def _finish_call(self, message: FunctionResult) -> None:
+        future = self._calls.get(message.number)
+        if future is None or future.done():
+            return
+        if message.error is not None:
+            future.set_exception(message.error)
+        else:
+            future.set_result(message.result)
 
     def close(self) -> None:
         """End the worker."""

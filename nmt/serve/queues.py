@@ -1,0 +1,213 @@
+"""Requests that wait for an engine, in one queue per client.
+
+Rounds take segments from the clients in turn, so that a client with many sentences does not delay
+the others. The number of waiting segments is limited, in total and per client.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import math
+import time
+from collections import OrderedDict, deque
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from nmt.config import SearchConfig
+from nmt.data.languages import Tags
+from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
+from nmt.translate.engines.native import NativeBackend
+from nmt.translate.lines import EncodedWindow, LineOptions
+from nmt.translate.translator import Translator
+
+_MAX_REQUESTS_SEARCHED = 16  # requests of a client that are searched for one with given options
+_TOKENS_PER_SEGMENT = 20  # an average, for the estimate of Retry-After
+_MAX_RETRY_SECONDS = 60
+
+
+class QueueFullError(Exception):
+    """The queue has no space for a request; `retry_seconds` estimates when it will have."""
+
+    def __init__(self, retry_seconds: int) -> None:
+        super().__init__(f"the queue is full; try again in {retry_seconds} s")
+        self.retry_seconds = retry_seconds
+
+
+class TooManySentencesError(Exception):
+    """A request has more sentences than a client may have in the queue."""
+
+
+@dataclass(frozen=True)
+class BatchOptions:
+    """Settings that all sentences of a batch share."""
+
+    translator: Translator
+    search: SearchConfig
+    lines: LineOptions
+    tags: Tags = field(default=Tags(), compare=False)  # may differ within a batch
+
+    @property
+    def can_join(self) -> bool:
+        """Whether sentences with these options may join a running search."""
+        backend = self.translator.backend
+        has_forced_start = self.tags.tgt or self.translator.tokenizer.tgt.prefix
+        if has_forced_start or not isinstance(backend, NativeBackend):
+            return False
+        return backend.can_join(self.search)
+
+    def make_batch_search(self) -> BatchSearch:
+        """Return a search with these options."""
+        search = self.search
+        n_best = self.lines.n_best
+        if search.sampling:  # samples are independent, so none beyond n_best need be drawn
+            search = replace(search, beam_size=n_best)
+        backend = self.translator.backend
+        return BatchSearch(backend, search, n_best, backend.max_tokens, self.lines.with_scores)
+
+
+@dataclass(eq=False)
+class QueuedRequest:
+    """The segments of one call of `Scheduler.translate`.
+
+    Rounds take the segments in order; they may be finished in any order.
+    """
+
+    client: str
+    options: BatchOptions
+    encoded: EncodedWindow
+    segments: list[Segment] = field(init=False)
+    results: dict[int, SearchResult] = field(default_factory=dict)  # of finished segments, by index
+    num_taken: int = 0  # segments that a round has taken
+    queued_at: float = field(default_factory=time.monotonic)
+    done: asyncio.Future[None] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.segments = [segment for line in self.encoded.segments for segment in line]
+        self.done = asyncio.get_running_loop().create_future()
+
+    @property
+    def num_waiting(self) -> int:
+        """Number of segments that no round has taken; 0 if the request was answered or failed."""
+        return 0 if self.done.done() else len(self.segments) - self.num_taken
+
+    @property
+    def num_unfinished(self) -> int:
+        """Number of segments that have no result yet."""
+        return len(self.segments) - len(self.results)
+
+    def finish_segment(self, index: int, result: SearchResult) -> None:
+        """Store the result of a segment; the last one completes the request."""
+        self.results[index] = result
+        if not self.num_unfinished and not self.done.done():
+            self.done.set_result(None)
+
+
+class ClientQueues:
+    """The queues of all clients, in the order in which the clients are served."""
+
+    def __init__(self, max_waiting: int) -> None:
+        self.num_waiting = 0  # segments of all clients that no round has taken
+        self.requests: set[QueuedRequest] = set()  # all unanswered ones, waiting or being searched
+        self._max_waiting = max_waiting
+        self._queues: OrderedDict[str, deque[QueuedRequest]] = OrderedDict()
+
+    def check_capacity(self, client: str, num_segments: int, tokens_per_second: float) -> None:
+        """Check that a client may add `num_segments` segments now.
+
+        Raises `TooManySentencesError` if it never may, and `QueueFullError` if it may later;
+        `tokens_per_second` serves to estimate when.
+        """
+        max_per_client = max(self._max_waiting // 2, 1)
+        if num_segments > max_per_client:
+            raise TooManySentencesError(
+                f"{num_segments} sentences are more than {max_per_client}, the limit of a client; "
+                "send fewer"
+            )
+        num_of_client = sum(request.num_waiting for request in self._queues.get(client, ()))
+        if (
+            self.num_waiting + num_segments > self._max_waiting
+            or num_of_client + num_segments > max_per_client
+        ):
+            seconds = self.num_waiting * _TOKENS_PER_SEGMENT / tokens_per_second
+            until_half_empty = math.ceil(seconds / 2)
+            raise QueueFullError(max(1, min(_MAX_RETRY_SECONDS, until_half_empty)))
+
+    def add(self, request: QueuedRequest) -> None:
+        """Append a request to the queue of its client."""
+        self.requests.add(request)
+        self._queues.setdefault(request.client, deque()).append(request)
+        self.num_waiting += len(request.segments)
+
+    def remove(self, request: QueuedRequest) -> None:
+        """Remove a request that was answered or given up."""
+        self.num_waiting -= len(request.segments) - request.num_taken
+        request.num_taken = len(request.segments)
+        request.done.cancel()
+        self.requests.discard(request)
+        queue = self._queues.get(request.client, deque())
+        if request in queue:
+            queue.remove(request)
+        if not queue:
+            self._queues.pop(request.client, None)
+
+    def fail_all(self, reason: str) -> None:
+        """Fail all unanswered requests with a `RuntimeError`."""
+        for request in self.requests:
+            request.num_taken = len(request.segments)
+            if not request.done.done():
+                request.done.set_exception(RuntimeError(reason))
+        self._queues.clear()
+        self.num_waiting = 0
+
+    def next_request(self) -> QueuedRequest | None:
+        """Return the oldest waiting request of the next client, or None if none waits."""
+        for client in list(self._queues):
+            queue = self._queues[client]
+            _drop_taken(queue)
+            if queue:
+                return queue[0]
+            del self._queues[client]
+        return None
+
+    def take_turns(self, options: BatchOptions) -> Iterator[QueuedRequest]:
+        """Yield waiting requests with these options, from each client in turn.
+
+        Take one segment of each request before asking for the next. A request is yielded again
+        while it has waiting segments.
+        """
+        is_anything_left = True
+        while is_anything_left:
+            is_anything_left = False
+            for client in list(self._queues):
+                request = self._find_request(client, options)
+                if request is not None:
+                    yield request
+                    self.end_turn(client)
+                    is_anything_left = True
+
+    def take_segment(self, request: QueuedRequest) -> int:
+        """Take the first waiting segment of a request; return its index in the request."""
+        index = request.num_taken
+        request.num_taken += 1
+        self.num_waiting -= 1
+        return index
+
+    def end_turn(self, client: str) -> None:
+        """Let all other clients be served before this one."""
+        self._queues.move_to_end(client)
+
+    def _find_request(self, client: str, options: BatchOptions) -> QueuedRequest | None:
+        """Return the first waiting request of a client with these options."""
+        queue = self._queues[client]
+        _drop_taken(queue)
+        for request in list(queue)[:_MAX_REQUESTS_SEARCHED]:
+            has_options = request.options == options
+            if has_options and request.num_waiting and request.options.can_join == options.can_join:
+                return request
+        return None
+
+
+def _drop_taken(queue: deque[QueuedRequest]) -> None:
+    """Drop requests at the front of a queue whose segments were all taken."""
+    while queue and not queue[0].num_waiting:
+        queue.popleft()

@@ -1,0 +1,236 @@
+"""Engines that search rounds of segments, and how segments join a search that is running.
+
+`LocalEngine` searches in threads of the server's process. The worker processes of
+`nmt.serve.workers` are the other engine. `JoiningSearch` is the search of both.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+from nmt.serve.queues import BatchOptions, QueuedRequest
+from nmt.translate.batch_search import BatchSearch, Failure, SearchResult, Segment
+from nmt.translate.translator import Translator
+
+log = logging.getLogger(__name__)
+T = TypeVar("T")
+
+# Each join costs one run of the encoder, so segments join in groups: when they are at least a
+# quarter of the sentences that are being searched, or after they waited for four steps.
+_JOIN_SHARE = 4
+_JOIN_STEPS = 4
+
+
+class Delivery(NamedTuple):
+    """Finished segments of a round."""
+
+    results: list[tuple[int, SearchResult]]  # with the number of the segment in its round
+    batch_sizes: list[int]  # sentences searched together, after each join since the last delivery
+
+
+class SearchRound:
+    """Segments that an engine searches together, and the requests that they belong to.
+
+    Segments are numbered in the order in which they are added. All state belongs to the event
+    loop, except that `take_arrived` may be called by the thread of an engine.
+    """
+
+    def __init__(self, options: BatchOptions) -> None:
+        self.options = options
+        self.batch_search = options.make_batch_search()
+        self.can_join = options.can_join
+        self.is_open = self.can_join  # whether segments may be added to the running search
+        self.num_added = 0
+        self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}  # number: request, index in it
+        self.num_tokens = 0  # source tokens of the unfinished segments
+        self.num_finished_tokens = 0  # since measured_at
+        self.measured_at = time.monotonic()
+        self.on_arrival: Callable[[], None] = lambda: None  # an engine may set it
+        self._arrived: deque[Segment] = deque()  # added, but not taken by the engine
+
+    def add(self, request: QueuedRequest, index: int) -> None:
+        """Add the segment of a request with this index."""
+        segment = request.segments[index]
+        self.unfinished[self.num_added] = (request, index)
+        self.num_added += 1
+        self.num_tokens += len(segment.ids) + 1
+        self._arrived.append(segment)
+
+    def take_arrived(self) -> list[Segment]:
+        """Return the segments that were added since the last call."""
+        return [self._arrived.popleft() for _ in range(len(self._arrived))]
+
+    def finish_segment(self, number: int, result: SearchResult) -> None:
+        """Hand the result of a segment to its request."""
+        request, index = self.unfinished.pop(number)
+        request.finish_segment(index, result)
+        num_tokens = len(request.segments[index].ids) + 1
+        self.num_tokens -= num_tokens
+        self.num_finished_tokens += num_tokens
+
+
+class JoinRule:
+    """Decides when waiting segments join a running search."""
+
+    def __init__(self) -> None:
+        self._num_steps = 0  # for which segments have waited
+
+    def allows_join(self, num_waiting: int, num_searched: int) -> bool:
+        """Return whether the waiting segments join now. Call it before each step of the search."""
+        if not num_waiting:
+            self._num_steps = 0
+            return False
+        self._num_steps += 1
+        if num_waiting * _JOIN_SHARE < num_searched and self._num_steps <= _JOIN_STEPS:
+            return False
+        self._num_steps = 0
+        return True
+
+
+class JoiningSearch:
+    """Searches the segments of a round, including those that arrive while it runs.
+
+    Args:
+        batch_search: search with the settings of the round.
+        can_join: whether segments may join between two steps of the search. If not, those that
+            arrive are searched afterwards.
+        receive: returns the segments that have arrived since the last call, without waiting.
+        deliver: is called with the results of segments as soon as they are finished.
+    """
+
+    def __init__(
+        self,
+        batch_search: BatchSearch,
+        *,
+        can_join: bool,
+        receive: Callable[[], list[Segment]],
+        deliver: Callable[[Delivery], None],
+    ) -> None:
+        self.num_finished = 0  # segments of all earlier searches
+        self._batch_search = batch_search
+        self._can_join = can_join
+        self._receive = receive
+        self._send = deliver
+        self._waiting: list[Segment] = []
+        self._rule = JoinRule()
+        self._num_started = 0  # segments of the current search, which numbers them from 0
+        self._unfinished: set[int] = set()  # numbers in the current search
+        self._batch_sizes: list[int] = []
+
+    def search(self, segments: list[Segment]) -> None:
+        """Search segments, and those that arrive meanwhile, until all are delivered."""
+        self._waiting += segments
+        while self._waiting:
+            self._rule = JoinRule()
+            self._num_started = 0
+            self._unfinished.clear()
+            self._search_waiting()
+            self.num_finished += self._num_started
+
+    def _search_waiting(self) -> None:
+        """Run one search. If it fails as a whole, its unfinished segments fail."""
+        segments = self._take_waiting(num_searched=0)
+        try:
+            if self._can_join:
+                self._batch_search.translate_arriving(segments, self._take_joining, self._deliver)
+            else:
+                self._deliver(list(enumerate(self._batch_search.translate(segments))))
+        except (EOFError, ConnectionError):  # the server is gone, and with it this worker's task
+            raise
+        except Exception as error:
+            log.exception("the engine failed with %d sentences", len(self._unfinished))
+            failure = describe_failure(error)
+            self._deliver([(number, failure) for number in self._unfinished])
+
+    def _take_joining(self, num_searched: int) -> list[Segment]:
+        """Return the segments that join a search of `num_searched` sentences before its next
+        step.
+        """
+        self._waiting += self._receive()
+        if not self._rule.allows_join(len(self._waiting), num_searched):
+            return []
+        return self._take_waiting(num_searched)
+
+    def _take_waiting(self, num_searched: int) -> list[Segment]:
+        segments = self._waiting
+        self._waiting = []
+        first = self._num_started
+        self._num_started += len(segments)
+        self._unfinished.update(range(first, self._num_started))
+        self._batch_sizes.append(num_searched + len(segments))
+        return segments
+
+    def _deliver(self, results: Sequence[tuple[int, SearchResult]]) -> None:
+        """Deliver results, which have the numbers of the current search."""
+        numbered = [(self.num_finished + number, result) for number, result in results]
+        self._send(Delivery(numbered, self._batch_sizes))
+        self._unfinished.difference_update([number for number, _ in results])
+        self._batch_sizes = []
+
+
+def describe_failure(error: Exception) -> Failure:
+    """Return the result of segments that an engine failed with."""
+    return Failure(f"{type(error).__name__}: {error}"[:300])
+
+
+class RoundEngine(Protocol):
+    """Searches several rounds at the same time."""
+
+    async def search(
+        self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
+    ) -> None:
+        """Search the segments of a round, and those that are added meanwhile; return when all are
+        delivered.
+
+        `slot` tells the rounds apart that run at the same time. `deliver` is called in the event
+        loop. Raises an exception if the unfinished segments cannot be searched.
+        """
+
+    async def call_function(
+        self, function: Callable[..., T], translator: Translator, *args: Any
+    ) -> T:
+        """Return `function(translator, *args)`, called where the model is loaded."""
+
+
+class LocalEngine:
+    """Searches in threads of this process."""
+
+    def __init__(self, num_rounds: int) -> None:
+        self._threads = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
+
+    async def search(
+        self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
+    ) -> None:
+        """See `RoundEngine.search`."""
+        loop = asyncio.get_running_loop()
+
+        def deliver_in_loop(delivery: Delivery) -> None:
+            with contextlib.suppress(RuntimeError):  # the event loop is closed
+                loop.call_soon_threadsafe(deliver, delivery)
+
+        joining_search = JoiningSearch(
+            search_round.batch_search,
+            can_join=search_round.can_join,
+            receive=search_round.take_arrived,
+            deliver=deliver_in_loop,
+        )
+        while segments := search_round.take_arrived():
+            await loop.run_in_executor(self._threads, joining_search.search, segments)
+
+    async def call_function(
+        self, function: Callable[..., T], translator: Translator, *args: Any
+    ) -> T:
+        """See `RoundEngine.call_function`. Waits for a thread that runs no round."""
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, function, translator, *args)
+
+    def close(self) -> None:
+        """Let the threads end after their current task."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
