@@ -15,8 +15,9 @@ from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import load_tokenizers
 from nmt.preprocess import chunks
 from nmt.translate.context import add_context, take_last
-from nmt.translate.lines import HashedInput, LineResult, Translation, Window
+from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
+from nmt.translate.windows import Window, WindowReader
 
 # --- pairs
 
@@ -83,7 +84,7 @@ def test_pairs_get_the_lines_before_them_up_to_a_gap_a_chunk_and_the_longest(
 
 
 def test_a_line_has_the_lines_before_it_up_to_an_empty_one() -> None:
-    window = Window(3, ["a", "", "b", "c", " ", "d"], None, before=("x", "", "y"))
+    window = Window(3, ["a", "", "b", "c", " ", "d"], context=("x", "", "y"))
     groups = add_context(window, 2)
     assert groups == [["y", "a"], [""], ["b"], ["b", "c"], [" "], ["d"]]
     assert add_context(Window(0, list("abcd"), None), 2) == [
@@ -95,9 +96,9 @@ def test_a_line_has_the_lines_before_it_up_to_an_empty_one() -> None:
 
 
 def test_a_job_that_goes_on_has_the_lines_before_it() -> None:
-    source = HashedInput(iter("abcdefg"), context=2)
-    source.skip(3)
-    windows = [(window.before, window.lines) for window in source.windows(2)]
+    reader = WindowReader("abcdefg", window_lines=2, context=2)
+    reader.skip(3)
+    windows = [(window.context, window.lines) for window in reader]
     assert windows == [(("b", "c"), ["d"]), (("c", "d"), ["e", "f"]), (("e", "f"), ["g"])]
 
 
@@ -198,4 +199,4 @@ def test_a_context_that_cannot_be_is_one_line(
     assert "context=1: the model has no <sep>; it needs data" in capfd.readouterr().err
     for option in ("format=json", "n_best=2", f"prefixes={tmp_path / 'in'}"):
         assert run(folder, tmp_path / "out", option) == 2
-        assert "context=1: only with format=text, n_best=1" in capfd.readouterr().err
+        assert "context=1: only works with format=text, n_best=1" in capfd.readouterr().err

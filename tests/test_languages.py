@@ -21,7 +21,8 @@ from nmt import Translator
 from nmt.data.binary import read_held_out
 from nmt.data.languages import LanguagePair
 from nmt.errors import ConfigError, DataError
-from nmt.translate.lines import LineOptions, Window, encode_window
+from nmt.translate.options import LineOptions
+from nmt.translate.windows import Window, encode_window
 from nmt.visualize.search_tree import record_search
 
 WORDS = {

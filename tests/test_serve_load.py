@@ -31,7 +31,7 @@ from nmt.serve.queues import BatchOptions, QueueFullError
 from nmt.serve.scheduler import Scheduler
 from nmt.serve.service import Service
 from nmt.serve.texts import PlainText, plain_text
-from nmt.translate.lines import LineOptions
+from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 
 GOOD = {"source": "xx", "target": "yy"}

@@ -13,7 +13,7 @@ from nmt.errors import DataError
 from nmt.serve.documents import Downloads, ReadOptions, read_document
 from nmt.serve.markup import parse_html, visible_text
 from nmt.serve.texts import is_emoji_only, plain_text, token_spans
-from nmt.translate.lines import LineResult, Translation
+from nmt.translate.results import LineResult, Translation
 
 
 def translated(sentence: str, *, backwards: bool = False) -> LineResult:

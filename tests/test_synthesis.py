@@ -27,16 +27,17 @@ from nmt.config import BacktranslateConfig, DistillConfig, Engine, TooLong
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer, load_tokenizers
 from nmt.errors import DataError, NmtError
-from nmt.translate import resume
-from nmt.translate.lines import LineResult, Translation, Window
-from nmt.translate.resume import PartState
+from nmt.translate import job
+from nmt.translate.job import JobState
+from nmt.translate.results import LineResult, Translation
 from nmt.translate.synthesis import (
     SynthesisCounts,
     count_repeats,
     is_looping,
-    keep_pairs,
     publish,
+    select_pairs,
 )
+from nmt.translate.windows import Window
 
 LINES = [line if i % 17 else "" for i, line in enumerate(sentences(120, seed=5))]
 DRAWS = {"sampling": True, "temperature": 1.5, "seed": 1, "max_length_a": 2.0, "window_lines": 15}
@@ -85,7 +86,7 @@ def read_lines(path: Path) -> list[str]:
 
 def test_the_files_of_a_corpus_have_one_side_each(tmp_path: Path) -> None:
     write_lines(tmp_path / "pairs", ["a", "A", "b", "B"])
-    publish(tmp_path, tmp_path / "pairs", PartState(counts=SynthesisCounts(pairs=2)), {"of": 1})
+    publish(tmp_path, tmp_path / "pairs", JobState(counts=SynthesisCounts(pairs=2)), {"of": 1})
     assert [read_lines(tmp_path / f"{side}.txt") for side in ("src", "tgt")] == [
         ["a", "b"],
         ["A", "B"],
@@ -130,7 +131,7 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
     cases = {
         "blank": [("", found("", 0)), (" ", found("a", 1))],
         "failed": [(line, LineResult([], "RuntimeError"))],
-        "truncated": [(line, found("a", 3, num_left_out=1, num_parts=1))],
+        "truncated": [(line, found("a", 3, num_truncated=1))],
         "empty": [(line, found(" ", 1)), (line, found("", 0))],
         "met_limit": [(line, found("a", 3, finished=False))],
         "looping": [(line, found("loop", 5))],
@@ -143,16 +144,17 @@ def test_each_line_is_a_pair_or_counted_for_the_reason_that_it_is_none(
     window, heard = Window(7, lines, None), BufferingHandler(100)
     logging.getLogger("nmt.translate.synthesis").addHandler(heard)
     for is_reversed, kept in ((False, b"%s\nloop\n%s\nc\n"), (True, b"loop\n%s\nc\n%s\n")):
-        data, counts = keep_pairs(window, results, config, tokenizer, is_reversed=is_reversed)
+        options = {"config": config, "tokenizer": tokenizer, "is_reversed": is_reversed}
+        data, counts = select_pairs(window, results, **options)
         assert data == kept % (line.encode(), line.encode())
         assert counts.lines == len(lines)
         assert {k: v for k, v in vars(counts).items() if v and k not in ("lines", "too_long")} == {
             reason: len(case) for reason, case in cases.items()
         }
-    warning = "line 10 cannot be translated and is left out: RuntimeError"
+    warning = "line 10 could not be translated; dropped it: RuntimeError"
     assert [record.getMessage() for record in heard.buffer] == 2 * [warning]
     config = DistillConfig(input=["x"], max_ratio=0, max_repeats=0)
-    _, counts = keep_pairs(window, results, config, tokenizer, is_reversed=False)
+    _, counts = select_pairs(window, results, **{**options, "config": config})
     assert (counts.looping, counts.ratio, counts.pairs) == (0, 0, 5)
 
 
@@ -250,7 +252,7 @@ def kill_often(task: Callable[[], int], log: Path, rounds: int) -> None:
 def test_a_command_killed_again_and_again_ends_with_the_same_bytes(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(resume, "_SAVE_SECONDS", 0.0)
+    monkeypatch.setattr(job, "_SAVE_SECONDS", 0.0)
     out, log = tmp_path / "out", tmp_path / "log"
     state = out / "pairs.partial.json"
     pid = fork(partial(backtranslate, folder, out), log)

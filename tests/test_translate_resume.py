@@ -16,7 +16,7 @@ import pytest
 from tiny import sentences
 from translating import fork, kill, start, status, translate, write_lines, write_model
 
-from nmt.translate import resume
+from nmt.translate import job
 
 pytestmark = pytest.mark.slow
 
@@ -33,7 +33,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_lines(folder / "in", LINES)
     assert translate(*places(folder), f"output={folder / 'whole'}", *OPTIONS) == 0
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(resume, "_SAVE_SECONDS", 0.0)
+        patch.setattr(job, "_SAVE_SECONDS", 0.0)
         pid = start(folder / "log", *places(folder), f"output={folder / 'out'}", *OPTIONS)
     state = folder / "out.partial.json"
     deadline = time.monotonic() + 60
@@ -53,7 +53,7 @@ def places(folder: Path) -> list[str]:
 
 @pytest.fixture(autouse=True)
 def _save_often(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(resume, "_SAVE_SECONDS", 0.02)
+    monkeypatch.setattr(job, "_SAVE_SECONDS", 0.02)
 
 
 def lines_done(state: Path) -> int:
@@ -88,10 +88,10 @@ def test_several_processes_write_what_one_does_and_resume_it(
     lines = killed_job(folder, tmp_path)
     arguments = [*places(folder), *OPTIONS, "devices=2"]
     assert translate(*arguments, f"output={tmp_path / 'out'}") == 0
-    assert f"going on after line {lines}\n" in capfd.readouterr().err
+    assert f"resuming after line {lines}\n" in capfd.readouterr().err
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
     assert translate(*places(folder), "devices=2", "scheduler=tcp://localhost:1") == 2
-    assert "devices=2: does not go with scheduler" in capfd.readouterr().err
+    assert "devices=2: does not work with scheduler" in capfd.readouterr().err
 
 
 def test_a_killed_job_goes_on_where_it_stopped_also_with_more_lines_and_other_batches(
@@ -102,7 +102,7 @@ def test_a_killed_job_goes_on_where_it_stopped_also_with_more_lines_and_other_ba
     write_lines(tmp_path / "in", [*LINES, "the house"])
     arguments = [*places(tmp_path), f"output={tmp_path / 'out'}", *OPTIONS, "max_tokens=500"]
     assert translate(*arguments) == 0
-    assert f"going on after line {lines}\n" in capfd.readouterr().err
+    assert f"resuming after line {lines}\n" in capfd.readouterr().err
     found = (tmp_path / "out").read_bytes().splitlines(keepends=True)
     whole = (folder / "whole").read_bytes().splitlines(keepends=True)
     assert found[:lines] == whole[:lines]
@@ -137,7 +137,7 @@ def test_prefixes_of_a_stream_are_not_read_twice(
     arguments = [f"model_dir={folder / 'model'}", f"input={tmp_path / 'in'}", *OPTIONS]
     arguments += [f"output={tmp_path / 'out'}", "too_long=error"]
     for lines, named in (
-        ([*LINES[:90], "the " * 300], "80 lines are kept"),
+        ([*LINES[:90], "the " * 300], "kept 80 lines"),
         (["another", *LINES[1:90]], "the input does not begin with the 80 lines"),
     ):
         write_lines(tmp_path / "in", lines)
@@ -152,7 +152,7 @@ def test_prefixes_of_a_stream_are_not_read_twice(
 def test_a_second_process_with_the_same_output_is_refused(
     folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    with resume.PartFile(tmp_path / "out", {}):
+    with job.PartialFile(tmp_path / "out", {}):
         assert translate(*places(folder), f"output={tmp_path / 'out'}") == 2
         assert "is being written by another process" in capfd.readouterr().err
 
@@ -171,7 +171,7 @@ def test_a_full_disk_is_one_line_and_the_job_goes_on_later(folder: Path, tmp_pat
     assert "Traceback" not in "".join(errors)
     assert not (tmp_path / "out").exists()
     assert status(start(tmp_path / "log", *arguments)) == 0
-    assert "going on after line" in (tmp_path / "log").read_text(encoding="utf-8")
+    assert "resuming after line" in (tmp_path / "log").read_text(encoding="utf-8")
     assert (tmp_path / "out").read_bytes() == (folder / "whole").read_bytes()
 
 

@@ -22,13 +22,16 @@ from tiny import sentences, tiny_model
 from nmt.config import SearchConfig, TooLong
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ConfigError, DataError
+from nmt.runtime.prefetch import prefetch
 from nmt.search.hypotheses import Hypothesis
 from nmt.search.stepper import ModelStepper
 from nmt.translate.batch_search import MAX_FAILURES, BatchSearch, Failure, Segment
 from nmt.translate.engines.base import SearchRequest
 from nmt.translate.engines.native import NativeBackend
-from nmt.translate.lines import LineOptions, LineResult, cut_windows, prefetch
+from nmt.translate.options import LineOptions
+from nmt.translate.results import LineResult
 from nmt.translate.translator import TranslationError, Translator
+from nmt.translate.windows import WindowReader
 
 CONFIG = SearchConfig(beam_size=2, max_length_a=1.0, max_length_b=8)
 LINES = ["", *sentences(30, seed=8), " ", "the " * 60]
@@ -47,7 +50,7 @@ def copier(tokenizer: Tokenizer) -> Translator:
 
 def results_of(translator: Translator, lines: list[str], **options: Any) -> list[LineResult]:
     config = translator.search_config(alignment=True)
-    windows = translator.translate_windows(cut_windows(lines), config, LineOptions(**options))
+    windows = translator.translate_windows(WindowReader(lines), config, LineOptions(**options))
     return next(windows)[1]
 
 
@@ -58,7 +61,7 @@ def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
     lines = [str(i) * (i % 7) for i in range(700)]
     lines[333] = "x" * (1 << 22)  # ends its window
     for size in (1, 40, 100, 1000):
-        windows = list(cut_windows(lines, window_lines=size))
+        windows = list(WindowReader(lines, window_lines=size, has_more=lambda: True))
         assert [line for window in windows for line in window.lines] == lines
         assert all(len(window.lines) <= size for window in windows)
         assert all(w.first_line // size == (w.next_line - 1) // size for w in windows)
@@ -66,13 +69,15 @@ def test_windows_hold_every_line_once_and_go_on_the_same_from_any_of_their_ends(
         assert 334 in [w.first_line for w in windows]
         for k in range(1, len(windows), 1 + len(windows) // 9):
             start = windows[k].first_line
-            rest = cut_windows(lines[start:], window_lines=size, first_line=start)
-            assert list(rest) == windows[k:], (size, k)
+            resumed = WindowReader(lines, window_lines=size, has_more=lambda: True)
+            resumed.skip(start)
+            assert list(resumed) == windows[k:], (size, k)
 
 
 def test_the_first_windows_of_a_stream_are_small_and_those_of_a_list_full() -> None:
-    for small_first, expected in ((False, [100, 100, 50]), (True, [64, 36, 100, 50])):
-        windows = cut_windows(["a"] * 250, window_lines=100, small_first=small_first)
+    cases = ((None, [100, 100, 50]), (lambda: True, [64, 36, 100, 50]))
+    for has_more, expected in cases:
+        windows = WindowReader(["a"] * 250, window_lines=100, has_more=has_more)
         assert [len(window.lines) for window in windows] == expected
 
 
@@ -160,7 +165,7 @@ def test_a_cut_line_is_joined_and_reports_all_its_parts(
     lines = [f"{first} {second}", first, second]
     assert results_of(copier, lines, max_source_length=10)[0].text == lines[0]
     whole, *single = results_of(translator, lines, max_source_length=10)
-    assert [result.num_parts for result in (whole, *single)] == [2, 1, 1]
+    assert [result.num_segments for result in (whole, *single)] == [2, 1, 1]
     assert whole.source_tokens == single[0].source_tokens + single[1].source_tokens
     best, one, other = (result.translations[0] for result in (whole, *single))
     end = ["</s>"] if one.finished else []
@@ -180,7 +185,7 @@ def test_a_line_that_is_too_long_is_truncated_or_named_by_its_number(copier: Tra
     found = copier.translate([line], too_long="truncate", max_source_length=8)
     assert found == [copier.tokenizer.tgt.decode(ids[:7])]
     (result,) = results_of(copier, [line], max_source_length=8, too_long=TooLong.truncate)
-    assert result.num_left_out == len(ids) - 7
+    assert result.num_truncated == len(ids) - 7
     lines = ["a"] * 4 + ["the " * 30, "a"]
     with pytest.raises(DataError, match=r"^line 5 has 30 tokens"):
         copier.translate(lines, too_long="error", max_source_length=16, window_lines=2)

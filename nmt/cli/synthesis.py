@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import logging
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import fields
+from functools import partial
+from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from nmt.cli.commands import command_line
 from nmt.cli.translate import TranslationJob
@@ -23,9 +25,16 @@ from nmt.data.text import check_file, is_packed, is_stream, read_input
 from nmt.errors import DataError
 from nmt.preprocess.sources import match_files
 from nmt.runtime.progress import Progress
-from nmt.translate.lines import HashedInput
-from nmt.translate.resume import PartFile, describe_job, part_path, remove_part
-from nmt.translate.synthesis import FILES, SynthesisCounts, keep_pairs, publish, read_counts
+from nmt.translate.job import PartialFile, describe_job, partial_path, remove_partial
+from nmt.translate.synthesis import (
+    SUMMARY,
+    TEXT_FILES,
+    SynthesisCounts,
+    publish,
+    read_counts,
+    select_pairs,
+)
+from nmt.translate.windows import WINDOW_LINES, WindowReader
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +81,7 @@ def _log_next(config: SynthesisConfig, direction: LanguagePair, settings: dict[s
 def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
     """Translate `input`, write the pairs to keep to the folder `output`, and print their counts.
 
-    Work that was killed is resumed. Returns the direction of the pairs.
+    A killed job is resumed. Returns the direction of the pairs.
     """
     files = [file for name in config.input or [] for file in match_files(name).values()]
     for file in files:
@@ -80,87 +89,84 @@ def synthesize(config: SynthesisConfig, *, is_reversed: bool) -> LanguagePair:
             check_file(resolve(file))
     folder = resolve(config.output)
     _check_output(folder, files)
-    shared = {field.name: getattr(config, field.name) for field in fields(TranslationConfig)}
-    work = TranslationJob(TranslateConfig(**shared, input="-", output="-"))
-    job = {**describe_job(config, work.search), "is_reversed": is_reversed}
-    has_stream = any(map(is_stream, files))
-    counts = None if has_stream else read_counts(folder, job, lambda: _read(files))
+    shared = {setting.name: getattr(config, setting.name) for setting in fields(TranslationConfig)}
+    job = TranslationJob(TranslateConfig(**shared, input="-", output="-"))
+    description = {**describe_job(config, job.search), "is_reversed": is_reversed}
+    counts = None
+    if not any(is_stream(file) for file in files):
+        counts = read_counts(folder, description, lambda: _open_files(files))
     if counts is not None:
-        remove_part(folder / "pairs")  # left by a kill just after the summary was written
+        remove_partial(folder / "pairs")  # left by a kill just after the summary was written
         log.info("%s is complete already, for this model, text and settings", config.output)
     else:
         is_default = config.output == type(config).output
-        if is_default and (folder / FILES[-1]).exists():
+        if is_default and (folder / SUMMARY).exists():
             raise DataError(
                 f"{config.output} holds a corpus of another model, text or settings; give "
                 f"output=FOLDER, or remove {config.output} first"
             )
-        counts = _translate(config, files, work, job, is_reversed=is_reversed)
+        counts = _translate(config, files, job, description)
     print(counts.table(config))
     if not counts.pairs:
         raise DataError(f"no pair is left in {config.output}; the lines above say why")
-    return _find_direction(config, work, is_reversed=is_reversed)
+    return _find_direction(config, job.directions, is_reversed=is_reversed)
 
 
 def _check_output(folder: Path, files: list[str]) -> None:
-    """Raise a `DataError` for files in the output folder that we did not write."""
+    """Raise a `DataError` for text files in the output folder that this command did not write."""
     inputs = {resolve(file).resolve() for file in files}
-    is_ours = (folder / FILES[-1]).exists() or part_path(folder / "pairs").exists()
-    for path in (folder / name for name in FILES[:-1]):
+    is_ours = (folder / SUMMARY).exists() or partial_path(folder / "pairs").exists()
+    for name in TEXT_FILES:
+        path = folder / name
         if path.resolve() in inputs or (path.exists() and not is_ours):
             raise DataError(
                 f"{path} is the input, or was not written by this command; give output=FOLDER"
             )
 
 
-def _find_direction(
-    config: SynthesisConfig, work: TranslationJob, *, is_reversed: bool
-) -> LanguagePair:
-    """Return the languages of the corpus: from the settings, else the only ones of the model."""
-    directions = {(d.src_lang, d.tgt_lang) for d in default_directions(work.directions)}
-    src_lang, tgt_lang = directions.pop() if len(directions) == 1 else ("", "")
-    src_lang = config.src_lang or src_lang
-    tgt_lang = config.tgt_lang or tgt_lang
-    return LanguagePair(tgt_lang, src_lang) if is_reversed else LanguagePair(src_lang, tgt_lang)
-
-
 def _translate(
-    config: SynthesisConfig,
-    files: list[str],
-    work: TranslationJob,
-    job: dict[str, object],
-    *,
-    is_reversed: bool,
+    config: SynthesisConfig, files: list[str], job: TranslationJob, description: dict[str, Any]
 ) -> SynthesisCounts:
-    """Translate the lines that are not translated yet, and write the files of the corpus."""
+    """Translate the remaining lines, and write the files of the corpus."""
     folder = resolve(config.output)
     folder.mkdir(parents=True, exist_ok=True)
     total_bytes: int | None = None
     if not any(is_stream(file) or is_packed(file) for file in files):
         total_bytes = sum(resolve(file).stat().st_size for file in files)
-    with contextlib.ExitStack() as stack:
-        pairs = stack.enter_context(PartFile(folder / "pairs", job, SynthesisCounts))
-        source = pairs.resume(lambda: _read(files), is_stream=any(map(is_stream, files)))
-        bar = Progress("translate", "lines", total_bytes=total_bytes, done=source.num_lines)
-        progress = stack.enter_context(bar)
-        for window, results in work.run(source.windows(config.window_lines), stack):
-            data, counts = keep_pairs(
-                window, results, config, work.tokenizer.src, is_reversed=is_reversed
-            )
-            pairs.append(data, counts, window)
-            progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
-        progress.finish()
-        summary = {"input": config.input, "job": job}
-        total = pairs.finish(source, lambda state: publish(folder, pairs.path, state, summary))
-    assert isinstance(total, SynthesisCounts)
-    return total
+    select = partial(
+        select_pairs,
+        config=config,
+        tokenizer=job.tokenizer.src,
+        is_reversed=description["is_reversed"],
+    )
+    with PartialFile(folder / "pairs", description, SynthesisCounts) as pairs:
+        reader = pairs.resume(
+            lambda: _open_files(files, config.window_lines),
+            is_stream=any(is_stream(file) for file in files),
+        )
+        with Progress(
+            "translate", "lines", total_bytes=total_bytes, done=reader.num_lines
+        ) as progress:
+            job.run(reader, select, pairs, progress)
+            progress.finish()
+        summary = {"input": config.input, "job": description}
+        counts = pairs.finish(reader, lambda state: publish(folder, pairs.path, state, summary))
+    assert isinstance(counts, SynthesisCounts)
+    return counts
 
 
-def _read(files: list[str]) -> HashedInput:
-    """Read the lines of all files in turn."""
+def _open_files(files: list[str], window_lines: int = WINDOW_LINES) -> WindowReader:
+    """Return a reader of the lines of all files in turn."""
+    lines = chain.from_iterable(read_input(file) for file in files)
+    return WindowReader(lines, window_lines=window_lines)
 
-    def lines() -> Iterator[str]:
-        for file in files:
-            yield from read_input(file)
 
-    return HashedInput(lines())
+def _find_direction(
+    config: SynthesisConfig, directions: Sequence[LanguagePair], *, is_reversed: bool
+) -> LanguagePair:
+    """Return the languages of the corpus, from the settings or from a model of one direction."""
+    languages = {(pair.src_lang, pair.tgt_lang) for pair in default_directions(directions)}
+    src_lang, tgt_lang = languages.pop() if len(languages) == 1 else ("", "")
+    src_lang = config.src_lang or src_lang
+    tgt_lang = config.tgt_lang or tgt_lang
+    return LanguagePair(tgt_lang, src_lang) if is_reversed else LanguagePair(src_lang, tgt_lang)

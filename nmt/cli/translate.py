@@ -23,9 +23,11 @@ from nmt.runtime.cluster import open_workers
 from nmt.runtime.distributed import num_processes, set_num_threads
 from nmt.runtime.pool import worker_number
 from nmt.runtime.progress import Progress
-from nmt.translate.lines import HashedInput, LineCounts, LineOptions, LineResult, Window, render
-from nmt.translate.resume import PartFile, describe_job
+from nmt.translate.job import PartialFile, describe_job
+from nmt.translate.options import LineOptions
+from nmt.translate.results import LineCounts, LineResult, render
 from nmt.translate.translator import Translator
+from nmt.translate.windows import Window, WindowReader
 
 log = logging.getLogger(__name__)
 
@@ -36,41 +38,34 @@ def translate(config: TranslateConfig) -> None:
     A stream gets the translations of each window without delay. A file is written under
     another name, renamed when it is complete, and resumed after a kill.
     """
-    path = _check_paths(config)
+    output_file = _check_paths(config)
     job = TranslationJob(config)
     is_typed = config.input == "-" and sys.stdin is not None and sys.stdin.buffer.isatty()
     if is_typed:
         log.info("type a line and Enter for its translation, Ctrl-D to end; or give input=FILE")
     with contextlib.ExitStack() as stack:
-        writer: _StreamWriter | PartFile
-        if path is None:
+        output: PartialFile | _OutputStream
+        if output_file is None:
             lines, has_more = open_input(config.input, stack)
-            source = _hash_input(config, lines)
-            ends_early = has_more if job.is_alone else None
-            windows = source.windows(config.window_lines, has_more=ends_early)
-            writer = _StreamWriter(open_output(config.output, stack))
+            reader = _open_reader(config, lines, has_more if job.is_alone else None)
+            output = _OutputStream(open_output(config.output, stack))
         else:
-            writer = stack.enter_context(PartFile(path, describe_job(config, job.search)))
-            source = writer.resume(
-                lambda: _hash_input(config, read_input(config.input)),
+            output = stack.enter_context(PartialFile(output_file, describe_job(config, job.search)))
+            reader = output.resume(
+                lambda: _open_reader(config, read_input(config.input)),
                 is_stream=is_stream(config.input) or is_stream(config.prefixes or ""),
             )
-            windows = source.windows(config.window_lines)
-        translated = job.run(windows, stack)
-        progress = stack.enter_context(_open_progress(config, source.num_lines, is_typed=is_typed))
-        for window, results in translated:
-            data, counts = render(window, results, config.format, config.n_best)
-            writer.append(data, counts, window)
-            progress.update(window.next_line - progress.done, read_bytes=window.read_bytes)
-        progress.update(source.num_lines - progress.done, read_bytes=source.num_bytes)
-        if not is_typed or path is not None:
+        progress = stack.enter_context(_open_progress(config, reader.num_lines, is_typed=is_typed))
+        to_text = partial(render, output_format=config.format, n_best=config.n_best)
+        job.run(reader, to_text, output, progress)
+        if not is_typed or output_file is not None:
             progress.finish()
-        total = writer.finish(source)
-    _report(total, config)
+        counts = output.finish(reader)
+    _report(counts, config)
 
 
-class _StreamWriter:
-    """Writes translations to a stream, with the interface of `PartFile`."""
+class _OutputStream:
+    """Writes translations to a stream, with the interface of `PartialFile`."""
 
     def __init__(self, stream: IO[bytes]) -> None:
         self._stream = stream
@@ -81,7 +76,7 @@ class _StreamWriter:
         self._stream.flush()
         self._counts.add(counts)
 
-    def finish(self, source: HashedInput) -> LineCounts:
+    def finish(self, reader: WindowReader) -> LineCounts:
         return self._counts
 
 
@@ -96,20 +91,35 @@ class TranslationJob:
         # workers load the model to their devices; here it supplies the defaults of its settings
         translator = _load(config, config.device if self.is_alone else "cpu")
         self.search, self._options = _resolve_settings(config, translator)
-        self.tokenizer, self.directions = translator.tokenizer, translator.directions
+        self.tokenizer = translator.tokenizer
+        self.directions = translator.directions
         self._translator = translator if self.is_alone else None
 
     def run(
-        self, windows: Iterable[Window], stack: contextlib.ExitStack
+        self,
+        reader: WindowReader,
+        to_text: Callable[[Window, list[LineResult]], tuple[bytes, LineCounts]],
+        output: PartialFile | _OutputStream,
+        progress: Progress,
+    ) -> None:
+        """Translate the lines of `reader`; append the text that `to_text` returns to `output`."""
+        with contextlib.ExitStack() as stack:
+            for window, results in self._translate_windows(reader, stack):
+                data, counts = to_text(window, results)
+                output.append(data, counts, window)
+                progress.update(len(window.lines), read_bytes=window.num_bytes)
+
+    def _translate_windows(
+        self, reader: WindowReader, stack: contextlib.ExitStack
     ) -> Iterable[tuple[Window, list[LineResult]]]:
-        """Yield each window with the results of its lines; `stack` ends the workers."""
+        """Return an iterator over windows and the results of their lines; `stack` ends workers."""
         if self._translator is not None:
-            return self._translator.translate_windows(windows, self.search, self._options)
+            return self._translator.translate_windows(reader, self.search, self._options)
         folders = [str(resolve(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
-        make = partial(_start_worker, config, self._num_workers)
-        workers = open_workers(config.scheduler, self._num_workers, make)
-        return stack.enter_context(workers).map(windows)
+        start_worker = partial(_start_worker, config, self._num_workers)
+        workers = open_workers(config.scheduler, self._num_workers, start_worker)
+        return stack.enter_context(workers).map(reader)
 
 
 def _start_worker(
@@ -204,9 +214,16 @@ def _check_paths(config: TranslateConfig) -> Path | None:
     return path
 
 
-def _hash_input(config: TranslateConfig, lines: Iterator[str]) -> HashedInput:
-    prefixes = None if config.prefixes is None else read_input(config.prefixes)
-    return HashedInput(lines, prefixes, config.context)
+def _open_reader(
+    config: TranslateConfig, lines: Iterator[str], has_more: Callable[[], bool] | None = None
+) -> WindowReader:
+    return WindowReader(
+        lines,
+        None if config.prefixes is None else read_input(config.prefixes),
+        window_lines=config.window_lines,
+        context=config.context,
+        has_more=has_more,
+    )
 
 
 def _open_progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) -> Progress:

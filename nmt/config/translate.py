@@ -113,7 +113,9 @@ class TranslateConfig(TranslationConfig):
         "-", "file for translations, resumed after a kill; -: stdout", on_resume="free"
     )
     prefixes: str | None = option(
-        None, "file of the first words of each translation, line by line; lines may be empty"
+        None,
+        "file of the first words of each translation, line by line; lines may be empty",
+        on_resume="free",
     )
     context: int = option(
         0,

@@ -21,7 +21,7 @@ from typing import Any
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import Html, parse_html
 from nmt.serve.texts import SourceText, plain_text
-from nmt.translate.lines import LineResult
+from nmt.translate.results import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
 _TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[,.]\d+\s*-->")

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate, chain, groupby
 
 from nmt.serve.texts import PlainText, plain_text, token_spans, translation_text
-from nmt.translate.lines import LineResult
+from nmt.translate.results import LineResult
 
 
 def _names(text: str) -> frozenset[str]:

@@ -17,8 +17,9 @@ from nmt.config import SearchConfig
 from nmt.data.languages import Tags
 from nmt.translate.batch_search import BatchSearch, SearchResult, Segment
 from nmt.translate.engines.native import NativeBackend
-from nmt.translate.lines import EncodedWindow, LineOptions
+from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
+from nmt.translate.windows import EncodedWindow
 
 _MAX_REQUESTS_SEARCHED = 16  # requests of a client that are searched for one with given options
 _TOKENS_PER_SEGMENT = 20  # an average, for the estimate of Retry-After

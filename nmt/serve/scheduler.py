@@ -12,8 +12,9 @@ from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.rounds import RoundRunner
 from nmt.serve.texts import without_forced_start
-from nmt.translate.lines import EncodedWindow, LineResult, Window, encode_window, to_results
+from nmt.translate.results import LineResult, build_line_results
 from nmt.translate.translator import Translator
+from nmt.translate.windows import EncodedWindow, Window, encode_window
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ class Scheduler:
         """Join the segments of each line."""
         options = request.options
         search_results = [request.results[i] for i in range(len(request.segments))]
-        results = to_results(
+        results = build_line_results(
             request.encoded,
             search_results,
             options.translator.tokenizer,

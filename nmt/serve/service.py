@@ -22,7 +22,8 @@ from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
 from nmt.serve.texts import SourceText, is_emoji_only
 from nmt.serve.workers import WorkerPool, WorkersBackend
-from nmt.translate.lines import LineOptions, LineResult
+from nmt.translate.options import LineOptions
+from nmt.translate.results import LineResult
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from nmt.data.text import on_one_line
 from nmt.translate.batch_search import Segment
-from nmt.translate.lines import LineResult
 from nmt.translate.long_lines import join_parts, sentence_ends
+from nmt.translate.results import LineResult
 
 
 class SourceText(Protocol):

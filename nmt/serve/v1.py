@@ -30,7 +30,7 @@ from nmt.serve.api import (
 from nmt.serve.service import Answer, Service, TranslationOptions, run_unless_disconnected
 from nmt.serve.texts import plain_text, token_spans
 from nmt.translate.attention import KINDS, attention_shape
-from nmt.translate.lines import LineResult, Translation
+from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 
 _MAX_LAYERS = 1000  # a number beyond is no layer and no head

@@ -24,6 +24,7 @@ from nmt.data.batching import Update
 from nmt.errors import NmtError, StoppedError
 from nmt.model.transformer import num_parameters
 from nmt.runtime.distributed import World, from_main, gather
+from nmt.runtime.prefetch import prefetch
 from nmt.runtime.progress import Progress
 from nmt.training.batches import Batch
 from nmt.training.build import Run, build_run
@@ -43,7 +44,6 @@ from nmt.training.metrics import Meter, RunLog
 from nmt.training.preflight import try_largest_batches
 from nmt.training.run_folder import check_fingerprint, lock_run_dir, run_dir_errors, save_config
 from nmt.training.schedule import learning_rate, peak_learning_rate
-from nmt.translate.lines import prefetch
 
 log = logging.getLogger(__name__)
 

@@ -1,14 +1,13 @@
-"""Which translations of a text become pairs of a synthetic corpus, and the files of that corpus.
+"""Select the pairs of a synthetic corpus from a text and its translations, and write its files.
 
 Distillation (Kim and Rush, 2016) translates sources, back-translation (Sennrich et al., 2016)
-targets. While a text is translated, its pairs are kept in one file, a line for each side in turn.
+targets. While a text is translated, its pairs are in one file: the source line and the target line
+of each pair in turn.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-import sys
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
@@ -23,80 +22,84 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import DamagedError
 from nmt.runtime.files import replace_file, write_json
 from nmt.runtime.metadata import read_json, to_dataclass
-from nmt.translate.lines import HashedInput, LineCounts, LineResult, Window
-from nmt.translate.resume import PartState
+from nmt.translate.job import JobState
+from nmt.translate.results import LineCounts, LineResult
+from nmt.translate.windows import Window, WindowReader
 
 log = logging.getLogger(__name__)
 
-_SIDES, _SUMMARY = ("src.txt", "tgt.txt"), "summary.json"
-FILES = (*_SIDES, _SUMMARY)
+TEXT_FILES = ("src.txt", "tgt.txt")
+SUMMARY = "summary.json"
 _FORMAT_VERSION = 1
 
 
 @dataclass
 class SynthesisCounts(LineCounts):
-    """What became of lines; each that is no pair is counted once, where it is dropped first."""
+    """Numbers of lines by outcome. A dropped line counts once, under the first reason."""
 
     lines: int = 0
     pairs: int = 0
     blank: int = 0  # lines without text
-    truncated: int = 0  # of which too_long=truncate translated a part alone
+    truncated: int = 0  # lines that too_long=truncate translated in part
     empty: int = 0  # translations without text
     looping: int = 0
     ratio: int = 0
 
     def table(self, config: SynthesisConfig) -> str:
-        """Show the counts, a line each, with the settings that decide."""
-        rows = [
-            (self.lines, "lines read"),
-            (self.blank, "dropped: no text"),
-            (self.failed, "dropped: cannot be translated, named above"),
-            (self.truncated, f"dropped: more than max_source_length={config.max_source_length}"),
-            (self.empty, "dropped: the translation is empty"),
-            (self.met_limit, "dropped: the translation met max_length_a and max_length_b"),
-            (self.looping, f"dropped: more than max_repeats={config.max_repeats} in a row"),
-            (self.ratio, f"dropped: beyond max_ratio={config.max_ratio:g}"),
-            (self.pairs, "pairs written"),
-        ]
-        shown = [row for row in rows if row[0] or not row[1].startswith("dropped")]
-        return "\n".join(f"{count:>12,} {what}" for count, what in shown)
+        """Return one line per count, with the settings that decide."""
+        dropped = {
+            "no text": self.blank,
+            "could not be translated, see the warnings above": self.failed,
+            f"more than max_source_length={config.max_source_length}": self.truncated,
+            "the translation is empty": self.empty,
+            "the translation met max_length_a and max_length_b": self.met_limit,
+            f"more than max_repeats={config.max_repeats} in a row": self.looping,
+            f"beyond max_ratio={config.max_ratio:g}": self.ratio,
+        }
+        rows = [f"{self.lines:>12,} lines read"]
+        for reason, count in dropped.items():
+            if count:
+                rows.append(f"{count:>12,} dropped: {reason}")
+        rows.append(f"{self.pairs:>12,} pairs written")
+        return "\n".join(rows)
 
 
-def keep_pairs(
+def select_pairs(
     window: Window,
     results: Sequence[LineResult],
-    config: SynthesisConfig,
-    src: Tokenizer,
     *,
+    config: SynthesisConfig,
+    tokenizer: Tokenizer,
     is_reversed: bool,
 ) -> tuple[bytes, SynthesisCounts]:
-    """Return the lines of the pairs to keep, the source of each before the target, and counts.
+    """Return the pairs to keep, the source line of each before its target line, and counts.
 
-    `src` cuts what was translated; with `is_reversed` that is the target of a pair.
+    `tokenizer` encodes the lines that were translated; these are targets if `is_reversed`.
     """
-    counts, lines = SynthesisCounts(lines=len(results)), list[str]()
-    rows = zip(window.lines, src.encode_batch(window.lines), results, strict=True)
+    counts = SynthesisCounts(lines=len(results))
+    pair_lines: list[str] = []
+    rows = zip(window.lines, tokenizer.encode_batch(window.lines), results, strict=True)
     for number, (line, ids, result) in enumerate(rows, start=window.first_line + 1):
         if result.error is not None:
-            log.warning("line %d cannot be translated and is left out: %s", number, result.error)
-        counts.too_long += result.num_parts > 1 or result.num_left_out > 0
-        if reason := _why_dropped(line, ids, result, config):
+            log.warning("line %d could not be translated; dropped it: %s", number, result.error)
+        counts.too_long += result.was_too_long
+        if reason := _drop_reason(line, ids, result, config):
             setattr(counts, reason, getattr(counts, reason) + 1)
         else:
             counts.pairs += 1
-            lines += [result.text, line] if is_reversed else [line, result.text]
-    return "".join(f"{line}\n" for line in lines).encode(), counts
+            pair_lines += [result.text, line] if is_reversed else [line, result.text]
+    return "".join(f"{line}\n" for line in pair_lines).encode(), counts
 
 
-def _why_dropped(
+def _drop_reason(
     line: str, ids: Sequence[int], result: LineResult, config: SynthesisConfig
 ) -> str | None:
-    """Return which of the counts a line belongs to, None for a pair to keep."""
+    """Return the name of the count that a dropped line belongs to, or None to keep the pair."""
     if not line.strip():
         return "blank"
     if result.error is not None:
         return "failed"
-    if result.num_left_out:
+    if result.num_truncated:
         return "truncated"
     best = result.translations[0]
     if not best.text.strip():
@@ -105,59 +108,70 @@ def _why_dropped(
         return "met_limit"
     if config.max_repeats and is_looping(ids, best.tokens, config.max_repeats):
         return "looping"
-    sizes = sorted((len(ids) + 1, len(best.tokens) + 1))  # with EOS
-    return "ratio" if config.max_ratio and sizes[1] > config.max_ratio * sizes[0] else None
+    shorter, longer = sorted((len(ids) + 1, len(best.tokens) + 1))  # with EOS
+    if config.max_ratio and longer > config.max_ratio * shorter:
+        return "ratio"
+    return None
 
 
-def is_looping(source: Sequence[Any], target: Sequence[Any], most: int) -> bool:
-    """Return whether tokens of the target stand more than `most` times in a row, and more often
-    than any of the source do.
+def is_looping(source: Sequence[Any], target: Sequence[Any], max_repeats: int) -> bool:
+    """Return whether the target repeats tokens more than `max_repeats` times in a row, and more
+    often than the source does.
     """
-    if max(Counter(target).values(), default=0) <= most:  # of nearly all
+    if max(Counter(target).values(), default=0) <= max_repeats:  # a quick test for most lines
         return False
-    return count_repeats(target) > max(most, count_repeats(source))
+    return count_repeats(target) > max(max_repeats, count_repeats(source))
 
 
 def count_repeats(tokens: Sequence[Any]) -> int:
-    """Return how often in a row the same tokens stand at most: 3 times in `x a b a b a b`."""
+    """Return how often a sequence of tokens occurs in a row at most: 3 times in `x a b a b a b`."""
     numbers = {token: number for number, token in enumerate(tokens)}
     ids = np.array([numbers[token] for token in tokens])
-    most = min(len(ids), 1)
+    num_repeats = min(len(ids), 1)
     for period in range(1, len(ids) // 2 + 1):
-        differs = np.flatnonzero(ids[period:] != ids[:-period])
-        longest = int(np.diff(differs, prepend=-1, append=len(ids) - period).max()) - 1
-        most = max(most, longest // period + 1)
-    return most
+        differences = np.flatnonzero(ids[period:] != ids[:-period])
+        gaps = np.diff(differences, prepend=-1, append=len(ids) - period)
+        longest = int(gaps.max()) - 1  # run of tokens that equal the token one period later
+        num_repeats = max(num_repeats, longest // period + 1)
+    return num_repeats
 
 
-def publish(folder: Path, pairs: Path, state: PartState, about: dict[str, Any]) -> None:
-    """Write the files of a corpus from the file of its pairs, and at last its summary, `about` and
-    counts.
+def publish(folder: Path, pairs: Path, state: JobState, description: dict[str, Any]) -> None:
+    """Write the files of a corpus from the file of its pairs; the summary comes last.
+
+    A summary says that the files next to it are complete. It holds `description` and the counts.
     """
-    (folder / _SUMMARY).unlink(missing_ok=True)  # it says that the files beside it are whole
+    (folder / SUMMARY).unlink(missing_ok=True)
     sizes = {}
-    for number, name in enumerate(_SIDES):
+    for side, name in enumerate(TEXT_FILES):
         with replace_file(folder / name) as path, pairs.open("rb") as lines:
             with path.open("wb") as file:
-                file.writelines(islice(lines, number, None, 2))
+                file.writelines(islice(lines, side, None, 2))
             sizes[name] = path.stat().st_size
-    content = {"counts": asdict(state.counts), "bytes": sizes, "sha256": state.sha256}
-    with replace_file(folder / _SUMMARY) as path:
-        write_json(path, {"format_version": _FORMAT_VERSION, **about, **content})
+    summary = {
+        "format_version": _FORMAT_VERSION,
+        **description,
+        "counts": asdict(state.counts),
+        "bytes": sizes,
+        "sha256": state.sha256,
+    }
+    with replace_file(folder / SUMMARY) as path:
+        write_json(path, summary)
 
 
 def read_counts(
-    folder: Path, job: dict[str, Any], read: Callable[[], HashedInput]
+    folder: Path, job: dict[str, Any], open_input: Callable[[], WindowReader]
 ) -> SynthesisCounts | None:
-    """Return the counts of the corpus in `folder` if it is whole, and of this job and input."""
+    """Return the counts of a complete corpus of this job and input, or None if there is none."""
     try:
-        found = read_json(folder / _SUMMARY)
-        sizes = {name: (folder / name).stat().st_size for name in _SIDES}
+        summary = read_json(folder / SUMMARY)
+        sizes = {name: (folder / name).stat().st_size for name in TEXT_FILES}
     except (FileNotFoundError, DamagedError):
         return None
-    if (found.get("job"), found.get("bytes")) != (json.loads(json.dumps(job)), sizes):
+    if summary.get("job") != job or summary.get("bytes") != sizes:
         return None
-    source = read()
-    source.skip(sys.maxsize)
-    same = found.get("sha256") == source.sha256
-    return to_dataclass(SynthesisCounts, found.get("counts"), folder / _SUMMARY) if same else None
+    reader = open_input()
+    reader.skip(None)
+    if summary.get("sha256") != reader.sha256:
+        return None
+    return to_dataclass(SynthesisCounts, summary.get("counts"), folder / SUMMARY)

@@ -207,7 +207,7 @@ def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> Te
         )
         references += text.targets
         # `attention` adds the tags of a model with one direction only
-        adds_tags = any(translator.own_tags) or len(translator.directions) < 2
+        adds_tags = any(translator.common_tags) or len(translator.directions) < 2
         sources += text.sources if adds_tags else tag_lines(text.sources, direction.src_tag)
     metric = CHRF()
     sentences = []

@@ -67,7 +67,7 @@ def record_search(
         raise ConfigError("what=search draws one native model, no ensemble")
     stepper: ModelStepper = translator.backend.stepper  # type: ignore[attr-defined]
     tokenizer = translator.tokenizer
-    tags = translator.own_tags
+    tags = translator.common_tags
     src, src_lengths = pad_source(encode_sources(tokenizer.src, [line], tags), tokenizer)
     record = SearchRecord()
     [hypotheses] = search(

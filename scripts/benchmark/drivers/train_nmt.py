@@ -13,11 +13,11 @@ from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast import packing
 from nmt.runtime.distributed import World
+from nmt.runtime.prefetch import prefetch
 from nmt.training.batches import BatchMaker
 from nmt.training.build import make_model
 from nmt.training.costs import peak_memory_bytes, synchronize
 from nmt.training.learner import Learner
-from nmt.translate.lines import prefetch
 
 
 def main() -> None:

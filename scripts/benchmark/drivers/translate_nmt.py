@@ -9,7 +9,8 @@ from ours import take_kernels
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
-from nmt.translate.lines import LineOptions, cut_windows
+from nmt.translate.options import LineOptions
+from nmt.translate.windows import WindowReader
 
 
 def main() -> None:
@@ -33,9 +34,8 @@ def main() -> None:
     config = translator.search_config(**search)
 
     def translate(lines: list[str]) -> dict[str, int]:
-        windows = cut_windows(lines, small_first=False)  # as Translator.translate does
         options = LineOptions(with_scores=False)
-        translated = translator.translate_windows(windows, config, options)
+        translated = translator.translate_windows(WindowReader(lines), config, options)
         best = [line.translations[0] for _, results in translated for line in results]
         tokens = sum(len(translation.tokens) + translation.finished for translation in best)
         return {"sentences": len(best), "tgt_tokens": tokens, "peak_bytes": peak(job["device"])}

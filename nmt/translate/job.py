@@ -1,0 +1,242 @@
+"""Write a translation to a file in a way that survives a kill.
+
+Next to the output stands `OUTPUT.partial` with the lines so far, and `OUTPUT.partial.json` with
+their number and the job that they belong to: the models, the settings, and a hash of the input up
+to there. The state is written after the lines are safe on disk, so it is true even after a power
+failure.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import logging
+import os
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from nmt import __version__
+from nmt.checkpoint import find_model
+from nmt.config import Engine, SearchConfig, TranslationConfig, resolve, settings_to_compare
+from nmt.data.text import is_packed, packed
+from nmt.errors import ConfigError, NmtError
+from nmt.runtime.files import disk_errors, replace_file, sync, write_json
+from nmt.translate.results import LineCounts
+from nmt.translate.windows import Window, WindowReader
+
+try:
+    import fcntl
+except ImportError:  # Windows, where two processes with the same output are not detected
+    fcntl = None  # type: ignore[assignment]
+
+log = logging.getLogger(__name__)
+
+_FORMAT_VERSION = 2
+_SAVE_SECONDS = 1.0  # minimum time between two saved states
+
+
+def describe_job(config: TranslationConfig, search: SearchConfig) -> dict[str, Any]:
+    """Return the models and settings that must be the same when a job is resumed.
+
+    These are the settings of `config` that declare `on_resume="refuse"`, the default, and all
+    settings of `search`.
+    """
+    folders = [resolve(folder) for folder in config.model_dir]
+    if config.backend is Engine.native:
+        folders = [find_model(folder) for folder in folders]
+    return {
+        "nmt": __version__,
+        "model": [_fingerprint(folder) for folder in folders],
+        **settings_to_compare(config),
+        **settings_to_compare(search),
+    }
+
+
+def _fingerprint(folder: Path) -> str:
+    """Return the SHA-256 of the names and bytes of the files of a model folder."""
+    digest = hashlib.sha256()
+    for path in sorted(folder.iterdir()):
+        if path.is_file() and path.name != "trainer.pt":  # which does not affect translations
+            digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
+            with path.open("rb") as stream:
+                while block := stream.read(1 << 20):
+                    digest.update(block)
+    return digest.hexdigest()
+
+
+@dataclass
+class JobState:
+    """The progress of a job."""
+
+    lines: int = 0  # number of input lines whose output has been written
+    bytes: int = 0  # size of their output
+    sha256: str = ""  # of these lines and their prefixes
+    counts: LineCounts = field(default_factory=LineCounts)
+
+
+class PartialFile:
+    """The file to which a job appends its output until it is complete.
+
+    In a `with` block, this process has exclusive access to the file. When an error ends the block,
+    the state is saved. `counts` is the type of the counts in the state.
+    """
+
+    def __init__(
+        self, output: Path, job: dict[str, Any], counts: type[LineCounts] = LineCounts
+    ) -> None:
+        self.path = partial_path(output)
+        self.state = JobState(counts=counts())
+        self._output = output
+        self._job = job
+        self._counts = counts
+        self._saved_seconds = time.monotonic()
+
+    def __enter__(self) -> PartialFile:
+        with self._disk_errors():
+            self._stream = self.path.open("ab", buffering=0)
+        if not self._lock():
+            self._stream.close()
+            raise ConfigError(
+                f"{self.path} is being written by another process; wait for it, or set another "
+                "output"
+            )
+        difference = self._load_state()
+        if difference:
+            log.warning("%s is of another job (%s); starting over", self.path, difference)
+            self.state = JobState(counts=self._counts())
+        return self
+
+    def __exit__(self, kind: object, error: BaseException | None, traceback: object) -> None:
+        if error is not None:
+            with contextlib.suppress(NmtError, ValueError):  # the disk may have caused the error
+                if self.state.lines:
+                    self._save()
+                    log.info("kept %d lines; repeat the command to resume", self.state.lines)
+                else:
+                    remove_partial(self._output)
+        with contextlib.suppress(OSError):  # for lines that no saved state counts
+            self._stream.close()
+
+    def resume(self, open_input: Callable[[], WindowReader], *, is_stream: bool) -> WindowReader:
+        """Read the input up to the end of the saved lines, and return its reader.
+
+        If the input has changed, the job starts over; a stream cannot be read twice and raises a
+        `ConfigError`.
+        """
+        reader = open_input()
+        reader.skip(self.state.lines)
+        if self.state.lines:
+            if (reader.num_lines, reader.sha256) == (self.state.lines, self.state.sha256):
+                log.info("resuming after line %d", self.state.lines)
+            elif is_stream:
+                raise ConfigError(
+                    f"the input does not begin with the {self.state.lines} lines that {self.path} "
+                    "translates; give the same text again, or remove that file to start over"
+                )
+            else:
+                log.warning("%s is of another input; starting over", self.path)
+                reader = open_input()
+                self.state = JobState(counts=self._counts())
+        with self._disk_errors():
+            self._stream.truncate(self.state.bytes)
+        return reader
+
+    def append(self, data: bytes, counts: LineCounts, window: Window) -> None:
+        """Add the output of `window`."""
+        with self._disk_errors():
+            unwritten = memoryview(data)
+            while unwritten:  # without a buffer, whose flush would fail again on a full disk
+                unwritten = unwritten[self._stream.write(unwritten) :]
+        self.state.lines = window.next_line
+        self.state.sha256 = window.sha256
+        self.state.bytes += len(data)
+        self.state.counts.add(counts)
+        if time.monotonic() - self._saved_seconds >= _SAVE_SECONDS:
+            self._save()
+
+    def finish(
+        self, reader: WindowReader, publish: Callable[[JobState], None] | None = None
+    ) -> LineCounts:
+        """Replace `output` with the complete file in one step, and return the counts.
+
+        `publish` writes the output in another form instead; after a kill it is called again.
+        """
+        self.state.lines = reader.num_lines
+        self.state.sha256 = reader.sha256
+        self._save()
+        if publish is not None:
+            publish(self.state)
+        elif is_packed(self._output):
+            with (
+                replace_file(self._output) as temporary,
+                temporary.open("wb") as file,
+                packed(file, self._output.suffix) as stream,
+                self.path.open("rb") as text,
+            ):
+                shutil.copyfileobj(text, stream)
+        else:
+            os.replace(self.path, self._output)
+        sync(self._output.parent)
+        remove_partial(self._output)
+        return self.state.counts
+
+    def _lock(self) -> bool:
+        """Lock the file; return whether this process has it and it still has its name."""
+        try:
+            if fcntl is not None:
+                fcntl.flock(self._stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return os.path.samestat(os.fstat(self._stream.fileno()), self.path.stat())
+        except (BlockingIOError, FileNotFoundError):  # the latter after another process renamed it
+            return False
+
+    def _load_state(self) -> str:
+        """Load the saved state, if any; return how it differs from this job, "" if it does not."""
+        try:
+            content = json.loads(_state_path(self.path).read_text(encoding="utf-8"))
+            if content.pop("format_version") != _FORMAT_VERSION:
+                return "the version of nmt"
+            job = content.pop("job")
+            counts = self._counts(**content.pop("counts"))
+            self.state = JobState(**content, counts=counts)
+        except FileNotFoundError:
+            return ""
+        except (ValueError, KeyError, TypeError, AttributeError):
+            return "its state, which is damaged"
+        if self.path.stat().st_size < self.state.bytes:
+            return "its size"
+        keys = job | self._job
+        return ", ".join(key for key in keys if job.get(key) != self._job.get(key))
+
+    def _save(self) -> None:
+        with self._disk_errors():
+            os.fsync(self._stream.fileno())
+            content = {"format_version": _FORMAT_VERSION, "job": self._job, **asdict(self.state)}
+            temporary = _state_path(self.path, ".tmp")  # a fixed name, so that a kill leaves one
+            write_json(temporary, content)
+            sync(temporary)
+            os.replace(temporary, _state_path(self.path))
+        self._saved_seconds = time.monotonic()
+
+    def _disk_errors(self) -> contextlib.AbstractContextManager[None]:
+        return disk_errors(self.path, "fix this and repeat the command, which resumes")
+
+
+def remove_partial(output: Path) -> None:
+    """Remove the files that an unfinished job left next to `output`."""
+    path = partial_path(output)
+    for file in (path, _state_path(path), _state_path(path, ".tmp")):
+        file.unlink(missing_ok=True)
+
+
+def partial_path(output: Path) -> Path:
+    """Return the file that a job writes until `output` is complete."""
+    return output.with_name(f"{output.name}.partial")
+
+
+def _state_path(path: Path, suffix: str = "") -> Path:
+    return path.with_name(f"{path.name}.json{suffix}")

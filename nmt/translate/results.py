@@ -1,0 +1,228 @@
+"""Turn hypotheses into translations of lines, and lines into text or JSON."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from nmt.config import OutputFormat
+from nmt.data.tokenizer import Tokenizer, Tokenizers
+from nmt.search.hypotheses import Hypothesis
+from nmt.translate.batch_search import Failure, SearchResult, Segment
+from nmt.translate.long_lines import join_parts
+from nmt.translate.windows import EncodedWindow, Window
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Translation:
+    """A hypothesis as text.
+
+    For a line in several segments, scores are sums over the segments. Tokens and their scores are
+    those of all segments in order, with the EOS of each segment except the last one.
+    """
+
+    text: str
+    score: float  # defined in docs/search.md
+    log_prob: float  # nats, sum over all tokens and EOS
+    tokens: list[str]  # pieces, without EOS
+    finished: bool  # False if the length limit ended it
+    token_log_probs: list[float] = field(default_factory=list)
+    """Nats, one value per token, and one for EOS if `finished`."""
+    alignment: list[int] | None = None
+    """For each token an index into `LineResult.source_tokens`."""
+
+
+EMPTY = Translation(text="", score=0.0, log_prob=0.0, tokens=[], finished=True)
+"""The translation of an empty line."""
+
+
+@dataclass(frozen=True)
+class LineResult:
+    """The translations of a line, or the reason why there are none."""
+
+    translations: list[Translation]
+    """Best first; `EMPTY` for an empty line, no translation if `error` is set."""
+    error: str | None = None
+    num_segments: int = 1  # more than 1 if the line was longer than `max_source_length`
+    num_truncated: int = 0  # source tokens that were removed
+    source_tokens: list[str] = field(default_factory=list)
+    """Pieces of all segments, each with its EOS; only set with `alignment`."""
+
+    @property
+    def text(self) -> str:
+        """The best translation, or an empty text if there is none."""
+        return self.translations[0].text if self.translations else ""
+
+    @property
+    def was_too_long(self) -> bool:
+        """Whether the line was split or truncated."""
+        return self.num_segments > 1 or self.num_truncated > 0
+
+
+@dataclass
+class LineCounts:
+    """Numbers of lines, for the report at the end of a job."""
+
+    failed: int = 0
+    met_limit: int = 0
+    too_long: int = 0
+
+    def add(self, other: LineCounts) -> None:
+        """Add the counts of further lines."""
+        for name, count in vars(other).items():
+            setattr(self, name, getattr(self, name) + count)
+
+
+def build_line_results(
+    encoded: EncodedWindow,
+    search_results: Sequence[SearchResult],
+    tokenizer: Tokenizers,
+    *,
+    n_best: int,
+    alignment: bool,
+) -> list[LineResult]:
+    """Return the result of each line of a window.
+
+    `search_results` holds the results of all segments of the window in order.
+    """
+    line_results = []
+    position = 0
+    for i, segments in enumerate(encoded.segments):
+        hypotheses: list[list[Hypothesis]] = []  # of each segment
+        error = None
+        for search_result in search_results[position : position + len(segments)]:
+            if isinstance(search_result, Failure):
+                error = error or search_result.reason
+            else:
+                hypotheses.append(search_result)
+        position += len(segments)
+        translations = [] if segments else [EMPTY]
+        source_tokens = []
+        if segments and error is None:
+            translations = _join_segments(segments, hypotheses, tokenizer.tgt, n_best)
+            if alignment:
+                source_tokens = _source_tokens(segments, tokenizer.src)
+        line_result = LineResult(
+            translations, error, max(len(segments), 1), encoded.num_truncated[i], source_tokens
+        )
+        line_results.append(line_result)
+    return line_results
+
+
+def _source_tokens(segments: Sequence[Segment], tokenizer: Tokenizer) -> list[str]:
+    ids: list[int] = []
+    for segment in segments:
+        ids += [*segment.ids, tokenizer.eos_id]
+    return tokenizer.pieces(ids)
+
+
+def _join_segments(
+    segments: Sequence[Segment],
+    hypotheses: Sequence[list[Hypothesis]],
+    tokenizer: Tokenizer,
+    n_best: int,
+) -> list[Translation]:
+    """Return up to `n_best` translations of a line from the hypotheses of each segment.
+
+    The k-th translation joins the k-th hypotheses; a segment with fewer contributes its last one.
+    """
+    starts = [0]  # of each segment in the source tokens of the line
+    for segment in segments:
+        starts.append(starts[-1] + len(segment.ids) + 1)
+    num_translations = min(n_best, max(len(ranking) for ranking in hypotheses))
+    translations = []
+    for k in range(num_translations):
+        selected = [ranking[min(k, len(ranking) - 1)] for ranking in hypotheses]
+        translations.append(_join_hypotheses(selected, starts, tokenizer))
+    return translations
+
+
+def _join_hypotheses(
+    hypotheses: Sequence[Hypothesis], starts: Sequence[int], tokenizer: Tokenizer
+) -> Translation:
+    """Return the translation of a line from one hypothesis for each segment."""
+    texts = []
+    ids: list[int] = []
+    token_log_probs: list[float] = []
+    alignment: list[int] = []
+    for hypothesis, start in zip(hypotheses, starts, strict=False):
+        without_eos = hypothesis.tokens[:-1] if hypothesis.finished else hypothesis.tokens
+        texts.append(tokenizer.decode(without_eos))
+        ids += hypothesis.tokens
+        token_log_probs += hypothesis.token_log_probs
+        alignment += [start + position for position in hypothesis.alignment or []]
+    if hypotheses[-1].finished:
+        del ids[-1]
+    return Translation(
+        text=texts[0] if len(texts) == 1 else join_parts(text.strip() for text in texts),
+        score=sum(hypothesis.score for hypothesis in hypotheses),
+        log_prob=sum(hypothesis.log_prob for hypothesis in hypotheses),
+        tokens=tokenizer.pieces(ids),
+        finished=all(hypothesis.finished for hypothesis in hypotheses),
+        token_log_probs=token_log_probs,
+        alignment=None if hypotheses[0].alignment is None else alignment[: len(ids)],
+    )
+
+
+def render(
+    window: Window, results: Sequence[LineResult], *, output_format: OutputFormat, n_best: int
+) -> tuple[bytes, LineCounts]:
+    """Return the output for the lines of a window, and their counts; log the lines that failed.
+
+    Text is the best translation of each line, or an n-best list as Moses writes it. JSON is one
+    object per line.
+    """
+    lines = []
+    counts = LineCounts()
+    for index, result in enumerate(results, start=window.first_line):
+        if result.error is not None:
+            message = "line %d could not be translated; wrote an empty line: %s"
+            log.warning(message, index + 1, result.error)
+            counts.failed += 1
+        elif not result.translations[0].finished:
+            counts.met_limit += 1
+        counts.too_long += result.was_too_long
+        if output_format is OutputFormat.json:
+            lines.append(json.dumps(_result_to_json(result, index), ensure_ascii=False))
+        elif n_best == 1:
+            lines.append(result.text)
+        else:
+            for translation in result.translations or [EMPTY]:
+                log_prob = f"log_prob={translation.log_prob}"
+                lines.append(
+                    f"{index} ||| {translation.text} ||| {log_prob} ||| {translation.score}"
+                )
+    return "".join(f"{line}\n" for line in lines).encode(), counts
+
+
+def _result_to_json(result: LineResult, index: int) -> dict[str, Any]:
+    record: dict[str, Any] = {"index": index}
+    if result.error is not None:
+        record["error"] = result.error
+    if result.num_segments > 1:
+        record["num_parts"] = result.num_segments
+    if result.num_truncated:
+        record["num_left_out"] = result.num_truncated
+    if result.source_tokens:
+        record["source_tokens"] = result.source_tokens
+    record["hypotheses"] = [_translation_to_json(item) for item in result.translations]
+    return record
+
+
+def _translation_to_json(translation: Translation) -> dict[str, Any]:
+    record = {
+        "text": translation.text,
+        "score": translation.score,
+        "log_prob": translation.log_prob,
+        "tokens": translation.tokens,
+        "token_log_probs": translation.token_log_probs,
+        "finished": translation.finished,
+    }
+    if translation.alignment is not None:
+        record["alignment"] = translation.alignment
+    return record
