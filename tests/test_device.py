@@ -178,7 +178,7 @@ def test_scoring_waits_for_the_device_once_a_batch() -> None:
         stepper = ModelStepper(decided_model().to(GPU))
         device.waits.clear()
         found = score_ids(stepper, rows, targets, config, max_tokens=40)
-    assert set(device.waits) == {"backend.score: from the device"}
+    assert set(device.waits) == {"native.score: from the device"}
     assert 1 < device.waits.total() < len(rows)
     assert [h.alignment for h in found] == [h.alignment for h in expected]
     assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-5)

@@ -83,13 +83,11 @@ class FastAttention(MultiHeadAttention):
             shape = (-1, self.head_size)
             return q.unflatten(-1, shape), k.unflatten(-1, shape), v.unflatten(-1, shape)
         q = in_projection.block(x, 0, self.sizes[0]).view(len(x), self.num_heads, -1)
-        k, v = self.project_memory(memory)
+        k, v = self.project_memory(memory).unbind(1)
         return q, k, v
 
-    def project_memory(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute keys and values of `memory` (M, D), each (M, K, d)."""
+    def project_memory(self, memory: Tensor) -> Tensor:
+        """Compute keys and values of `memory` (M, D), stacked, (M, 2, K, d)."""
         in_projection = cast(FastLinear, self.in_projection)
         keys_values = in_projection.block(memory, self.sizes[0], sum(self.sizes))
-        num_kv_heads = self.sizes[1] // self.head_size
-        k, v = keys_values.view(-1, 2, num_kv_heads, self.head_size).unbind(1)
-        return k, v
+        return keys_values.view(-1, 2, self.sizes[1] // self.head_size, self.head_size)

@@ -95,12 +95,12 @@ def attend_biased(q: Tensor, k: Tensor, v: Tensor, columns: Columns) -> Tensor:
 def attend_with_distances(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, columns: Columns
 ) -> Tensor:
-    """Attend with an encoding that needs distances, as the plain layer does; return rows."""
-    heads, _ = attend_to_columns(attention, q, k, v, columns)
+    """Attend with an encoding that needs distances; return rows (R, H * d)."""
+    heads, _ = attend_as_plain_layer(attention, q, k, v, columns)
     return columns.grid.collect(heads.transpose(1, 2).flatten(2))
 
 
-def attend_to_columns(
+def attend_as_plain_layer(
     attention: FastAttention, q: Tensor, k: Tensor, v: Tensor, columns: Columns
 ) -> tuple[Tensor, Tensor]:
     """Return the heads (B, H, W, d) and the weights (B, H, W, C) of the plain layer."""
@@ -176,9 +176,9 @@ class LayerStep:
         """Attend to the source, whose keys and values `state` holds."""
         heads = self.cross_in(x).view(len(x), self.num_heads, self.head_size)
         q = state.grid.spread(heads).transpose(1, 2)  # (B, H, W, d)
-        k, v = state.source_keys_values[self.number]  # (B, K, S, d)
+        k, v = state.source_keys_values[self.number].unbind()  # (B, K, S, d)
         if attention_out is not None and self.cross_attention in attention_out:
-            _, weights = attend_to_columns(self.cross_attention, q, k, v, state.source)
+            _, weights = attend_as_plain_layer(self.cross_attention, q, k, v, state.source)
             rows = state.grid.collect(weights.transpose(1, 2))  # (R, H, S)
             attention_out[self.cross_attention] = rows[: len(state.sentences), :, None]
         return self.cross_out(self.attend_cross(q, k, v, state.source))
@@ -252,12 +252,11 @@ class DecodingState:
         self.device = memory.device
         width = max(packing.longest, MIN_WIDTH)
         self.source_bias = additive_mask(packing.mask, width)  # (B, 1, 1, S)
-        self.source_keys_values: list[tuple[Tensor, Tensor]] = []  # (B, K, S, d) of each layer
+        self.source_keys_values: list[Tensor] = []  # (2, B, K, S, d) of each layer
         for layer in decoder.layers:
-            k, v = layer.cross_attention.project_memory(memory)  # (N, K, d)
-            self.source_keys_values.append(
-                (pad_source(k, packing, width), pad_source(v, packing, width))
-            )
+            keys_values = packing.pad(layer.cross_attention.project_memory(memory))
+            keys_values = keys_values.permute(2, 0, 3, 1, 4)  # from (B, S, 2, K, d)
+            self.source_keys_values.append(widen(keys_values, width).contiguous())
         self.cache = KVCache()
         self.num_positions = 0  # target tokens so far, of the first sentence
         self.starts: Tensor | None = None  # (B,), `num_positions` when each joined; None for 0
@@ -373,7 +372,7 @@ class DecodingState:
             first = int(self.starts.min())  # no earlier position is needed
             self.starts -= first
             self.num_positions -= first
-        num_columns = int(is_used.sum(dim=1).max()) if is_used.size(1) else 0
+        num_columns = int(is_used.sum(dim=1).max())
         order = is_used.sort(dim=1, descending=True, stable=True).indices  # (B', C)
         columns = order[:, :num_columns]
         self._num_compact_columns = num_columns
@@ -382,39 +381,32 @@ class DecodingState:
         alive = send(alive, self.device)
         columns = send(F.pad(columns, (0, num_spare)), self.device)
         self.cache.reorder(alive, columns, num_columns)
-        self.source_keys_values = [
-            (k.index_select(0, alive), v.index_select(0, alive)) for k, v in self.source_keys_values
-        ]
+        self.source_keys_values = [x.index_select(1, alive) for x in self.source_keys_values]
         self.source_bias = self.source_bias.index_select(0, alive)
         self._place(len(alive))
 
-    def join(self, other: DecodingState) -> None:
+    def join(self, new: DecodingState) -> None:
         """Add the sentences of a state of the same model that has made no step."""
         num_sentences = self.grid.shape[0]
-        num_more = other.grid.shape[0]
-        width = max(self.source_bias.size(3), other.source_bias.size(3))
-        for layer, (k, v) in enumerate(self.source_keys_values):
-            other_k, other_v = other.source_keys_values[layer]
-            self.source_keys_values[layer] = (
-                torch.cat([widen(k, width), widen(other_k, width)]),
-                torch.cat([widen(v, width), widen(other_v, width)]),
-            )
+        num_new = new.grid.shape[0]
+        width = max(self.source_bias.size(3), new.source_bias.size(3))
+        for layer, keys_values in enumerate(self.source_keys_values):
+            new_keys_values = widen(new.source_keys_values[layer], width)
+            padded = [widen(keys_values, width), new_keys_values]
+            self.source_keys_values[layer] = torch.cat(padded, dim=1)
         bias = F.pad(self.source_bias, (0, width - self.source_bias.size(3)), value=MASKED)
-        other_bias = F.pad(other.source_bias, (0, width - other.source_bias.size(3)), value=MASKED)
-        self.source_bias = torch.cat([bias, other_bias])
-        self.cache.add_sentences(num_more)
-        starts = self.sentences.new_zeros(num_sentences) if self.starts is None else self.starts
-        self.starts = F.pad(starts, (0, num_more), value=self.num_positions)
-        self.sentences = torch.cat([self.sentences, other.sentences + num_sentences])
-        self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, num_more))
-        self._place(num_sentences + num_more)
+        new_bias = F.pad(new.source_bias, (0, width - new.source_bias.size(3)), value=MASKED)
+        self.source_bias = torch.cat([bias, new_bias])
+        self.cache.add_sentences(num_new)
+        if self.starts is None:
+            self.starts = self.sentences.new_zeros(num_sentences)
+        self.starts = F.pad(self.starts, (0, num_new), value=self.num_positions)
+        self.sentences = torch.cat([self.sentences, new.sentences + num_sentences])
+        self.attention_mask = F.pad(self.attention_mask, (0, 0, 0, num_new))
+        self._place(num_sentences + num_new)
 
 
-def pad_source(x: Tensor, packing: Packing, width: int) -> Tensor:
-    """Pad keys or values of a source (N, K, d) to (B, K, S, d), S = `width`."""
-    return widen(packing.pad(x).transpose(1, 2), width).contiguous()
-
-
-def widen(x: Tensor, width: int) -> Tensor:
-    """Pad (B, K, S, d) with zeros to `width` keys; without padding return `x`, not a copy."""
-    return F.pad(x, (0, 0, 0, width - x.size(2))) if x.size(2) < width else x
+def widen(keys_values: Tensor, width: int) -> Tensor:
+    """Pad (2, B, K, S, d) with zeros to `width` keys; return the same tensor if none is missing."""
+    num_missing = width - keys_values.size(3)
+    return F.pad(keys_values, (0, 0, 0, num_missing)) if num_missing else keys_values

@@ -67,7 +67,7 @@ class FastLinear(nn.Linear):
             weight, bias = weight[start:end], bias[start:end]
         if self.rounded is not None and _takes_bfloat16(x):
             copies = _round(self.rounded, weight, start)
-            return _BFloat16Linear.apply(x, weight, bias, activation, copies)  # type: ignore[no-untyped-call, no-any-return]
+            return _OneDnnLinear.apply(x, weight, bias, activation, copies)  # type: ignore[no-untyped-call, no-any-return]
         weight, reordered_bias = reorder(self.reordered, weight, bias, x, start)
         return linear(x, weight, reordered_bias, activation=activation)
 
@@ -120,7 +120,7 @@ def linear(
         y = F.linear(x, weight, bias)
         return torch.relu(y) if activation == "relu" else y
     if torch.is_grad_enabled():
-        return _OneDnnLinear.apply(x, weight, bias, activation)  # type: ignore[no-untyped-call, no-any-return]
+        return _OneDnnLinear.apply(x, weight, bias, activation, None)  # type: ignore[no-untyped-call, no-any-return]
     return _onednn(x, weight, bias, activation)
 
 
@@ -166,7 +166,7 @@ def multiplies_bfloat16() -> bool:
 
 def round_once(model: nn.Module) -> None:
     """Let linear layers keep rounded copies of their weights (4 bytes a weight) until the weights
-    change, for autocast to bfloat16 on a CPU.
+    change, for autocast to bfloat16 on a CPU. Rounding in every micro-batch would take longer.
     """
     if not can_reorder() or not torch.ops.mkldnn._is_mkldnn_bf16_supported():
         return
@@ -188,8 +188,11 @@ def _round(rounded: Rounded, weight: Tensor, start: int) -> tuple[Tensor, Tensor
     return rounded[key][1:]
 
 
-class _BFloat16Linear(torch.autograd.Function):
-    """`linear` and its gradients in bfloat16, as under autocast, with kept copies of the weight."""
+class _OneDnnLinear(torch.autograd.Function):
+    """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows.
+
+    With rounded copies of the weight all of them are computed in bfloat16, as under autocast.
+    """
 
     @staticmethod
     def forward(
@@ -198,40 +201,16 @@ class _BFloat16Linear(torch.autograd.Function):
         weight: Tensor,
         bias: Tensor | None,
         activation: str,
-        copies: tuple[Tensor, Tensor],
+        copies: tuple[Tensor, Tensor] | None,
     ) -> Tensor:
         """`copies` are the rounded weight and its transpose."""
-        x = x.bfloat16()
-        rounded_weight, ctx.transposed = copies
-        y = _onednn(x, rounded_weight, None if bias is None else bias.bfloat16(), activation)
-        ctx.save_for_backward(x, y if activation == "relu" else None)
-        return y
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, activated = ctx.saved_tensors
-        grad = grads[0]  # (..., O)
-        if activated is not None:
-            grad = torch.ops.aten.threshold_backward(grad, activated, 0)
-        needs_x, needs_weight, needs_bias, _, _ = ctx.needs_input_grad
-        rows = grad.reshape(-1, grad.size(-1))  # (N, O)
-        return (
-            _onednn(grad, ctx.transposed) if needs_x else None,
-            (rows.T @ x.reshape(-1, x.size(-1))).float() if needs_weight else None,
-            rows.sum(0, dtype=torch.float32) if needs_bias else None,
-            None,
-            None,
-        )
-
-
-class _OneDnnLinear(torch.autograd.Function):
-    """`linear` with its gradients: dx = dy W, dW = dy^T x, db = sum of dy over rows."""
-
-    @staticmethod
-    def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
-    ) -> Tensor:
-        y = _onednn(x, weight, bias, activation)
+        factor = weight
+        ctx.transposed = None
+        if copies is not None:
+            factor, ctx.transposed = copies
+            x = x.bfloat16()
+            bias = None if bias is None else bias.bfloat16()
+        y = _onednn(x, factor, bias, activation)
         ctx.save_for_backward(x, weight, y if activation == "relu" else None)
         return y
 
@@ -241,14 +220,16 @@ class _OneDnnLinear(torch.autograd.Function):
         grad = grads[0]  # (..., O)
         if activated is not None:
             grad = torch.ops.aten.threshold_backward(grad, activated, 0)
-        needs_x, needs_weight, needs_bias, _ = ctx.needs_input_grad
         rows = grad.reshape(-1, grad.size(-1))  # (N, O)
-        return (
-            _onednn(grad, weight.T) if needs_x else None,
-            transposed_matmul(rows, x.reshape(-1, x.size(-1))) if needs_weight else None,
-            rows.sum(0) if needs_bias else None,
-            None,
-        )
+        grad_x = grad_weight = grad_bias = None
+        if ctx.needs_input_grad[0]:
+            grad_x = _onednn(grad, weight.T if ctx.transposed is None else ctx.transposed)
+        if ctx.needs_input_grad[1]:
+            product = transposed_matmul(rows, x.reshape(-1, x.size(-1)))
+            grad_weight = product.to(weight.dtype)
+        if ctx.needs_input_grad[2]:
+            grad_bias = rows.sum(0, dtype=weight.dtype)
+        return grad_x, grad_weight, grad_bias, None, None
 
 
 def _onednn(

@@ -15,7 +15,9 @@ from torch import Tensor
 from nmt.model.fast.cache import BeamGrid
 
 NEG_INF = float("-inf")
-_GROUP = 64  # for V of several thousand, there are about as many groups as tokens in the best few
+_GROUP = (
+    64  # with V of several thousand, a search chooses from about 64 groups and 64 tokens of each
+)
 
 
 class Candidates(NamedTuple):

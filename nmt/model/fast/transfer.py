@@ -26,10 +26,11 @@ def fetch(*tensors: Tensor) -> list[Tensor]:
     if tensors[0].device.type == "cpu":
         return list(tensors)
     bits = [x.float().view(torch.int32) if x.is_floating_point() else x.int() for x in tensors]
-    flat = torch.cat([x.flatten() for x in bits]).cpu()
+    copied = torch.cat([x.flatten() for x in bits]).cpu()
     fetched = []
-    parts = torch.split(flat, [x.numel() for x in bits])
-    for x, values in zip(tensors, parts, strict=True):
-        values = values.view(torch.float32) if x.is_floating_point() else values.long()
-        fetched.append(values.view(x.shape))
+    start = 0
+    for x in tensors:
+        values = copied[start : start + x.numel()].view(x.shape)
+        fetched.append(values.view(torch.float32) if x.is_floating_point() else values.long())
+        start += x.numel()
     return fetched
