@@ -1,5 +1,6 @@
-"""Exit statuses, and the errors that a user can fix: one line that states what is wrong, with which
-value, and what to do.
+"""Exit statuses, and exceptions that are shown to the user as one line without a traceback.
+
+The message of such an error says what is wrong, with which value, and what to do about it.
 """
 
 from __future__ import annotations
@@ -8,20 +9,20 @@ import difflib
 from collections.abc import Iterable, Sequence
 
 EXIT_DONE = 0
-EXIT_BUG = 1  # Python's own after a traceback
-EXIT_USER = 2  # a mistake in what was given
-EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: training was stopped by a signal and saved
+EXIT_BUG = 1  # also Python's status after a traceback
+EXIT_USER = 2  # wrong arguments, settings or input
+EXIT_STOPPED = 75  # EX_TEMPFAIL of sysexits.h: a signal stopped training after a checkpoint
 EXIT_INTERRUPTED = 130  # Ctrl-C
 
 
 class NmtError(Exception):
-    """A mistake of the user; the command line shows its message alone and exits with 2."""
+    """A mistake of the user. Commands print its message and exit with status 2."""
 
     exit_status = EXIT_USER
 
 
 class ConfigError(NmtError):
-    """A configuration value that is unknown, out of range or contradicts another."""
+    """A setting that is unknown, out of range or contradicts another setting."""
 
 
 class DataError(NmtError):
@@ -29,11 +30,11 @@ class DataError(NmtError):
 
 
 class ModelError(NmtError):
-    """A run, checkpoint or model folder that is missing, damaged or does not fit."""
+    """A run, checkpoint or model folder that is missing, damaged or incompatible."""
 
 
 class DamagedError(DataError, ModelError):
-    """A file that is not what was written."""
+    """A file whose content was changed or cut off after it was written."""
 
 
 class DeviceError(NmtError):
@@ -41,17 +42,17 @@ class DeviceError(NmtError):
 
 
 class RankError(Exception):
-    """A process of the run failed for a reason other than a user's mistake, and has logged it."""
+    """Another error than a user's mistake ended a rank, which has logged the error."""
 
     exit_status = EXIT_BUG
 
 
 class PeerError(RankError):
-    """Another process of the run has exited or did not answer in time."""
+    """Another process of the run exited or did not answer in time."""
 
 
 class StoppedError(Exception):
-    """The run was stopped by a signal and has saved; the same command resumes it."""
+    """A signal stopped the run after it saved a checkpoint; the same command resumes it."""
 
     exit_status = EXIT_STOPPED
 
@@ -60,18 +61,22 @@ LINE_ERRORS = (NmtError, RankError, StoppedError)  # shown as one line, without 
 
 
 def nearest(name: str, valid: Iterable[str], otherwise: str = "") -> str:
-    """Return the end of an error message: which of `valid` the user may have meant by `name`, or,
-    when none is near, `otherwise`, by default all.
+    """Return the end of an error message about an unknown name: "did you mean ...?"
+
+    Proposes up to three of the `valid` names. If none is similar, returns `otherwise`, or the list
+    of all valid names if that is empty.
     """
     options = sorted(valid)
-    ends = sorted((option for option in options if option.endswith(f".{name}")), key=len)
-    close = ends[:3] or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
-    if close:
-        return "did you mean " + " or ".join(close) + "?"
+    same_ending = sorted((option for option in options if option.endswith(f".{name}")), key=len)
+    proposals = same_ending[:3] or difflib.get_close_matches(name, options, n=3, cutoff=0.5)
+    if proposals:
+        return "did you mean " + " or ".join(proposals) + "?"
     return otherwise or "valid: " + ", ".join(options)
 
 
-def first_of(items: Sequence[object], most: int) -> str:
-    """Return up to `most` of `items` for a message, and how many more there are."""
-    more = f" and {len(items) - most} more" if len(items) > most else ""
-    return ", ".join(map(str, items[:most])) + more
+def first_of(items: Sequence[object], limit: int) -> str:
+    """List the first `limit` items for a message, and say how many more there are."""
+    listed = ", ".join(str(item) for item in items[:limit])
+    if len(items) > limit:
+        listed += f" and {len(items) - limit} more"
+    return listed

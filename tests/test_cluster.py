@@ -87,7 +87,10 @@ def test_no_scheduler_and_a_lost_one_are_one_line(
         workers = open_workers(local.scheduler_address, 0, sleeper)
         results = workers.map([0.0, 2.0])
         assert next(results) == (0.0, 0.0)
-    with workers, pytest.raises(PeerError, match=r"^the scheduler inproc:\S+ is lost; the same"):
+    with (
+        workers,
+        pytest.raises(PeerError, match=r"^the scheduler inproc:\S+ is lost; run the same"),
+    ):
         list(results)
     assert "Traceback" not in capfd.readouterr().err
 

@@ -137,11 +137,10 @@ def test_a_line_of_metrics_that_is_being_written_is_left_out(
 
 
 def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) -> None:
-    metrics, config = tmp_path / "metrics.jsonl", tmp_path / "config.yaml"
-    rows = (f"{y}: &{y} [{f'*{x},' * 9}]\n" for x, y in itertools.pairwise("abcdefg"))
-    bomb = "a: &a [x]\n" + "".join(rows)
-    for text in (bomb, "a: " + "[" * 30_000, "a:\n" + "- " * 30_000, "a: b: c", "a: 2026-99-99",
-                 "a: " + "x" * 100_000):  # fmt: skip
+    metrics = tmp_path / "metrics.jsonl"
+    config = tmp_path / "config.yaml"
+    long = "a: " + "x" * 100_000
+    for text in ("a: " + "[" * 30_000, "a: b: c", "a: 2026-99-99", "- a", long):
         config.write_text(text)
         start_seconds = time.process_time()
         with pytest.raises(DamagedError, match=r"config\.yaml is no config of a run"):

@@ -337,7 +337,7 @@ def test_a_rank_that_does_not_answer_in_time_is_an_error(tmp_path: Path) -> None
         (tmp_path / "given up").touch()
         assert second.wait(60) == 0, second.stderr
     last_line = first.stderr.splitlines()[-1]
-    assert "PeerError: no answer from another rank within timeout_seconds=1; the same" in last_line
+    assert "PeerError: no answer from another rank within timeout_seconds=1; run" in last_line
 
 
 def test_a_process_alone_exchanges_nothing_and_a_size_without_a_rank_is_no_launcher(

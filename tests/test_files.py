@@ -11,6 +11,7 @@ import safetensors.torch
 import torch
 
 from nmt.errors import NmtError
+from nmt.runtime import files
 from nmt.runtime.files import (
     remove_leftovers,
     replace_file,
@@ -111,9 +112,9 @@ def test_an_old_folder_is_replaced_as_a_whole_over_leftovers_and_behind_a_link(
     """
     fill(tmp_path / "disk/data", "old")
     for suffix in ("tmp", "old"):
-        left = tmp_path / f"disk/.data.{os.getpid()}.{suffix}"
-        left.mkdir()
-        (left / "half").write_text("half")
+        leftover = tmp_path / f"disk/.data.{files._HOST}.{os.getpid()}.{suffix}"
+        leftover.mkdir()
+        (leftover / "half").write_text("half")
     (tmp_path / "disk/data/stale").write_text("stale")
     (tmp_path / "data").symlink_to("disk/data")
     fill(tmp_path / "data", "text")
@@ -153,9 +154,14 @@ def test_equal_json_is_equal_bytes(tmp_path: Path) -> None:
 
 
 def test_leftovers_go_and_what_was_about_to_be_replaced_comes_back(tmp_path: Path) -> None:
-    for name, text in ((".a.7.old", "a"), (".b.7.old", "stale"), (".c.7.tmp", "c"), ("b", "b")):
+    for name, text in (
+        (".a.host.7.old", "a"),
+        (".b.host.7.old", "stale"),
+        (".c.host.7.tmp", "c"),
+        ("b", "b"),
+    ):
         (tmp_path / name).mkdir()
         (tmp_path / name / "file").write_text(text)
-    (tmp_path / ".d.7.tmp").write_text("half")
+    (tmp_path / ".d.host.7.tmp").write_text("half")
     remove_leftovers(tmp_path)
     assert tree(tmp_path) == {"a": "", "a/file": "a", "b": "", "b/file": "b"}

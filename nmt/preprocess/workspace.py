@@ -25,7 +25,7 @@ from nmt.errors import ConfigError, DataError, NmtError
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.files import (
-    check_place,
+    check_replaceable,
     disk_errors,
     put_in_place,
     remove_abandoned,
@@ -186,7 +186,7 @@ def open_workspace(place: Path) -> Iterator[Workspace]:
     `place` is no data folder or another run uses it.
     """
     place = place.resolve()  # a link stays, and what it points to is replaced
-    check_place(place, MARKER)
+    check_replaceable(place, MARKER)
     for path in filter(Path.is_dir, place.glob("*")):
         raise NmtError(f"{path} would be lost with the data folder; move it elsewhere first")
     folder = place.with_name(f".{place.name}.work")

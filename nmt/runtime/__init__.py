@@ -1,1 +1,1 @@
-"""Files, processes and devices: what the other packages need of the machine they run on."""
+"""Files, processes and devices of the machine, as far as several packages use them."""

@@ -1,7 +1,6 @@
-"""Workers on other machines: those of a Dask scheduler, which others started (docs/clusters.md).
+"""Workers on other machines: those of a running Dask scheduler (docs/clusters.md).
 
-A task is a function, which a worker makes once and keeps, and one item. Dask places tasks, and
-gives those of a worker that is lost to another.
+Dask assigns the items to its workers, and gives the items of a lost worker to another one.
 """
 
 from __future__ import annotations
@@ -22,45 +21,50 @@ from typing import Any
 
 from nmt import __version__
 from nmt.errors import NmtError, PeerError
-from nmt.runtime.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, in_order
+from nmt.runtime.pool import ITEMS_A_WORKER, Item, Processes, Result, Workers, map_in_order
 
 log = logging.getLogger(__name__)
 _CONNECT_SECONDS = 20
-_NOTICE_SECONDS = 30.0
-_OTHER_VERSION = "{} has nmt {}, and this is {}; install the same"
+_WAITING_LOG_SECONDS = 30.0
 
 
 def open_workers(
     scheduler: str | None,
     num_workers: int,
-    make: Callable[[], Callable[[Item], Result]],
+    make_function: Callable[[], Callable[[Item], Result]],
     *,
     folder: Path | None = None,
 ) -> Workers[Item, Result]:
-    """Return the workers of a scheduler, all of which must see `folder`; or so many processes, and
-    for less than two this one.
+    """Return the workers of a Dask scheduler, or `num_workers` processes of this machine.
+
+    `folder` must be visible to the workers of the scheduler. A single worker runs in this process.
     """
     if scheduler is not None:
-        return DaskWorkers(scheduler, make, folder)
-    return Processes(num_workers, make) if num_workers > 1 else Workers(make)
+        return DaskWorkers(scheduler, make_function, folder)
+    return Processes(num_workers, make_function) if num_workers > 1 else Workers(make_function)
 
 
 class DaskWorkers(Workers[Item, Result]):
-    """All workers that the scheduler has, also those that join later."""
+    """Applies a function to items on all workers of a scheduler, also those that join later."""
 
     def __init__(
-        self, scheduler: str, make: Callable[[], Callable[[Item], Result]], folder: Path | None
+        self,
+        scheduler: str,
+        make_function: Callable[[], Callable[[Item], Result]],
+        folder: Path | None,
     ) -> None:
-        super().__init__(make)
-        self._scheduler, self._key = scheduler, uuid.uuid4().hex
+        super().__init__(make_function)
+        self._scheduler = scheduler
+        self._key = uuid.uuid4().hex
+        self._pickled_make_function = pickle.dumps(make_function)
         self._client = _connect(scheduler)
-        self._marker = None if folder is None else folder / f".seen-{self._key}.tmp"
-        if self._marker is not None:
+        self._marker = None  # a file that workers must see
+        if folder is not None:
+            self._marker = folder / f".seen-{self._key}.tmp"
             self._marker.touch()
-        self._function = pickle.dumps(make)
 
     def __exit__(self, *exc_info: object) -> None:
-        """Leave the scheduler, which drops what it was asked for."""
+        """Disconnect from the scheduler, which cancels the tasks."""
         if self._marker is not None:
             self._marker.unlink(missing_ok=True)
         self._client.close(timeout=1)
@@ -68,92 +72,117 @@ class DaskWorkers(Workers[Item, Result]):
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`.
 
-        Raises a `PeerError` when the scheduler is lost, and an `NmtError` for workers that have
-        another nmt or do not see the folder.
+        Raises `PeerError` if the scheduler is lost, and `NmtError` for workers that have another
+        version of nmt or do not see the folder.
         """
         from distributed import KilledWorker
 
-        again = "the same command goes on with what is done"
-
-        def most() -> int:
-            return ITEMS_A_WORKER * max(1, len(self._client.nthreads()))
-
+        advice = "run the same command to continue"
         try:
-            yield from in_order(self._submit, items, most, self._result)
+            yield from map_in_order(
+                items, self._submit, self._wait_for_result, max_pending=self._max_pending
+            )
         except KilledWorker as error:
             raise PeerError(
-                f"{error.allowed_failures + 1} workers were lost with the same task, as happens "
-                f"when memory runs out; see the log of {error.last_worker.address}: {again}"
+                f"{error.allowed_failures + 1} workers were lost with the same task, probably "
+                f"because memory ran out; see the log of {error.last_worker.address}: {advice}"
             ) from None
         except (CancelledError, OSError) as error:
             if isinstance(error, OSError) and error.errno is not None:
-                raise  # of a task
-            raise PeerError(f"the scheduler {self._scheduler} is lost; {again}") from None
+                raise  # by the function
+            raise PeerError(f"the scheduler {self._scheduler} is lost; {advice}") from None
         except MemoryError:
             raise NmtError("a worker has no memory left; give workers more") from None
 
-    def _submit(self, item: Item) -> Any:
-        work = (__version__, self._marker, self._key, self._function, pickle.dumps(item))
-        return self._client.submit(run_task, *work, pure=False)
+    def _max_pending(self) -> int:
+        return ITEMS_A_WORKER * max(1, len(self._client.nthreads()))
 
-    def _result(self, future: Any) -> Any:
+    def _submit(self, item: Item) -> Any:
+        return self._client.submit(
+            run_task,
+            __version__,
+            self._marker,
+            self._key,
+            self._pickled_make_function,
+            pickle.dumps(item),
+            pure=False,
+        )
+
+    def _wait_for_result(self, future: Any) -> Any:
         while True:
             try:
-                return future.result(timeout=_NOTICE_SECONDS)
+                return future.result(timeout=_WAITING_LOG_SECONDS)
             except asyncio.TimeoutError:
                 if not self._client.nthreads():
                     log.info("waiting: the scheduler %s has no worker", self._scheduler)
 
 
 def _connect(scheduler: str) -> Any:
-    """Return a client of the scheduler; an `NmtError` without one, or without Dask."""
+    """Return a client of the scheduler, whose workers have this version of nmt.
+
+    Raises `NmtError` otherwise, and if Dask is not installed.
+    """
     try:
         distributed: Any = importlib.import_module("distributed")
     except ImportError:
         raise NmtError("scheduler needs Dask; install it with: pip install nmt[cluster]") from None
-    for name in ("distributed", "distributed.client"):  # what they log, one line will say
+    for name in ("distributed", "distributed.client"):  # our own message has one line
         logging.getLogger(name).setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of other versions of packages
-            distributed.comm.get_address_host(scheduler)  # a client would fail to end after it
+            warnings.simplefilter("ignore")  # about other versions of packages
+            distributed.comm.get_address_host(scheduler)  # a client would hang at its end
             client = distributed.Client(scheduler, timeout=_CONNECT_SECONDS, set_as_default=False)
     except (OSError, TimeoutError, ValueError) as error:
         reason = " ".join(str(error).split())[:200]
         raise NmtError(f"scheduler={scheduler}: no scheduler answers there ({reason})") from None
-    versions = client.run(metadata.version, "nmt", on_error="return")  # before they unpickle of it
+    # before any task, which a worker without nmt could not unpickle
+    versions = client.run(metadata.version, "nmt", on_error="return")
     for address, version in versions.items():
         if version != __version__:
             client.close(timeout=1)
-            raise NmtError(_OTHER_VERSION.format(f"worker {address}", version, __version__))
+            raise _version_error(f"worker {address}", version, __version__)
     num_threads = client.nthreads().values()
     log.info("%d workers; dashboard: %s", len(num_threads), client.dashboard_link)
     if any(number > 1 for number in num_threads):
-        log.warning("a worker runs one task at a time; start one a core, with --nthreads 1")
+        log.warning("a worker runs one task at a time; start one per core, with --nthreads 1")
     return client
 
 
-_lock = threading.Lock()  # workers of several threads take turns
-_made: tuple[str, Callable[[Any], Any]] | None = None  # on a worker, with its key
+def _version_error(worker: str, worker_version: str, version: str) -> NmtError:
+    return NmtError(
+        f"{worker} has nmt {worker_version}, and this is {version}; install the same version"
+    )
 
 
-def run_task(version: str, marker: Path | None, key: str, make: bytes, item: bytes) -> Any:
-    """Do what a client of `version` asks of this worker: call the function that `make` returns, and
-    that is kept under `key`, with `item`.
+# State of a worker
+
+_lock = threading.Lock()  # threads of a worker take turns
+_function: Callable[[Any], Any] | None = None
+_function_key = ""
+
+
+def run_task(
+    version: str, marker: Path | None, key: str, pickled_make_function: bytes, pickled_item: bytes
+) -> Any:
+    """Apply a function to an item on this worker, for a client with this `version` of nmt.
+
+    The function is made once for each `key`, and then kept.
     """
-    global _made
+    global _function, _function_key
     host = f"worker {socket.gethostname()}"
     if version != __version__:
-        raise NmtError(_OTHER_VERSION.format(host, __version__, version))
+        raise _version_error(host, __version__, version)
     if marker is not None and not marker.exists():
         raise NmtError(
             f"{host} does not see {marker.parent}; choose a folder that all machines share"
         )
     with _lock:
-        if _made is None or _made[0] != key:
-            _made = None  # first, since it may be large
+        if _function is None or _function_key != key:
+            _function = None  # free its memory before the next one is made
             try:
-                _made = key, pickle.loads(make)()
+                _function = pickle.loads(pickled_make_function)()
             except NmtError as error:
                 raise NmtError(f"{host}: {error}") from None
-        return _made[1](pickle.loads(item))
+            _function_key = key
+        return _function(pickle.loads(pickled_item))

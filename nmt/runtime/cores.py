@@ -1,8 +1,8 @@
-"""How many CPU cores other processes leave to this one, from Linux's /proc/stat.
+"""Measure how many CPU cores other processes leave idle, from Linux's /proc/stat.
 
-OpenMP's threads wait for each other by spinning. When another process holds the core of one of
-them, all others spin in vain, and training on two cores takes three times as long beside one busy
-process. With a thread fewer it takes as long as that thread.
+OpenMP threads spin while they wait for each other. If another process occupies the core of one
+thread, all others spin in vain: on two cores, one busy process makes training with two threads
+three times slower, but leaves training with one thread at full speed.
 """
 
 from __future__ import annotations
@@ -11,32 +11,35 @@ import os
 import time
 from pathlib import Path
 
-_LEAST_SECONDS = 0.3  # that are measured; the kernel counts in hundredths
-_OWN = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables with which users choose
+_SAMPLE_SECONDS = 0.2  # the kernel counts in hundredths of a second
+_OPENMP_PREFIXES = ("OMP_", "GOMP_", "KMP_", "MKL_")  # variables that set the number of threads
 
 
-def _sample() -> tuple[float, float, float]:
-    """Return the time, that of idle cores, and that which this process used, in seconds."""
-    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
-    rows = map(str.split, Path("/proc/stat").read_text(encoding="ascii").splitlines())
-    ticks = sum(int(row[4]) + int(row[5]) for row in rows if row[0] in cores)  # idle and iowait
-    idle_seconds: float = ticks / os.sysconf("SC_CLK_TCK")
-    return time.monotonic(), idle_seconds, time.process_time()
+def choose_threads(max_threads: int) -> int:
+    """Return the number of idle cores, at least 1 and at most `max_threads`.
 
-
-try:
-    _START: tuple[float, float, float] | None = _sample()
-except (AttributeError, OSError, ValueError, IndexError):  # another system
-    _START = None
-
-
-def choose_threads(most: int) -> int:
-    """Return a number of threads up to `most`: the cores that were free since this module was
-    imported, rounded; `most` when that cannot be known, or when the environment of OpenMP is set.
+    Measures for a fifth of a second. Returns `max_threads` on systems other than Linux, and if a
+    variable of OpenMP or MKL is set.
     """
-    if _START is None or any(name.startswith(_OWN) for name in os.environ):
-        return most
-    elapsed, idle, own = (now - then for now, then in zip(_sample(), _START, strict=True))
-    if elapsed < _LEAST_SECONDS:
-        return most
-    return max(1, min(most, round((idle + own) / elapsed)))
+    if max_threads == 1 or any(name.startswith(_OPENMP_PREFIXES) for name in os.environ):
+        return max_threads
+    try:
+        start_seconds = time.monotonic()
+        start_idle_seconds = idle_core_seconds()
+        time.sleep(_SAMPLE_SECONDS)
+        idle_seconds = idle_core_seconds() - start_idle_seconds
+    except (AttributeError, OSError):  # no affinity, or no /proc
+        return max_threads
+    num_idle = round(idle_seconds / (time.monotonic() - start_seconds))
+    return max(1, min(max_threads, num_idle))
+
+
+def idle_core_seconds() -> float:
+    """Return the idle time since boot, added up over the cores that this process may use."""
+    cores = {f"cpu{number}" for number in os.sched_getaffinity(0)}
+    ticks = 0
+    for line in Path("/proc/stat").read_text(encoding="ascii").splitlines():
+        fields = line.split()
+        if fields[0] in cores:
+            ticks += int(fields[4]) + int(fields[5])  # idle, and idle during I/O
+    return ticks / os.sysconf("SC_CLK_TCK")

@@ -1,4 +1,4 @@
-"""The processes of distributed training: rank, device and threads of each, and their exchanges."""
+"""Ranks of distributed training and their communication; device, dtype and threads of a process."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class World:
-    """One rank among `size`; local numbers count the ranks of its machine."""
+    """The rank of this process among all `size` ranks, and among the ranks of this machine."""
 
     rank: int = 0
     size: int = 1
@@ -41,15 +41,15 @@ class World:
 
 
 def find_world() -> World:
-    """Read the rank of this process from the variables of a launcher, such as torchrun."""
+    """Read the rank of this process from the environment variables that torchrun sets."""
     if not is_launched():
         return World()
     rank = os.environ["RANK"]
     size = os.environ["WORLD_SIZE"]
     if not (rank.isdigit() and size.isdigit() and int(rank) < int(size)):
         raise ConfigError(
-            f"RANK={rank}, WORLD_SIZE={size}: set by a launcher, the rank must be from 0 to below "
-            "the world size; start with torchrun, or unset both"
+            f"RANK={rank}, WORLD_SIZE={size}: RANK must be at least 0 and below WORLD_SIZE; start "
+            "with torchrun, or unset both variables"
         )
     return World(
         rank=int(rank),
@@ -60,12 +60,12 @@ def find_world() -> World:
 
 
 def is_launched() -> bool:
-    """Whether a launcher started this process, possibly as the only one."""
+    """Return whether a launcher such as torchrun started this process."""
     return "RANK" in os.environ and "WORLD_SIZE" in os.environ
 
 
 def num_processes(devices: int, device: str) -> int:
-    """Return the number of training processes on this machine; `devices` 0 is one per GPU."""
+    """Return the number of processes on this machine: `devices`, or one per GPU if that is 0."""
     device_type, _, index = device.partition(":")
     if index and devices > 1:
         raise ConfigError(
@@ -84,12 +84,12 @@ def num_processes(devices: int, device: str) -> int:
 
 @contextlib.contextmanager
 def process_group(world: World, device: torch.device, timeout_seconds: int) -> Iterator[None]:
-    """Join the other ranks during the block.
+    """Connect this process to the other ranks during the block.
 
-    Raises `PeerError` if another rank is lost, or does not answer within `timeout_seconds`.
+    Raises `PeerError` if another rank is lost or does not answer within `timeout_seconds`.
     """
     if device.type == "cuda":
-        torch.cuda.set_device(device)  # torch's timers wait for the current device
+        torch.cuda.set_device(device)  # torch's timers synchronize the current device
     if world.size == 1:
         yield
         return
@@ -110,13 +110,13 @@ def process_group(world: World, device: torch.device, timeout_seconds: int) -> I
             problem = f"no answer from another rank within timeout_seconds={timeout_seconds}"
         reason = " ".join(str(error).split())[:300]
         raise PeerError(
-            f"{problem}; the same command goes on from the newest checkpoint ({reason})"
+            f"{problem}; run the same command to continue from the newest checkpoint ({reason})"
         ) from error
-    dist.destroy_process_group()  # not after an error, when it would wait for the other ranks
+    dist.destroy_process_group()  # not after an error, since it would wait for the other ranks
 
 
 def sum_over_ranks(values: Tensor) -> list[float]:
-    """Add up the vector `values` of all ranks; the one point of an update that waits for a GPU."""
+    """Add up the vector `values` over all ranks. Synchronizes with the GPU, once per update."""
     if dist.is_initialized():
         dist.all_reduce(values)
     return values.tolist()
@@ -132,7 +132,7 @@ def gather(value: T) -> list[T]:
 
 
 def from_main(value: T) -> T:
-    """Return rank 0's value on every rank."""
+    """Return the value of rank 0 on every rank."""
     if not dist.is_initialized():
         return value
     values = [value]
@@ -141,7 +141,10 @@ def from_main(value: T) -> T:
 
 
 def find_device(name: str, local_rank: int = 0) -> torch.device:
-    """Return the device of the setting `device`; on GPUs, each rank of a machine has its own."""
+    """Return the device for the setting `device`; GPU number `local_rank` unless it has a number.
+
+    Raises `ConfigError` for unknown devices, and `DeviceError` if this machine lacks the device.
+    """
     counts = {
         "cuda": torch.cuda.device_count(),
         "mps": int(torch.backends.mps.is_available()),
@@ -164,7 +167,7 @@ def find_device(name: str, local_rank: int = 0) -> torch.device:
 
 
 def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
-    """Return the format of matrix multiplications on `device` for the setting `dtype`.
+    """Return the number format of matrix multiplications on `device` for the setting `dtype`.
 
     Raises `DeviceError` if the device does not have it.
     """
@@ -172,11 +175,10 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
     if device.type == "cuda":
         has_bfloat16 = torch.cuda.is_bf16_supported(including_emulation=False)
     if choice is DType.auto:
-        is_chosen = device.type == "cuda" and has_bfloat16
-        return torch.bfloat16 if is_chosen else torch.float32
-    dtype: torch.dtype = getattr(torch, choice.value)
+        use_bfloat16 = device.type == "cuda" and has_bfloat16
+        return torch.bfloat16 if use_bfloat16 else torch.float32
     if choice is DType.float32:
-        return dtype
+        return torch.float32
     has_float16 = device.type in ("cpu", "cuda")
     if not (has_bfloat16 if choice is DType.bfloat16 else has_float16):
         raise DeviceError(
@@ -184,32 +186,38 @@ def find_dtype(choice: DType, device: torch.device) -> torch.dtype:
         )
     is_slow = device.type == "cpu" and torch.backends.cpu.get_cpu_capability() == "AVX2"
     if is_slow and find_world().is_main:
-        message = "dtype=%s: this CPU has no instructions for it; float32 is 4 to 10 times as fast"
-        log.warning(message, choice.value)
+        log.warning(
+            "dtype=%s: this CPU has no instructions for it; float32 is 4 to 10 times as fast",
+            choice.value,
+        )
+    dtype: torch.dtype = getattr(torch, choice.value)
     return dtype
 
 
 def set_num_threads(num_threads: int) -> None:
-    """Let torch use `num_threads` CPU threads; 0: its default, or fewer on a busy machine.
+    """Let torch use `num_threads` CPU threads; 0 means one per idle core.
 
-    With 0, a rank that a launcher started keeps its number.
+    With 0, torch's default is the maximum, and a rank that a launcher started keeps it.
     """
-    old_number = torch.get_num_threads()
-    if num_threads == 0 and is_launched():
-        return
-    new_number = num_threads or choose_threads(old_number)
-    if new_number != old_number:
-        torch.set_num_threads(new_number)
-    if num_threads == 0 and new_number < old_number:
-        message = "%d threads, since other processes are busy; num_threads=%d takes all cores"
-        log.info(message, new_number, old_number)
+    if num_threads:
+        torch.set_num_threads(num_threads)
+    elif not is_launched():
+        max_threads = torch.get_num_threads()
+        num_idle = choose_threads(max_threads)
+        if num_idle < max_threads:
+            torch.set_num_threads(num_idle)
+            log.info(
+                "%d threads, since other processes are busy; num_threads=%d takes all cores",
+                num_idle,
+                max_threads,
+            )
 
 
 def keep_freed_memory() -> None:
-    """Let this process keep up to 512 MiB of freed memory between the steps of a search (glibc)."""
+    """Keep up to 512 MiB of freed memory in this process, for the next step of a search (glibc)."""
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
     if mallopt is not None:
-        trim_threshold = -1
-        mmap_threshold = -3  # numbers of malloc.h; the latter may be 32 MiB
-        mallopt(mmap_threshold, 32 << 20)
+        trim_threshold = -1  # parameters of malloc.h
+        mmap_threshold = -3
+        mallopt(mmap_threshold, 32 << 20)  # the largest value that glibc accepts
         mallopt(trim_threshold, 512 << 20)

@@ -1,5 +1,7 @@
-"""Files and folders that are either whole or not there: written beside their place, synced, renamed
-into it.
+"""Replace files and folders atomically: write to a temporary name in the same folder, sync, rename.
+
+Temporary files are named `.NAME.HOST.PID.tmp`. A process that is killed leaves them behind; the
+next command that writes the same file removes them.
 """
 
 from __future__ import annotations
@@ -23,59 +25,67 @@ from nmt.runtime.manifest import write_manifest
 from nmt.runtime.metadata import read_json
 
 _HOST = re.sub(r"[^A-Za-z0-9-]", "-", socket.gethostname())[:40] or "host"
-_LEFTOVER = re.compile(r"(?:\.[A-Za-z0-9-]+)?\.\d+\.(?:tmp|old)$")
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
 
 
 def write_json(path: Path, content: Any) -> None:
-    """Write JSON with sorted keys, so that equal content is equal bytes."""
+    """Write JSON with sorted keys, so that equal content gives equal bytes."""
     text = json.dumps(content, indent=2, sort_keys=True, ensure_ascii=False)
     path.write_text(text + "\n", encoding="utf-8", newline="\n")
 
 
 @contextlib.contextmanager
-def disk_errors(what: object, remedy: str) -> Iterator[None]:
-    """Turn an error of the disk into one line that says what cannot be written and what to do."""
+def disk_errors(name: object, remedy: str) -> Iterator[None]:
+    """Turn an `OSError` during the block into an `NmtError` that `name` cannot be written."""
     try:
         yield
     except OSError as error:
         reason = error.strerror or error
-        raise NmtError(f"{what} cannot be written: {reason}; {remedy}") from None
+        raise NmtError(f"{name} cannot be written: {reason}; {remedy}") from None
 
 
 @contextlib.contextmanager
 def replace_folder(folder: Path, *, marker: str) -> Iterator[Path]:
-    """Give an empty folder to fill, which takes the place of `folder` when the block ends without
-    an exception, with a manifest of its files.
+    """Yield an empty folder. It gets a manifest and replaces `folder` unless the block raises.
 
-    `marker` is a JSON file with `format_version` that every such folder holds: anything else that
-    is in the way is not ours and is refused.
+    `marker` names a JSON file with the key `format_version`, which every folder of this kind
+    contains. Raises `NmtError` if `folder` exists and has no such file.
     """
-    folder = folder.resolve()  # a link stays, and what it points to is replaced
-    check_place(folder, marker)
+    folder = folder.resolve()  # a link is kept; the folder that it points to is replaced
+    check_replaceable(folder, marker)
     remove_abandoned(folder)
-    temporary = _beside(folder)
-    new_parents = [parent for parent in folder.parents if not parent.exists()]
-    try:
-        with disk_errors(folder, "nothing was changed"):
-            temporary.mkdir(parents=True)
+    temporary = _temporary_name(folder)
+    with removing_empty_parents(folder), disk_errors(folder, "nothing was changed"):
+        temporary.mkdir(parents=True)
+        try:
             yield temporary
             put_in_place(temporary, folder)
+        finally:
+            shutil.rmtree(temporary, ignore_errors=True)
+
+
+@contextlib.contextmanager
+def removing_empty_parents(path: Path) -> Iterator[None]:
+    """Remove parent folders of `path` that were created during the block, if they are empty."""
+    missing_parents = [parent for parent in path.parents if not parent.exists()]
+    try:
+        yield
     finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-        for parent in new_parents:  # those that stayed empty go again
-            with contextlib.suppress(OSError):
+        for parent in missing_parents:
+            with contextlib.suppress(OSError):  # not empty
                 parent.rmdir()
 
 
 def put_in_place(new: Path, folder: Path) -> None:
-    """Write the manifest of `new`, bring it to disk and give it the name `folder`.
+    """Write the manifest of `new`, sync it and rename it to `folder`; remove the old `folder`.
 
-    What had the name before goes. Killed at any moment, the name stands for one of the two; what
-    is left of the other is at no place but the one where the next command removes it.
+    After a kill, `folder` is the old or the new one. The other one has a temporary name, which the
+    next command removes.
     """
     write_manifest(new)
     share_and_sync(new)
-    temporary = _beside(folder)
+    temporary = _temporary_name(folder)
     if new != temporary:
         os.rename(new, temporary)
     if folder.exists():
@@ -87,31 +97,28 @@ def put_in_place(new: Path, folder: Path) -> None:
         sync(folder.parent)
 
 
-def _exchange(one: Path, other: Path) -> None:
-    """Exchange two names in one step; two steps where system or file system cannot."""
-    names = [os.fsencode(one), os.fsencode(other)]
-    failed = errno.ENOSYS
-    if sys.platform != "win32":
-        libc = ctypes.CDLL(None, use_errno=True)
-        if hasattr(libc, "renameat2"):  # Linux; flag 2 is RENAME_EXCHANGE
-            here = -100  # AT_FDCWD
-            failed = libc.renameat2(here, names[0], here, names[1], 2) and ctypes.get_errno()
-        elif hasattr(libc, "renamex_np"):  # macOS; flag 2 is RENAME_SWAP
-            failed = libc.renamex_np(*names, 2) and ctypes.get_errno()
-    if failed in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):
-        old = _beside(other, "old")
-        os.rename(other, old)
-        os.rename(one, other)
-        os.rename(old, one)
-    elif failed:
-        raise OSError(failed, os.strerror(failed), str(other))
+def _exchange(new: Path, folder: Path) -> None:
+    """Exchange the names of two folders: in one step on Linux, elsewhere with three renames."""
+    libc: Any = None if sys.platform == "win32" else ctypes.CDLL(None, use_errno=True)
+    error = errno.ENOSYS
+    if hasattr(libc, "renameat2"):
+        names = (os.fsencode(new), os.fsencode(folder))
+        status = libc.renameat2(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE)
+        error = ctypes.get_errno() if status else 0
+    if error in (errno.ENOSYS, errno.EINVAL, errno.ENOTSUP):  # by the system or the file system
+        old = _temporary_name(folder, "old")
+        os.rename(folder, old)
+        os.rename(new, folder)
+        os.rename(old, new)
+    elif error:
+        raise OSError(error, os.strerror(error), str(folder))
 
 
 @contextlib.contextmanager
 def replace_file(path: Path) -> Iterator[Path]:
-    """Give a path to write; it takes the place of `path` unless the block raises."""
+    """Yield a path to write to. The written file replaces `path` unless the block raises."""
     remove_abandoned(path)
-    temporary = _beside(path)
+    temporary = _temporary_name(path)
     try:
         yield temporary
         sync(temporary)
@@ -122,76 +129,74 @@ def replace_file(path: Path) -> Iterator[Path]:
 
 
 def replace_link(link: Path, target: str) -> None:
-    """Point the symbolic link `link` at the relative path `target` in one step."""
-    temporary = _beside(link)
+    """Point the symbolic link `link` to the relative path `target`, atomically."""
+    temporary = _temporary_name(link)
     temporary.unlink(missing_ok=True)
     temporary.symlink_to(target)
     os.replace(temporary, link)
 
 
 def remove_folder(folder: Path) -> None:
-    """Remove `folder`, which a kill in between leaves whole or as a leftover."""
-    temporary = _beside(folder)
+    """Remove a folder. After a kill it is unchanged, or has a temporary name."""
+    temporary = _temporary_name(folder)
     os.rename(folder, temporary)
     shutil.rmtree(temporary)
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Remove what killed processes began to write in `folder`, and put back what they were about to
-    replace; nobody else may be writing there.
-    """
-    for path in (*folder.glob(".*.old"), *folder.glob(".*.tmp")):
-        _clear(path)
+    """Remove the temporary files in `folder`; no other process may be writing there."""
+    for leftover in (*folder.glob(".*.old"), *folder.glob(".*.tmp")):
+        _remove_or_restore(leftover)
 
 
 def remove_abandoned(path: Path) -> None:
-    """Remove what killed processes of this machine began to write in the place of `path`, and put
-    back what they were about to replace.
-    """
-    for suffix in ("old", "tmp"):
-        for leftover in path.parent.glob(f".{glob.escape(path.name)}.*.{suffix}"):
-            owner = re.fullmatch(r"(?:(.+)\.)?(\d+)", leftover.name[len(path.name) + 2 : -4])
-            if owner and owner[1] in (None, _HOST) and not _is_running(int(owner[2])):
-                _clear(leftover)
+    """Remove the temporary files of `path` that killed processes of this machine left behind."""
+    prefix = f".{path.name}.{_HOST}."
+    for suffix in (".old", ".tmp"):
+        for leftover in path.parent.glob(f"{glob.escape(prefix)}*{suffix}"):
+            pid = leftover.name.removeprefix(prefix).removesuffix(suffix)
+            if pid.isdigit() and not _is_running(int(pid)):
+                _remove_or_restore(leftover)
 
 
-def _clear(leftover: Path) -> None:
-    """Remove a leftover; an old folder or file without a successor gets its name back."""
-    place = leftover.with_name(_LEFTOVER.sub("", leftover.name[1:]))
-    if leftover.name.endswith(".old") and not place.exists():
-        os.rename(leftover, place)
+def _remove_or_restore(leftover: Path) -> None:
+    """Rename an old version back if it was not replaced yet; remove any other leftover."""
+    original = leftover.with_name(leftover.name.rsplit(".", maxsplit=3)[0].removeprefix("."))
+    if leftover.suffix == ".old" and not original.exists():
+        os.rename(leftover, original)
     elif leftover.is_dir() and not leftover.is_symlink():
         shutil.rmtree(leftover, ignore_errors=True)
     else:
         leftover.unlink(missing_ok=True)
 
 
-def _is_running(process: int) -> bool:
-    """Say whether a process of this machine lives and is not this one."""
-    if process == os.getpid() or sys.platform == "win32":  # where signal 0 would end it
-        return process != os.getpid()
+def _is_running(pid: int) -> bool:
+    """Return whether another process with this id runs on this machine."""
+    if pid == os.getpid():  # in a container, the killed process may have had the same id
+        return False
+    if sys.platform == "win32":  # signal 0 would end the process
+        return True
     try:
-        os.kill(process, 0)
+        os.kill(pid, 0)
     except ProcessLookupError:
         return False
-    except OSError:  # another user's
+    except PermissionError:  # the process of another user
         pass
     return True
 
 
-def check_place(folder: Path, marker: str) -> None:
-    """Raise an `NmtError` for a folder that no other can replace: something foreign, a mount point,
-    or the current folder, which would be gone for the shell.
-    """
+def check_replaceable(folder: Path, marker: str) -> None:
+    """Raise `NmtError` if `folder` is not of nmt, is a mount point, or is the current folder."""
     if folder.is_file() or _is_foreign(folder, marker):
         raise NmtError(f"{folder} exists and holds no {marker} of nmt; choose another folder")
-    if os.path.ismount(folder) or (folder.exists() and folder.samefile(os.curdir)):
-        what = "a mount point" if os.path.ismount(folder) else "the current folder"
-        raise NmtError(f"{folder} is {what}, which cannot be replaced; choose a folder in it")
+    if os.path.ismount(folder):
+        raise NmtError(f"{folder} is a mount point and cannot be replaced; choose a folder in it")
+    if folder.exists() and folder.samefile(os.curdir):
+        raise NmtError(f"{folder} is the current folder of the shell; choose a folder in it")
 
 
 def _is_foreign(folder: Path, marker: str) -> bool:
-    """Say whether `folder` holds something, but no such JSON file with `format_version`."""
+    """Return whether `folder` has files, but no JSON file `marker` with `format_version`."""
     if not folder.is_dir() or not any(folder.iterdir()):
         return False
     with contextlib.suppress(OSError, NmtError):
@@ -199,14 +204,15 @@ def _is_foreign(folder: Path, marker: str) -> bool:
     return True
 
 
-def _beside(path: Path, suffix: str = "tmp") -> Path:
+def _temporary_name(path: Path, suffix: str = "tmp") -> Path:
     """Return the temporary name that this process uses for `path`."""
     return path.with_name(f".{path.name}.{_HOST}.{os.getpid()}.{suffix}")
 
 
 def share_and_sync(folder: Path) -> None:
-    """Let those read the files who may read the folder, since safetensors writes for the owner
-    alone, and bring all files and names below it to disk.
+    """Sync all files of a folder, and make them readable for everybody who may read the folder.
+
+    safetensors creates files that only their owner may read.
     """
     mode = folder.stat().st_mode & 0o666
     for path in (*folder.rglob("*"), folder):
@@ -216,7 +222,7 @@ def share_and_sync(folder: Path) -> None:
 
 
 def sync(path: Path) -> None:
-    """Bring a file, or the names in a folder, to disk."""
+    """Write a file, or the names in a folder, to disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,7 +1,7 @@
 """Manifests: `manifest.json` lists the files of a folder with their sizes and checksums.
 
-The checksums are XXH3 with 128 bits, which detect flipped bits and mixed-up files at the speed of
-memory. They do not protect against somebody who changes the manifest too.
+The checksums are 128-bit XXH3 hashes, which are computed as fast as memory is read. They detect
+flipped bits and files of another folder, but not changes by someone who also updates the manifest.
 """
 
 from __future__ import annotations
@@ -15,95 +15,104 @@ from typing import Any
 import xxhash
 
 from nmt.errors import DamagedError
-from nmt.runtime.metadata import parse_yaml, read_json
+from nmt.runtime.metadata import read_json, read_yaml
 
 log = logging.getLogger(__name__)
 
 MANIFEST = "manifest.json"
 FORMAT_VERSION = 1
-_settings = {"verify": True}
-_BLOCK = 1 << 18
+_BLOCK_BYTES = 1 << 18
+_is_verifying = True
 
 
 def write_manifest(folder: Path) -> None:
-    """Write `manifest.json` for all other files in `folder` and below it."""
-    paths = (p for p in folder.rglob("*") if p.is_file() and p != folder / MANIFEST)
-    (folder / MANIFEST).write_bytes(render_manifest(folder, paths))
+    """Write `manifest.json` for all files in `folder` and its subfolders."""
+    manifest = folder / MANIFEST
+    paths = [path for path in folder.rglob("*") if path.is_file() and path != manifest]
+    manifest.write_bytes(render_manifest(folder, paths))
 
 
 def render_manifest(folder: Path, paths: Iterable[Path]) -> bytes:
-    """Return the content of `manifest.json` for files in `folder` and below it."""
-    return _render({p.relative_to(folder).as_posix(): _describe(p) for p in sorted(paths)})
+    """Return the content of `manifest.json` for these files in `folder`."""
+    entries = {}
+    for path in sorted(paths):
+        entry = {"bytes": path.stat().st_size, "xxh3": _checksum(path)}
+        entries[path.relative_to(folder).as_posix()] = entry
+    return _render(entries)
 
 
-def set_verify(wanted: bool) -> None:
-    """Let `verify` compare files, as it does from the start, or pass all."""
-    _settings["verify"] = wanted
+def set_verify(verify_files: bool) -> None:
+    """Choose whether `verify` checks files in this process, as it does by default."""
+    global _is_verifying
+    _is_verifying = verify_files
 
 
 def verify(folder: Path, *names: str) -> None:
-    """Compare files of `folder` with its manifest: those of these names, or all that it lists.
+    """Compare files of `folder` with its manifest: those with these names, or all in the manifest.
 
-    Raises `DamagedError` for the first that differs. A folder without a manifest, which an older
-    nmt wrote, passes; so does a file that the manifest does not list.
+    Raises `DamagedError` for the first file that differs. Files that no manifest lists are not
+    checked.
     """
-    if not _settings["verify"]:
+    if not _is_verifying:
         return
-    files = _read(folder)
-    for name in names or files:
+    entries = _read_entries(folder)
+    for name in names or entries:
         path = folder / name
-        if name in files and path.is_file() and _describe(path) != files[name]:
+        if not path.is_file():
+            if not names:
+                raise DamagedError(f"{path} is missing; copy or make the folder again")
+        elif name in entries and not _is_intact(path, entries[name]):
             raise DamagedError(
-                f"{path} is damaged: its size or checksum is not that of {MANIFEST}; "
+                f"{path} is damaged: its size or checksum differs from {MANIFEST}; "
                 "copy or make the folder again, or set verify=false to use it as it is"
             )
-        if not names and not path.is_file():
-            raise DamagedError(f"{path} is missing; copy or make the folder again")
 
 
 def note_unverified(folder: Path) -> None:
-    """Log that a folder was written without a manifest."""
+    """Log it if a folder has no manifest."""
     if not (folder / MANIFEST).is_file():
-        log.info("%s has no %s, so that damage would not be noticed", folder, MANIFEST)
+        log.info("%s has no %s, so damaged files would not be detected", folder, MANIFEST)
 
 
 def read_config(run_dir: Path) -> dict[str, Any]:
-    """Read `config.yaml` of a run; raise `FileNotFoundError`, or `DamagedError`."""
+    """Read `config.yaml` of a run. Raises `FileNotFoundError` or `DamagedError`."""
     path = run_dir / "config.yaml"
-    if path.stat().st_size >= _BLOCK:
-        return parse_yaml(bytes(_BLOCK), path)  # which refuses it
-    expected = _read(run_dir).get(path.name) if _settings["verify"] else None
-    if expected not in (None, _describe(path)):
+    entry = _read_entries(run_dir).get(path.name) if _is_verifying else None
+    if entry is not None and not _is_intact(path, entry):
         raise DamagedError(f"{path} is damaged; if you changed it, remove {run_dir / MANIFEST}")
-    return parse_yaml(path.read_bytes(), path)
+    return read_yaml(path)
 
 
-def _read(folder: Path) -> dict[str, Any]:
+def _read_entries(folder: Path) -> dict[str, Any]:
+    """Return the size and checksum of each file in the manifest; nothing without a manifest."""
     path = folder / MANIFEST
     try:
         content = read_json(path)
     except FileNotFoundError:
         return {}
-    files = content.get("files")
-    if not isinstance(files, dict) or path.read_bytes() != _render(files):
+    entries = content.get("files")
+    if not isinstance(entries, dict) or path.read_bytes() != _render(entries):
         raise DamagedError(
-            f"{path} is damaged: it is not what was written; copy or make the folder again, or set "
-            "verify=false to use it as it is"
+            f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
+            "again, or set verify=false to use it as it is"
         )
-    return files
+    return entries
 
 
-def _describe(path: Path) -> dict[str, Any]:
-    digest, size = xxhash.xxh3_128(), 0
+def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
+    return bool(path.stat().st_size == entry["bytes"] and _checksum(path) == entry["xxh3"])
+
+
+def _checksum(path: Path) -> str:
+    digest = xxhash.xxh3_128()
     with path.open("rb") as file:
-        while block := file.read(_BLOCK):
+        while block := file.read(_BLOCK_BYTES):
             digest.update(block)
-            size += len(block)
-    return {"bytes": size, "xxh3": digest.hexdigest()}
+    return digest.hexdigest()
 
 
-def _render(files: dict[str, Any]) -> bytes:
-    """Return the manifest, with a checksum of itself."""
-    checksum = xxhash.xxh3_128_hexdigest(json.dumps(files, sort_keys=True).encode())
-    content = {"format_version": FORMAT_VERSION, "files": files, "xxh3": checksum}
+def _render(entries: dict[str, Any]) -> bytes:
+    """Return the content of a manifest, which includes a checksum of itself."""
+    checksum = xxhash.xxh3_128_hexdigest(json.dumps(entries, sort_keys=True).encode())
+    content = {"format_version": FORMAT_VERSION, "files": entries, "xxh3": checksum}
     return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()

@@ -1,5 +1,6 @@
-"""Reads metadata that may be damaged, or made to do harm, into dataclasses: size, types, keys and
-bounds are checked before anything is computed or allocated from them.
+"""Read JSON and YAML files that may be damaged or hostile, and convert JSON to dataclasses.
+
+Sizes, keys, types and bounds are checked before any memory is allocated from the values.
 """
 
 from __future__ import annotations
@@ -20,40 +21,39 @@ from nmt.errors import ConfigError, DamagedError
 
 T = TypeVar("T")
 
-_MOST_BYTES = 1 << 28  # of a JSON file; an index of 100,000 shards has 20 MB
-_MOST_YAML_BYTES, _DEEPEST_YAML = 1 << 16, 30
-_SCALARS = {bool: "true or false", int: "a whole number", float: "a number", str: "text"}
+_MAX_JSON_BYTES = 1 << 28  # an index of 100,000 shards has 20 MB
+_MAX_YAML_BYTES = 1 << 16
+_TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
 
 def read_json(path: Path) -> dict[str, Any]:
     """Read a JSON object from a file.
 
-    Raises `FileNotFoundError`, and `DamagedError` for a file that is too large, not UTF-8, no JSON,
-    nested too deeply, or no object.
+    Raises `FileNotFoundError`, or `DamagedError` if the file is too large or is not a JSON object
+    in UTF-8.
     """
-    if path.stat().st_size > _MOST_BYTES:
-        raise DamagedError(f"{path} has more than {_MOST_BYTES >> 20} MB, so it is no file of nmt")
+    if path.stat().st_size > _MAX_JSON_BYTES:
+        raise DamagedError(
+            f"{path} has more than {_MAX_JSON_BYTES >> 20} MB, so it is no file of nmt"
+        )
     try:
         content = json.loads(path.read_bytes().decode("utf-8"))
+        if not isinstance(content, dict):
+            raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:
-        reason = "it is nested too deeply" if isinstance(error, RecursionError) else error
-        raise DamagedError(f"{path} is damaged ({reason}); copy or make the folder again") from None
-    if not isinstance(content, dict):
-        raise DamagedError(f"{path} is damaged (no JSON object); copy or make the folder again")
+        raise DamagedError(f"{path} is damaged ({error}); copy or make the folder again") from None
     return content
 
 
-def parse_yaml(text: bytes, path: Path) -> dict[str, Any]:
-    """Read the YAML of a mapping from `path`, without aliases and deep nesting; `DamagedError`."""
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Read the settings of a run from a YAML file.
+
+    Raises `FileNotFoundError`, or `DamagedError` if the file is too large or is not a YAML mapping.
+    """
     try:
-        if len(text) > _MOST_YAML_BYTES:
-            raise ValueError(f"more than {_MOST_YAML_BYTES >> 10} kB")
-        depth = 0
-        for name in (type(token).__name__ for token in yaml.scan(text)):
-            depth += name.endswith("StartToken") - name.endswith("EndToken")
-            if name == "AliasToken" or depth > _DEEPEST_YAML:
-                raise ValueError("aliases, or nested too deeply")
-        content = yaml.safe_load(text)
+        if path.stat().st_size > _MAX_YAML_BYTES:
+            raise ValueError(f"more than {_MAX_YAML_BYTES >> 10} kB")
+        content = yaml.safe_load(path.read_bytes())
         if not isinstance(content, dict):
             raise ValueError("no settings")
     except (ValueError, RecursionError, yaml.YAMLError) as error:
@@ -63,9 +63,9 @@ def parse_yaml(text: bytes, path: Path) -> dict[str, Any]:
 
 
 def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
-    """Take `format_version` out of what was read from `path`.
+    """Remove `format_version` from the content of `path` and return it.
 
-    Raises `DamagedError` for one that is none, or newer than `newest`.
+    Raises `DamagedError` if it is missing, or larger than `newest`.
     """
     version = content.pop("format_version", None)
     if not isinstance(version, int) or version < 1:
@@ -77,33 +77,32 @@ def pop_version(content: dict[str, Any], path: Path, newest: int) -> int:
     return version
 
 
-def to_dataclass(kind: type[T], content: object, path: Path, key: str = "") -> T:
-    """Make the dataclass `kind` of parsed JSON that was read from `path`, at `key`.
+def to_dataclass(cls: type[T], content: object, path: Path, key: str = "") -> T:
+    """Convert parsed JSON to the dataclass `cls`; `path` and `key` name its origin in errors.
 
-    Every key must be a field and every value of its type; numbers are finite, whole ones have at
-    most 63 bits. Raises `DamagedError`, which names file and key; so does a `ConfigError` of the
-    class itself.
+    Every key must be a field, and every value must have the type of its field. Numbers must be
+    finite, and integers below 2^63. Raises `DamagedError`, also for a `ConfigError` of the class.
     """
     try:
-        made: T = _convert(kind, content, key)
+        instance: T = _convert(cls, content, key)
     except (ConfigError, _MismatchError) as error:
         raise DamagedError(f"{path} does not fit this nmt: {error}") from None
-    return made
+    return instance
 
 
 class _MismatchError(Exception):
-    """A value at a key is not of its type."""
+    """A value does not have the type of its field."""
 
 
 def _convert(hint: Any, value: Any, key: str) -> Any:
-    """Return `value` as the type `hint`."""
+    """Return `value` as an instance of the type `hint`."""
     if hint is Any:
         return value
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (typing.Union, types.UnionType):
-        if value is None and type(None) in arguments:
-            return None
-        return _convert(next(kind for kind in arguments if kind is not type(None)), value, key)
+    origin = typing.get_origin(hint)
+    arguments = typing.get_args(hint)
+    if origin in (typing.Union, types.UnionType):  # of a type and None
+        value_type = next(argument for argument in arguments if argument is not types.NoneType)
+        return None if value is None else _convert(value_type, value, key)
     if dataclasses.is_dataclass(hint):
         return _convert_fields(hint, value, key)
     if origin is list:
@@ -114,31 +113,40 @@ def _convert(hint: Any, value: Any, key: str) -> Any:
         return {name: _convert(arguments[1], v, f"{key}.{name}") for name, v in value.items()}
     if issubclass(hint, Enum):
         choices = {choice.value: choice for choice in hint}
-        _require(isinstance(value, str) and value in choices, key, f"one of {[*choices]}", value)
+        is_choice = isinstance(value, str) and value in choices
+        _require(is_choice, key, f"one of {list(choices)}", value)
         return choices[value]
-    is_number = hint is float and isinstance(value, int) and not isinstance(value, bool)
-    _require(type(value) is hint or is_number, key, _SCALARS[hint], value)
-    if isinstance(value, (int, float)):
-        is_near = math.isfinite(value) if isinstance(value, float) else abs(value) < 1 << 63
-        _require(is_near, key, "below 2^63", value)
-    return float(value) if is_number else value
+    return _convert_scalar(hint, value, key)
 
 
-def _convert_fields(kind: Any, given: Any, key: str) -> Any:
-    _require(isinstance(given, dict), key, "an object", given)
-    hints, prefix = _hints(kind), f"{key}." if key else ""
-    for name in given:
-        _require(name in hints, prefix + str(name), "no key of this version", given[name])
-    for field in dataclasses.fields(kind):
-        has_default = field.default is not field.default_factory  # one of them is not MISSING
-        _require(field.name in given or has_default, prefix + field.name, "given", None)
-    return kind(**{name: _convert(hints[name], v, prefix + name) for name, v in given.items()})
+def _convert_scalar(hint: Any, value: Any, key: str) -> Any:
+    is_integer = type(value) is int  # True and False are instances of int too
+    _require(type(value) is hint or (is_integer and hint is float), key, _TYPE_NAMES[hint], value)
+    if is_integer:
+        _require(abs(value) < 1 << 63, key, "below 2^63", value)
+    if isinstance(value, float):
+        _require(math.isfinite(value), key, "finite", value)
+    return hint(value)
 
 
-_hints = functools.cache(typing.get_type_hints)
+def _convert_fields(cls: Any, values: Any, key: str) -> Any:
+    """Return the dataclass `cls` with these values of its fields."""
+    _require(isinstance(values, dict), key, "an object", values)
+    hints = _type_hints(cls)
+    prefix = f"{key}." if key else ""
+    for name, value in values.items():
+        _require(name in hints, prefix + str(name), "no key of this version", value)
+    for field in dataclasses.fields(cls):
+        is_required = field.default is field.default_factory  # both are MISSING
+        _require(field.name in values or not is_required, prefix + field.name, "given", None)
+    arguments = {name: _convert(hints[name], v, prefix + name) for name, v in values.items()}
+    return cls(**arguments)
 
 
-def _require(valid: bool, key: str, expected: str, value: object) -> None:
-    if not valid:
-        shown = " ".join(repr(value).split())[:60]
-        raise _MismatchError(f"{key or 'its content'} is {shown}, must be {expected}")
+_type_hints = functools.cache(typing.get_type_hints)
+
+
+def _require(is_valid: bool, key: str, expected: str, value: object) -> None:
+    if not is_valid:
+        excerpt = " ".join(repr(value).split())[:60]
+        raise _MismatchError(f"{key or 'its content'} is {excerpt}, must be {expected}")

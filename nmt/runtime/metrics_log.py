@@ -1,4 +1,4 @@
-"""Reading `metrics.jsonl`, the log of a run: one JSON object a line, each with its `update`."""
+"""Read `metrics.jsonl`, the log of a run: one JSON object per line, each with its `update`."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _TEXT_KEYS = {"event", "batch"}
 def read_metrics_log(path: Path) -> list[dict[str, Any]]:
     """Read the records of a log in their order.
 
-    Damaged lines are skipped with one warning. A last line without a line break is still being
-    written and is skipped too. Raises `DamagedError` for a file above `MAX_BYTES`.
+    Skips damaged lines with one warning, and a last line without a line break, which is still being
+    written. Raises `DamagedError` if the file is larger than `MAX_BYTES`.
     """
     if path.stat().st_size > MAX_BYTES:
         raise DamagedError(f"{path} has more than {MAX_BYTES >> 30} GB; move it elsewhere")
     records: list[dict[str, Any]] = []
-    errors: list[str] = []
+    problems: list[str] = []
     with path.open("rb") as file:
         for line_number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
@@ -32,14 +32,14 @@ def read_metrics_log(path: Path) -> list[dict[str, Any]]:
             try:
                 records.append(parse_record(line))
             except ValueError as error:
-                errors.append(f"line {line_number} ({error})")
-    if errors:
-        log.warning("%s: skipped %d damaged lines, first %s", path, len(errors), errors[0])
+                problems.append(f"line {line_number} ({error})")
+    if problems:
+        log.warning("%s: skipped %d damaged lines, first %s", path, len(problems), problems[0])
     return records
 
 
 def parse_record(line: bytes) -> dict[str, Any]:
-    """Parse one line of a log; raise `ValueError` if it is damaged."""
+    """Parse one line of a log. Raises `ValueError` if it is damaged."""
     try:
         record = json.loads(line)
     except RecursionError:

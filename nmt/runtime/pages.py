@@ -1,4 +1,4 @@
-"""HTML pages: templates that extend page.html.j2, how numbers and text stand in them, and axes."""
+"""HTML pages: templates that extend page.html.j2, and functions to format numbers and axes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def page_templates(folder: Path) -> Environment:
     environment = Environment(
         loader=FileSystemLoader([folder, Path(__file__).parent]),
         autoescape=True,
-        finalize=_shown,
+        finalize=_format_value,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
@@ -22,21 +22,27 @@ def page_templates(folder: Path) -> Environment:
     return environment
 
 
-def _shown(value: object) -> object:
-    """Format numbers; show characters that hide, or turn the text around, as codes."""
-    if isinstance(value, int | float):
-        return f"{value:,}" if isinstance(value, int) else f"{value:,.2f}"
-    if type(value) is str:  # not HTML that a macro has made
-        return "".join(c if c.isprintable() else f"\\u{ord(c):04x}" for c in value)
+def _format_value(value: object) -> object:
+    """Format a number, or the text of a user.
+
+    Invisible characters and those that reverse the direction of text are written as codes.
+    """
+    if isinstance(value, int):
+        return f"{value:,}"
+    if isinstance(value, float):
+        return f"{value:,.2f}"
+    if type(value) is str:  # the HTML of a macro is an instance of a subclass
+        return "".join(char if char.isprintable() else f"\\u{ord(char):04x}" for char in value)
     return value
 
 
-def percent(part: float, whole: float = 1.0, digits: int = 2) -> str:
-    """Format a share; nothing of nothing is 0 %."""
-    return f"{part / whole if whole else 0:.{digits}%}"
+def percent(numerator: float, denominator: float = 1.0, digits: int = 2) -> str:
+    """Format a ratio as a percentage; 0 % if the denominator is 0."""
+    return f"{numerator / denominator if denominator else 0:.{digits}%}"
 
 
-def ticks(end: int, most: int) -> range:
-    """Return about `most` round numbers from 0 to `end`, as the marks of an axis."""
+def ticks(end: int, max_ticks: int) -> range:
+    """Return at most about `max_ticks` round numbers from 0 to `end`, for an axis."""
     steps = (digit * 10**power for power in range(19) for digit in (1, 2, 5))
-    return range(0, end + 1, next(step for step in steps if step * most >= end))
+    step = next(step for step in steps if step * max_ticks >= end)
+    return range(0, end + 1, step)

@@ -1,8 +1,7 @@
-"""Workers that do one kind of work on many items: processes of this machine, or one of this process
-alone. Results come in the order of the items. `nmt/runtime/cluster.py` has workers on other
-machines.
+"""Apply a function to many items with worker processes, or in this process.
 
-No process outlives the parent, even one that was killed.
+Results come in the order of the items. Worker processes end with their parent, even if it is
+killed. `nmt/runtime/cluster.py` has workers on other machines.
 """
 
 from __future__ import annotations
@@ -24,70 +23,82 @@ from nmt.errors import NmtError
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 ITEMS_A_WORKER = 3
-"""Items that wait, are worked on, or are done before those in front of them."""
+"""Number of items per worker that are submitted before the result of the first one is used."""
 
 
 def count_workers(num_threads: int) -> int:
-    """Return the number of workers; 0 stands for all CPU cores."""
-    affinity = getattr(os, "sched_getaffinity", None)  # a scheduler may give a job fewer cores
-    return num_threads or (len(affinity(0)) if affinity else os.cpu_count() or 1)
+    """Return the number of workers for the setting `num_threads`; 0 means one per CPU core."""
+    if num_threads:
+        return num_threads
+    if hasattr(os, "sched_getaffinity"):  # a job scheduler may restrict the cores of a job
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
 
 
 class Workers(contextlib.AbstractContextManager["Workers[Item, Result]"], Generic[Item, Result]):
-    """Workers, each with a function of its own that `make` returned there. This is the only one, in
-    this process.
+    """Applies a function to items, in this process; subclasses have several workers.
+
+    Args:
+        make_function: returns the function. Each worker calls it once, before its first item.
     """
 
-    def __init__(self, make: Callable[[], Callable[[Item], Result]]) -> None:
-        self._make = make
+    def __init__(self, make_function: Callable[[], Callable[[Item], Result]]) -> None:
+        self._make_function = make_function
 
     def __exit__(self, *exc_info: object) -> None:
-        """End the workers, whatever they are doing."""
+        """End all workers, also those that are busy."""
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
-        """Yield each item with its result, in order; only a few a worker are under way.
+        """Yield each item with its result, in order.
 
-        Raises the exception of the first item that has one, an `NmtError` where a worker was lost,
-        and one of iterating over `items` after the results of all items before it.
+        Takes only a few more items from `items` than it has yielded. If the function raises for an
+        item, that exception is raised after the results of all items before it. The same holds for
+        an `NmtError` from `items`. Raises `NmtError` if a worker is lost.
         """
-        function = self._make()
-        yield from ((item, function(item)) for item in items)
+        function = self._make_function()
+        for item in items:
+            yield item, function(item)
 
 
 class Processes(Workers[Item, Result]):
-    """At most `num_workers` processes of this machine."""
+    """Applies a function to items in up to `num_workers` processes of this machine."""
 
-    def __init__(self, num_workers: int, make: Callable[[], Callable[[Item], Result]]) -> None:
-        super().__init__(make)
-        self._num_workers = num_workers
-        self._others = set(multiprocessing.active_children())
+    def __init__(
+        self, num_workers: int, make_function: Callable[[], Callable[[Item], Result]]
+    ) -> None:
+        super().__init__(make_function)
+        self._max_pending = ITEMS_A_WORKER * num_workers
+        self._older_children = set(multiprocessing.active_children())
         context = multiprocessing.get_context("spawn")
         numbers = context.SimpleQueue()
         for number in range(num_workers):
             numbers.put(number)
-        self._executor = ProcessPoolExecutor(num_workers, context, _start_worker, (make, numbers))
+        self._executor = ProcessPoolExecutor(
+            num_workers, context, _start_worker, (make_function, numbers)
+        )
 
     def __exit__(self, *exc_info: object) -> None:
-        for process in set(multiprocessing.active_children()) - self._others:
+        for process in set(multiprocessing.active_children()) - self._older_children:
             process.kill()
         self._executor.shutdown(cancel_futures=True)
 
     def map(self, items: Iterable[Item]) -> Iterator[tuple[Item, Result]]:
         """Yield each item with its result; see `Workers.map`."""
         try:
-            most = ITEMS_A_WORKER * self._num_workers
-            yield from in_order(self._submit, items, lambda: most, Future.result)
+            yield from map_in_order(
+                items, self._submit, Future.result, max_pending=lambda: self._max_pending
+            )
         except MemoryError:
             raise NmtError("a worker process has no memory left; start fewer") from None
         except BrokenProcessPool:
             raise NmtError(
-                "a worker process was killed, as happens when memory runs out; give the same "
-                "command again with fewer processes, it goes on with what is done"
+                "a worker process was killed, probably because memory ran out; run the same "
+                "command with fewer processes to continue"
             ) from None
 
     def _submit(self, item: Item) -> Future[Result]:
         try:
-            with _interrupts_deferred():  # this may start a process
+            with _delayed_interrupts():  # this may start a process
                 return self._executor.submit(_work, item)
         except OSError as error:
             raise NmtError(
@@ -95,44 +106,52 @@ class Processes(Workers[Item, Result]):
             ) from None
 
 
-def in_order(
-    submit: Callable[[Item], Any],
+def map_in_order(
     items: Iterable[Item],
-    most: Callable[[], int],
-    result: Callable[[Any], Result],
+    submit: Callable[[Item], Any],
+    wait_for_result: Callable[[Any], Result],
+    *,
+    max_pending: Callable[[], int],
 ) -> Iterator[tuple[Item, Result]]:
-    """Yield each item with the `result` of what `submit` returned; up to `most()` are under way."""
-    waiting: deque[tuple[Item, Any]] = deque()
-    last_error: Exception = StopIteration()
-    source = iter(items)
+    """Submit all items and yield each with its result, in order.
+
+    `wait_for_result` gets the future that `submit` returned. Fewer than `max_pending()` items are
+    submitted but not yielded when the next one is taken from `items`.
+    """
+    pending: deque[tuple[Item, Any]] = deque()
+    iterator = iter(items)
+    items_error: NmtError | None = None
     while True:
         try:
-            item = next(source)
-        except (StopIteration, NmtError) as error:
-            last_error = error
+            item = next(iterator)
+        except StopIteration:
             break
-        waiting.append((item, submit(item)))
-        while len(waiting) >= most():
-            first, future = waiting.popleft()
-            yield first, result(future)
-    for first, future in waiting:
-        yield first, result(future)
-    if isinstance(last_error, NmtError):
-        raise last_error
+        except NmtError as error:
+            items_error = error
+            break
+        pending.append((item, submit(item)))
+        while len(pending) >= max_pending():
+            oldest, future = pending.popleft()
+            yield oldest, wait_for_result(future)
+    for oldest, future in pending:
+        yield oldest, wait_for_result(future)
+    if items_error is not None:
+        raise items_error
 
 
 @contextlib.contextmanager
-def _interrupts_deferred() -> Iterator[None]:
-    """Let a process that starts in this block never see SIGINT, which Ctrl-C sends to every process
-    of a terminal; the parent gets it after the block, and ends its workers itself.
+def _delayed_interrupts() -> Iterator[None]:
+    """Delay SIGINT until the end of the block; processes that start in it never receive SIGINT.
+
+    Ctrl-C sends SIGINT to all processes of a terminal, but only the parent should react to it.
     """
-    is_main = threading.current_thread() is threading.main_thread()
-    if not is_main or not hasattr(signal, "pthread_sigmask"):  # as on Windows
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
     received = []
     handler = signal.signal(signal.SIGINT, lambda number, frame: received.append(number))
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # children inherit it
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})  # new processes inherit it
     try:
         yield
     finally:
@@ -142,20 +161,23 @@ def _interrupts_deferred() -> Iterator[None]:
         signal.raise_signal(signal.SIGINT)
 
 
-_make: Callable[[], Callable[[Any], Any]]  # in a worker
+# State of a worker process
+
+_make_function: Callable[[], Callable[[Any], Any]]
 _function: Callable[[Any], Any] | None = None
 _number = 0
 
 
 def worker_number() -> int:
-    """Return which of the processes of its pool this is, from 0."""
+    """Return the number of this worker process in its pool, from 0."""
     return _number
 
 
-def _start_worker(make: Callable[[], Callable[[Any], Any]], numbers: Any) -> None:
-    """Prepare a worker process."""
-    global _make, _number
-    _make, _number = make, numbers.get()
+def _start_worker(make_function: Callable[[], Callable[[Any], Any]], numbers: Any) -> None:
+    """Prepare a worker process, which takes its number from the queue `numbers`."""
+    global _make_function, _number
+    _make_function = make_function
+    _number = numbers.get()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     parent = multiprocessing.parent_process()
     assert parent is not None
@@ -169,6 +191,6 @@ def _start_worker(make: Callable[[], Callable[[Any], Any]], numbers: Any) -> Non
 
 def _work(item: Any) -> Any:
     global _function
-    if _function is None:  # made here, so that what it raises reaches the parent
-        _function = _make()
+    if _function is None:  # not in _start_worker, whose exceptions do not reach the parent
+        _function = _make_function()
     return _function(item)

@@ -1,4 +1,4 @@
-"""How far a long job is: a bar on a terminal, elsewhere a line of log every 30 seconds."""
+"""Show the progress of a long job: a bar on a terminal, otherwise a log line every 30 seconds."""
 
 from __future__ import annotations
 
@@ -16,15 +16,17 @@ LOG_SECONDS = 30.0
 
 
 class Progress(AbstractContextManager["Progress"]):
-    """Counts what is done and estimates the remaining time, in a `with` block or until `close`.
+    """Counts the finished units of a job and estimates the remaining time, until `close`.
+
+    Without `total` and `total_bytes`, no remaining time is shown.
 
     Args:
-        name: of the job; begins each line.
-        unit: what is counted, in the plural: pairs, lines, updates.
-        total: how many there are; with `total_bytes` of input it is estimated from the bytes read
-            so far, and without both there is no remaining time.
-        done: what an earlier process has done.
-        has_bar: False where a bar would disturb other output on the terminal.
+        name: name of the job, at the start of each line.
+        unit: name of the units in the plural, such as pairs, lines or updates.
+        total: number of units.
+        total_bytes: size of the input, to estimate the total from the bytes that were read.
+        done: units that an earlier process finished.
+        has_bar: False if a bar would disturb other output on the terminal.
     """
 
     def __init__(
@@ -38,23 +40,34 @@ class Progress(AbstractContextManager["Progress"]):
         has_bar: bool = True,
     ) -> None:
         self.done = done
-        self._name, self._unit = name, unit
-        self._total, self._total_bytes = total, total_bytes
-        self._first, self._text_bytes, self._figures = done, 0, ""
-        self._started = self._logged = time.monotonic()
+        self._name = name
+        self._unit = unit
+        self._total = total
+        self._total_bytes = total_bytes
+        self._done_before = done
+        self._text_bytes = 0
+        self._figures = ""
+        self._start_seconds = time.monotonic()
+        self._logged_seconds = self._start_seconds
         self._bar = None
         if has_bar and sys.stderr.isatty():
             self._bar = tqdm(
-                desc=name, unit=f" {unit}", total=total, initial=done,
-                file=sys.stderr, mininterval=0.2, dynamic_ncols=True,
-            )  # fmt: skip
+                desc=name,
+                unit=f" {unit}",
+                total=total,
+                initial=done,
+                file=sys.stderr,
+                mininterval=0.2,
+                dynamic_ncols=True,
+            )
 
     def __exit__(self, *_: object) -> None:
         self.close()
 
     def update(self, count: int = 1, *, read_bytes: int = 0, text_bytes: int = 0) -> None:
-        """Count what was done since the last call, and its `text_bytes`, shown as MB/s;
-        `read_bytes` is how far the input is read, from its start, of `total_bytes`.
+        """Count `count` more units with `text_bytes` of text, which is shown as MB/s.
+
+        `read_bytes` is the position in the input, of `total_bytes`.
         """
         self.done += count
         self._text_bytes += text_bytes
@@ -65,11 +78,11 @@ class Progress(AbstractContextManager["Progress"]):
             self._bar.total = self._total
             self._bar.set_postfix_str(self._details(), refresh=False)
             self._bar.update(count)
-        elif time.monotonic() - self._logged >= LOG_SECONDS:
+        elif time.monotonic() - self._logged_seconds >= LOG_SECONDS:
             self._log()
 
     def show(self, figures: str) -> None:
-        """Show figures beside the bar from now on; without a bar, log a line with them now."""
+        """Show figures such as the loss from now on; without a bar, log a line with them now."""
         self._figures = figures
         if self._bar is not None:
             self._bar.set_postfix_str(figures, refresh=False)
@@ -77,7 +90,7 @@ class Progress(AbstractContextManager["Progress"]):
             self._log()
 
     def note(self, text: str) -> None:
-        """Write a line for the user, above the bar."""
+        """Log a line, above the bar if there is one."""
         if self._bar is not None:
             self._bar.write(text, file=sys.stderr)
         else:
@@ -86,35 +99,39 @@ class Progress(AbstractContextManager["Progress"]):
     def finish(self) -> None:
         """Close, and log the count, the time and the speed."""
         self.close()
-        self._write(f"{self.done:,} {self._unit} in {_clock(self._seconds())}")
+        self._write(f"{self.done:,} {self._unit} in {_format_time(self._elapsed_seconds())}")
 
     def close(self) -> None:
-        """Leave the bar as it is."""
+        """Stop updating the bar, which stays visible."""
         if self._bar is not None:
             self._bar.close()
 
     def _log(self) -> None:
-        self._logged = time.monotonic()
+        self._logged_seconds = time.monotonic()
         if self._total is None:
-            return self._write(f"{self.done:,} {self._unit}")
+            self._write(f"{self.done:,} {self._unit}")
+            return
         about = "about " if self._total_bytes is not None else ""
-        pace = self._seconds() / max(self.done - self._first, 1)
-        left = f"{_clock(pace * (self._total - self.done))} left"
-        return self._write(f"{self.done:,} of {about}{self._total:,} {self._unit}", left)
+        unit_seconds = self._elapsed_seconds() / max(self.done - self._done_before, 1)
+        remaining_seconds = unit_seconds * (self._total - self.done)
+        self._write(
+            f"{self.done:,} of {about}{self._total:,} {self._unit}",
+            f"{_format_time(remaining_seconds)} left",
+        )
 
-    def _write(self, count: str, left: str = "") -> None:
-        speed = f"{(self.done - self._first) / self._seconds():,.1f} {self._unit}/s"
-        parts = [part for part in (count, speed, self._details(), left) if part]
-        log.info("%s: %s", self._name, ", ".join(parts))
+    def _write(self, count: str, remaining: str = "") -> None:
+        speed = (self.done - self._done_before) / self._elapsed_seconds()
+        fields = [count, f"{speed:,.1f} {self._unit}/s", self._details(), remaining]
+        log.info("%s: %s", self._name, ", ".join(filter(None, fields)))
 
     def _details(self) -> str:
         if not self._text_bytes:
             return self._figures
-        return f"{self._text_bytes / self._seconds() / 1e6:.1f} MB/s"
+        return f"{self._text_bytes / self._elapsed_seconds() / 1e6:.1f} MB/s"
 
-    def _seconds(self) -> float:
-        return max(time.monotonic() - self._started, 1e-9)
+    def _elapsed_seconds(self) -> float:
+        return max(time.monotonic() - self._start_seconds, 1e-9)
 
 
-def _clock(seconds: float) -> str:
+def _format_time(seconds: float) -> str:
     return str(timedelta(seconds=round(seconds)))
