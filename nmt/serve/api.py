@@ -186,7 +186,7 @@ async def translate(request: Request) -> Response:
     options = TranslationOptions(
         source=source.lower(), target=target.lower(), n_best=alternatives + 1
     )
-    check_languages(service, options)
+    service.check_languages(options)
     options = TranslationOptions(**vars(options) | {"is_html": format_param(params)})
     start = time.monotonic()
     answers = await service.translate(request, context, texts, options)
@@ -203,11 +203,6 @@ async def translate(request: Request) -> Response:
     if not is_list:
         content = {name: values[0] for name, values in content.items()}
     return JSONResponse(content)
-
-
-def check_languages(service: Service, options: TranslationOptions) -> None:
-    """Refuse languages that are not served with a 400 `HttpError`."""
-    service.resolve_directions([] if options.source == "auto" else ["text"], options)
 
 
 async def detect(request: Request) -> Response:
@@ -269,7 +264,7 @@ async def translate_file(request: Request) -> Response:
     text = content.decode("utf-8", "replace")
     check_size(service, context, [text], is_list=False, is_file=True)
     sample = text if is_html else text[:4000]
-    [(_, _, direction)] = await asyncio.to_thread(service.resolve_directions, [sample], options)
+    _, _, direction = await asyncio.to_thread(service.resolve_direction, sample, options)
     columns = [c.strip() for c in text_param(params, "columns", "").split(",") if c.strip()]
     reading = ReadOptions(
         split_sentences=service.config.split_sentences,

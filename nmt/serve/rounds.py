@@ -94,16 +94,29 @@ class RoundRunner:
             await self._wake.wait()
             await asyncio.sleep(0)  # let requests that have already arrived enter the queues
             try:
-                await self._gather(previous)
-                search_round = self._take_round()
-                if search_round is None:
-                    self._wake.clear()
-                else:
-                    previous = await self._run_round(slot, search_round)
+                previous = await self._run_next_round(slot, previous)
             except Exception as error:
                 log.exception("a round failed outside the engine; its requests fail")
                 self._wake.clear()
                 self._queues.fail_all(str(error))
+
+    async def _run_next_round(self, slot: int, previous: _RoundSize) -> _RoundSize:
+        """Run a round of waiting segments; return its size, or `previous` if none wait."""
+        await self._gather(previous)
+        search_round = self._take_round()
+        if search_round is None:
+            self._wake.clear()
+            return previous
+        start = time.monotonic()
+        num_requests = len({request for request, _ in search_round.unfinished.values()})
+        self.running.append(search_round)
+        try:
+            await self._search_or_repeat(slot, search_round)
+        finally:
+            self.running.remove(search_round)
+        if search_round.can_join:
+            return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
+        return _RoundSize(num_requests, time.monotonic() - start)
 
     async def _gather(self, previous: _RoundSize) -> None:
         """Wait a moment for as many requests as the previous round had.
@@ -134,13 +147,10 @@ class RoundRunner:
             self._fill(search_round)
         return search_round
 
-    async def _run_round(self, slot: int, search_round: SearchRound) -> _RoundSize:
+    async def _search_or_repeat(self, slot: int, search_round: SearchRound) -> None:
         """Search a round. Segments that a worker had not delivered when it died are searched again,
         each in its own round, so that only the one that kills workers fails.
         """
-        start = time.monotonic()
-        num_requests = len({request for request, _ in search_round.unfinished.values()})
-        self.running.append(search_round)
         try:
             await self._search(slot, search_round)
         except WorkerDiedError:
@@ -150,11 +160,6 @@ class RoundRunner:
             for request, index in unfinished:
                 if not request.done.done():
                     await self._repeat(slot, request, index)
-        finally:
-            self.running.remove(search_round)
-        if search_round.can_join:
-            return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
-        return _RoundSize(num_requests, time.monotonic() - start)
 
     async def _repeat(self, slot: int, request: QueuedRequest, index: int) -> None:
         search_round = SearchRound(request.options)

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from typing import Any, TypeVar
 
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, ClientQueues, QueuedRequest
 from nmt.serve.rounds import RoundRunner
 from nmt.serve.texts import without_forced_start
 from nmt.translate.results import LineResult, build_line_results
-from nmt.translate.translator import Translator
 from nmt.translate.windows import EncodedWindow, Window, encode_window
-
-T = TypeVar("T")
 
 _INLINE_CHARACTERS = 4000  # longer requests are encoded outside of the event loop
 
@@ -65,12 +61,6 @@ class Scheduler:
     async def run(self) -> None:
         """Run rounds until cancelled."""
         await self.rounds.run()
-
-    async def call_function(
-        self, translator: Translator, function: Callable[..., T], *args: Any
-    ) -> T:
-        """See `RoundRunner.call_function`."""
-        return await self.rounds.call_function(translator, function, *args)
 
     def close(self) -> None:
         """Let the threads end."""

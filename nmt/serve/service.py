@@ -1,13 +1,14 @@
-"""What every route works with: the models, the scheduler, and who is asking for what."""
+"""The service behind all routes: admission of requests, translation, and reloading of models."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
+from collections import defaultdict, deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from starlette.requests import Request
 
@@ -16,12 +17,11 @@ from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
 from nmt.serve.documents import Downloads, ReadOptions, read_text
 from nmt.serve.markup import visible_text
-from nmt.serve.models import DETECTED_CHARACTERS, Direction, Models
+from nmt.serve.models import DETECTION_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError
 from nmt.serve.scheduler import Scheduler
 from nmt.serve.texts import SourceText, is_emoji_only
-from nmt.serve.workers import WorkerPool, WorkersBackend
 from nmt.translate.options import LineOptions
 from nmt.translate.results import LineResult
 
@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 _WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
-_WINDOW_TEXTS = 1024  # at most, however few sentences they have
-_INLINE_CHARACTERS = 20_000  # longer texts are read outside the event loop
-_QUEUE_TRIES = 30  # of a document that meets a full queue, a second or more apart
+_WINDOW_TEXTS = 1024  # maximum of a window, for texts with few or no sentences
+_INLINE_CHARACTERS = 20_000  # longer requests are read outside of the event loop,
+_INLINE_TEXTS = 100  # and so are requests with more texts
+_MAX_QUEUE_TRIES = 31  # for a window of a document, a second or more apart, if the queue is full
 
 
 class ClientDisconnectedError(Exception):
@@ -40,51 +41,59 @@ class ClientDisconnectedError(Exception):
 
 @dataclass
 class RequestContext:
-    """One request: who asks, and what the access log says of it."""
+    """Who sends a request, and what the access log records of it."""
 
     id: str
-    client: str  # a key's name or a network; what fairness and limits count by
+    client: str  # name of the key or network; limits and fairness apply to it
     key: Key | None = None
-    fields: dict[str, Any] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)  # of the access log
 
 
 @dataclass(frozen=True, kw_only=True)
 class TranslationOptions:
-    """How a request wants its texts translated."""
+    """How to translate the texts of a request."""
 
-    source: str  # a code, or auto
+    source: str  # a language code, or "auto"
     target: str
     is_html: bool = False
     n_best: int = 1
     with_scores: bool = False
-    split_sentences: bool | None = None  # None is the server's setting
-    search: dict[str, Any] = field(default_factory=dict)  # changes of the model's settings
+    split_sentences: bool | None = None  # None for the setting of the server
+    search: dict[str, Any] = field(default_factory=dict)  # changes of the model's search settings
 
 
-@dataclass(frozen=True)
-class Answer:
-    """A text and what became of its sentences."""
+class ResolvedDirection(NamedTuple):
+    """The direction in which a text is translated."""
 
-    source_text: SourceText
-    results: list[LineResult]
-    direction: Direction | None  # None: the text is its own translation
+    source: str  # language code
+    confidence: float  # 0 to 100, of the detection of the source; 0 if it was given
+    direction: Direction | None  # None if the text stays as it is
+
+
+@dataclass
+class TranslatedText:
+    """A text of a request and the translations of its sentences."""
+
     text: str
     source: str
-    confidence: float  # 0 to 100, of the source when it was detected
+    confidence: float
+    direction: Direction | None
+    source_text: SourceText
+    results: list[LineResult] = field(default_factory=list)
 
     def translation(self, rank: int = 0) -> str:
-        """Return the text with translation number `rank` of each sentence."""
+        """Return the text with the translation of this rank for each sentence; 0 is the best."""
         return self.text if self.direction is None else self.source_text.render(self.results, rank)
 
-    def alternatives(self, most: int) -> list[str]:
-        """Return up to `most` other translations, best first."""
-        count = max((len(result.translations) for result in self.results), default=0)
-        texts = dict.fromkeys(self.translation(rank) for rank in range(count))
-        return list(texts)[1 : most + 1]
+    def alternatives(self, max_alternatives: int) -> list[str]:
+        """Return up to `max_alternatives` other translations, best first."""
+        num_ranks = max((len(result.translations) for result in self.results), default=0)
+        unique_texts = dict.fromkeys(self.translation(rank) for rank in range(num_ranks))
+        return list(unique_texts)[1 : max_alternatives + 1]
 
 
 class Service:
-    """The state of the server."""
+    """The state of the server and what its routes have in common."""
 
     def __init__(self, config: ServeConfig, models: Models) -> None:
         self.config = config
@@ -93,39 +102,42 @@ class Service:
         backends = [direction.translator.backend for direction in models.directions.values()]
         num_rounds = max(backend.num_workers for backend in backends)
         if config.backend is Engine.ctranslate2:
-            num_rounds += 1  # one waits in the engine, whose threads then never do
+            num_rounds += 1  # one waits inside the engine, so that its threads never do
         self.scheduler = Scheduler(config.max_queue, self.metrics, num_rounds)
         self.bodies = Bodies(config.body_timeout_seconds)
         self.downloads = Downloads(config.file_minutes * 60, 64 * config.max_file_bytes)
-        self.progress: dict[str, tuple[int, int]] = {}  # of files: sentences done, of how many
+        self.progress: dict[str, tuple[int, int]] = {}  # finished and all sentences, by request id
         self._keys = [] if config.api_keys is None else read_keys(config.api_keys)
         self._limits = RateLimits()
-        self._reloading = asyncio.Lock()
-        # for requests without settings of search
-        self._options: dict[tuple[Direction, int, bool, bool], BatchOptions] = {}
+        self._reload_lock = asyncio.Lock()
+        self._add_gauges()
+
+    def _add_gauges(self) -> None:
         self.metrics.add_gauge(
-            "nmt_queue_sentences", "Sentences that wait.", lambda: self.scheduler.queues.num_waiting
+            "nmt_queue_sentences",
+            "Sentences that wait.",
+            lambda: self.scheduler.queues.num_waiting,
         )
         self.metrics.add_gauge(
             "nmt_worker_deaths",
             "Worker processes of these models that died.",
-            lambda: sum(pool.num_deaths for pool in pools_of(self.models)),
+            lambda: self.models.pool.num_deaths if self.models.pool else 0,
         )
         self.metrics.add_gauge("nmt_held_bytes", "Bodies held.", lambda: self.bodies.held_bytes)
 
     @property
     def has_keys(self) -> bool:
-        """Whether there are API keys."""
+        """Whether the server has API keys."""
         return bool(self._keys)
 
     async def reload(self) -> None:
-        """Load all models again; requests that were accepted before end with the old ones, and a
-        folder that cannot be loaded changes nothing.
+        """Load all models again. If that fails, the server keeps the models that it has.
+
+        Requests that were accepted before are answered with the old models.
         """
         try:
-            async with self._reloading:  # the models of the last signal stay
+            async with self._reload_lock:  # if signals follow each other, the last reload counts
                 self.models = await asyncio.to_thread(Models.load, self.config)
-            self._options.clear()
         except (NmtError, OSError, RuntimeError) as error:  # such as a lack of GPU memory
             log.error("the models were not reloaded: %s", error)
             self.metrics.reloads.labels("failed").inc()
@@ -133,58 +145,65 @@ class Service:
             log.info("the models were reloaded")
             self.metrics.reloads.labels("done").inc()
 
-    def admit(self, request: Request, context: RequestContext, given: object) -> None:
-        """Check key and rate of a request; `given` is its parameter api_key."""
-        header = request.headers.get("authorization", "")
-        secret = given if isinstance(given, str) and given else header.removeprefix("Bearer ")
+    def admit(self, request: Request, context: RequestContext, api_key: object) -> None:
+        """Check the API key and the rate of a request.
+
+        `api_key` is the parameter of the request; without it, the Authorization header counts.
+        """
+        secret = request.headers.get("authorization", "").removeprefix("Bearer ")
+        if isinstance(api_key, str) and api_key:
+            secret = api_key
+        requests_per_minute = self.config.requests_per_minute
         if self._keys and secret:
             context.key = find_key(self._keys, secret.strip())
             if context.key is None:
-                self._limits.check(context.client, self.config.requests_per_minute)
+                self._limits.check(context.client, requests_per_minute)
                 raise HttpError(403, "Invalid API key")
             context.client = context.key.name
+            requests_per_minute = context.key.requests_per_minute or 0
         elif self._keys and self.config.key_required:
             raise HttpError(400, "This server needs an API key; ask its operator for one")
-        limit = self.config.requests_per_minute
-        if context.key is not None:
-            limit = context.key.requests_per_minute or 0
-        self._limits.check(context.client, limit)
+        self._limits.check(context.client, requests_per_minute)
 
     def char_limit(self, context: RequestContext, *, is_file: bool = False) -> int:
-        """Return the most characters of a request, 0 for no limit; of a file or a stream, whose
-        size in bytes is limited, a key's own.
+        """Return the maximum number of characters of a request, 0 for no limit.
+
+        Files and streams are limited in bytes, and in characters only by the limit of a key.
         """
         if context.key is not None and context.key.char_limit is not None:
             return context.key.char_limit
         return 0 if is_file else self.config.char_limit
 
-    def resolve_directions(
-        self, texts: Sequence[str], options: TranslationOptions
-    ) -> list[tuple[str, float, Direction | None]]:
-        """Return for each text its source, how sure that is, and the model; None for a text that
-        stays. Raises a 400 `HttpError` for a language that is not served.
+    def splits_sentences(self, options: TranslationOptions) -> bool:
+        """Return whether the texts of a request are split into sentences."""
+        if options.split_sentences is None:
+            return self.config.split_sentences
+        return options.split_sentences
+
+    def check_languages(self, options: TranslationOptions) -> None:
+        """Raise a 400 `HttpError` if the languages of a request are not served."""
+        if options.source == "auto":
+            _find_codes(self.models, options)
+        else:
+            self.resolve_direction("text", options)
+
+    def resolve_direction(self, text: str, options: TranslationOptions) -> ResolvedDirection:
+        """Return the direction of a text; detect its language if the source is auto.
+
+        Raises a 400 `HttpError` if the languages are not served.
         """
         models = self.models
-        target = models.find_code(options.target)
-        source = None if options.source == "auto" else models.find_code(options.source)
-        if options.source != "auto" and source is None:
-            raise HttpError(400, f"{options.source} is not supported")
-        if target is None:
-            raise HttpError(400, f"{options.target} is not supported")
-        found: list[tuple[str, float, Direction | None]] = []
-        for text in texts:
-            if is_emoji_only(text):
-                found.append((source or "en", 0.0, None))
-                continue
-            code, confidence = source, 0.0
-            if code is None:
-                sample = visible_text(text, DETECTED_CHARACTERS) if options.is_html else text
-                code, confidence = models.choose_source(sample, target)
-            direction = models.directions.get((code, target))
-            if direction is None and code != target:
-                raise HttpError(400, f"{target} is not a target of {code} on this server")
-            found.append((code, confidence, direction))
-        return found
+        source, target = _find_codes(models, options)
+        if is_emoji_only(text):
+            return ResolvedDirection(source or "en", 0.0, None)
+        confidence = 0.0
+        if source is None:
+            sample = visible_text(text, DETECTION_CHARACTERS) if options.is_html else text
+            source, confidence = models.choose_source(sample, target)
+        direction = models.directions.get((source, target))
+        if direction is None and source != target:
+            raise HttpError(400, f"{target} is not a target of {source} on this server")
+        return ResolvedDirection(source, confidence, direction)
 
     async def translate(
         self,
@@ -192,73 +211,54 @@ class Service:
         context: RequestContext,
         texts: Sequence[str],
         options: TranslationOptions,
-    ) -> list[Answer]:
-        """Translate the texts of one request; gives up when its client does. A sentence that fails
-        has its `error` in the results.
+    ) -> list[TranslatedText]:
+        """Translate the texts of a request, unless its client disconnects.
+
+        The result of a sentence that fails has an `error`.
         """
         return await run_unless_disconnected(request, self._translate(context, texts, options))
 
     async def _translate(
         self, context: RequestContext, texts: Sequence[str], options: TranslationOptions
-    ) -> list[Answer]:
+    ) -> list[TranslatedText]:
         num_characters = sum(map(len, texts))
         self.metrics.characters.inc(num_characters)
         context.fields["characters"] = num_characters
         if self.config.log_texts:
             context.fields["texts"] = list(texts)
-        if num_characters > _INLINE_CHARACTERS or len(texts) > 100:
-            found = await asyncio.to_thread(self.resolve_directions, texts, options)
-            source_texts = await asyncio.to_thread(self.split_texts, texts, found, options)
+        if num_characters > _INLINE_CHARACTERS or len(texts) > _INLINE_TEXTS:
+            translated_texts = await asyncio.to_thread(self._read_texts, texts, options)
         else:
-            found = self.resolve_directions(texts, options)
-            source_texts = self.split_texts(texts, found, options)
-        groups: dict[Direction, list[int]] = {}
-        for i, (_, _, direction) in enumerate(found):
-            if direction is not None:
-                groups.setdefault(direction, []).append(i)
-        results: list[list[LineResult]] = [[] for _ in texts]
+            translated_texts = self._read_texts(texts, options)
+        groups: dict[Direction, list[TranslatedText]] = defaultdict(list)
+        for text in translated_texts:
+            if text.direction is not None:
+                groups[text.direction].append(text)
 
-        async def translate_group(direction: Direction, numbers: list[int]) -> None:
-            own = [source_texts[i] for i in numbers]
-            for i, some in zip(
-                numbers,
-                await self.translate_sentences(context, direction, own, options),
-                strict=True,
-            ):
-                results[i] = some
+        async def translate_group(direction: Direction, group: list[TranslatedText]) -> None:
+            source_texts = [text.source_text for text in group]
+            results = await self.translate_sentences(context, direction, source_texts, options)
+            for text, text_results in zip(group, results, strict=True):
+                text.results = text_results
 
-        work = [translate_group(*item) for item in groups.items()]
-        if len(work) == 1:
-            await work[0]  # gathering has a task for each
-        else:
-            await asyncio.gather(*work)
-        return [
-            Answer(source_text, some, direction, text, code, confidence)
-            for source_text, some, text, (code, confidence, direction) in zip(
-                source_texts, results, texts, found, strict=True
+        await asyncio.gather(*[translate_group(*group) for group in groups.items()])
+        return translated_texts
+
+    def _read_texts(
+        self, texts: Sequence[str], options: TranslationOptions
+    ) -> list[TranslatedText]:
+        """Resolve the direction of each text and split it into sentences, not yet translated."""
+        translated_texts = []
+        split_sentences = self.splits_sentences(options)
+        for text in texts:
+            source, confidence, direction = self.resolve_direction(text, options)
+            prefix = direction.prefix if direction else ""
+            read_options = ReadOptions(split_sentences=split_sentences, prefix=prefix)
+            source_text = read_text(read_options, text, is_html=options.is_html)
+            translated_texts.append(
+                TranslatedText(text, source, confidence, direction, source_text)
             )
-        ]
-
-    def split_texts(
-        self,
-        texts: Sequence[str],
-        found: Sequence[tuple[str, float, Direction | None]],
-        options: TranslationOptions,
-    ) -> list[SourceText]:
-        """Cut texts into sentences."""
-        split = (
-            self.config.split_sentences
-            if options.split_sentences is None
-            else options.split_sentences
-        )
-        return [
-            read_text(
-                ReadOptions(split_sentences=split, prefix=direction.prefix if direction else ""),
-                text,
-                is_html=options.is_html,
-            )
-            for text, (_, _, direction) in zip(texts, found, strict=True)
-        ]
+        return translated_texts
 
     async def translate_sentences(
         self,
@@ -268,66 +268,60 @@ class Service:
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
         """Return the results of the sentences of each text."""
-        needs_alignment = any(source_text.needs_alignment for source_text in source_texts)
+        needs_alignment = any(text.needs_alignment for text in source_texts)
         batch_options = self.make_batch_options(direction, options, alignment=needs_alignment)
-        lines = [line for source_text in source_texts for line in source_text.sentences]
-        context.fields["sentences"] = context.fields.get("sentences", 0) + len(lines)
+        sentences = [sentence for text in source_texts for sentence in text.sentences]
+        context.fields["sentences"] = context.fields.get("sentences", 0) + len(sentences)
+        timeout_seconds = self.config.timeout_seconds
         try:
-            found = iter(
-                await self.scheduler.translate(
-                    context.client,
-                    batch_options,
-                    lines,
-                    timeout_seconds=self.config.timeout_seconds,
-                )
+            results = await self.scheduler.translate(
+                context.client, batch_options, sentences, timeout_seconds=timeout_seconds
             )
         except QueueFullError as error:
-            raise self._refusal(error) from None
+            raise self._refuse_full_queue(error) from None
         except TooManySentencesError as error:
             raise HttpError(400, str(error)) from None
         except TimeoutError:
             self.metrics.refused.labels("deadline").inc()
-            text = f"no translation within {self.config.timeout_seconds:g} s; try again later"
-            raise HttpError(503, text, retry_seconds=10) from None
-        return [[next(found) for _ in source_text.sentences] for source_text in source_texts]
+            message = f"no translation within {timeout_seconds:g} s; try again later"
+            raise HttpError(503, message, retry_seconds=10) from None
+        remaining = iter(results)
+        return [[next(remaining) for _ in text.sentences] for text in source_texts]
 
     async def call_function(
         self, direction: Direction, function: Callable[..., T], *args: Any
     ) -> T:
-        """Return what `function(translator, *args)` returns where the model is."""
+        """Return `function(translator, *args)`, called where the model is loaded."""
         try:
-            return await self.scheduler.call_function(direction.translator, function, *args)
+            return await self.scheduler.rounds.call_function(direction.translator, function, *args)
         except QueueFullError as error:
-            raise self._refusal(error) from None
+            raise self._refuse_full_queue(error) from None
 
-    def _refusal(self, error: QueueFullError) -> HttpError:
+    def _refuse_full_queue(self, error: QueueFullError) -> HttpError:
         self.metrics.refused.labels("queue").inc()
         return HttpError(429, f"Slowdown: {error}", retry_seconds=error.retry_seconds)
 
     def make_batch_options(
         self, direction: Direction, options: TranslationOptions, *, alignment: bool
     ) -> BatchOptions:
-        """Return what sentences of a request share with those that they are batched with.
+        """Return the settings that sentences of a request share with others of their batch.
 
-        More results than the beam has are not found: `n_best` never changes which is the first.
+        `n_best` never widens the beam, so that it does not change the best translation.
         """
-        known = (direction, options.n_best, options.with_scores, alignment)
-        if not options.search and known in self._options:
-            return self._options[known]
-        translator = direction.translator
+        cache_key = (options.n_best, options.with_scores, alignment)
+        if not options.search and cache_key in direction.batch_options:
+            return direction.batch_options[cache_key]
         changes = options.search | ({"alignment": True} if alignment else {})
-        search = translator.search_config(**changes)
+        search = direction.translator.search_config(**changes)
         n_best = options.n_best if search.sampling else min(options.n_best, search.beam_size)
-        lines = LineOptions(
+        line_options = LineOptions(
             n_best=n_best,
             with_scores=options.with_scores,
             max_source_length=self.config.max_source_length,
         )
-        batch_options = BatchOptions(translator, search, lines, direction.tags)
-        if (
-            not options.search and direction in self.models.directions.values()
-        ):  # not of a reload ago
-            self._options[known] = batch_options
+        batch_options = BatchOptions(direction.translator, search, line_options, direction.tags)
+        if not options.search:
+            direction.batch_options[cache_key] = batch_options
         return batch_options
 
     async def stream(
@@ -337,48 +331,50 @@ class Service:
         source_texts: Iterable[SourceText],
         options: TranslationOptions,
     ) -> AsyncIterator[str]:
-        """Yield the translation of each text of a document, in order, with two windows of it in
-        the scheduler at a time. Raises a 500 `HttpError` for a sentence that fails.
+        """Yield the translation of each text of a document, in order.
+
+        Two windows of the document are in the scheduler at a time. Raises a 500 `HttpError` if a
+        sentence fails.
         """
-        windows = _windows(source_texts, min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1)))
-        ahead: list[tuple[list[SourceText], asyncio.Task[list[list[LineResult]]]]] = []
+        max_sentences = min(_WINDOW_SENTENCES, max(self.config.max_queue // 2, 1))
+        pending: deque[tuple[list[SourceText], asyncio.Task[list[list[LineResult]]]]] = deque()
         try:
-            for window in chain(windows, (None, None)):
+            for window in chain(_make_windows(source_texts, max_sentences), [None]):
                 if window is not None:
-                    work = self._patiently(context, direction, window, options)
-                    ahead.append((window, asyncio.ensure_future(work)))
-                if ahead and (window is None or len(ahead) > 1):
-                    done, task = ahead.pop(0)
-                    for source_text, results in zip(done, await task, strict=True):
+                    work = self._translate_window(context, direction, window, options)
+                    pending.append((window, asyncio.ensure_future(work)))
+                if window is None or len(pending) > 1:
+                    first_window, task = pending.popleft()
+                    for source_text, results in zip(first_window, await task, strict=True):
                         check_results(results)
                         yield source_text.render(results)
         finally:
-            for _, task in ahead:
+            for _, task in pending:
                 task.cancel()
 
-    async def _patiently(
+    async def _translate_window(
         self,
         context: RequestContext,
         direction: Direction,
-        source_texts: Sequence[SourceText],
+        window: Sequence[SourceText],
         options: TranslationOptions,
     ) -> list[list[LineResult]]:
-        """Translate a part of a document, which waits where the queue is full."""
-        for left in range(_QUEUE_TRIES, -1, -1):
+        """Translate a window of a document. Waits and tries again if the queue is full."""
+        for _ in range(_MAX_QUEUE_TRIES - 1):
             try:
-                return await self.translate_sentences(context, direction, source_texts, options)
+                return await self.translate_sentences(context, direction, window, options)
             except HttpError as error:
-                if error.status != 429 or not left:
+                if error.status != 429:
                     raise
                 await asyncio.sleep(error.retry_seconds or 1)
-        raise AssertionError("the last try returns or raises")
+        return await self.translate_sentences(context, direction, window, options)
 
     def close(self) -> None:
-        """Let go of threads and files."""
+        """Let threads and processes end, and delete files."""
         self.scheduler.close()
         self.downloads.close()
-        for pool in pools_of(self.models):
-            pool.close()
+        if self.models.pool is not None:
+            self.models.pool.close()
 
 
 def check_results(results: Sequence[LineResult]) -> None:
@@ -394,37 +390,51 @@ async def run_unless_disconnected(request: Request, work: Coroutine[Any, Any, T]
     The body of the request must have been read. Raises `ClientDisconnectedError`.
     """
     task = asyncio.ensure_future(work)
-    gone = asyncio.ensure_future(request.receive())
+    disconnect = asyncio.ensure_future(request.receive())
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if not task.done() and gone.exception() is None:
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done() and disconnect.exception() is None:
             raise ClientDisconnectedError
         return await task
     finally:
         task.cancel()
-        gone.cancel()
+        disconnect.cancel()
 
 
 def client_of(request: Request) -> str:
-    """Return what a request's address counts as."""
+    """Return the name under which requests from this address are limited."""
     return network_of(request.client.host if request.client else "unknown")
 
 
-def pools_of(models: Models) -> set[WorkerPool]:
-    """Return the worker processes of these models, if any."""
-    backends = [direction.translator.backend for direction in models.directions.values()]
-    return {backend.pool for backend in backends if isinstance(backend, WorkersBackend)}
+def _find_codes(models: Models, options: TranslationOptions) -> tuple[str | None, str]:
+    """Return the codes of source and target as the models have them; None for a source to detect.
+
+    Raises a 400 `HttpError` if a language is not served.
+    """
+    source = None
+    if options.source != "auto":
+        source = models.find_code(options.source)
+        if source is None:
+            raise HttpError(400, f"{options.source} is not supported")
+    target = models.find_code(options.target)
+    if target is None:
+        raise HttpError(400, f"{options.target} is not supported")
+    return source, target
 
 
-def _windows(source_texts: Iterable[SourceText], most: int) -> Iterator[list[SourceText]]:
-    """Put texts together as long as they have at most so many sentences."""
+def _make_windows(
+    source_texts: Iterable[SourceText], max_sentences: int
+) -> Iterator[list[SourceText]]:
+    """Group texts into windows of up to `max_sentences` sentences, or one text that has more."""
     window: list[SourceText] = []
-    count = 0
+    num_sentences = 0
     for source_text in source_texts:
-        size = len(source_text.sentences)
-        if window and (count + size > most or len(window) == _WINDOW_TEXTS):
+        num_added = len(source_text.sentences)
+        is_full = num_sentences + num_added > max_sentences or len(window) == _WINDOW_TEXTS
+        if window and is_full:
             yield window
-            window, count = [], 0
+            window = []
+            num_sentences = 0
         window.append(source_text)
-        count += size
+        num_sentences += num_added
     yield window

@@ -17,7 +17,6 @@ from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError, nearest
 from nmt.serve.access import HttpError
 from nmt.serve.api import (
-    check_languages,
     check_size,
     context_of,
     format_param,
@@ -27,7 +26,7 @@ from nmt.serve.api import (
     text_param,
     texts_param,
 )
-from nmt.serve.service import Answer, Service, TranslationOptions, run_unless_disconnected
+from nmt.serve.service import Service, TranslatedText, TranslationOptions, run_unless_disconnected
 from nmt.serve.texts import plain_text, token_spans
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.results import LineResult, Translation
@@ -86,7 +85,7 @@ async def translate(request: Request) -> Response:
         split_sentences=_flag(params, "split_sentences") if "split_sentences" in params else None,
         search=search | ({"alignment": True} if _flag(params, "alignment") else {}),
     )
-    check_languages(service, options)
+    service.check_languages(options)
     _check_search(service, options, texts)
     if is_stream:
         if isinstance(params["text"], list) or options.is_html:
@@ -134,30 +133,28 @@ def _search(service: Service, given: object) -> dict[str, Any]:
 
 def _check_search(service: Service, options: TranslationOptions, texts: list[str]) -> None:
     """Refuse settings that contradict each other or that the engine does not have."""
-    for code, _, direction in service.resolve_directions(texts[:1], options):
-        if direction is None:
-            continue
-        try:
-            batch_options = service.make_batch_options(direction, options, alignment=False)
-            direction.translator.backend.check(batch_options.search)
-        except ConfigError as error:
-            raise HttpError(400, f"Invalid request: {error}") from None
-        if options.n_best > batch_options.lines.n_best:
-            raise HttpError(
-                400,
-                f"Invalid request: n_best={options.n_best} is more than "
-                f"beam_size={batch_options.search.beam_size} from {code}; raise search.beam_size",
-            )
-        drawn = sum(
-            len(plain_text(text).sentences) for text in texts if batch_options.search.sampling
+    code, _, direction = service.resolve_direction(texts[0], options)
+    if direction is None:
+        return
+    try:
+        batch_options = service.make_batch_options(direction, options, alignment=False)
+        direction.translator.backend.check(batch_options.search)
+    except ConfigError as error:
+        raise HttpError(400, f"Invalid request: {error}") from None
+    if options.n_best > batch_options.lines.n_best:
+        raise HttpError(
+            400,
+            f"Invalid request: n_best={options.n_best} is more than "
+            f"beam_size={batch_options.search.beam_size} from {code}; raise search.beam_size",
         )
-        if drawn > _MAX_DRAWN:
-            raise HttpError(
-                400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
-            )
+    drawn = sum(len(plain_text(text).sentences) for text in texts if batch_options.search.sampling)
+    if drawn > _MAX_DRAWN:
+        raise HttpError(
+            400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
+        )
 
 
-def _answer(answer: Answer, options: TranslationOptions) -> dict[str, Any]:
+def _answer(answer: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
     failed = any(result.error is not None for result in answer.results)
     content: dict[str, Any] = {"text": None if failed else answer.translation()}
     content["source"] = answer.source
@@ -209,12 +206,8 @@ def _stream(
 ) -> Response:
     """Answer each line of a text as soon as it and those before it are translated."""
     service, context = service_of(request), context_of(request)
-    [(_, _, direction)] = service.resolve_directions([text[:4000]], options)
-    split = (
-        service.config.split_sentences
-        if options.split_sentences is None
-        else options.split_sentences
-    )
+    _, _, direction = service.resolve_direction(text[:4000], options)
+    split = service.splits_sentences(options)
     lines = text.removesuffix("\n").split("\n")
 
     async def answers() -> AsyncIterator[str]:
@@ -256,7 +249,7 @@ async def attention(request: Request) -> Response:
     source, target = text_param(params, "source"), text_param(params, "target")
     check_size(service, context, [sentence, translation], is_list=False)
     options = TranslationOptions(source=source.lower(), target=target.lower())
-    [(_, _, direction)] = service.resolve_directions([sentence], options)
+    _, _, direction = service.resolve_direction(sentence, options)
     if direction is None:
         raise HttpError(400, f"{target} texts are not translated to {target}")
     head = params.get("head")

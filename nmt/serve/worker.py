@@ -46,9 +46,8 @@ class StartRound(NamedTuple):
 
 
 class FunctionCall(NamedTuple):
-    """Request to call a function with a translator."""
+    """Request to call a function with a translator. Calls are answered in order."""
 
-    number: int
     function: Callable[..., Any]
     model: int
     args: tuple[Any, ...]
@@ -57,7 +56,6 @@ class FunctionCall(NamedTuple):
 class FunctionResult(NamedTuple):
     """What a function returned or raised."""
 
-    number: int
     result: Any
     error: Exception | None
 
@@ -156,6 +154,6 @@ class _SearchProcess:
     def _call_function(self, call: FunctionCall) -> None:
         try:
             result = call.function(self._translators[call.model], *call.args)
-            self._connection.send(FunctionResult(call.number, result, None))
+            self._connection.send(FunctionResult(result, None))
         except Exception as error:  # the server raises it where the function was called
-            self._connection.send(FunctionResult(call.number, None, error))
+            self._connection.send(FunctionResult(None, error))

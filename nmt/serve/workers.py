@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import itertools
 import logging
 import os
 import pickle
@@ -20,9 +19,11 @@ import struct
 import subprocess
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
@@ -86,26 +87,6 @@ class WorkersBackend(NativeBackend):
         self.num_workers = pool.num_workers
 
 
-def load_in_workers(config: ServeConfig, num_workers: int) -> list[Translator]:
-    """Load the models of `config` in worker processes.
-
-    The translators that are returned have no weights; `WorkerPool.search` searches with those of
-    the workers. Raises the exceptions of `Translator.load`.
-    """
-    folders = [find_model(resolve(folder)) for folder in config.model_dir]
-    pool = WorkerPool(replace(config, model_dir=list(map(str, folders))), num_workers)
-    translators = []
-    for number, folder in enumerate(folders):
-        info = load_info(folder)
-        tokenizer = load_tokenizer(folder, info)
-        backend = WorkersBackend(pool, number, info, tokenizer)
-        alternatives = other_models(resolve(config.model_dir[number]), folder)
-        log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
-        directions = directions_of(info, tokenizer)
-        translators.append(Translator(backend, tokenizer, info.search, directions))
-    return translators
-
-
 class WorkerPool:
     """The worker processes of one set of models, a `RoundEngine`.
 
@@ -113,10 +94,12 @@ class WorkerPool:
     """
 
     def __init__(self, config: ServeConfig, num_workers: int) -> None:
-        """Load the models of `config`. Raises the exceptions of loading them."""
+        """Load the models of `config`. Raises the exceptions of `Translator.load`."""
         self.num_workers = num_workers
         self.num_deaths = 0
-        self._config = config
+        folders = [str(find_model(resolve(folder))) for folder in config.model_dir]
+        self._model_dirs = config.model_dir
+        self._config = replace(config, model_dir=folders)
         self._control = self._start_loader()
         self._workers: list[_WorkerConnection | None] = [None] * num_workers
         self._lock = asyncio.Lock()
@@ -143,6 +126,20 @@ class WorkerPool:
             raise error
         return control
 
+    def make_translators(self) -> list[Translator]:
+        """Return a translator for each model. Their weights are in the workers; see `search`."""
+        translators = []
+        for number, name in enumerate(self._config.model_dir):
+            folder = Path(name)
+            info = load_info(folder)
+            tokenizer = load_tokenizer(folder, info)
+            backend = WorkersBackend(self, number, info, tokenizer)
+            alternatives = other_models(resolve(self._model_dirs[number]), folder)
+            log.info("model %s, %d updates, on cpu%s", folder, info.updates, alternatives)
+            directions = directions_of(info, tokenizer)
+            translators.append(Translator(backend, tokenizer, info.search, directions))
+        return translators
+
     async def search(
         self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
@@ -164,6 +161,7 @@ class WorkerPool:
             if segments:
                 worker.send(segments)
 
+        worker.is_busy = True
         worker.send(start)
         send_arrived()
         search_round.on_arrival = send_arrived
@@ -178,6 +176,7 @@ class WorkerPool:
             worker.close()  # its further deliveries would be taken for those of the next round
             raise
         finally:
+            worker.is_busy = False
             search_round.on_arrival = lambda: None
 
     async def call_function(
@@ -185,9 +184,9 @@ class WorkerPool:
     ) -> T:
         """See `RoundEngine.call_function`. Raises `WorkerDiedError`."""
         assert isinstance(translator.backend, WorkersBackend)
-        slot = self._find_idle_slot()
-        worker = await self._get_worker(slot)
-        return await worker.call_function(function, translator.backend.number, args)  # type: ignore[no-any-return]
+        worker = await self._get_worker(self._find_idle_slot())
+        call = FunctionCall(function, translator.backend.number, args)
+        return await worker.call_function(call)  # type: ignore[no-any-return]
 
     def _find_idle_slot(self) -> int:
         """Return the first slot without a running round, or slot 0."""
@@ -253,38 +252,27 @@ class _WorkerConnection:
         self.is_busy = False  # with a round
         self._writer = writer
         self._round_messages: asyncio.Queue[Delivery | Idle | None] = asyncio.Queue()
-        self._calls: dict[int, asyncio.Future[Any]] = {}
-        self._call_numbers = itertools.count()
+        self._calls: deque[asyncio.Future[Any]] = deque()  # answered in order
         self._reading = asyncio.ensure_future(self._read(reader))
 
     def send(self, message: Any) -> None:
         """Send a message. If the worker has died, the message is lost."""
         data = pickle.dumps(message, pickle.HIGHEST_PROTOCOL)
         self._writer.write(struct.pack("!i", len(data)) + data)
-        if isinstance(message, StartRound):
-            self.is_busy = True
 
     async def receive(self) -> Delivery | Idle:
         """Return the next message about a round. Raises `WorkerDiedError`."""
         message = await self._round_messages.get()
         if message is None:
             raise WorkerDiedError("a worker process has died")
-        # after Idle, segments that were sent meanwhile may still be searched, for a moment
-        self.is_busy = not isinstance(message, Idle)
         return message
 
-    async def call_function(
-        self, function: Callable[..., Any], model: int, args: tuple[Any, ...]
-    ) -> Any:
+    async def call_function(self, call: FunctionCall) -> Any:
         """Return the result of a function that the worker calls."""
-        number = next(self._call_numbers)
         future = asyncio.get_running_loop().create_future()
-        self._calls[number] = future
-        self.send(FunctionCall(number, function, model, args))
-        try:
-            return await future
-        finally:
-            del self._calls[number]
+        self._calls.append(future)
+        self.send(call)
+        return await future
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         """Dispatch messages until the worker has died."""
@@ -298,14 +286,12 @@ class _WorkerConnection:
                     self._round_messages.put_nowait(message)
         self.is_alive = False
         self._round_messages.put_nowait(None)
-        for number in self._calls:
-            self._finish_call(
-                FunctionResult(number, None, WorkerDiedError("a worker process has died"))
-            )
+        while self._calls:
+            self._finish_call(FunctionResult(None, WorkerDiedError("a worker process has died")))
 
     def _finish_call(self, message: FunctionResult) -> None:
-        future = self._calls.get(message.number)
-        if future is None or future.done():
+        future = self._calls.popleft()
+        if future.done():  # the client has closed its connection
             return
         if message.error is not None:
             future.set_exception(message.error)
