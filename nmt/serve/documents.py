@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from nmt.errors import DataError, nearest
-from nmt.serve.markup import Html, parse_html
+from nmt.serve.markup import HtmlText, parse_html
 from nmt.serve.texts import SourceText, plain_text
 from nmt.translate.results import LineResult
 
@@ -87,7 +87,7 @@ def _read(text: str, suffix: str, reading: ReadOptions) -> Document:
         return _read_table(text, suffix, reading)
     if suffix in (".html", ".htm"):
         whole = parse_html(text, split_sentences=reading.split_sentences, prefix=reading.prefix)
-        return Document([Html([piece], whole.prefix) for piece in whole.pieces], "".join)
+        return Document([HtmlText([part]) for part in whole.parts], "".join)
     lines = text.splitlines(keepends=True)
     return Document([reading.piece(line) for line in lines], "".join)
 
@@ -114,7 +114,7 @@ class _Cue:
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """See `SourceText.render`."""
         text = self.inner.render(results, rank)
-        if isinstance(self.inner, Html) and not self.has_entities:
+        if isinstance(self.inner, HtmlText) and not self.has_entities:
             text = html.unescape(text)
         return _wrap(text, self.num_lines, self.newline)
 

@@ -16,7 +16,7 @@ from nmt.config import Engine, ServeConfig
 from nmt.errors import NmtError
 from nmt.serve.access import Bodies, HttpError, Key, RateLimits, find_key, network_of, read_keys
 from nmt.serve.documents import Downloads, ReadOptions, read_text
-from nmt.serve.markup import visible_text
+from nmt.serve.html_tokens import visible_text
 from nmt.serve.models import DETECTION_CHARACTERS, Direction, Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError, TooManySentencesError

@@ -1,10 +1,11 @@
-"""Texts as sentences and what stands between them: cut for the engine, joined again afterwards."""
+"""Texts of requests: cut into sentences, and joined again from the translations of these."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 from nmt.data.text import on_one_line
@@ -14,124 +15,135 @@ from nmt.translate.results import LineResult
 
 
 class SourceText(Protocol):
-    """A text in some format, whose sentences are translated."""
+    """A text in some format whose sentences are translated."""
 
     @property
     def sentences(self) -> list[str]:
-        """What is translated, one line each."""
+        """The sentences to translate, each on one line."""
 
     @property
     def needs_alignment(self) -> bool:
         """Whether `render` needs to know which source tokens the target tokens attend to."""
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
-        """Return the text with translation number `rank` of each of its sentences."""
+        """Return the text with translation number `rank` of each sentence."""
 
 
 @dataclass(frozen=True)
 class PlainText:
-    """A plain text; spaces and line ends between its sentences are kept."""
+    """A plain text. White space and line ends between its sentences are kept."""
 
     sentences: list[str]
     gaps: list[str]
-    """White space before each sentence, and after the last one."""
+    """White space before each sentence and after the last one."""
 
     needs_alignment = False
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """See `SourceText.render`."""
-        return "".join(text for text, _ in self.placed(results, rank)) + self.gaps[-1]
+        translations = [translation_text(result, rank) for result in results]
+        gaps = self.target_gaps(translations)
+        text = ""
+        for gap, translation in zip(gaps, translations, strict=False):
+            text += gap + translation
+        return text + gaps[-1]
 
-    def placed(self, results: Sequence[LineResult], rank: int = 0) -> Iterator[tuple[str, int]]:
-        """Yield the translation of each sentence with the gap before it, and that gap's length."""
+    def target_gaps(self, translations: Sequence[str]) -> list[str]:
+        """Return the white space before each translation and after the last one.
+
+        These are the gaps of the source. Only Chinese and Japanese sentences follow each other
+        without a gap; their translations get a space if the script of the target has spaces.
+        """
+        gaps = list(self.gaps)
         previous = ""
-        for i, (gap, result) in enumerate(zip(self.gaps, results, strict=False)):
-            text = translation_text(result, rank)
-            if i and not gap:  # sentences of Chinese or Japanese, translated to other scripts
-                gap = join_parts([previous, text])[len(previous) : -len(text) or None]
-            yield gap + text, len(gap)
-            previous = text or previous
+        for i, translation in enumerate(translations):
+            if i > 0 and not gaps[i]:
+                joined = join_parts([previous, translation])
+                gaps[i] = joined.removeprefix(previous).removesuffix(translation)
+            previous = translation or previous
+        return gaps
 
 
 def plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
     """Cut a text at line ends and, with `split_sentences`, at the ends of sentences."""
     sentences: list[str] = []
-    gaps: list[list[str]] = [[]]
-    for number, line in enumerate(text.split("\n")):
-        if number:
-            gaps[-1].append("\n")
+    gaps: list[str] = []
+    gap = ""
+    for line_number, line in enumerate(text.split("\n")):
+        if line_number > 0:
+            gap += "\n"
         ends = sentence_ends(line) if split_sentences else ()
-        starts = [0, *ends, len(line)]
-        for start, end in zip(starts, starts[1:], strict=False):
-            piece = line[start:end]
-            content = piece.strip()
-            if not content:
-                gaps[-1].append(piece)
+        for start, end in pairwise([0, *ends, len(line)]):
+            sentence = line[start:end].strip()
+            if not sentence:
+                gap += line[start:end]
                 continue
-            place = piece.index(content)
-            gaps[-1].append(piece[:place])
-            sentences.append(on_one_line(content))
-            gaps.append([piece[place + len(content) :]])
-    return PlainText(sentences, list(map("".join, gaps)))
+            before, _, after = line[start:end].partition(sentence)
+            gaps.append(gap + before)
+            sentences.append(on_one_line(sentence))
+            gap = after
+    return PlainText(sentences, [*gaps, gap])
 
 
 def translation_text(result: LineResult, rank: int = 0) -> str:
-    """Return translation number `rank` of a sentence, or its last where it has fewer."""
+    """Return translation number `rank` of a sentence, or its last one if it has fewer."""
     translations = result.translations
     return translations[min(rank, len(translations) - 1)].text if translations else ""
 
 
 def without_forced_start(result: LineResult, segments: Sequence[Segment]) -> LineResult:
-    """Drop the forced start from the tokens of a line of one segment; no text holds it."""
+    """Remove the forced start from the tokens of a line with one segment. Texts never hold it."""
     num_forced = len(segments[0].prefix) if len(segments) == 1 else 0
-    if not num_forced:
+    if num_forced == 0:
         return result
     translations = [
         replace(
-            found,
-            tokens=found.tokens[num_forced:],
-            token_log_probs=found.token_log_probs[num_forced:],
-            alignment=found.alignment and found.alignment[num_forced:],
+            translation,
+            tokens=translation.tokens[num_forced:],
+            token_log_probs=translation.token_log_probs[num_forced:],
+            alignment=translation.alignment and translation.alignment[num_forced:],
         )
-        for found in result.translations
+        for translation in result.translations
     ]
     return replace(result, translations=translations)
 
 
 def is_emoji_only(text: str) -> bool:
-    """Say whether a text holds symbols and white space alone, which no model needs to translate."""
+    """Return whether a text has only symbols and white space, which need no translation."""
     if text[:1].isalnum():  # nearly all texts
         return False
-    joined = "".join(text.split())
-    kinds = {unicodedata.category(character) for character in joined}
-    return bool(kinds & {"So", "Sk"}) and kinds <= {"So", "Sk", "Mn", "Cf", "Cs", "Co"}
+    categories = {unicodedata.category(character) for character in "".join(text.split())}
+    return bool(categories & {"So", "Sk"}) and categories <= {"So", "Sk", "Mn", "Cf", "Cs", "Co"}
 
 
-def token_spans(pieces: Sequence[str], text: str) -> list[tuple[int, int]]:
-    """Return where in `text` each SentencePiece piece stands, as characters from, to.
+def token_spans(tokens: Sequence[str], text: str) -> list[tuple[int, int]]:
+    """Return the characters of `text` that each SentencePiece token covers, as (start, end).
 
-    Normalization may have changed the text; places are then those of the same share of it. A piece
-    of no visible character, such as EOS, has an empty span.
+    Normalization may change the number of characters. Offsets in the tokens are therefore scaled
+    to the length of the text. Tokens without a visible character, such as EOS, get an empty span.
     """
-    shown = [_visible(piece) for piece in pieces]
-    total = sum(map(len, shown))
-    places = [i for i, character in enumerate(text) if not character.isspace()]
-    scale = len(places) / total if total else 0.0
-    spans, done = [], 0
-    for piece in shown:
-        start, end = (int(value * scale + 1e-9) for value in (done, done + len(piece)))
-        done += len(piece)
-        if not piece or start >= len(places):
+    visible_lengths = [_visible_length(token) for token in tokens]
+    num_visible = sum(visible_lengths)
+    positions = [i for i, character in enumerate(text) if not character.isspace()]
+    scale = len(positions) / num_visible if num_visible else 0.0
+    spans = []
+    offset = 0  # in the visible characters of the tokens
+    for length in visible_lengths:
+        start = int(offset * scale + 1e-9)
+        offset += length
+        end = int(offset * scale + 1e-9)
+        if length == 0 or start >= len(positions):
             spans.append((len(text), len(text)))
         else:
-            spans.append((places[start], places[max(end, start + 1) - 1] + 1))
+            spans.append((positions[start], positions[max(end, start + 1) - 1] + 1))
     return spans
 
 
-def _visible(piece: str) -> str:
-    if piece in ("</s>", "<s>", "<pad>"):
-        return ""
-    if len(piece) == 6 and piece.startswith("<0x"):  # a byte; a character of others has 2 to 4
-        value = int(piece[3:5], 16)
-        return "" if 0x80 <= value < 0xC0 else "?"
-    return "".join(piece.replace("\u2581", " ").split())
+def _visible_length(token: str) -> int:
+    """Return the number of characters that a SentencePiece token shows in a text."""
+    if token in ("</s>", "<s>", "<pad>"):
+        return 0
+    if len(token) == 6 and token.startswith("<0x"):  # one byte of a UTF-8 character
+        is_continuation = 0x80 <= int(token[3:5], 16) < 0xC0
+        return 0 if is_continuation else 1
+    return len("".join(token.replace("\u2581", " ").split()))

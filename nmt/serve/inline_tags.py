@@ -1,0 +1,204 @@
+"""Put the inline tags of a block around the words of its translation.
+
+An element is placed around the target words that attend to the source characters inside it:
+
+    source     a <b>red house</b> by the sea      <b> holds the characters 2 to 11
+    target     am Meer ein rotes Haus
+    attends    am: by, Meer: sea, ein: a, rotes: red, Haus: house
+    result     am Meer ein <b>rotes Haus</b>
+
+If other words stand between the words of an element, its tags go around the longest run of them.
+An element without words, such as an image, goes before the first word that translates text after
+it. Elements inside an element are placed among its words in the same way, so that tags stay nested.
+"""
+
+from __future__ import annotations
+
+import html
+import unicodedata
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, groupby
+
+from nmt.serve.texts import token_spans
+from nmt.translate.results import LineResult
+
+
+@dataclass
+class Element:
+    """An inline element, or something without text such as an image, in the text of a block."""
+
+    opening: str
+    start: int  # in the characters of the block's text
+    end: int
+    name: str = ""
+    closing: str = ""
+    children: list[Element] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Span:
+    """A range of characters or words, without the end."""
+
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class Region:
+    """A part of the translation: the words `first_word` to `end_word`, and its characters."""
+
+    first_word: int
+    end_word: int
+    start: int
+    end: int
+
+
+@dataclass(frozen=True)
+class TargetWord:
+    """A word of the translation, or a character of a script without spaces."""
+
+    start: int
+    end: int
+    source: int  # the character of the block's text that it attends to most
+
+
+def align_words(
+    result: LineResult,
+    rank: int,
+    *,
+    sentence: str,
+    prefix: str,
+    source_start: int,
+    target_start: int,
+) -> Iterator[TargetWord]:
+    """Yield the words of translation number `rank` of a sentence.
+
+    The sentence starts at `source_start` in its block, the translation at `target_start` in the
+    translation of the block. `prefix` is the text that the engine read before the sentence.
+    """
+    if not result.translations:
+        return
+    translation = result.translations[min(rank, len(result.translations) - 1)]
+    text = translation.text
+    target_spans = token_spans(translation.tokens, text)
+    source_spans = token_spans(result.source_tokens, prefix + sentence)
+    alignment = translation.alignment or []
+    sources = []  # for each target token a character of the sentence
+    for token, (start, _) in enumerate(target_spans):
+        if token < len(alignment) and alignment[token] < len(source_spans):
+            source = source_spans[alignment[token]][0] - len(prefix)
+        else:  # without attention, at the same share of the sentence
+            source = start * len(sentence) // max(len(text), 1)
+        sources.append(max(0, min(source, len(sentence) - 1)))
+    later_starts = list(accumulate((start for start, _ in target_spans[1:]), max))
+    for word in _split_words(text):
+        token = bisect_right(later_starts, word.start)
+        source = sources[token] if sources else 0
+        yield TargetWord(target_start + word.start, target_start + word.end, source_start + source)
+
+
+def _split_words(text: str) -> Iterator[Span]:
+    """Yield the words of a text. A wide character, as in Chinese, is a word."""
+    start = None
+    for i, character in enumerate(text):
+        is_wide = unicodedata.east_asian_width(character) in "WF"
+        if start is not None and (is_wide or character.isspace()):
+            yield Span(start, i)
+            start = None
+        if is_wide:
+            yield Span(i, i + 1)
+        elif start is None and not character.isspace():
+            start = i
+    if start is not None:
+        yield Span(start, len(text))
+
+
+class TagPlacer:
+    """Place the elements of a block in its translation."""
+
+    def __init__(self, source: str, target: str, words: Sequence[TargetWord]) -> None:
+        self._source = source
+        self._target = target
+        self._words = words
+
+    def place_all(self, root: Element) -> str:
+        """Return the translation as HTML; `root` holds the elements of the block."""
+        return self._place(root, Region(0, len(self._words), 0, len(self._target)))
+
+    def _place(self, element: Element, region: Region) -> str:
+        """Return the inner HTML of an element that holds this region of the translation."""
+        html_parts = []
+        position = region.start
+        word_spans = self._find_words(element.children, region)
+        by_word = sorted(range(len(word_spans)), key=lambda number: word_spans[number].start)
+        for number in by_word:
+            child = element.children[number]
+            words = word_spans[number]
+            if words.start < words.end:
+                start = self._words[words.start].start
+                end = self._words[words.end - 1].end
+            else:
+                start = max(position, self._find_position(child, words.start, element, region))
+                end = start
+            html_parts.append(html.escape(self._target[position:start], quote=False))
+            inner_html = self._place(child, Region(words.start, words.end, start, end))
+            html_parts.append(child.opening + inner_html + child.closing)
+            precedes_space = self._source[child.end : child.end + 1].isspace()
+            if start == end < region.end and precedes_space and not self._target[end].isspace():
+                html_parts.append(" ")
+            position = end
+        html_parts.append(html.escape(self._target[position : region.end], quote=False))
+        return "".join(html_parts)
+
+    def _find_position(self, child: Element, word: int, parent: Element, region: Region) -> int:
+        """Return the character at which to insert an element without words, at `word`."""
+        previous_character = self._source[max(child.start - 1, 0) : child.start]
+        if previous_character.strip() and word > region.first_word:
+            return self._words[word - 1].end
+        if child.start == parent.start and word == region.first_word:
+            return region.start
+        return self._words[word].start if word < region.end_word else region.end
+
+    def _find_words(self, children: Sequence[Element], region: Region) -> list[Span]:
+        """Return the words of each child.
+
+        The span of a child without words is empty, at the first word that translates text after it.
+        """
+        spans = self._find_runs(children, region)
+        inside_run = {i: run.start for run in spans.values() for i in range(run.start + 1, run.end)}
+        sources = [word.source for word in self._words[region.first_word : region.end_word]]
+        furthest_sources = list(accumulate(sources, max))
+        for number, child in enumerate(children):
+            if number not in spans:
+                word = region.first_word + bisect_left(furthest_sources, child.start)
+                word = inside_run.get(word, word)  # before the element that it would cut in two
+                spans[number] = Span(word, word)
+        return [spans[number] for number in range(len(children))]
+
+    def _find_runs(self, children: Sequence[Element], region: Region) -> dict[int, Span]:
+        """Return for each child with words the longest run of them, the first of equal ones.
+
+        A single word between two words of a child counts as one of them, unless it belongs to
+        another child.
+        """
+        starts = [child.start for child in children]  # ascending: children do not overlap
+        owners: list[int | None] = []  # of each word, the number of the child that it belongs to
+        for word in self._words[region.first_word : region.end_word]:
+            number = bisect_right(starts, word.source) - 1
+            is_inside = number >= 0 and word.source < children[number].end
+            owners.append(number if is_inside else None)
+        for i in range(1, len(owners) - 1):
+            if owners[i] is None and owners[i - 1] == owners[i + 1]:
+                owners[i] = owners[i - 1]
+        longest: dict[int, Span] = {}
+        start = region.first_word
+        for owner, run in groupby(owners):
+            end = start + len(list(run))
+            if owner is not None:
+                best = longest.setdefault(owner, Span(start, end))
+                if end - start > best.end - best.start:
+                    longest[owner] = Span(start, end)
+            start = end
+        return longest
