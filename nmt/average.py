@@ -25,15 +25,14 @@ log = logging.getLogger(__name__)
 def average(folders: list[Path], output: Path) -> None:
     """Write to `output` the model whose weights are the mean of the weights in `folders`.
 
-    Raises `ModelError`, before it writes, when architecture, vocabulary, names or shapes differ.
+    Raises `ModelError` and writes nothing if their architectures, vocabularies or tensors differ.
     """
     infos = [load_info(folder) for folder in folders]
     first = infos[0]
     for folder, info in zip(folders, infos, strict=True):
         names = f"{folder} and {folders[0]}"
-        has_same_sizes = info.vocab_size == first.vocab_size
-        has_same_sizes &= info.src_vocab_size == first.src_vocab_size
-        if info.model != first.model or not has_same_sizes:
+        architecture = (info.model, info.vocab_size, info.src_vocab_size)
+        if architecture != (first.model, first.vocab_size, first.src_vocab_size):
             raise ModelError(f"{names} differ in architecture; average checkpoints of one run")
         if info.tokenizer_sha256 != first.tokenizer_sha256:
             raise ModelError(f"{names} have different vocabularies; train them on one data folder")

@@ -9,6 +9,7 @@ from itertools import islice
 from typing import Any
 
 from nmt.cli.streams import find_output, open_output
+from nmt.cli.translate import load_translator
 from nmt.config import OutputFormat, ScoreConfig
 from nmt.data.languages import Tags, encode_sources
 from nmt.data.text import packed, pair_lines, read_input
@@ -23,57 +24,47 @@ def score(config: ScoreConfig) -> None:
 
     A stream gets each score as soon as possible; a file is renamed into place when complete.
     """
-    src, tgt = str(config.src), str(config.tgt)  # ScoreConfig refuses None
-    path = find_output(config.output, [src, tgt])
+    src = str(config.src)  # ScoreConfig refuses None
+    tgt = str(config.tgt)
+    output_file = find_output(config.output, [src, tgt])
     set_num_threads(config.num_threads)
-    translator = Translator.load(
-        config.model_dir,
-        device=config.device,
-        dtype=config.dtype,
-        backend=config.backend,
-        combine=config.combine,
-        num_threads=config.num_threads,
-    )
-    names = (_stream_name(src), _stream_name(tgt))
+    translator = load_translator(config, config.device)
+    names = ("stdin" if src == "-" else src, "stdin" if tgt == "-" else tgt)
     pairs = pair_lines(read_input(src), read_input(tgt), names=names)
     with contextlib.ExitStack() as stack:
-        if path is None:
+        if output_file is None:
             stream = open_output(config.output, stack)
         else:
-            file = stack.enter_context(stack.enter_context(replace_file(path)).open("wb"))
-            stream = stack.enter_context(packed(file, path.suffix))
+            temporary = stack.enter_context(replace_file(output_file))
+            file = stack.enter_context(temporary.open("wb"))
+            stream = stack.enter_context(packed(file, output_file.suffix))
         for index, record in enumerate(_score_pairs(pairs, translator, config)):
             if config.format is OutputFormat.text:
                 line = str(record[config.measure.value])
             else:
                 line = json.dumps({"index": index, **record}, ensure_ascii=False)
             stream.write(line.encode("utf-8") + b"\n")
-            if path is None:
+            if output_file is None:
                 stream.flush()
-
-
-def _stream_name(path: str) -> str:
-    return "stdin" if path == "-" else path
 
 
 def _score_pairs(
     pairs: Iterator[tuple[str, str]], translator: Translator, config: ScoreConfig
 ) -> Iterator[dict[str, Any]]:
     """Yield the scores of each pair."""
-    changes = config.search_changes()
-    options: dict[str, Any] = {**changes, **config.direction}
-    translator.backend.check(translator.search_config(**changes), scoring=True)
+    search = translator.search_config(**config.search_changes())
+    translator.backend.check(search, scoring=True)  # before the first line is read
     tags = translator.choose_tags(**config.direction)
     first_line = 0
     while window := list(islice(pairs, config.window_lines)):
         sources = [source for source, _ in window]
-        targets = [target for _, target in window]
         hypotheses = translator.score_hypotheses(
             sources,
-            targets,
+            [target for _, target in window],
+            search,
             first_line=first_line,
             max_tokens=config.max_tokens,
-            **options,
+            **config.direction,
         )
         first_line += len(window)
         for source, hypothesis in zip(sources, hypotheses, strict=True):
@@ -93,7 +84,7 @@ def _to_record(
         "token_log_probs": hypothesis.token_log_probs,
     }
     if hypothesis.alignment is not None:
-        (ids,) = encode_sources(tokenizer.src, [source], tags)
+        [ids] = encode_sources(tokenizer.src, [source], tags)
         record["source_tokens"] = tokenizer.src.pieces([*ids, tokenizer.src.eos_id])
         record["alignment"] = hypothesis.alignment
     return record

@@ -31,10 +31,11 @@ def find_output(output: str, inputs: Iterable[str]) -> Path | None:
         raise ConfigError(f"output={output}: is a folder; give the path of a file")
     if is_stream(path):
         return None
-    target = path.resolve()  # a link stays, and its file is replaced
-    if any(name != "-" and target == resolve(name).resolve() for name in inputs):
-        raise ConfigError(f"output={output}: is the input; give the path of another file")
-    return target
+    file = path.resolve()  # a link stays, and its file is replaced
+    for name in inputs:
+        if name != "-" and resolve(name).resolve() == file:
+            raise ConfigError(f"output={output}: is the input; give the path of another file")
+    return file
 
 
 def check_input(path: str) -> None:
@@ -73,7 +74,7 @@ def input_size(path: str) -> int | None:
 
 
 def _stdin_status() -> os.stat_result | None:
-    """Return the status of stdin, or None if it is closed or no file of the system."""
+    """Return the status of stdin, or None if it is closed or not backed by a descriptor."""
     try:
         return os.fstat(sys.stdin.buffer.fileno())
     except (AttributeError, OSError):

@@ -15,7 +15,14 @@ from typing import IO
 import torch
 
 from nmt.cli.streams import check_input, find_output, input_size, open_input, open_output
-from nmt.config import OutputFormat, SearchConfig, TooLong, TranslateConfig, resolve
+from nmt.config import (
+    DirectionConfig,
+    OutputFormat,
+    SearchConfig,
+    TooLong,
+    TranslateConfig,
+    resolve,
+)
 from nmt.data.languages import SEPARATOR
 from nmt.data.text import count_lines, is_stream, read_input
 from nmt.errors import ConfigError, DataError, NmtError
@@ -35,8 +42,8 @@ log = logging.getLogger(__name__)
 def translate(config: TranslateConfig) -> None:
     """Translate `input` to `output`.
 
-    A stream gets the translations of each window without delay. A file is written under
-    another name, renamed when it is complete, and resumed after a kill.
+    A stream gets the translations of each window without delay. A file is written under another
+    name and renamed when it is complete; a killed job is resumed.
     """
     output_file = _check_paths(config)
     job = TranslationJob(config)
@@ -88,8 +95,8 @@ class TranslationJob:
         set_num_threads(config.num_threads)
         self._num_workers = num_processes(config.devices, config.device)
         self.is_alone = config.scheduler is None and self._num_workers == 1
-        # workers load the model to their devices; here it supplies the defaults of its settings
-        translator = _load(config, config.device if self.is_alone else "cpu")
+        # Workers load the model on their devices; here it only provides the default settings
+        translator = load_translator(config, config.device if self.is_alone else "cpu")
         self.search, self._options = _resolve_settings(config, translator)
         self.tokenizer = translator.tokenizer
         self.directions = translator.directions
@@ -117,17 +124,17 @@ class TranslationJob:
             return self._translator.translate_windows(reader, self.search, self._options)
         folders = [str(resolve(folder)) for folder in self.config.model_dir]
         config = replace(self.config, model_dir=folders)
-        start_worker = partial(_start_worker, config, self._num_workers)
+        start_worker = partial(_start_worker, config, self._num_workers, self.search, self._options)
         workers = open_workers(config.scheduler, self._num_workers, start_worker)
         return stack.enter_context(workers).map(reader)
 
 
 def _start_worker(
-    config: TranslateConfig, num_workers: int
+    config: TranslateConfig, num_workers: int, search: SearchConfig, options: LineOptions
 ) -> Callable[[Window], list[LineResult]]:
     """Load the model in a worker; return the function that translates a window there.
 
-    Workers on this machine share its cores and take one GPU each. Dask sets up the others.
+    Workers on this machine share its cores and use one GPU each; Dask sets up its own workers.
     """
     device = config.device
     if config.scheduler is None:
@@ -136,8 +143,7 @@ def _start_worker(
             device = f"cuda:{worker_number() % torch.cuda.device_count()}"
     elif config.num_threads:
         torch.set_num_threads(config.num_threads)
-    translator = _load(config, device)
-    search, options = _resolve_settings(config, translator)
+    translator = load_translator(config, device)
 
     def run(window: Window) -> list[LineResult]:
         ((_, results),) = translator.translate_windows([window], search, options)
@@ -146,7 +152,8 @@ def _start_worker(
     return run
 
 
-def _load(config: TranslateConfig, device: str) -> Translator:
+def load_translator(config: DirectionConfig, device: str) -> Translator:
+    """Load the models of a command on `device`."""
     return Translator.load(
         config.model_dir,
         device=device,
@@ -160,7 +167,7 @@ def _load(config: TranslateConfig, device: str) -> Translator:
 def _resolve_settings(
     config: TranslateConfig, translator: Translator
 ) -> tuple[SearchConfig, LineOptions]:
-    """Return the settings of search and of lines, with the defaults of the model."""
+    """Return the settings of search, with the defaults of the model, and of lines."""
     search = translator.search_config(**config.search_changes())
     if config.n_best > search.beam_size and not search.sampling:
         raise ConfigError(
@@ -169,11 +176,11 @@ def _resolve_settings(
     if config.seed is not None and not search.sampling:
         raise ConfigError(f"seed={config.seed}: only works with sampling=true")
     translator.backend.check(search)
-    pair = (translator.tokenizer.src, translator.tokenizer.tgt)
-    if config.context and not all(SEPARATOR in side.all_pieces() for side in pair):
+    tokenizers = (translator.tokenizer.src, translator.tokenizer.tgt)
+    if config.context and not all(SEPARATOR in side.all_pieces() for side in tokenizers):
         raise ConfigError(
-            f"context={config.context}: the model has no {SEPARATOR}; it needs data of "
-            "nmt-preprocess with data.context"
+            f"context={config.context}: the model has no {SEPARATOR}; train it on data that "
+            "nmt-preprocess prepared with data.context"
         )
     options = LineOptions(
         n_best=config.n_best,
@@ -190,8 +197,8 @@ def _resolve_settings(
 def _check_paths(config: TranslateConfig) -> Path | None:
     """Check inputs and output before the model is loaded; return the file to write.
 
-    A stream gives None. Raises an error for files that cannot be read or written, and for a
-    number of prefixes that differs from the number of lines.
+    Returns None for a stream. Raises an error for files that cannot be read or written, and if the
+    numbers of prefixes and lines differ.
     """
     path = find_output(config.output, [config.input, config.prefixes or "-"])
     if path is not None and not os.access(path.parent, os.W_OK):
@@ -209,7 +216,7 @@ def _check_paths(config: TranslateConfig) -> Path | None:
         if num_lines != num_prefixes:
             raise DataError(
                 f"{config.input} has {num_lines} lines, {config.prefixes} {num_prefixes}; "
-                "give one line of prefixes per line of text, which may be empty"
+                "give one prefix per line of text; a prefix may be empty"
             )
     return path
 
@@ -238,20 +245,14 @@ def _open_progress(config: TranslateConfig, done_lines: int, *, is_typed: bool) 
 
 
 def _report(counts: LineCounts, config: TranslateConfig) -> None:
-    """Log what happened to lines; raise an `NmtError` if some could not be translated."""
+    """Log the counts of lines; raise an `NmtError` if some could not be translated."""
     if counts.met_limit:
-        log.warning(
-            "%d translations met the length limit; see max_length_a and max_length_b",
-            counts.met_limit,
-        )
+        message = "%d translations met the length limit; see max_length_a and max_length_b"
+        log.warning(message, counts.met_limit)
     if counts.too_long:
-        is_cut = config.too_long is TooLong.truncate
-        log.warning(
-            "%d lines of more than max_source_length=%d tokens were %s",
-            counts.too_long,
-            config.max_source_length,
-            "truncated" if is_cut else "translated in parts",
-        )
+        action = "truncated" if config.too_long is TooLong.truncate else "translated in parts"
+        message = "%d lines of more than max_source_length=%d tokens were %s"
+        log.warning(message, counts.too_long, config.max_source_length, action)
     if counts.failed:
         raise NmtError(
             f"{counts.failed} lines could not be translated and are empty in the output; the "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
 
 from nmt.config.options import OutputFormat, normalize_stream, option
 from nmt.config.runtime import Engine, InferenceConfig
@@ -53,7 +54,7 @@ class DirectionConfig(InferenceConfig):
             self.require(is_default, "combine", "needs several models: model_dir=[a,b]")
 
     @property
-    def direction(self) -> dict[str, str]:
+    def direction(self) -> dict[str, Any]:
         """Languages and tags as keyword arguments of a translator."""
         return {
             "src_lang": self.src_lang,

@@ -1,5 +1,5 @@
-"""Attention of every layer and head when a model reads a sentence and predicts its translation: one
-teacher-forced pass through the plain attention.
+"""The attention of every layer and head while a model reads a sentence and predicts its
+translation, from one teacher-forced forward pass with the unfused attention.
 """
 
 # L layers, H heads, S source tokens with EOS, T target tokens
@@ -24,26 +24,29 @@ from nmt.translate.engines.native import NativeBackend
 
 KINDS = ("cross", "encoder", "decoder")
 
-# a piece that begins a word: after a space, or of a script that sets no spaces
-_NEW_WORD = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
+# A piece that begins a word: after a space, or in a script without spaces
+_WORD_START = re.compile("▁|[\u2e80-\u9fff\uf900-\ufaff\uff00-\uff60]")
 
 
 @dataclass(frozen=True)
 class PairAttention:
-    """Attention weights of a pair in float32, each row a sum of 1; what a token may not attend to
-    is exactly 0.
+    """Attention weights of a sentence and its translation, in float32.
+
+    Each row sums to 1. Weights of masked positions are exactly 0.
     """
 
-    src: list[str]  # S pieces, EOS last where the model reads it
+    src: list[str]  # S pieces, EOS last if the model reads it
     tgt: list[str]  # T pieces that the decoder reads, BOS first: the rows of `decoder`
-    predicted: list[str]  # T pieces that it predicts there, EOS last: the rows of `cross`
+    predicted: list[str]  # T pieces that it predicts from them, EOS last: the rows of `cross`
     encoder: Tensor  # (L, H, S, S)
     decoder: Tensor  # (L, H, T, T)
     cross: Tensor  # (L, H, T, S)
 
     def as_json(self) -> dict[str, Any]:
-        """Return what the attention view of the pages reads: pieces, the number of the word that
-        each belongs to, and the maps as uint8 in base64, of which 255 is a weight of 1.
+        """Return the input of the attention view on HTML pages.
+
+        It has the pieces of each side, the word number of each piece, and the weights as uint8 in
+        base64, where 255 is a weight of 1.
         """
         sides = {"src": self.src, "tgt": self.tgt, "predicted": self.predicted}
         maps = {}
@@ -51,69 +54,80 @@ class PairAttention:
             weights: Tensor = getattr(self, kind)
             data = base64.b64encode((weights * 255).round().byte().numpy().tobytes())
             maps[kind] = {"shape": list(weights.shape), "data": data.decode()}
-        return {**sides, "words": {k: word_numbers(v) for k, v in sides.items()}, "maps": maps}
+        words = {name: word_numbers(pieces) for name, pieces in sides.items()}
+        return {**sides, "words": words, "maps": maps}
 
 
 def word_numbers(pieces: list[str]) -> list[int]:
-    """Return the number of the word that each piece is of; BOS and EOS are one each."""
+    """Return the number of the word that each piece belongs to; BOS and EOS count as words."""
     numbers = [0] * len(pieces)
     for i, piece in enumerate(pieces[1:], start=1):
         is_end = i == len(pieces) - 1 and piece == "</s>"
         after_start = i == 1 and pieces[0] == "<s>"
-        is_new = is_end or after_start or bool(_NEW_WORD.match(piece))
+        is_new = is_end or after_start or bool(_WORD_START.match(piece))
         numbers[i] = numbers[i - 1] + is_new
     return numbers
 
 
 def attention_model(backend: Backend) -> FastTransformer | None:
-    """Return the model whose attention can be shown; None for an ensemble or another engine."""
+    """Return the model whose attention can be shown, or None for an ensemble or another engine."""
     stepper = backend.stepper if isinstance(backend, NativeBackend) else None
     return stepper.model if isinstance(stepper, ModelStepper) else None
 
 
 def attention_shape(backend: Backend) -> dict[str, int] | None:
-    """Return the number of layers of each kind and of heads; None where none can be shown."""
+    """Return the number of layers of each kind and of heads, or None without `attention_model`."""
     model = attention_model(backend)
     if model is None:
         return None
     config = model.config
-    decoder = config.num_decoder_layers
-    layers = {"encoder": config.num_encoder_layers, "decoder": decoder, "cross": decoder}
-    return {**layers, "heads": config.num_heads}
+    return {
+        "encoder": config.num_encoder_layers,
+        "decoder": config.num_decoder_layers,
+        "cross": config.num_decoder_layers,
+        "heads": config.num_heads,
+    }
 
 
 @torch.inference_mode()
 def pair_attention(backend: Backend, tokenizer: Tokenizers, src: Ids, tgt: Ids) -> PairAttention:
     """Return the attention for source and target ids, both without control symbols.
 
-    Raises `ConfigError` for an engine that does not show it.
+    Raises `ConfigError` for an engine without access to attention weights.
     """
     model = attention_model(backend)
     if model is None:
         raise ConfigError("this engine shows no attention; use backend=native and one model")
-    read = [tokenizer.tgt.bos_id, *tgt]
     device = model.embedding.weight.device
-    end = [tokenizer.src.eos_id] if model.config.source_eos or not src else []
-    sources = torch.tensor([[*src, *end]], device=device)
-    targets = torch.tensor([read], device=device)
-    stacks: dict[str, list[nn.Module]] = {
+    eos = [tokenizer.src.eos_id] if model.config.source_eos or not src else []
+    src_ids = [*src, *eos]
+    tgt_ids = [tokenizer.tgt.bos_id, *tgt]
+    layers: dict[str, list[nn.Module]] = {
         "encoder": [layer.self_attention for layer in model.encoder_layers],  # type: ignore[misc]
         "decoder": [layer.self_attention for layer in model.decoder_layers],  # type: ignore[misc]
         "cross": [layer.cross_attention for layer in model.decoder_layers],  # type: ignore[misc]
     }
-    attention_out: AttentionWeights = {
-        module: None for stack in stacks.values() for module in stack
-    }
-    lengths = torch.tensor([sources.size(1) - int(model.drops_eos)], device=device)
-    visible = padding_mask(lengths, sources.size(1))
-    model(sources, visible, targets, causal_mask(len(read), device), attention_out)
-    weights = {
-        kind: torch.cat([found for module in stack if (found := attention_out[module]) is not None])
-        for kind, stack in stacks.items()
-    }
+    attention_out: AttentionWeights = {}
+    for kind in KINDS:
+        attention_out.update(dict.fromkeys(layers[kind]))
+    lengths = torch.tensor([len(src_ids) - int(model.drops_eos)], device=device)
+    model(
+        torch.tensor([src_ids], device=device),
+        padding_mask(lengths, len(src_ids)),
+        torch.tensor([tgt_ids], device=device),
+        causal_mask(len(tgt_ids), device),
+        attention_out,
+    )
+
+    def stack(kind: str) -> Tensor:
+        weights = [attention_out[layer] for layer in layers[kind]]  # each (1, H, T, S)
+        return torch.cat([w for w in weights if w is not None]).float().cpu()  # (L, H, T, S)
+
     return PairAttention(
-        src=tokenizer.src.pieces(sources[0].tolist()),
-        tgt=tokenizer.tgt.pieces(read),
+        src=tokenizer.src.pieces(src_ids),
+        tgt=tokenizer.tgt.pieces(tgt_ids),
         predicted=tokenizer.tgt.pieces([*tgt, tokenizer.tgt.eos_id]),
-        **{kind: part.float().cpu() for kind, part in weights.items()},
+        encoder=stack("encoder"),
+        decoder=stack("decoder"),
+        cross=stack("cross"),
     )

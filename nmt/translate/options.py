@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass
 from typing import Any, TypedDict, get_args, get_origin, get_type_hints
 
-from nmt.config import SearchConfig, TooLong, require
+from nmt.config import TooLong, require
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, nearest
 
@@ -111,7 +111,7 @@ def check_options(options: Mapping[str, Any], accepted: type) -> dict[str, Any]:
 
 
 def _has_type(value: Any, expected: Any) -> bool:
-    """Return whether an option may have a value; numbers may be those of NumPy."""
+    """Return whether an option may have a value; also a number of NumPy."""
     if get_origin(expected) is not None:  # prefixes, which `check_lines` checks
         return True
     if isinstance(value, bool):
@@ -121,9 +121,3 @@ def _has_type(value: Any, expected: Any) -> bool:
     if expected is float:
         return isinstance(value, numbers.Real)
     return isinstance(value, expected)
-
-
-def update_search(config: SearchConfig, options: Mapping[str, Any]) -> SearchConfig:
-    """Return `config` with the settings of search that are among `options`."""
-    names = {setting.name for setting in fields(SearchConfig)}
-    return replace(config, **{name: options[name] for name in names & options.keys()})

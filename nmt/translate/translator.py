@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -35,7 +36,6 @@ from nmt.translate.options import (
     SearchOptions,
     TranslateOptions,
     check_options,
-    update_search,
 )
 from nmt.translate.results import EMPTY, LineResult, Translation, build_line_results
 from nmt.translate.windows import WINDOW_LINES, Window, WindowReader, check_lines, encode_window
@@ -196,8 +196,8 @@ class Translator:
             max_tokens=options.max_tokens or self.backend.max_tokens,
             with_scores=options.with_scores,
         )
-        encoded_windows = (encode_window(window, self.tokenizer, options) for window in windows)
-        for encoded in prefetch(encoded_windows):
+        encode = partial(encode_window, tokenizer=self.tokenizer, options=options)
+        for encoded in prefetch(map(encode, windows)):
             segments = [segment for line in encoded.segments for segment in line]
             line_results = build_line_results(
                 encoded,
@@ -403,7 +403,8 @@ class Translator:
         if not isinstance(config, SearchConfig):
             rule = "give a SearchConfig, or settings such as beam_size=4"
             raise TypeError(f"config={config!r}: {rule}")
-        return update_search(config, checked_options)
+        names = {setting.name for setting in fields(SearchConfig)} & checked_options.keys()
+        return replace(config, **{name: checked_options[name] for name in names})
 
     def _tags_from(self, checked_options: Mapping[str, Any]) -> Tags:
         names = checked_options.keys() & set(DIRECTION)
