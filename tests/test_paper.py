@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from pages import fenced_blocks
+
 ROOT = Path(__file__).parent.parent
 TEXT = (ROOT / "docs" / "paper.md").read_text(encoding="utf-8")
 
@@ -52,9 +54,8 @@ def test_every_row_names_the_file_of_one_of_its_names() -> None:
 
 
 def test_the_example_gives_the_shapes_that_it_states() -> None:
-    example = re.search(r"\n\n((?:    .*\n|\n)+)", TEXT)
-    assert example is not None
+    [example] = fenced_blocks(TEXT, "python")
     scope: dict[str, Any] = {}
-    exec(re.sub(r"^    ", "", example[1], flags=re.MULTILINE), scope)  # noqa: S102
+    exec(example, scope)  # noqa: S102
     assert scope["hidden"].shape == (2, 5, 512)
     assert scope["logits"].shape == (2, 5, 8000)

@@ -1,50 +1,126 @@
-"""Every command in the README and the docs is accepted by the command line; lines are wrapped."""
+"""Commands on the pages are accepted, and each is run by a test or has a reason why not; names in
+CONTRIBUTING.md exist; lines are wrapped.
+"""
 
 from __future__ import annotations
 
 import re
 import shlex
-from pathlib import Path
+
+from pages import PAGES, ROOT, ShellCommand, parse_command, shell_lines
 
 from nmt.cli.arguments import read_arguments
 from nmt.cli.commands import COMMANDS
 
-ROOT = Path(__file__).parent.parent
-DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")] + DOCS
-LINE = re.compile(
-    r"^(?:    |\$ )?(?:.*\| )?(nmt-\w+|nmt \w+)((?: (?:'[^']*'|[^|<>#&;'])*)?)", re.MULTILINE
-)
 COLUMNS = 110
 GENERATED = re.compile(r"docs/benchmarks/(?!README)|docs/paper\.md")  # not wrapped by hand
+TESTS = ROOT / "tests"
+
+# commands of nmt that test_page_commands.py does not run: what they contain, and the test that
+# runs such a command, or the reason why none does
+ELSEWHERE = {
+    " devices=": "test_launch.py",
+    "scheduler=tcp": "test_cluster.py",
+    "nmt-serve ": "test_serve_workers.py",
+    "--multirun": "test_first_hour.py",
+    "nllb-200": "test_import_huggingface.py",
+    "what=upload": "test_trackers.py",
+    "tracker=[": "test_trackers.py",
+}
+# other programs: a command begins with this text
+PROGRAMS = {
+    "make demo": "needs the network and 13 minutes; test_homeassistant.py runs its parts",
+    "make gpu": "needs a GPU; test_make_gpu.py rehearses it",
+    "make benchmark": "installs other toolkits; test_benchmark.py runs its parts",
+    "make ": "runs the tests themselves, or tools of development",
+    "git clone": "needs the network",
+    "pip install": "needs the network",
+    "python3 -m venv": "needs the network",
+    "python -m pip wheel": "needs the network",
+    "eval ": "test_arguments.py",
+    "curl ": "test_serve_api.py",
+    "dask ": "test_cluster.py",
+    ".../python -m distributed": "is the output of a program",
+    "torchrun ": "needs two machines; scripts/two_hosts.py runs it on two simulated ones",
+    "sbatch ": "needs SLURM",
+    "python scripts/ablation.py": "test_ablation.py",
+    "python scripts/benchmark/shared_machine.py": "needs an idle machine",
+    "python scripts/benchmark/native.py": "needs a trained model and half an hour",
+    ".venv/bin/python scripts/benchmark/serve.py": "needs a trained model and LibreTranslate",
+    "python scripts/benchmark/run.py": "needs a GPU; test_benchmark.py runs its parts",
+    ".venv/bin/python scripts/benchmark/run.py": "test_benchmark.py",
+    "python scripts/compare_translations.py": "needs fairseq and an hour",
+    "python scripts/examples/copy_task.py": "test_examples.py",
+    "python scripts/fetch_homeassistant.py": "needs the network; test_homeassistant.py",
+    "python scripts/gpu.py": "needs a GPU; test_make_gpu.py rehearses it",
+    "python scripts/kill_and_resume.py": "takes minutes; test_launch.py kills ranks and launchers",
+    "python scripts/parsing.py": "test_parsing.py",
+}
 
 
-def list_commands() -> list[tuple[str, re.Match[str]]]:
-    """Return the commands in indented blocks of the pages and in --help, with their page."""
-    commands = []
-    for page in PAGES:
-        text = page.read_text(encoding="utf-8").replace("\\\n", " ")
-        blocks = re.findall("^    (.*)$", text, re.MULTILINE)
-        commands += [(page.name, match) for match in map(LINE.match, blocks) if match]
-    for command in COMMANDS.values():
-        matches = map(LINE.match, command.examples)
-        commands += [("--help", match) for match in matches if match]
-    return commands
+def documented_commands() -> list[tuple[str, ShellCommand]]:
+    """Return the commands of nmt on all pages and in --help, with their page."""
+    lines = [(page.name, line) for page in PAGES for line in shell_lines(page)]
+    lines += [("--help", line) for command in COMMANDS.values() for line in command.examples]
+    commands = [(page, parse_command(line)) for page, line in lines]
+    return [(page, command) for page, command in commands if command is not None]
 
 
 def test_documented_commands_are_accepted() -> None:
-    commands = list_commands()
-    for page, match in commands:
-        name = match[1][4:]
-        assert name in COMMANDS, f"{page}: {match[0]}"
-        read_arguments(shlex.split(match[2]), COMMANDS[name])
-    documented = [match[1] for page, match in commands if page == "README.md"]
-    for name in COMMANDS:
-        assert f"nmt-{name}" in documented, f"README.md does not show nmt-{name}"
+    commands = documented_commands()
+    for page, command in commands:
+        assert command.name in COMMANDS, f"{page}: {command.name}"
+        read_arguments(command.arguments, COMMANDS[command.name])
+    in_readme = {command.name for page, command in commands if page == "README.md"}
+    assert in_readme == COMMANDS.keys()
+
+
+def test_every_command_of_the_pages_is_run_by_a_test_or_says_why_not() -> None:
+    lines = [(page.name, line) for page in PAGES for line in shell_lines(page)]
+    is_used = dict.fromkeys([*ELSEWHERE, *PROGRAMS], False)
+    for page, line in lines:
+        if parse_command(line) is None:
+            keys = [start for start in PROGRAMS if line.startswith(start)]
+            assert keys, f"{page}: {line}: no test runs it"
+        else:
+            keys = [fragment for fragment in ELSEWHERE if fragment in line]
+        is_used |= dict.fromkeys(keys, True)
+    assert [key for key, used in is_used.items() if not used] == []
+    for reason in [*ELSEWHERE.values(), *PROGRAMS.values()]:
+        for name in re.findall(r"test_\w+\.py", reason):
+            assert (TESTS / name).is_file(), name
+
+
+def test_scripts_have_the_options_that_the_pages_give_them() -> None:
+    num_options = 0
+    for page in PAGES:
+        for line in shell_lines(page):
+            words = shlex.split(line, comments=True)
+            if len(words) > 1 and words[0].endswith("python") and words[1].endswith(".py"):
+                script = ROOT / words[1]
+                source = "".join(path.read_text("utf-8") for path in script.parent.glob("*.py"))
+                options = {word for word in words[2:] if word.startswith("--")} - {"--help"}
+                assert not {option for option in options if f'"{option}"' not in source}, line
+                num_options += len(options)
+    assert num_options > 30
+
+
+def test_files_and_names_in_the_table_of_additions_exist() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    table = text[text.index("| to add |") :].split("\n\n")[0]
+    for row in table.splitlines()[2:]:
+        names = re.findall(r"`([^`]+)`", row)
+        files = [name for name in names if re.fullmatch(r"[\w/]+\.(py|md|cfg|yaml)", name)]
+        texts = [(ROOT / file).read_text(encoding="utf-8") for file in files]
+        if any("nmt/config/" in name for name in names):
+            texts += [path.read_text("utf-8") for path in (ROOT / "nmt/config").glob("*.py")]
+        for name in set(names) - set(files):
+            for word in re.findall(r"\w+", name) if not (ROOT / name).is_dir() else []:
+                assert any(re.search(rf"\b{word}\b", text) for text in texts), (row, word)
 
 
 def test_lines_of_prose_are_wrapped() -> None:
-    for page in PAGES:
+    for page in [ROOT / "CHANGELOG.md", *PAGES]:
         name = page.relative_to(ROOT).as_posix()
         lines = [] if GENERATED.match(name) else page.read_text(encoding="utf-8").split("\n")
         is_code = False
