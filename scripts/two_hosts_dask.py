@@ -146,7 +146,7 @@ class Check:
     def done_shards(self) -> dict[str, int]:
         """Return the shards of the newest folder that are done, and what each file is."""
         work = self.folders[-1].with_name(f".{self.folders[-1].name}.work")
-        names = [path.stem for path in work.glob("units/encode/*.json")]
+        names = [path.stem for path in work.glob("records/encode/*.json")]
         return {name: (work / f"data/{name}.arrow").stat().st_ino for name in names}
 
     def report(self, what: str, status: int, done: dict[str, int], start_seconds: float) -> None:

@@ -14,10 +14,11 @@ from dirt import clean_and_filter, make_chunk
 from nmt.config import DataConfig, FilterConfig, PreprocessConfig
 from nmt.errors import ConfigError
 from nmt.preprocess import filters
-from nmt.preprocess.characters import SCRIPTS, foreign_shares, script_table, scripts_of
+from nmt.preprocess.characters import foreign_shares
 from nmt.preprocess.chunks import Format
 from nmt.preprocess.clean import CleanChunk, PairCounts
 from nmt.preprocess.filters import check_filters, drop_by_tokens
+from nmt.preprocess.scripts import SCRIPTS, script_table, scripts_of
 
 
 def settings(src_lang: str = "en", tgt_lang: str = "de", **filters: Any) -> PreprocessConfig:

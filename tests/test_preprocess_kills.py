@@ -61,8 +61,8 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
         assert not (tmp_path / "data").exists()
         shards = {path.name: _identity(path) for path in tmp_path.glob(".data.work/data/*.arrow")}
         assert done.items() <= shards.items()  # what is done is not written again
-        units = {path.stem for path in tmp_path.glob(".data.work/units/encode/*.json")}
-        done = {name: known for name, known in shards.items() if name[: -len(".arrow")] in units}
+        finished = {path.stem for path in tmp_path.glob(".data.work/records/encode/*.json")}
+        done = {name: known for name, known in shards.items() if name[: -len(".arrow")] in finished}
     assert sorted(done) == [f"train-{number:05d}.arrow" for number in range(3)]
     assert command("preprocess", *every, "num_threads=2") == 0
     assert_done(place, tmp_path)
@@ -123,7 +123,7 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
     # python ignores SIGXFSZ: write fails
     assert run_in_fork(small, *arguments(place, tmp_path / "data")) == 2
     error = capfd.readouterr().err
-    assert "cannot be written: File too large; fix that" in error.split("\n")[-2]
+    assert "cannot be written: File too large; fix this" in error.split("\n")[-2]
     assert "Traceback" not in error
     assert not (tmp_path / "data").exists()
 
@@ -133,7 +133,7 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def read(sources: list[Source], span: Span) -> Iterator[Chunk]:
-        if span.number == 2 and (tmp_path / ".data.work/units/encode").exists():
+        if span.number == 2 and (tmp_path / ".data.work/records/encode").exists():
             with unpacking("train.src.txt"):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
         yield from read_span(sources, span)
@@ -142,7 +142,7 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
         patch.setattr(workspace, "read_span", read)
         assert command("preprocess", *arguments(place, tmp_path / "data")) == 2
     assert "train.src.txt cannot be read: Input/output error" in capfd.readouterr().err
-    assert len([*tmp_path.glob(".data.work/units/encode/*.json")]) == 2
+    assert len([*tmp_path.glob(".data.work/records/encode/*.json")]) == 2
     assert command("preprocess", *arguments(place, tmp_path / "data")) == 0
     assert "continuing an earlier run" in capfd.readouterr().err
     assert_done(place, tmp_path)

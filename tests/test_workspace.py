@@ -9,6 +9,7 @@ import pytest
 
 from nmt.errors import ConfigError, DataError, NmtError
 from nmt.preprocess.workspace import Workspace, open_workspace
+from nmt.runtime.files import replace_json
 
 JOB = {"seed": 1, "inputs": {"a.en": [10, 20]}}
 
@@ -16,7 +17,7 @@ JOB = {"seed": 1, "inputs": {"a.en": [10, 20]}}
 def fill(work: Workspace) -> None:
     """Begin a job and note one result."""
     work.start(JOB)
-    work.write(work.units / "train-00000.json", {"kept": 3})
+    replace_json(work.records / "train-00000.json", {"kept": 3})
 
 
 def end_early(place: Path, error: BaseException, *, is_begun: bool = True) -> None:
@@ -32,9 +33,9 @@ def end_early(place: Path, error: BaseException, *, is_begun: bool = True) -> No
         run()
 
 
-def units(place: Path) -> list[str]:
+def records(place: Path) -> list[str]:
     """Return the names of the results in the work folder of `place`."""
-    return [path.name for path in place.parent.glob(f".{place.name}.work/units/*")]
+    return [path.name for path in place.parent.glob(f".{place.name}.work/records/*")]
 
 
 def test_results_stay_for_the_same_job_alone_and_nothing_of_no_use(tmp_path: Path) -> None:
@@ -50,7 +51,7 @@ def test_results_stay_for_the_same_job_alone_and_nothing_of_no_use(tmp_path: Pat
         with open_workspace(place) as work:
             (work.data / "x.tmp").write_bytes(b"half")
             work.start(JOB)
-            assert units(place) == ["train-00000.json"], error
+            assert records(place) == ["train-00000.json"], error
             assert not (work.data / "x.tmp").exists()
     for key in ("seed", "inputs", "new"):
         with open_workspace(place) as work:
@@ -58,7 +59,7 @@ def test_results_stay_for_the_same_job_alone_and_nothing_of_no_use(tmp_path: Pat
             work.spool.mkdir(exist_ok=True)
             (work.spool / "stdin").write_bytes(b"text")
             work.start({**JOB, key: 2})
-            assert units(place) == [], key
+            assert records(place) == [], key
             assert (work.spool / "stdin").exists()  # its content is part of the job
 
 
@@ -85,7 +86,7 @@ def test_a_kill_before_the_work_folder_goes_loses_nothing(tmp_path: Path) -> Non
     (tmp_path / ".data.work/data").rmdir()  # renamed, and killed before the rest was removed
     with open_workspace(tmp_path / "data") as work:
         work.start(JOB)
-        assert units(tmp_path / "data") == []
+        assert records(tmp_path / "data") == []
 
 
 def test_one_run_at_a_time(tmp_path: Path) -> None:

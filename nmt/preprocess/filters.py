@@ -19,8 +19,9 @@ import numpy as np
 from nmt.config import PreprocessConfig
 from nmt.data.languages import LanguagePair, corpus_direction
 from nmt.errors import ConfigError, DataError, nearest
-from nmt.preprocess.characters import SCRIPTS, LineSet, foreign_shares, scripts_of
+from nmt.preprocess.characters import LineSet, foreign_shares
 from nmt.preprocess.clean import CleanChunk, Mask, PairCounts
+from nmt.preprocess.scripts import SCRIPTS, scripts_of
 
 Ints = np.ndarray[Any, np.dtype[np.integer[Any]]]
 Sides = tuple[Ints, Ints]

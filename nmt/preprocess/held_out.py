@@ -21,6 +21,7 @@ from nmt.preprocess.chunks import Format, Source, Span, read_chunks
 from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.scan import NUM_KEYS, ScanLimits, scan
 from nmt.preprocess.workspace import Job, read_records
+from nmt.runtime.files import replace_json
 
 log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
@@ -67,7 +68,7 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: ScanLimit
             _write_pairs(job, split, pairs)
         lines = {text for pairs in taken.values() for pair in pairs for text in pair[1:]}
         corpora = {split: sorted({pair[0] for pair in pairs}) for split, pairs in taken.items()}
-        job.work.write(marker, {"corpora": corpora, "lines": sorted(lines)})
+        replace_json(marker, {"corpora": corpora, "lines": sorted(lines)})
     held_out = dict(job.held_out)
     for split, names in json.loads(marker.read_text(encoding="utf-8"))["corpora"].items():
         sources = list(held_out[split])

@@ -31,7 +31,7 @@ from nmt.preprocess.held_out import (
 )
 from nmt.preprocess.scan import ALL_KEYS, Keys, ScanLimits, scan
 from nmt.preprocess.workspace import Job, read_records
-from nmt.runtime.files import replace_file
+from nmt.runtime.files import replace_file, replace_json
 from nmt.runtime.pool import Processes, Workers
 
 log = logging.getLogger(__name__)
@@ -79,7 +79,7 @@ def make_tokenizers(job: Job, spans: Sequence[Span]) -> Tokenizers:
             list(worker.map([folder]))
     if job.config.filter.drops_duplicates:
         find_duplicates(job.work.hashes, _hash_taken(lines))
-    job.work.write(folder / _PLAN, {})
+    replace_json(folder / _PLAN, {})
     for path in itertools.chain(folder.glob("*.keys"), folder.glob("*.pairs")):
         path.unlink()
     return load_tokenizers(folder)

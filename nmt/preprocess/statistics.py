@@ -207,8 +207,8 @@ class HeldOut:
     ) -> dict[str, Overlap]:
         """Look for the pairs of a chunk in every split; `signatures` (N,) are given by side."""
         overlaps: dict[str, Overlap] = {}
-        may_match = is_among(self._src_signatures, signatures[0])  # (N,)
-        may_match |= is_among(self._tgt_signatures, signatures[1])
+        may_match = is_among(signatures[0], self._src_signatures)  # (N,)
+        may_match |= is_among(signatures[1], self._tgt_signatures)
         for row in np.flatnonzero(may_match).tolist():
             location = chunk.chunk.location(int(chunk.rows[row]))
             pair = (chunk.src[row], chunk.tgt[row])

@@ -1,5 +1,7 @@
-"""A run of preprocessing: its job, its stages, and its work folder, `.NAME.work` beside the data
-folder. Every file in it is complete, unless its name ends in .tmp.
+"""The job of a run of preprocessing, its stages, and its work folder.
+
+The work folder `.NAME.work` lies in the same folder as the data folder `NAME`. Files in it are
+replaced atomically, so a run that was interrupted can be continued.
 """
 
 from __future__ import annotations
@@ -29,8 +31,8 @@ from nmt.runtime.files import (
     disk_errors,
     put_in_place,
     remove_abandoned,
-    replace_file,
-    write_json,
+    removing_empty_parents,
+    replace_json,
 )
 from nmt.runtime.pool import count_workers
 from nmt.runtime.progress import Progress
@@ -38,8 +40,9 @@ from nmt.runtime.progress import Progress
 log = logging.getLogger(__name__)
 
 MARKER = "meta.json"
-_JOB, _LOCK = "job.json", "lock"
-_FORMAT = 5  # of the work folder
+_FINGERPRINT = "job.json"
+_LOCK = "lock"
+_FORMAT = 6  # of the work folder
 
 
 @dataclass(frozen=True)
@@ -48,11 +51,11 @@ class Job:
 
     config: PreprocessConfig
     work: Workspace
-    sources: Mapping[str, list[Source]]  # of the training corpora, by name in order
+    sources: Mapping[str, list[Source]]  # of the training corpora, by sorted name
     held_out: Mapping[str, list[Source]]  # of valid and test
 
     def fingerprint(self) -> dict[str, Any]:
-        """Return the settings, input files and tokenizers that decide the bytes of a data folder.
+        """Return the settings, input files and tokenizers that determine the data folder.
 
         The settings are those that declare `on_resume="refuse"`, the default.
         """
@@ -63,12 +66,15 @@ class Job:
             path = resolve(name)
             files = sorted(path.glob("tokenizer.*")) if path.is_dir() else [path]
             models += [file for file in files if file.is_file()]
-        sources = chain(*self.sources.values(), *self.held_out.values())
-        status = {str(path): path.stat() for source in sources for path in source.paths}
+        inputs = {}
+        for source in chain(*self.sources.values(), *self.held_out.values()):
+            for path in source.paths:
+                status = path.stat()
+                inputs[str(path)] = [status.st_size, status.st_mtime_ns]
         return {
             "format": _FORMAT,
             **settings_to_compare(self.config),
-            "inputs": {path: [s.st_size, s.st_mtime_ns] for path, s in status.items()},
+            "inputs": inputs,
             "models": [hashlib.sha256(path.read_bytes()).hexdigest() for path in models],
         }
 
@@ -76,44 +82,53 @@ class Job:
 Task = Callable[[Span, Iterator[Chunk]], dict[str, Any]]
 
 
-def run_stage(job: Job, spans: Sequence[Span], stage: str, start: Callable[[Job], Task]) -> None:
-    """Run a task for each span without a record of this stage, on local or remote workers.
+def run_stage(
+    job: Job, spans: Sequence[Span], stage: str, make_task: Callable[[Job], Task]
+) -> None:
+    """Run a task for each span that has no record of this stage, on local or remote workers.
 
-    `start` returns the task on each worker. It reads the chunks of its span, writes its own files
-    and returns the record. A repeated task writes the same bytes.
+    Each worker calls `make_task`. The task gets a span and its chunks, writes its own files and
+    returns the record. A repeated task writes the same bytes.
     """
-    folder = job.work.units / stage
+    folder = job.work.records / stage
     folder.mkdir(exist_ok=True)
-    # listed once: some shared file systems cache for a while that a file is missing
-    done = {path.name for path in folder.iterdir()}
-    due = [span for span in spans if f"{span.name}.json" not in done]
-    total = sum(span.num_pairs for span in spans)
-    before = total - sum(span.num_pairs for span in due)
-    num_workers = min(count_workers(job.config.num_threads), len(due))
-    if not due:
+    # listed once: some network file systems remember for a while that a file is missing
+    finished = {path.stem for path in folder.iterdir()}
+    open_spans = [span for span in spans if span.name not in finished]
+    if not open_spans:
         return
-    make = partial(_start_task, job, folder, start)
-    workers = open_workers(job.config.scheduler, num_workers, make, folder=folder)
-    with Progress(stage, "pairs", total=total, done=before) as progress, workers:
-        for span, num_bytes in workers.map(due):
+    num_pairs = sum(span.num_pairs for span in spans)
+    num_open_pairs = sum(span.num_pairs for span in open_spans)
+    workers = open_workers(
+        job.config.scheduler,
+        min(count_workers(job.config.num_threads), len(open_spans)),
+        partial(_make_span_runner, job, folder, make_task),
+        folder=folder,
+    )
+    done = num_pairs - num_open_pairs
+    with Progress(stage, "pairs", total=num_pairs, done=done) as progress, workers:
+        for span, num_bytes in workers.map(open_spans):
             progress.update(span.num_pairs, text_bytes=num_bytes)
         progress.finish()
 
 
-def _start_task(job: Job, folder: Path, start: Callable[[Job], Task]) -> Callable[[Span], int]:
-    """Return a function that runs a task, writes its record and returns the bytes of its text."""
-    task = start(job)
+def _make_span_runner(
+    job: Job, folder: Path, make_task: Callable[[Job], Task]
+) -> Callable[[Span], int]:
+    """Return a function that runs the task of a span, and returns the bytes of its text."""
+    task = make_task(job)
 
     def run(span: Span) -> int:
-        sizes = []
+        num_bytes = 0
 
         def chunks() -> Iterator[Chunk]:
+            nonlocal num_bytes
             for chunk in read_span(job.sources[span.corpus], span):
-                sizes.append(sum(map(len, chunk.raw)))
+                num_bytes += sum(map(len, chunk.raw))
                 yield chunk
 
-        job.work.write(folder / f"{span.name}.json", task(span, chunks()))
-        return sum(sizes)
+        replace_json(folder / f"{span.name}.json", task(span, chunks()))
+        return num_bytes
 
     return run
 
@@ -121,119 +136,118 @@ def _start_task(job: Job, folder: Path, start: Callable[[Job], Task]) -> Callabl
 def read_records(job: Job, spans: Iterable[Span], stage: str) -> Iterator[dict[str, Any]]:
     """Yield the records of these spans."""
     for span in spans:
-        path = job.work.units / stage / f"{span.name}.json"
+        path = job.work.records / stage / f"{span.name}.json"
         yield json.loads(path.read_text(encoding="utf-8"))
 
 
 class Workspace:
-    """The work folder and its folders."""
+    """The work folder of the data folder `data_dir`."""
 
-    def __init__(self, folder: Path, place: Path) -> None:
+    def __init__(self, folder: Path, data_dir: Path) -> None:
         self.folder = folder
-        self.place = place  # of the data folder
-        self.data = folder / "data"  # becomes the data folder
-        self.units = folder / "units"  # records of spans, by stage
+        self.data_dir = data_dir
+        self.data = folder / "data"  # becomes `data_dir` when it is complete
+        self.records = folder / "records"  # of finished spans, by stage
         self.hashes = folder / "hashes"
-        self.spool = folder / "spool"
+        self.spool = folder / "spool"  # text that is not read from uncompressed files
         self.plan = folder / "plan"
-        self._job: dict[str, Any] = {}  # the fingerprint of the job that the folder belongs to
+        self._fingerprint: dict[str, Any] = {}  # of the job that an earlier run began
         with contextlib.suppress(FileNotFoundError, ValueError):
-            self._job = json.loads((folder / _JOB).read_text(encoding="utf-8"))
-        self.is_fresh = not self._job
+            self._fingerprint = json.loads((folder / _FINGERPRINT).read_text(encoding="utf-8"))
+        self.is_new = not self._fingerprint
 
-    def start(self, job: dict[str, Any]) -> None:
-        """Create the folders for the job with this fingerprint; remove the files of other jobs."""
-        if job == self._job and self.data.exists():
+    def start(self, fingerprint: dict[str, Any]) -> None:
+        """Create the folders for a job, and remove the results of a job that was different."""
+        if fingerprint == self._fingerprint and self.data.exists():
             log.info("continuing an earlier run in %s", self.folder)
         else:
-            if self._job:
-                names = {*self._job, *job}
-                changed = sorted(name for name in names if self._job.get(name) != job.get(name))
-                reason = f"{', '.join(changed)} changed since the last run: " if changed else ""
-                log.info("%sstarting over", reason)
-            for path in self.folder.iterdir():
-                if path.name not in (_LOCK, self.spool.name):
-                    shutil.rmtree(path) if path.is_dir() else path.unlink()
-        for folder in (self.data, self.units, self.hashes, self.plan):
+            self._start_over(fingerprint)
+        for folder in (self.data, self.records, self.hashes, self.plan):
             folder.mkdir(exist_ok=True)
         for path in self.folder.rglob("*.tmp"):
             path.unlink(missing_ok=True)
-        self.write(self.folder / _JOB, job)
-        self._job = job
+        replace_json(self.folder / _FINGERPRINT, fingerprint)
+        self._fingerprint = fingerprint
 
-    def write(self, path: Path, content: Any) -> None:
-        """Write a JSON file, atomically."""
-        with replace_file(path) as temporary:
-            write_json(temporary, content)
+    def _start_over(self, fingerprint: dict[str, Any]) -> None:
+        if self._fingerprint:
+            keys = sorted({*self._fingerprint, *fingerprint})
+            changed = [key for key in keys if self._fingerprint.get(key) != fingerprint.get(key)]
+            reason = f"{', '.join(changed)} changed since the last run: " if changed else ""
+            log.info("%sstarting over", reason)
+        for path in self.folder.iterdir():
+            if path.is_file() and path.name != _LOCK:
+                path.unlink()
+            elif path.is_dir() and path != self.spool:
+                shutil.rmtree(path)
 
     def finish(self) -> None:
-        """Replace the data folder with the new one, and remove the work folder."""
-        put_in_place(self.data, self.place)
+        """Replace `data_dir` with the new data folder, and remove the work folder."""
+        put_in_place(self.data, self.data_dir)
         self.remove()
 
-    def remove(self, *, unless_useful: bool = False) -> None:
-        """Remove the work folder; with `unless_useful` only if the next run cannot continue it."""
-        results = (any(folder.glob("*")) for folder in (self.units, self.plan, self.spool))
-        if not (unless_useful and any(results)):
-            shutil.rmtree(self.folder, ignore_errors=True)
+    def remove(self) -> None:
+        """Remove the work folder."""
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def has_results(self) -> bool:
+        """Return whether another run can use files of this one."""
+        return any(any(folder.glob("*")) for folder in (self.records, self.plan, self.spool))
 
 
 @contextlib.contextmanager
-def open_workspace(place: Path) -> Iterator[Workspace]:
-    """Open and lock the work folder of the data folder `place`.
+def open_workspace(data_dir: Path) -> Iterator[Workspace]:
+    """Create and lock the work folder of a data folder.
 
-    After an error the work folder stays if the next run can continue it. Raises `NmtError` if
-    `place` is no data folder or another run uses it.
+    After an error the work folder is kept if the next run can use its files. Raises `NmtError` if
+    `data_dir` is another kind of folder, and `ConfigError` if another run uses it.
     """
-    place = place.resolve()  # a link stays, and what it points to is replaced
-    check_replaceable(place, MARKER)
-    for path in filter(Path.is_dir, place.glob("*")):
-        raise NmtError(f"{path} would be lost with the data folder; move it elsewhere first")
-    folder = place.with_name(f".{place.name}.work")
-    new_parents = [parent for parent in folder.parents if not parent.exists()]
-    with disk_errors(place, "choose another"):
-        folder.mkdir(parents=True, exist_ok=True)
-        for path in (folder, place):
-            if path.exists() and not os.access(path, os.W_OK):
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-    try:
+    data_dir = data_dir.resolve()  # a link is kept; the folder that it points to is replaced
+    check_replaceable(data_dir, MARKER)
+    for path in data_dir.glob("*"):
+        if path.is_dir():
+            raise NmtError(f"{path} would be lost with the data folder; move it elsewhere first")
+    folder = data_dir.with_name(f".{data_dir.name}.work")
+    with removing_empty_parents(folder):
+        with disk_errors(data_dir, "choose another data_dir"):
+            folder.mkdir(parents=True, exist_ok=True)
+            for path in (folder, data_dir):
+                if path.exists() and not os.access(path, os.W_OK):
+                    raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         with _locked(folder):
-            work = Workspace(folder, place)
-            remove_abandoned(place)
+            work = Workspace(folder, data_dir)
+            remove_abandoned(data_dir)
             try:
                 yield work
             except (ConfigError, DataError):
-                if work.is_fresh:  # the user will change what was asked for
+                if work.is_new:  # the user will change the settings or the text
                     work.remove()
                 raise
             except OSError as error:
                 if error.filename is not None and folder not in Path(error.filename).parents:
-                    raise  # a file of the user
+                    raise  # not about the work folder
                 reason = os.strerror(error.errno) if error.errno else str(error)
                 raise NmtError(
-                    f"{place} cannot be written: {reason}; fix that and give the same command "
-                    "again, which goes on with what is done"
+                    f"{data_dir} cannot be written: {reason}; fix this, and run the same command "
+                    "to continue"
                 ) from None
             finally:
-                work.remove(unless_useful=True)
-    finally:
-        for parent in new_parents:  # those that stayed empty go again
-            with contextlib.suppress(OSError):
-                parent.rmdir()
+                if not work.has_results():
+                    work.remove()
 
 
 @contextlib.contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for this process."""
+    """Lock a work folder during the block. Raises `ConfigError` if another process locked it."""
     lock = FileLock(folder / _LOCK)
     try:
         lock.acquire(timeout=0)
-    except (Timeout, FileNotFoundError):  # the latter when another has just finished
+    except (Timeout, FileNotFoundError):  # the folder is missing if another run just finished
         raise ConfigError(
             f"{folder} is in use by another nmt-preprocess; wait for it, or set data_dir"
         ) from None
-    except OSError as error:  # some file systems of clusters have no locks
-        log.warning("no lock can be had (%s): start no second run of this folder", error)
+    except OSError as error:  # some network file systems have no locks
+        log.warning("%s cannot be locked (%s): do not start a second run", folder, error)
     try:
         yield
     finally:

@@ -128,6 +128,12 @@ def replace_file(path: Path) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
 
 
+def replace_json(path: Path, content: Any) -> None:
+    """Write a JSON file like `write_json`, and replace `path` atomically."""
+    with replace_file(path) as temporary:
+        write_json(temporary, content)
+
+
 def replace_link(link: Path, target: str) -> None:
     """Point the symbolic link `link` to the relative path `target`, atomically."""
     temporary = _temporary_name(link)
