@@ -191,7 +191,7 @@ SUBTITLES = (
 
 def render(name: str, content: str, **settings: object) -> str:
     document = read_document(name, content.encode(), ReadOptions(**settings))  # type: ignore[arg-type]
-    texts = [p.render([translated(s) for s in p.sentences]) for p in document.pieces]
+    texts = [p.render([translated(s) for s in p.sentences]) for p in document.texts]
     return document.assemble(texts)
 
 
@@ -206,7 +206,11 @@ def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
     cues += "2\n00:00:03,000 --> 00:00:04,000\nd &amp; <b>e</b>\n00:05,000 --> 00:06,000\n7\n"
     wanted = re.sub(r"(?<![</&])\b[a-e]\b", lambda letter: letter[0].upper(), cues)
     assert render("a.srt", cues) == wanted
-    assert [p.sentences for p in read_document("a.srt", cues.encode(), ReadOptions()).pieces] == [
+    assert [
+        p.sentences
+        for p in read_document("a.srt", cues.encode(), ReadOptions()).texts
+        if p.sentences
+    ] == [
         ["a & b <3 c"],
         ["d & e"],
         ["7"],
@@ -227,7 +231,7 @@ def test_a_file_of_html_is_many_pieces() -> None:
     page = "<h1>a</h1>\n<p>b <i>c</i></p> d<hr>"
     assert render("a.html", page) == html(page) == "<h1>A</h1>\n<p>B <i>C</i></p> D<hr>"
     document = read_document("a.html", page.encode(), ReadOptions())
-    assert max(len(piece.sentences) for piece in document.pieces) == 1
+    assert max(len(piece.sentences) for piece in document.texts) == 1
 
 
 def test_tables_translate_the_columns_asked_for() -> None:
@@ -251,7 +255,7 @@ def test_a_byte_order_mark_stays() -> None:
 
 
 def test_files_of_too_many_texts_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("nmt.serve.documents._MAX_PIECES", 9)
+    monkeypatch.setattr("nmt.serve.documents._MAX_TEXTS", 9)
     for name, content in (("a.txt", "a\n" * 10), ("a.csv", "a,a\n" * 5), ("a.html", "<p>a" * 19)):
         with pytest.raises(DataError, match="more than .* cut it into several"):
             read_document(name, content.encode(), ReadOptions())

@@ -297,11 +297,11 @@ async def _with_progress(
     options: TranslationOptions,
 ) -> Any:
     """Yield the translations of a document's pieces; /v1/progress says how far it is."""
-    total, done = sum(len(piece.sentences) for piece in document.pieces), 0
+    total, done = sum(len(piece.sentences) for piece in document.texts), 0
     service.progress[context.id] = (0, total)
-    pieces = iter(document.pieces)
+    pieces = iter(document.texts)
     try:
-        async for text in service.stream(context, direction, document.pieces, options):
+        async for text in service.stream(context, direction, document.texts, options):
             done += len(next(pieces).sentences)
             service.progress[context.id] = (done, total)
             yield text

@@ -1,4 +1,4 @@
-"""Files to translate: plain text, subtitles, HTML and tables; and those that wait to be fetched."""
+"""Files to translate: plain text, subtitles, HTML and tables; and translated files to download."""
 
 from __future__ import annotations
 
@@ -6,66 +6,64 @@ import contextlib
 import csv
 import html
 import io
-import itertools
 import re
 import secrets
 import shutil
 import tempfile
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from nmt.errors import DataError, nearest
 from nmt.serve.markup import HtmlText, parse_html
-from nmt.serve.texts import SourceText, plain_text
+from nmt.serve.texts import PlainText, SourceText, plain_text
 from nmt.translate.results import LineResult
 
 FORMATS = (".txt", ".srt", ".html", ".htm", ".csv", ".tsv")
-_TIMES = re.compile(r"\s*(?:\d+:)?\d+:\d+[,.]\d+\s*-->")
-_TAGS = re.compile(r"<[A-Za-z/!]")
-_POSITION = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # such as {\an8}: where a subtitle is shown
-_WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # a tag's spaces are inside one
-_QUOTED = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
+_MAX_TEXTS = 1_000_000  # in a file; each takes half a kilobyte
+_TIMES = r"[^\S\n]*(?:\d+:)?\d+:\d+[,.]\d+\s*-->"
+_CUE = re.compile(  # a line of times, and lines of text up to an empty line or the next cue
+    rf"^{_TIMES}.*\n(?P<text>(?:(?!{_TIMES}|[^\S\n]*\d+[^\S\n]*\n{_TIMES})[^\S\n]*\S.*\n?)+)",
+    re.MULTILINE,
+)
+_TAG = re.compile(r"<[A-Za-z/!]")
+_POSITION_TAGS = re.compile(r"^(?:\{\\[^{}]*\} *)+")  # such as {\an8}: the subtitle is at the top
+_WORD = re.compile(r"(?:<[A-Za-z/!][^<>]*>|[^ ])+")  # the spaces of a tag do not end a word
+_QUOTED_CELL = re.compile(r'(?:^|(?<=\t))"(?:[^"]|"")*"(?=\t|\r?$)', re.MULTILINE)
 _DASH = re.compile(r"\s*[-–—]\s")
-_MAX_PIECES = 1_000_000  # of a file: each takes half a kilobyte
 
 
 @dataclass(frozen=True)
 class Document:
-    """A file as pieces, each translated by itself, and how they become a file again."""
+    """The texts of a file, and a function that builds the file from their translations."""
 
-    pieces: list[SourceText]
+    texts: list[SourceText]
     assemble: Callable[[list[str]], str]
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReadOptions:
-    """How the texts of a file are read."""
+    """How the texts of a file or request are read."""
 
     split_sentences: bool = True
-    prefix: str = ""  # what stands before each sentence when it is translated
+    prefix: str = ""  # the text that the engine reads before each sentence
     columns: Sequence[str] = ()  # of a table: names in its first row or numbers from 1; all if none
-    _numbers: Iterator[int] = field(default_factory=itertools.count)
-
-    def piece(self, text: str, *, is_html: bool = False) -> SourceText:
-        """Read one text. Raises `DataError` for one too many."""
-        if next(self._numbers) >= _MAX_PIECES:
-            raise DataError(f"the file has more than {_MAX_PIECES} texts; cut it into several")
-        if is_html:
-            return parse_html(text, split_sentences=self.split_sentences, prefix=self.prefix)
-        return plain_text(text, split_sentences=self.split_sentences)
 
 
 def read_text(options: ReadOptions, text: str, *, is_html: bool = False) -> SourceText:
     """Cut a text into sentences."""
-    return options.piece(text, is_html=is_html)
+    if is_html:
+        return parse_html(text, split_sentences=options.split_sentences, prefix=options.prefix)
+    return plain_text(text, split_sentences=options.split_sentences)
 
 
-def read_document(name: str, content: bytes, reading: ReadOptions) -> Document:
-    """Read a file by its name's ending. Raises `DataError` for one that is unknown or not UTF-8."""
+def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
+    """Read a file in the format of its name's suffix.
+
+    Raises `DataError` if the format is unknown, the content is not valid, or there is too much.
+    """
     suffix = Path(name).suffix.lower()
     if suffix not in FORMATS:
         raise DataError(f"{suffix or name}: no such file format; valid: {', '.join(FORMATS)}")
@@ -73,194 +71,227 @@ def read_document(name: str, content: bytes, reading: ReadOptions) -> Document:
         text = content.decode()
     except UnicodeDecodeError as error:
         raise DataError(f"the file is not UTF-8 (byte {error.start + 1}); convert it") from None
-    mark = text[: text.startswith("\ufeff")]  # some programs know by it that a file is UTF-8
-    found = _read(text[len(mark) :], suffix, reading)
-    return replace(found, assemble=lambda texts: mark + found.assemble(texts))
-
-
-def _read(text: str, suffix: str, reading: ReadOptions) -> Document:
-    if text.count("<") > 2 * _MAX_PIECES:
-        raise DataError(f"the file has more than {2 * _MAX_PIECES} tags; cut it into several")
-    if suffix == ".srt":
-        return _read_subtitles(text, reading)
+    byte_order_mark = "\ufeff" if text.startswith("\ufeff") else ""  # kept
+    text = text.removeprefix(byte_order_mark)
+    if text.count("<") > 2 * _MAX_TEXTS:
+        raise DataError(f"the file has more than {2 * _MAX_TEXTS} tags; cut it into several")
     if suffix in (".csv", ".tsv"):
-        return _read_table(text, suffix, reading)
-    if suffix in (".html", ".htm"):
-        whole = parse_html(text, split_sentences=reading.split_sentences, prefix=reading.prefix)
-        return Document([HtmlText([part]) for part in whole.parts], "".join)
-    lines = text.splitlines(keepends=True)
-    return Document([reading.piece(line) for line in lines], "".join)
+        document = _read_table(text, suffix, options)
+    elif suffix == ".srt":
+        document = Document(_read_subtitles(text, options), "".join)
+    elif suffix == ".txt":
+        lines = text.splitlines(keepends=True)
+        _check_count(len(lines))
+        document = Document([read_text(options, line) for line in lines], "".join)
+    else:
+        page = parse_html(text, split_sentences=options.split_sentences, prefix=options.prefix)
+        document = Document([HtmlText([part]) for part in page.parts], "".join)
+    return Document(document.texts, lambda texts: byte_order_mark + document.assemble(texts))
+
+
+def _check_count(num_texts: int) -> None:
+    if num_texts > _MAX_TEXTS:
+        raise DataError(f"the file has more than {_MAX_TEXTS} texts; cut it into several")
 
 
 @dataclass(frozen=True)
-class _Cue:
-    """The text of one subtitle, whose lines are one text; wrapped again to as many lines."""
+class _Subtitle:
+    """Lines of one speaker, translated as one text and wrapped to the same number of lines."""
 
-    inner: SourceText
+    text: SourceText
+    position_tags: str  # before the text, as in the source
     num_lines: int
     newline: str
-    has_entities: bool  # as HTML; others may show & as it is
+    has_entities: bool  # of HTML; otherwise & and < are written as they are
 
     @property
     def sentences(self) -> list[str]:
         """See `SourceText`."""
-        return self.inner.sentences
+        return self.text.sentences
 
     @property
     def needs_alignment(self) -> bool:
         """See `SourceText`."""
-        return self.inner.needs_alignment
+        return self.text.needs_alignment
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """See `SourceText.render`."""
-        text = self.inner.render(results, rank)
-        if isinstance(self.inner, HtmlText) and not self.has_entities:
+        text = self.text.render(results, rank)
+        if isinstance(self.text, HtmlText) and not self.has_entities:
             text = html.unescape(text)
-        return _wrap(text, self.num_lines, self.newline)
+        return self.position_tags + _wrap(text, self.num_lines, self.newline)
 
 
-def _read_subtitles(text: str, reading: ReadOptions) -> Document:
-    """Read SubRip: numbers and times stay; the lines of a speaker are one text."""
+def _read_subtitles(text: str, options: ReadOptions) -> list[SourceText]:
+    """Read SubRip. Numbers, times and empty lines become texts without sentences.
+
+    The package srt is not used: its pattern takes cubic time for a long number, so that one
+    request could stop the server.
+    """
     newline = "\r\n" if "\r\n" in text else "\n"
-    pieces: list[SourceText] = []
-    parts: list[str | None] = []  # None is the next piece
-    waiting: list[str] = []
-    is_text = False
+    texts: list[SourceText] = []
+    position = 0
+    for cue in _CUE.finditer(text):
+        start = cue.start("text")
+        lines = cue["text"].rstrip("\r\n").split("\n")
+        texts.append(PlainText([], [text[position:start]]))
+        for number, speaker_lines in enumerate(_split_speakers(lines)):
+            if number > 0:
+                texts.append(PlainText([], [newline]))
+            texts.append(_read_subtitle(speaker_lines, newline, options))
+        _check_count(len(texts))
+        position = start + len("\n".join(lines))
+    texts.append(PlainText([], [text[position:]]))
+    return texts
 
-    def flush() -> None:
-        if waiting:
-            whole = " ".join(line.strip() for line in waiting)
-            joined = _POSITION.sub("", whole)
-            inner = reading.piece(joined, is_html=bool(_TAGS.search(joined)))
-            has_entities = html.unescape(joined) != joined
-            pieces.append(_Cue(inner, len(waiting), newline, has_entities))
-            parts.extend((whole[: len(whole) - len(joined)], None, newline))
-            waiting.clear()
 
-    for line in text.split("\n"):
-        line = line.removesuffix("\r")
-        if is_text and _TIMES.match(line):  # of the next one, without an empty line before it
-            number = waiting.pop() if waiting and waiting[-1].strip().isdigit() else None
-            flush()
-            parts += [*([] if number is None else [number, newline]), line, newline]
-        elif is_text and line.strip():
-            if _DASH.match(line):  # another speaker
-                flush()
-            waiting.append(line)
-        else:
-            flush()
-            is_text = bool(_TIMES.match(line))
-            parts += [line, newline]
-    flush()
-    parts.pop()  # after the last line there is no line end
+def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
+    """Start a new list at each line that begins with a dash: another person speaks."""
+    speakers: list[list[str]] = [[]]
+    for line in lines:
+        if _DASH.match(line) and speakers[-1]:
+            speakers.append([])
+        speakers[-1].append(line.strip())
+    return speakers
 
-    def assemble(texts: list[str]) -> str:
-        rest = iter(texts)
-        return "".join(next(rest) if part is None else part for part in parts)
 
-    return Document(pieces, assemble)
+def _read_subtitle(lines: Sequence[str], newline: str, options: ReadOptions) -> _Subtitle:
+    line = " ".join(lines)
+    text = _POSITION_TAGS.sub("", line)
+    return _Subtitle(
+        read_text(options, text, is_html=bool(_TAG.search(text))),
+        position_tags=line.removesuffix(text),
+        num_lines=len(lines),
+        newline=newline,
+        has_entities=html.unescape(text) != text,
+    )
 
 
 def _wrap(text: str, num_lines: int, newline: str) -> str:
-    """Break a text into lines of about the same length, at spaces."""
+    """Break a text at spaces into lines of about the same length."""
     words = deque(_WORD.findall(text))
-    num_left = sum(len(word) + 1 for word in words)  # characters
+    num_characters = sum(len(word) + 1 for word in words)  # on this line and those after it
     lines: list[str] = []
-    for left in range(num_lines, 0, -1):
+    for num_lines_left in range(num_lines, 0, -1):
         if not words:
             break
-        goal, length, line = (num_left - 1) / left, 0, list[str]()
-        while words and (not line or left == 1 or length + len(words[0]) / 2 <= goal):
-            line.append(words.popleft())
-            length += len(line[-1]) + 1
-        lines.append(" ".join(line))
-        num_left -= length
+        target_length = (num_characters - 1) / num_lines_left
+        line = words.popleft()
+        while words and (num_lines_left == 1 or len(line) + 1 + len(words[0]) / 2 <= target_length):
+            line += " " + words.popleft()
+        lines.append(line)
+        num_characters -= len(line) + 1
     return newline.join(lines)
 
 
-def _read_table(text: str, suffix: str, reading: ReadOptions) -> Document:
-    """Read CSV or TSV; `columns` are translated, the first row not if it names them."""
-    first = text.split("\n", 1)[0]
-    delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first.count)
-    unquoted = _QUOTED.sub("", text) if suffix == ".tsv" else ""
-    is_bare = unquoted == text or '"' in unquoted  # as most TSV, where " is a sign like others
-    style: dict[str, Any] = {"delimiter": delimiter, "strict": True}
-    style |= {"quoting": csv.QUOTE_NONE} if is_bare else {}
-    csv.field_size_limit(1 << 24)  # of all readers
+def _read_table(text: str, suffix: str, options: ReadOptions) -> Document:
+    """Read CSV or TSV. The first row is not translated if `columns` are its names."""
+    first_line = text.split("\n", 1)[0]
+    delimiter = "\t" if suffix == ".tsv" else max(",;\t|", key=first_line.count)
+    has_quotes = suffix == ".csv" or _has_quoted_cells(text)
+    csv.field_size_limit(1 << 24)  # for every reader of this process
     try:
-        rows = list(csv.reader(io.StringIO(text, newline=""), **style))
+        stream = io.StringIO(text, newline="")
+        reader = csv.reader(
+            stream,
+            delimiter=delimiter,
+            quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
+            strict=True,
+        )
+        rows = list(reader)
     except csv.Error as error:
         raise DataError(f"the table cannot be read: {error}") from None
-    header = rows[0] if rows else []
-    chosen, has_names = _columns(header, reading.columns)
-    places = [
-        (r, c)
-        for r in range(int(has_names), len(rows))
-        for c in (chosen if reading.columns else range(len(rows[r])))
-        if c < len(rows[r]) and any(character.isalpha() for character in rows[r][c])
-    ]
+    cells = _find_cells(rows, options.columns)
+    _check_count(len(cells))
     newline = "\r\n" if "\r\n" in text else "\n"
 
-    def assemble(texts: list[str]) -> str:
-        result = [list(row) for row in rows]
-        for (r, c), cell in zip(places, texts, strict=True):
-            result[r][c] = cell
-        if is_bare:
-            return "".join(delimiter.join(row) + newline for row in result)
+    def assemble(translations: list[str]) -> str:
+        translated_rows = [list(row) for row in rows]
+        for (row, column), translation in zip(cells, translations, strict=True):
+            translated_rows[row][column] = translation
+        if not has_quotes:
+            return "".join(delimiter.join(row) + newline for row in translated_rows)
         stream = io.StringIO(newline="")
-        csv.writer(stream, delimiter=delimiter, lineterminator=newline).writerows(result)
+        csv.writer(stream, delimiter=delimiter, lineterminator=newline).writerows(translated_rows)
         return stream.getvalue()
 
-    return Document([reading.piece(rows[r][c]) for r, c in places], assemble)
+    return Document([read_text(options, rows[row][column]) for row, column in cells], assemble)
 
 
-def _columns(header: Sequence[str], wanted: Sequence[str]) -> tuple[list[int], bool]:
-    """Return the places of the columns wanted, and whether they are named by the first row."""
-    if all(name.isascii() and name.isdigit() and int(name[:6]) >= 1 for name in wanted):
-        return [int(name[:6]) - 1 for name in wanted], False
-    for name in wanted:
-        if name not in header:
+def _has_quoted_cells(text: str) -> bool:
+    """Return whether quotes in a TSV file quote whole cells. In most files they are plain text."""
+    unquoted = _QUOTED_CELL.sub("", text)
+    return unquoted != text and '"' not in unquoted
+
+
+def _find_cells(rows: Sequence[Sequence[str]], columns: Sequence[str]) -> list[tuple[int, int]]:
+    """Return row and column of each cell to translate: those with a letter in `columns`."""
+    header = rows[0] if rows else []
+    has_numbers = all(name.isascii() and name.isdigit() and int(name[:6]) > 0 for name in columns)
+    for name in columns:
+        if not has_numbers and name not in header:
             raise DataError(f"columns: the first row has no {name}; {nearest(name, header)}")
-    return [header.index(name) for name in wanted], True
+    if has_numbers:
+        numbers = [int(name[:6]) - 1 for name in columns]
+    else:
+        numbers = [header.index(name) for name in columns]
+    cells = []
+    for row in range(0 if has_numbers else 1, len(rows)):
+        for column in numbers if columns else range(len(rows[row])):
+            is_cell = column < len(rows[row])
+            if is_cell and any(character.isalpha() for character in rows[row][column]):
+                cells.append((row, column))
+    return cells
 
 
 @dataclass
 class Downloads:
-    """Translated files in a folder of their own. They are deleted after a while, the oldest when
-    all together are too large, and when the server ends.
+    """Translated files in a temporary folder.
+
+    Files are deleted after `keep_seconds`, the oldest ones earlier if all files together are
+    larger than `max_bytes`, and all when the server ends.
     """
 
     keep_seconds: float
     max_bytes: int
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="nmt-serve-")))
-    _expiry: dict[str, float] = field(default_factory=dict)
-    _sizes: dict[str, int] = field(default_factory=dict)  # in bytes, the oldest first
+    _files: dict[str, _StoredFile] = field(default_factory=dict)  # by key, the oldest first
 
     def add(self, name: str, content: str) -> str:
-        """Store a file; return its name in a URL, which nobody can guess."""
-        shown = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:].lstrip(".") or "file"
-        key = f"{secrets.token_urlsafe(24)}/{shown}"
-        self.folder.mkdir(mode=0o700, exist_ok=True)  # what tidies up /tmp may have deleted it
-        path = self.folder / key.split("/")[0]
-        path.write_bytes(data := content.encode())
-        self._expiry[key], self._sizes[key] = time.monotonic() + self.keep_seconds, len(data)
+        """Store a file. Return its key, the end of a URL that cannot be guessed."""
+        safe_name = re.sub(r"[^\w.()+ -]", "_", Path(name).name)[-100:].lstrip(".") or "file"
+        secret = secrets.token_urlsafe(24)
+        self.folder.mkdir(mode=0o700, exist_ok=True)  # programs that clean /tmp may have deleted it
+        path = self.folder / secret
+        num_bytes = path.write_bytes(content.encode())
+        key = f"{secret}/{safe_name}"
+        self._files[key] = _StoredFile(path, num_bytes, time.monotonic() + self.keep_seconds)
         self.expire()
         return key
 
     def find(self, key: str) -> Path | None:
-        """Return the file of that name; None when there is none, or no longer."""
+        """Return the path of a file, or None if there is no such file any longer."""
         self.expire()
-        return self.folder / key.split("/")[0] if key in self._expiry else None
+        return self._files[key].path if key in self._files else None
 
     def expire(self) -> None:
-        """Delete what is too old, or too much."""
+        """Delete files that are too old or too large together."""
         now = time.monotonic()
-        for key, until in list(self._expiry.items()):
-            if until <= now or sum(self._sizes.values()) > self.max_bytes:
-                del self._expiry[key], self._sizes[key]
+        total_bytes = sum(file.num_bytes for file in self._files.values())
+        for key, file in list(self._files.items()):
+            if file.expires_at <= now or total_bytes > self.max_bytes:
+                total_bytes -= file.num_bytes
+                del self._files[key]
                 with contextlib.suppress(OSError):
-                    (self.folder / key.split("/")[0]).unlink()
+                    file.path.unlink()
 
     def close(self) -> None:
-        """Delete everything."""
+        """Delete all files."""
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+@dataclass(frozen=True)
+class _StoredFile:
+    path: Path
+    num_bytes: int
+    expires_at: float  # on the monotonic clock
