@@ -224,10 +224,20 @@ class Saver:
 
 def to_host(tree: Any) -> Any:
     """Copy every tensor of nested dicts and lists to host memory."""
+    return map_tensors(copy_to_host, tree)
+
+
+def copy_to_host(tensor: Tensor) -> Tensor:
+    """Copy a tensor to host memory, also if it is there."""
+    return torch.empty_like(tensor, device="cpu").copy_(tensor.detach())
+
+
+def map_tensors(function: Callable[[Tensor], Any], tree: Any) -> Any:
+    """Replace every tensor of nested dicts and lists by the result of `function`."""
     if isinstance(tree, Tensor):
-        return torch.empty_like(tree, device="cpu").copy_(tree.detach())
+        return function(tree)
     if isinstance(tree, dict):
-        return {key: to_host(value) for key, value in tree.items()}
+        return {key: map_tensors(function, value) for key, value in tree.items()}
     if isinstance(tree, list):
-        return [to_host(value) for value in tree]
+        return [map_tensors(function, value) for value in tree]
     return tree

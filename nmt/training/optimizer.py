@@ -14,9 +14,10 @@ from torch.optim.swa_utils import get_ema_multi_avg_fn
 
 from nmt.config import Optimizer, OptimizerConfig
 from nmt.model.fast import FastTransformer
+from nmt.model.transformer import MultiHeadAttention
 
 _LAYERS = ("encoder_layers.", "decoder_layers.")
-_FUSED_QKV = ".in_projection.weight"  # the matrices of queries, keys and values, stacked
+
 _MUON_COEFFICIENTS = (3.4445, -4.7750, 2.0315)  # of the quintic polynomial, as published
 _MUON_ITERATIONS = 5
 
@@ -46,7 +47,7 @@ def make_optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.opt
     if config.name is Optimizer.muon:
         matrices = {name: p for name, p in trained.items() if _is_layer_matrix(name, p)}
         trained = {name: p for name, p in trained.items() if name not in matrices}
-        optimizers.append(_make_muon(matrices, config))
+        optimizers.append(_make_muon(model, list(matrices.values()), config))
     groups = _decay_groups(list(trained.values()), config.weight_decay)
     return [*optimizers, torch.optim.AdamW(groups, **adam_settings)]
 
@@ -66,12 +67,17 @@ def _is_layer_matrix(name: str, parameter: Tensor) -> bool:
     return parameter.dim() == 2 and name.startswith(_LAYERS) and name.endswith(".weight")
 
 
-def _make_muon(matrices: dict[str, nn.Parameter], config: OptimizerConfig) -> Muon:
-    fused = [p for name, p in matrices.items() if name.endswith(_FUSED_QKV)]
-    single = [p for name, p in matrices.items() if not name.endswith(_FUSED_QKV)]
+def _make_muon(model: nn.Module, matrices: list[nn.Parameter], config: OptimizerConfig) -> Muon:
+    block_rows: dict[Tensor, list[int]] = {}
+    for module in model.modules():
+        if isinstance(module, MultiHeadAttention):
+            block_rows[module.in_projection.weight] = module.sizes
     groups: list[dict[str, Any]] = [
-        {"params": fused, "is_fused_qkv": True},
-        {"params": single},
+        {
+            "params": [p for p in matrices if p in block_rows],
+            "block_rows": next(iter(block_rows.values())),
+        },
+        {"params": [p for p in matrices if p not in block_rows]},
     ]
     return Muon(groups, lr=0.0, momentum=config.momentum, weight_decay=config.weight_decay)
 
@@ -81,15 +87,16 @@ class Muon(torch.optim.Optimizer):
 
     The step of a matrix is its momentum (Nesterov's), made orthogonal, times 0.2 * sqrt(max(R, C)).
     With this factor it is as large as AdamW's, so that learning rates and weight decays for AdamW
-    fit (Liu et al., 2025, section 2.2). A group with `is_fused_qkv` holds weights whose rows are
-    queries, keys and values, which need a step each; `torch.optim.Muon` would take one for all.
+    fit (Liu et al., 2025, section 2.2). `block_rows` of a group divide the rows of its weights into
+    matrices that need a step each, for queries, keys and values. `torch.optim.Muon` would
+    take one step for all of them, and rounds to bfloat16 on a CPU, too.
     """
 
     def __init__(
         self, params: list[dict[str, Any]], *, lr: float, momentum: float, weight_decay: float
     ) -> None:
         defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay}
-        super().__init__(params, defaults | {"is_fused_qkv": False})
+        super().__init__(params, defaults | {"block_rows": None})
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
@@ -107,17 +114,12 @@ class Muon(torch.optim.Optimizer):
         momentum = state["momentum_buffer"].lerp_(weight.grad, 1 - group["momentum"])
         direction = weight.grad.lerp(momentum, group["momentum"])
         weight.mul_(1 - group["lr"] * group["weight_decay"])
-        num_rows, d_model = weight.shape
-        sizes = [num_rows]
-        if group["is_fused_qkv"]:
-            kv_rows = (num_rows - d_model) // 2  # fewer than d_model if heads share keys and values
-            sizes = [d_model, kv_rows, kv_rows]
         start = 0
-        for size in sizes:
-            block = weight[start : start + size]
-            orthogonal = orthogonalize(direction[start : start + size]).to(block.dtype)
+        for num_rows in group["block_rows"] or [len(weight)]:
+            block = weight[start : start + num_rows]
+            orthogonal = orthogonalize(direction[start : start + num_rows]).to(block.dtype)
             block.add_(orthogonal, alpha=-group["lr"] * 0.2 * math.sqrt(max(block.shape)))
-            start += size
+            start += num_rows
 
 
 def orthogonalize(matrix: Tensor) -> Tensor:

@@ -19,7 +19,7 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from nmt.model.fast import FastTransformer
-from nmt.training.checkpoints import to_host
+from nmt.training.checkpoints import copy_to_host, map_tensors
 from nmt.training.loss import Objective
 from nmt.training.optimizer import WeightAverage
 
@@ -94,14 +94,12 @@ class Sharded:
 
         All ranks must call it. Those without `should_keep` get None for each tensor.
         """
-        if isinstance(tree, Tensor):
-            whole_tensor = _gather(tree)
-            return to_host(whole_tensor) if should_keep else None
-        if isinstance(tree, dict):
-            return {key: self.gather(value, should_keep=should_keep) for key, value in tree.items()}
-        if isinstance(tree, list):
-            return [self.gather(value, should_keep=should_keep) for value in tree]
-        return tree
+
+        def gather_tensor(tensor: Tensor) -> Tensor | None:
+            whole_tensor = _gather(tensor)
+            return copy_to_host(whole_tensor) if should_keep else None
+
+        return map_tensors(gather_tensor, tree)
 
 
 def _gather(value: Tensor) -> Tensor:

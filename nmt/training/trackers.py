@@ -30,8 +30,8 @@ from nmt.runtime.metrics_log import parse_record
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # how long the end of a run waits for a tracker
-Position = tuple[int, int]
-"""Orders the records of `metrics.jsonl`: the update, then 0 for training and 1 for validation."""
+
+# A position orders the records of `metrics.jsonl`: twice the update, plus 1 for a validation.
 
 
 @dataclass
@@ -39,7 +39,7 @@ class SentMarker:
     """The content of `trackers/NAME.json`."""
 
     id: str  # of the run in the tracker, a letter and hexadecimal digits
-    sent: list[int]  # position of the newest record that was sent
+    sent: int = 0  # position of the newest record that was sent
 
 
 @dataclass(frozen=True)
@@ -49,7 +49,7 @@ class TrackedRun:
     folder: Path
     id: str  # the same before and after a kill
     settings: dict[str, Any]  # by dotted keys, with the commit of the code
-    sent: Position  # of the newest record that is known to be sent, (0, 0) without any
+    sent: int  # position of the newest record that is known to be sent, or 0
 
 
 class Tracker(Protocol):
@@ -57,10 +57,10 @@ class Tracker(Protocol):
 
     is_durable: bool  # whether written figures survive a kill without `close`
 
-    def newest_position(self) -> Position:
+    def newest_position(self) -> int:
         """Return the position of the newest record that the tracker has."""
 
-    def write(self, position: Position, figures: dict[str, float]) -> None:
+    def write(self, position: int, figures: dict[str, float]) -> None:
         """Show the figures of a record."""
 
     def close(self) -> None:
@@ -75,19 +75,17 @@ class _TensorBoard:
 
         # A kill may have truncated the record after the newest one, which is inside this step or
         # the next: TensorBoard drops everything from this step on, and it is sent again.
-        update, is_validation = run.sent
-        purged_step = update + is_validation
+        self._purged_step = (run.sent + 1) // 2
         self._writer: Any = SummaryWriter(
-            str(run.folder / "tensorboard"), purge_step=purged_step or None
+            str(run.folder / "tensorboard"), purge_step=self._purged_step or None
         )
-        self._newest = (purged_step - 1, 1) if purged_step else (0, 0)
 
-    def newest_position(self) -> Position:
-        return self._newest
+    def newest_position(self) -> int:
+        return 2 * self._purged_step - 1
 
-    def write(self, position: Position, figures: dict[str, float]) -> None:
+    def write(self, position: int, figures: dict[str, float]) -> None:
         for name, value in figures.items():
-            self._writer.add_scalar(name, value, position[0])
+            self._writer.add_scalar(name, value, position // 2)
         self._writer.flush()
 
     def close(self) -> None:
@@ -111,13 +109,12 @@ class _Wandb:
         self._run.define_metric("*", step_metric="update")
         self._sent = run.sent
 
-    def newest_position(self) -> Position:
+    def newest_position(self) -> int:
         return self._sent
 
-    def write(self, position: Position, figures: dict[str, float]) -> None:
-        update, is_validation = position
-        # wandb drops records whose step is not above the one before, so each record needs its own
-        self._run.log({"update": update, **figures}, step=2 * update + is_validation)
+    def write(self, position: int, figures: dict[str, float]) -> None:
+        # wandb drops a record whose step is not above the previous one
+        self._run.log({"update": position // 2, **figures}, step=position)
 
     def close(self) -> None:
         self._run.finish()
@@ -158,19 +155,19 @@ class _Mlflow:
             self._client.log_param(created.info.run_id, key, value)
         return str(created.info.run_id)
 
-    def newest_position(self) -> Position:
-        positions = ((step, int(name.startswith("valid"))) for name, step in self._sent)
-        update, is_validation = max(positions, default=(1, 0))
+    def newest_position(self) -> int:
+        positions = (2 * step + name.startswith("valid") for name, step in self._sent)
         # the newest record may have been sent in part, so it is written again
-        return (update, 0) if is_validation else (update - 1, 1)
+        return max(positions, default=1) - 1
 
-    def write(self, position: Position, figures: dict[str, float]) -> None:
+    def write(self, position: int, figures: dict[str, float]) -> None:
         entities = importlib.import_module("mlflow.entities")
         milliseconds = int(1000 * time.time())
+        update = position // 2
         metrics = [
-            entities.Metric(name, value, milliseconds, position[0])
+            entities.Metric(name, value, milliseconds, update)
             for name, value in figures.items()
-            if (name, position[0]) not in self._sent
+            if (name, update) not in self._sent
         ]
         self._client.log_batch(self._run_id, metrics=metrics)
 
@@ -196,14 +193,14 @@ class _Trackio:
                 embed=False,
             )
 
-    def newest_position(self) -> Position:
+    def newest_position(self) -> int:
         storage = importlib.import_module("trackio.sqlite_storage").SQLiteStorage
         entries: Any = storage.get_logs(self._project, self._name)
-        positions = ((int(entry["step"]), int("valid_loss" in entry)) for entry in entries)
-        return max(positions, default=(0, 0))
+        positions = (2 * int(entry["step"]) + ("valid_loss" in entry) for entry in entries)
+        return max(positions, default=0)
 
-    def write(self, position: Position, figures: dict[str, float]) -> None:
-        self._run.log(figures, step=position[0])
+    def write(self, position: int, figures: dict[str, float]) -> None:
+        self._run.log(figures, step=position // 2)
 
     def close(self) -> None:
         with contextlib.redirect_stdout(sys.stderr):
@@ -273,21 +270,17 @@ class Feed:
     def _send_records(self) -> None:
         marker = self._read_marker()
         self._write_marker(marker)
-        update, is_validation = marker.sent
-        run = TrackedRun(
-            self._run_dir, marker.id, _read_settings(self._run_dir), (update, is_validation)
-        )
+        settings = _read_settings(self._run_dir)
+        run = TrackedRun(self._run_dir, marker.id, settings, marker.sent)
         tracker: Tracker = _TRACKERS[self._name](run)
-        sent = tracker.newest_position()
+        marker.sent = tracker.newest_position()
         with (self._run_dir / "metrics.jsonl").open("rb") as file:
             for record in self._read_records(file):
-                update = record.pop("update")
+                position = 2 * record.pop("update") + ("valid_loss" in record)
                 figures = {k: float(v) for k, v in record.items() if not isinstance(v, str)}
-                position = (update, int("valid_loss" in record))
-                if position > sent and figures:
+                if position > marker.sent and figures:
                     tracker.write(position, figures)
-                    sent = position
-                    marker.sent = list(sent)
+                    marker.sent = position
                     if tracker.is_durable:
                         self._write_marker(marker)
         tracker.close()
@@ -295,14 +288,12 @@ class Feed:
 
     def _read_marker(self) -> SentMarker:
         try:
-            marker = to_dataclass(SentMarker, read_json(self._marker_path), self._marker_path)
-            if len(marker.sent) == 2:
-                return marker
+            return to_dataclass(SentMarker, read_json(self._marker_path), self._marker_path)
         except FileNotFoundError:
             pass
         except (OSError, DamagedError) as error:
             log.warning("%s; all figures are sent again, as a new run", error)
-        return SentMarker(id=f"n{uuid.uuid4().hex[:15]}", sent=[0, 0])
+        return SentMarker(id=f"n{uuid.uuid4().hex[:15]}")
 
     def _write_marker(self, marker: SentMarker) -> None:
         self._marker_path.parent.mkdir(exist_ok=True)
