@@ -1,4 +1,4 @@
-"""The benchmark's parts that need no other toolkit: its figures, its turns, our own drivers."""
+"""The benchmark without other toolkits: its report, its turns, and our own drivers."""
 
 from __future__ import annotations
 
@@ -17,9 +17,10 @@ FOLDER = ROOT / "scripts" / "benchmark"
 sys.path.insert(0, str(FOLDER))
 
 import report  # noqa: E402
-from players import Player, PlayerError, take_turns  # noqa: E402
-from roster import take_limits  # noqa: E402
+from comparisons import take_limits  # noqa: E402
+from engines import BENCHMARK, TRAIN, TRANSLATE  # noqa: E402
 from settings import parse_model  # noqa: E402
+from workers import Worker, WorkerError, take_turns  # noqa: E402
 
 
 def make_section(**changes: Any) -> report.Section:
@@ -29,10 +30,10 @@ def make_section(**changes: Any) -> report.Section:
         "unit": "tokens a second",
         "rates": {"ours": [300.0, 500.0, 400.0], "slow": [100.0], "fast": [200.0], "gone": []},
         "columns": {"peak memory": {"ours": "1 GB"}},
-        "bars": {"best peer": ["slow", "fast", "gone"], "nobody": ["gone"]},
-        "reasons": {"gone": "not installed"},
+        "baselines": {"best peer": ["slow", "fast", "gone"], "unmeasured": ["gone"]},
+        "failures": {"gone": "not installed"},
     }
-    return report.Section(**{**settings, **changes})
+    return report.Section(**settings | changes)
 
 
 def test_ratio_is_to_the_median_of_the_best_peer() -> None:
@@ -57,13 +58,24 @@ def test_report_names_engines_without_figures_and_sizes_are_read_from_text(tmp_p
     assert section["failed"] == {"gone": "not installed"}
 
 
-def test_engines_with_other_products_are_compared_with_limits_of_their_own() -> None:
-    rates = {"limit": [5.0, 1.0, 3.0], "limit of b": [8.0, 6.0, 7.0], "a": [], "b": []}
-    turns = {name: [{"flops": rate} for rate in some] for name, some in rates.items()}
-    limits, taken = take_limits(turns, "flops")
+def test_engines_with_other_matrix_multiplications_have_limits_of_their_own() -> None:
+    turns: dict[str, list[dict[str, Any]]] = {
+        "limit": [{"flops": 5.0}, {"flops": 1.0}, {"flops": 3.0}],
+        "limit of b": [{"flops": 7.0}],
+        "a": [],
+        "b": [],
+    }
+    limits, limit_turns = take_limits(turns, "flops")
     assert limits == {"a": 3.0, "b": 7.0}
-    assert (set(turns), set(taken)) == ({"a", "b"}, {"limit", "limit of b"})
+    assert set(turns) == {"a", "b"}
+    assert set(limit_turns) == {"limit", "limit of b"}
     assert take_limits({"a": []}, "flops") == ({}, {})
+
+
+def test_every_engine_has_a_driver_and_an_environment() -> None:
+    for engine in [*TRAIN.values(), *TRANSLATE.values()]:
+        assert (FOLDER / "drivers" / engine.driver).is_file(), engine
+        assert engine.environment in ["nmt", *BENCHMARK["environments"]], engine
 
 
 @pytest.fixture
@@ -77,28 +89,28 @@ def drivers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         start + "n = 0\nwhile True:\n    n += 1\n    turns.end(turn=n)\n"
     )
     (folder / "bad.py").write_text(start + "turns.end(turn=1)\nraise ValueError('too hot')\n")
-    monkeypatch.setattr("players._DRIVERS", folder)
+    monkeypatch.setattr("workers._DRIVERS", folder)
     return folder
 
 
-def test_players_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_path: Path) -> None:
+def test_workers_take_turns_and_one_that_dies_is_left_out(drivers: Path, tmp_path: Path) -> None:
     job = {"threads": 1}
-    players = [
-        Player(name, Path(sys.executable), f"{name}.py", job, tmp_path) for name in ("bad", "good")
+    workers = [
+        Worker(name, Path(sys.executable), f"{name}.py", job, tmp_path) for name in ("bad", "good")
     ]
-    said: list[str] = []
-    facts, turns, reasons = take_turns(players, 3, said.append)
-    assert facts["good"]["version"] == "1"
+    messages: list[str] = []
+    versions, turns, failures = take_turns(workers, 3, messages.append)
+    assert versions["good"]["version"] == "1"
     assert [turn["turn"] for turn in turns["good"]] == [1, 2, 3]
     assert [turn["turn"] for turn in turns["bad"]] == [1]
-    assert reasons == {"bad": "exit status 1: ValueError: too hot"}
+    assert failures == {"bad": "exit status 1: ValueError: too hot"}
     assert turns["good"][0]["peak_bytes"] > 1e6
     assert turns["good"][0]["cpu_seconds"] < 1
-    _, turns, _ = take_turns(players[1:], 3, said.append, deadline=0.0)  # a time long past
+    _, turns, _ = take_turns(workers[1:], 3, messages.append, deadline=0.0)  # long past
     assert [turn["turn"] for turn in turns["good"]] == [1]
-    player = Player("x", Path(sys.executable), "missing.py", job, tmp_path)
-    with pytest.raises(PlayerError, match=r"exit status 2.*missing\.py"):
-        player.start()
+    worker = Worker("x", Path(sys.executable), "missing.py", job, tmp_path)
+    with pytest.raises(WorkerError, match=r"exit status 2.*missing\.py"):
+        worker.start()
 
 
 def measure(folder: Path, part: str) -> Any:

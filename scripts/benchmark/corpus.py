@@ -1,7 +1,7 @@
-"""The same text for all engines: a data folder of nmt, and from it what the others read.
+"""The same text for all engines: a data folder of nmt, and the files that the peers read.
 
-Everything is made of one SentencePiece model: its pieces, separated by spaces, are the words of
-toolkits that want text; its ids are the batches of a library that wants tensors.
+All use one SentencePiece model: toolkits that read text get its pieces separated by spaces, and a
+library that takes tensors gets batches of its ids.
 """
 
 from __future__ import annotations
@@ -13,17 +13,12 @@ import lzma
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
-from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 
-from nmt.config import (
-    DataConfig,
-    HeldOutConfig,
-    PreprocessConfig,
-    TokenizerConfig,
-)
+from settings import Settings
+
+from nmt.config import DataConfig, HeldOutConfig, PreprocessConfig, TokenizerConfig
 from nmt.data.batching import TokenBatchSampler
 from nmt.data.binary import ParallelData
 from nmt.data.tokenizer import Tokenizer
@@ -32,127 +27,109 @@ from nmt.preprocess.prepare import prepare
 
 _OPENERS = {".gz": gzip.open, ".xz": lzma.open}
 _PATTERNS = {"train": ("train*",), "valid": ("val*", "dev*"), "test": ("test*", "val*", "dev*")}
-_NUM_VALID = 100  # pairs of the training text, for a toolkit that insists on some
-_MOST_BATCHES = 200  # for a library without batches of its own
-
-
-@dataclass(frozen=True)
-class Source:
-    """Where the text comes from: a folder with files such as train.en.gz, or None for the corpus of
-    the demo, which pip fetches.
-    """
-
-    folder: Path | None
-    src_lang: str
-    tgt_lang: str
-    vocab_size: int
-
-    @property
-    def name(self) -> str:
-        """Say what it is, in a few words."""
-        text = "Home Assistant's interface texts" if self.folder is None else self.folder.name
-        return f"{text}, {self.src_lang}-{self.tgt_lang}"
+_NUM_VALID = 100  # pairs of the training text, for toolkits that require a validation set
+_MAX_BATCHES = 200  # written for a library that does not form batches itself
 
 
 class PreparedCorpus:
     """The folders of one corpus with one vocabulary in the cache, made at first use."""
 
-    def __init__(self, source: Source, cache_dir: Path) -> None:
-        self.source = source
-        where = "" if source.folder is None else str(source.folder.resolve())
-        key = f"{where} {source.src_lang} {source.tgt_lang} {source.vocab_size}"
+    def __init__(self, settings: Settings) -> None:
+        text = settings.corpus  # None: the corpus of the demo
+        self.name = f"{text.name if text else 'Home Assistant interface texts'}"
+        self.name += f", {settings.src}-{settings.tgt}"
+        text_path = str(text.resolve()) if text else ""
+        key = f"{text_path} {settings.src} {settings.tgt} {settings.vocab_size}"
         digest = hashlib.sha256(key.encode()).hexdigest()[:8]
-        self.folder = cache_dir / "corpora" / f"{source.src_lang}-{source.tgt_lang}-{digest}"
+        self.folder = settings.cache / "corpora" / f"{settings.src}-{settings.tgt}-{digest}"
         self.data_dir = self.folder / "data"
         self.pieces_dir = self.folder / "pieces"
         if not (self.data_dir / "meta.json").exists():
-            prepare(_settings(source, self.folder, self.data_dir, cache_dir))
+            self._preprocess(settings)
         self.tokenizer = Tokenizer.load(self.data_dir / "tokenizer.model")
         self.data = ParallelData(self.data_dir, "train")
         if not (self.pieces_dir / "vocabulary.txt").exists():
-            _write_pieces(self.data, self.tokenizer, self.pieces_dir)
+            self._write_pieces()
 
-    def test_lines(self, count: int) -> list[str]:
-        """Return the first lines of the test set's source."""
+    def test_lines(self, num_lines: int) -> list[str]:
+        """Return the first source lines of the test set, without empty ones."""
         split = "test" if (self.data_dir / "test.src").exists() else "valid"
         text = (self.data_dir / f"{split}.src").read_text(encoding="utf-8")
-        return [line for line in text.split("\n")[:-1] if line.strip()][:count]
+        lines = [line for line in text.split("\n") if line.strip()]
+        return lines[:num_lines]
 
-    def batches(self, max_tokens: int) -> Path:
-        """Write batches that nmt makes of the corpus as JSON lines of ids; return the file."""
+    def write_batches(self, max_tokens: int) -> Path:
+        """Write batches of nmt as JSON lines of ids; return the file."""
         path = self.folder / f"batches-{max_tokens}.jsonl"
-        if not path.exists():
-            sampler = TokenBatchSampler(
-                self.data.lengths, max_tokens, tokens_per_update=max_tokens, seed=1
-            )
-            rows = [rows for update in sampler.updates(0) for rows in update.batches]
-            with path.open("w", encoding="utf-8") as file:
-                for batch in rows[:_MOST_BATCHES]:
-                    pairs = [self.data[int(row)] for row in batch]
-                    ids = {"src": [p[0].tolist() for p in pairs]}
-                    ids["tgt"] = [p[1].tolist() for p in pairs]
-                    file.write(json.dumps(ids) + "\n")
+        if path.exists():
+            return path
+        sampler = TokenBatchSampler(
+            self.data.lengths, max_tokens, tokens_per_update=max_tokens, seed=1
+        )
+        batches = [batch for update in sampler.updates(0) for batch in update.batches]
+        with path.open("w", encoding="utf-8") as file:
+            for batch in batches[:_MAX_BATCHES]:
+                pairs = [self.data[int(row)] for row in batch]
+                src_ids = [src.tolist() for src, _ in pairs]
+                tgt_ids = [tgt.tolist() for _, tgt in pairs]
+                file.write(json.dumps({"src": src_ids, "tgt": tgt_ids}) + "\n")
         return path
 
+    def _preprocess(self, settings: Settings) -> None:
+        """Run nmt's preprocessing on unpacked copies of the text."""
+        folder = settings.corpus or _fetch_demo_text(settings)
+        data = DataConfig(src_lang=settings.src, tgt_lang=settings.tgt)
+        for split in _PATTERNS:
+            src = _unpack(folder, split, settings.src, self.folder)
+            tgt = _unpack(folder, split, settings.tgt, self.folder)
+            setattr(data, split, HeldOutConfig(src=[str(src)], tgt=[str(tgt)]))
+        tokenizer = TokenizerConfig(vocab_size=settings.vocab_size)
+        prepare(PreprocessConfig(data=data, tokenizer=tokenizer, data_dir=str(self.data_dir)))
 
-def _settings(source: Source, folder: Path, data_dir: Path, cache_dir: Path) -> PreprocessConfig:
-    data = DataConfig(src_lang=source.src_lang, tgt_lang=source.tgt_lang)
-    text = source.folder or _fetch(source, cache_dir / "downloads")
-    for split in _PATTERNS:
-        sides = [_plain(text, split, lang, folder) for lang in _languages(source)]
-        setattr(data, split, HeldOutConfig(src=[str(sides[0])], tgt=[str(sides[1])]))
-    tokenizer = TokenizerConfig(vocab_size=source.vocab_size)
-    return PreprocessConfig(data=data, tokenizer=tokenizer, data_dir=str(data_dir))
+    def _write_pieces(self) -> None:
+        """Write the pairs as pieces, and the vocabulary with and without fairseq's counts."""
+        self.pieces_dir.mkdir(parents=True, exist_ok=True)
+        tokenizer = self.tokenizer
+        pieces = tokenizer.pieces(range(tokenizer.vocab_size))
+        for split, num_pairs in (("train", len(self.data)), ("valid", _NUM_VALID)):
+            for side, extension in enumerate(("src", "tgt")):
+                path = self.pieces_dir / f"{split}.src-tgt.{extension}"
+                with path.open("w", encoding="utf-8") as file:
+                    for pair in islice(self.data, num_pairs):
+                        file.write(" ".join(pieces[i] for i in pair[side]) + "\n")
+        control_ids = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id}
+        words = [piece for i, piece in enumerate(pieces) if i not in control_ids]
+        dictionary = "".join(f"{word} 1\n" for word in words)
+        for name in ("dict.src.txt", "dict.tgt.txt"):
+            (self.pieces_dir / name).write_text(dictionary, encoding="utf-8")
+        vocabulary = "".join(f"{word}\n" for word in words)
+        (self.pieces_dir / "vocabulary.txt").write_text(vocabulary, encoding="utf-8")
 
 
-def _fetch(source: Source, cache_dir: Path) -> Path:
+def _fetch_demo_text(settings: Settings) -> Path:
     """Write the text of the demo; return its folder."""
     script = Path(__file__).parents[1] / "fetch_homeassistant.py"
-    text = cache_dir / f"homeassistant-{source.src_lang}-{source.tgt_lang}"
-    command = [sys.executable, script, "--src", source.src_lang, "--tgt", source.tgt_lang]
-    subprocess.run([*command, "--output", text, "--cache", cache_dir], check=True)
+    cache = settings.cache / "downloads"
+    text = cache / f"homeassistant-{settings.src}-{settings.tgt}"
+    command = [sys.executable, script, "--src", settings.src, "--tgt", settings.tgt]
+    subprocess.run([*command, "--output", text, "--cache", cache], check=True)
     return text
 
 
-def _languages(source: Source) -> tuple[str, str]:
-    return source.src_lang, source.tgt_lang
-
-
-def _plain(folder: Path, split: str, lang: str, output: Path) -> Path:
-    """Unpack one side of a split beside the data folder, so that every format is read alike."""
-    found = next(_candidates(folder, split, lang), None)
-    if found is None:
+def _unpack(folder: Path, split: str, lang: str, output: Path) -> Path:
+    """Copy one side of a split, uncompressed, to `output`; return the copy."""
+    files: list[Path] = []
+    for pattern in _PATTERNS[split]:
+        for suffix in ("", *_OPENERS):
+            files += sorted(folder.glob(f"{pattern}.{lang}{suffix}"))
+    if not files:
         raise DataError(
             f"{folder} has no {split} file for {lang}; it needs files such as train.{lang} or "
             f"train.{lang}.gz, val.{lang} and test.{lang}"
         )
     path = output / f"{split}.{lang}"
     path.parent.mkdir(parents=True, exist_ok=True)
-    opener = _OPENERS.get(found.suffix, open)
-    with opener(found, "rb") as packed, path.open("wb") as plain:
-        shutil.copyfileobj(packed, plain)
+    opener = _OPENERS.get(files[0].suffix, open)
+    with opener(files[0], "rb") as compressed, path.open("wb") as plain:
+        shutil.copyfileobj(compressed, plain)
     return path
-
-
-def _candidates(folder: Path, split: str, lang: str) -> Iterator[Path]:
-    for pattern in _PATTERNS[split]:
-        for ending in ("", *_OPENERS):
-            yield from sorted(folder.glob(f"{pattern}.{lang}{ending}"))
-
-
-def _write_pieces(data: ParallelData, tokenizer: Tokenizer, folder: Path) -> None:
-    """Write the training pairs as pieces, and the vocabulary with a count as fairseq wants it."""
-    folder.mkdir(parents=True, exist_ok=True)
-    pieces = tokenizer.pieces(range(tokenizer.vocab_size))
-    for split, count in (("train", len(data)), ("valid", _NUM_VALID)):
-        for side, name in enumerate(("src", "tgt")):
-            with (folder / f"{split}.src-tgt.{name}").open("w", encoding="utf-8") as file:
-                for pair in islice(data, count):
-                    file.write(" ".join(pieces[i] for i in pair[side]) + "\n")
-    control = {tokenizer.pad_id, tokenizer.unk_id, tokenizer.bos_id, tokenizer.eos_id}
-    words = [piece for i, piece in enumerate(pieces) if i not in control]
-    for name in ("dict.src.txt", "dict.tgt.txt"):
-        lines = [f"{word} 1\n" for word in words]
-        (folder / name).write_text("".join(lines), encoding="utf-8")
-    text = "".join(f"{word}\n" for word in words)
-    (folder / "vocabulary.txt").write_text(text, encoding="utf-8")

@@ -1,61 +1,81 @@
-"""Which engines there are: whose environment each needs and which driver runs it."""
+"""The engines of benchmark.yaml, and a Python environment for each peer, made at first use."""
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+import sys
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
+
+import yaml
+from workers import WorkerError
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+_COMMON_PACKAGES = ("torch", "transformers", "ctranslate2", "sentencepiece")
+
+BENCHMARK: dict[str, Any] = yaml.safe_load(
+    Path(__file__).with_name("benchmark.yaml").read_text(encoding="utf-8")
+)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engine:
-    """One way to do the work."""
+    """An entry of `train` or `translate` in benchmark.yaml."""
 
     environment: str
     driver: str
-    options: dict[str, Any] = field(default_factory=dict)  # for the driver's job
-    bar: str = ""  # what figures are compared with: the best of all peers with the same bar
-    devices: tuple[str, ...] = ("cpu",)
-    has_own_limit: bool = False  # measured with the options of this engine
+    options: dict[str, Any] = field(default_factory=dict)
+    baseline: str = ""
+    devices: list[str] = field(default_factory=lambda: ["cpu"])
+    own_limit: bool = False
 
 
-def _translate(environment: str, folder: str, **settings: Any) -> Engine:
-    driver, options = (
-        f"translate_{environment}.py",
-        {"folder": folder, **settings.pop("options", {})},
-    )
-    return Engine(environment=environment, driver=driver, options=options, **settings)
+TRAIN = {name: Engine(**entry) for name, entry in BENCHMARK["train"].items()}
+TRANSLATE = {name: Engine(**entry) for name, entry in BENCHMARK["translate"].items()}
 
 
-_BOTH, _GPU = ("cpu", "cuda"), ("cuda",)
-_PEER, _TORCH = "best peer", "best PyTorch peer"
-# other products than those of the row `nmt`, each with a limit of its own
-_BFLOAT16: dict[str, Any] = {"options": {"dtype": "bfloat16"}, "has_own_limit": True}
-_MKL: dict[str, Any] = {"options": {"leaves_onednn_out": True}, "has_own_limit": True}
-_NMT = {"environment": "nmt", "driver": "train_nmt.py"}
+def environment_python(name: str, cache_dir: Path, *, install: bool) -> Path:
+    """Return the Python of an environment, installing the environment if it does not exist yet.
 
-TRAIN = {
-    "nmt": Engine(**_NMT, devices=_BOTH),
-    "nmt-bfloat16": Engine(**_NMT, **_BFLOAT16),
-    "nmt-mkl": Engine(**_NMT, **_MKL),
-    "nmt-uncompiled": Engine(**_NMT, options={"compile": False}, devices=_GPU),
-    "nmt-padded": Engine(**_NMT, options={"pads_attention": True}, devices=_GPU),
-    "fairseq": Engine(environment="fairseq", driver="train_fairseq.py", bar=_PEER),
-    "transformers": Engine(
-        environment="transformers", driver="train_transformers.py", bar=_PEER, devices=_BOTH
-    ),
-    "opennmt": Engine(environment="opennmt", driver="train_opennmt.py", bar=_PEER),
-    "joeynmt": Engine(environment="joeynmt", driver="train_joeynmt.py", bar=_PEER),
-}
-TRANSLATE = {
-    "nmt": _translate("nmt", "native", devices=_BOTH),
-    "nmt-bfloat16": _translate("nmt", "native", **_BFLOAT16),
-    "nmt-mkl": _translate("nmt", "native", **_MKL),
-    "nmt-ctranslate2-int8": _translate("nmt", "ctranslate2-int8"),
-    "transformers": _translate("transformers", "huggingface", bar=_TORCH, devices=_BOTH),
-    "fairseq": _translate("fairseq", "fairseq", bar=_TORCH),
-    "ctranslate2": _translate("ctranslate2", "ctranslate2-float32", bar="CTranslate2 float32"),
-    "ctranslate2-int8": _translate("ctranslate2", "ctranslate2-int8", bar="CTranslate2 int8"),
-    "ctranslate2-float16": _translate(
-        "ctranslate2", "ctranslate2-float16", bar="CTranslate2 float16", devices=_GPU
-    ),
-}
+    `nmt`, and every environment without `install`, is the one of this process. Raises `WorkerError`
+    with pip's reason if the installation fails.
+    """
+    if name == "nmt" or not install:
+        return Path(sys.executable)
+    folder = cache_dir / "environments" / name
+    python = folder / "bin" / "python"
+    marker = folder / "installed.json"
+    pip_calls = BENCHMARK["environments"][name]
+    if marker.exists() and json.loads(marker.read_text()) == pip_calls:
+        return python
+    _run([sys.executable, "-m", "venv", "--clear", str(folder)])
+    constraints = folder / "constraints.txt"
+    constraints.write_text(_common_constraints(), encoding="utf-8")
+    for pip_call in pip_calls:
+        arguments = pip_call.split()
+        if "--no-constraints" in arguments:
+            arguments.remove("--no-constraints")
+        else:
+            arguments += ["-c", str(constraints)]
+        _run([str(python), "-m", "pip", "install", "--quiet", *arguments])
+    marker.write_text(json.dumps(pip_calls), encoding="utf-8")
+    return python
+
+
+def _common_constraints() -> str:
+    """Return the lines of constraints.txt for packages that all engines share."""
+    lines = (ROOT / "constraints.txt").read_text(encoding="utf-8").splitlines()
+    return "\n".join(line for line in lines if line.split("==")[0] in _COMMON_PACKAGES)
+
+
+def _run(command: list[str]) -> None:
+    environment = dict(os.environ)
+    environment.pop("PYTHONPATH", None)
+    result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    if result.returncode:
+        lines = [line for line in result.stderr.splitlines() if line.strip()]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines[-1:]
+        raise WorkerError(f"not installed: {errors[0] if errors else 'pip failed'}")

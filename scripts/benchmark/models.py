@@ -36,13 +36,12 @@ _EXPORTS = {
 }
 
 
-def train(
-    name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings, updates: int
-) -> Path:
-    """Train a model, once for a cache; return its folder.
+def train(name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings) -> Path:
+    """Train a model just enough for translations of sensible length, once for each cache folder.
 
-    That is enough for translations of sensible length.
+    Returns its run folder.
     """
+    updates = settings.model_updates
     run_dir = corpus.folder / f"run-{name}-{updates}"
     if not (run_dir / "done").exists():
         settings.say(f"training a model to translate with, {updates} updates:")
@@ -71,27 +70,28 @@ def train(
 
 @dataclass(frozen=True)
 class Exports:
-    """One model in many formats."""
+    """One model in several formats."""
 
     folders: dict[str, str]  # by format
-    reasons: dict[str, str]  # why a format could not be written
+    failures: dict[str, str]  # why a format could not be written
 
 
-def convert(folder: Path, output: Path) -> Exports:
-    """Write the model folder in every format to `output`."""
-    model_dir = find_model(folder)
-    folders, reasons = {"native": model_dir}, {}
-    for name, (kind, quantization) in _EXPORTS.items():
+def export_all(run_dir: Path, output: Path) -> Exports:
+    """Write the model of a run to a folder for each format below `output`."""
+    model_dir = find_model(run_dir)
+    folders = {"native": str(model_dir)}
+    failures = {}
+    for name, (export_format, quantization) in _EXPORTS.items():
+        config = ExportConfig(format=export_format, quantization=quantization)
         try:
-            export_model(
-                model_dir, output / name, ExportConfig(format=kind, quantization=quantization)
-            )
+            export_model(model_dir, output / name, config)
         except NmtError as error:
-            reasons[name] = str(error)
+            failures[name] = str(error)
         else:
-            folders[name] = output / name
-    folders["fairseq"] = output / "fairseq"
-    folders["fairseq"].mkdir(parents=True, exist_ok=True)
-    torch.save(load_weights(model_dir), folders["fairseq"] / "weights.pt")
-    shutil.copy(model_dir / "tokenizer.model", folders["fairseq"])
-    return Exports({name: str(path) for name, path in folders.items()}, reasons)
+            folders[name] = str(output / name)
+    fairseq_dir = output / "fairseq"
+    fairseq_dir.mkdir(parents=True, exist_ok=True)
+    torch.save(load_weights(model_dir), fairseq_dir / "weights.pt")
+    shutil.copy(model_dir / "tokenizer.model", fairseq_dir)
+    folders["fairseq"] = str(fairseq_dir)
+    return Exports(folders, failures)

@@ -1,96 +1,140 @@
-"""What a run of the benchmark is asked to do, and what follows from it."""
+"""The command line of the benchmark, with defaults for each device from benchmark.yaml."""
 
 from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from engines import Engine
+from engines import BENCHMARK, ROOT, Engine
 
 from nmt.config import ModelConfig
 
-MODELS = {
-    "base": ModelConfig(),
-    "big": ModelConfig(d_model=1024, d_ff=4096, num_heads=16),
-    "small": ModelConfig(
-        num_encoder_layers=3, num_decoder_layers=3, d_model=256, d_ff=1024, num_heads=4
-    ),
-}
+PARTS = ("train", "translate", "startup")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Settings:
-    """Everything that the comparisons share."""
-
-    cache_dir: Path
-    engines: list[str]  # empty means all
-    repeats: int
-    steps: int
-    turn_seconds: float
-    batch_tokens: int
-    update_tokens: int | None  # None is a batch
-    threads: int
-    device: str
-    dtype: str
-    installs: bool
-    num_lines: int
+class Settings(argparse.Namespace):
+    """The parsed command line, and values that follow from it."""
 
     @property
     def clock(self) -> str:
-        """What seconds are counted: a GPU works while the processor waits."""
+        """Seconds that count: CPU time, or wall-clock time where the CPU waits for a GPU."""
         return "cpu" if self.device == "cpu" else "wall"
 
     @property
-    def limit_key(self) -> str:
-        """Which rate of the limit's driver belongs to that clock."""
-        return "flops_per_cpu_second" if self.clock == "cpu" else "flops_per_second"
-
-    @property
-    def limit_times(self) -> int:
-        """How often each product of the limit is done: a GPU's take a millisecond."""
-        return 1 if self.device == "cpu" else 30
+    def unit_of_time(self) -> str:
+        """Name of those seconds in a table."""
+        return "CPU second" if self.device == "cpu" else "second"
 
     @property
     def warmup_steps(self) -> int:
-        """Steps before the first turn: a GPU's allocator needs to have seen some shapes."""
+        """Training steps before the first turn: a GPU's allocator must have seen several shapes."""
         return 1 if self.device == "cpu" else 30
 
-    def choose(self, engines: dict[str, Engine]) -> list[str]:
-        """Return those that run on the device and were asked for."""
-        able = [name for name, engine in engines.items() if self.device in engine.devices]
-        return [name for name in able if not self.engines or name in self.engines]
+    @property
+    def limit_repeats(self) -> int:
+        """Repetitions of each matrix multiplication of the limit; on a GPU one takes about 1 ms."""
+        return 1 if self.device == "cpu" else 30
+
+    def choose(self, engines: dict[str, Engine]) -> dict[str, Engine]:
+        """Return the requested engines that run on the device."""
+        chosen = {}
+        for name, engine in engines.items():
+            is_requested = not self.engines or name in self.engines
+            if is_requested and self.device in engine.devices:
+                chosen[name] = engine
+        return chosen
 
     def say(self, text: str) -> None:
-        """Tell how far it is."""
+        """Report progress."""
         print(text, file=sys.stderr, flush=True)
 
 
+def parse_args(description: str | None) -> Settings:
+    """Read the command line; defaults depend on --device and --quick."""
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    add = parser.add_argument
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--quick", action="store_true", help="a short run of everything, with less certain figures")
+    help_flags = ("-h", "--help")
+    first, _ = parser.parse_known_args([word for word in sys.argv[1:] if word not in help_flags])
+    add("--only", type=_words, default=list(PARTS), help="parts: train, translate, startup")
+    add("--engines", type=_words, default=[], help="names separated by commas (default: all)")
+    add("--corpus", type=Path, help="folder with train.en(.gz), val.en, ...; default: the demo's")
+    add("--src", default="en", help="source language, the ending of its files")
+    add("--tgt", default="de", help="target language")
+    add("--vocab-size", type=int, help="of the joint subword model")
+    add("--models", type=_models, help="to train: base, big, small, or such as 3+3:256:1024:4")
+    add("--batch-tokens", type=int, help="maximum of rows * longest side of a batch")
+    add("--update-tokens", type=int, help="target tokens of an update in nmt; default: one batch")
+    add("--repeats", type=int, help="turns of each engine")
+    add("--steps", type=int, help="minimum training steps of a turn")
+    add("--turn-seconds", type=float, help="minimum CPU seconds of a training turn")
+    add("--translate-model", type=parse_model, help="sizes of the model that translates")
+    add("--model-updates", type=int, help="updates of training that model")
+    add("--lines", type=int, help="lines translated in a turn")
+    add("--beams", type=_numbers, default=[4, 1], help="beam sizes; 1 is greedy")
+    add("--lengths", type=_numbers, help="fixed target lengths, EOS included; 0: free lengths")
+    add("--threads", type=int, default=1, help="of each engine")
+    add("--dtype", choices=("float32", "bfloat16"), help="of matrix multiplications")
+    add("--here", action="store_true", help="install nothing: use peers of this environment")
+    add("--cache", type=Path, default=Path.home() / ".cache" / "nmt-benchmark")
+    add("--output", type=Path, default=ROOT / "docs" / "benchmarks")
+    add("--name", help="of the two files in --output; default: cpu or gpu, with -quick")
+    parser.set_defaults(**BENCHMARK["defaults"][first.device])
+    if first.quick:
+        parser.set_defaults(**BENCHMARK["defaults"]["quick"])
+    settings = parser.parse_args(namespace=Settings())
+    if not settings.only or not set(settings.only) <= set(PARTS):
+        parser.error(f"--only takes {', '.join(PARTS)}")
+    if settings.name is None:
+        device = "cpu" if settings.device == "cpu" else "gpu"
+        settings.name = f"{device}-quick" if settings.quick else device
+    settings.cache = settings.cache.resolve()
+    return settings
+
+
+def _words(text: str) -> list[str]:
+    return [word for word in text.split(",") if word]
+
+
+def _numbers(text: str) -> list[int]:
+    return [int(word) for word in _words(text)]
+
+
+def _models(text: str) -> list[tuple[str, ModelConfig]]:
+    return [parse_model(word) for word in _words(text)]
+
+
 def parse_model(text: str) -> tuple[str, ModelConfig]:
-    """Read base, big, small, or sizes such as 4+2:384:1536:6 (layers, d_model, d_ff, heads)."""
-    if text in MODELS:
-        return text, MODELS[text]
+    """Read a name of benchmark.yaml, or sizes: 4+2:384:1536:6 are layers, d_model, d_ff, heads."""
+    if text in BENCHMARK["models"]:
+        return text, ModelConfig(**BENCHMARK["models"][text])
     try:
-        layers, d_model, d_ff, heads = text.split(":")
-        encoder, decoder = layers.split("+")
+        layers, d_model, d_ff, num_heads = text.split(":")
+        num_encoder_layers, num_decoder_layers = layers.split("+")
         config = ModelConfig(
-            num_encoder_layers=int(encoder),
-            num_decoder_layers=int(decoder),
+            num_encoder_layers=int(num_encoder_layers),
+            num_decoder_layers=int(num_decoder_layers),
             d_model=int(d_model),
             d_ff=int(d_ff),
-            num_heads=int(heads),
+            num_heads=int(num_heads),
         )
     except ValueError:
-        known = ", ".join(MODELS)
+        names = ", ".join(BENCHMARK["models"])
         raise argparse.ArgumentTypeError(
-            f"{text} is none of {known}, nor sizes such as 3+3:256:1024:4"
+            f"{text!r} is not a model; use {names}, or sizes such as 3+3:256:1024:4"
         ) from None
     return text.replace(":", "-"), config
 
 
-def describe(model: ModelConfig) -> dict[str, Any]:
-    """Return the sizes of a model as drivers read them."""
-    return {key: value.value if hasattr(value, "value") else value
-            for key, value in asdict(model).items()}  # fmt: skip
+def describe_model(model: ModelConfig) -> dict[str, Any]:
+    """Return the settings of a model as JSON values."""
+    settings = {}
+    for key, value in asdict(model).items():
+        settings[key] = value.value if hasattr(value, "value") else value
+    return settings

@@ -1,8 +1,7 @@
-"""Measures the limit: how fast this machine multiplies matrices of the model's own shapes.
+"""Measures the limit: the rate of matrix multiplications of the model's own shapes.
 
-Each weight product of the model is done at full size, forward and, for training, both products
-backward, by the fastest library that torch brings for the processor; shapes weigh as often as the
-model has them.
+Each weight of the model is multiplied at full size, forward and, for training, both products of the
+backward pass, by the fastest library in torch. Shapes count as often as the model has them.
 """
 
 # N rows
@@ -11,9 +10,10 @@ from __future__ import annotations
 
 import time
 from collections import Counter
+from typing import Any
 
 import torch
-from ours import model_config, take_kernels
+from nmt_options import apply_options, model_config
 from turns import Turns
 
 from nmt.model.fast.layers import linear, transposed_matmul
@@ -21,11 +21,11 @@ from nmt.training.costs import Shape, source_shapes, synchronize, target_shapes
 
 
 def main() -> None:
-    """Answer each turn with the operations of a weighed pass and the seconds it would take."""
+    """Answer each turn with operations per second."""
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
-    job["dtype"] = take_kernels(job)
+    job["dtype"] = apply_options(job)
     config = model_config(job["model"])
     counts = target_shapes(config, job["vocab_size"])
     if job["is_training"]:
@@ -36,28 +36,31 @@ def main() -> None:
         turns.end(**measure(job, counts))
 
 
-def measure(job: dict, counts: Counter[Shape]) -> dict[str, float]:
-    """Time every shape; return operations a processor second and a second by the clock."""
-    device, dtype = torch.device(job["device"]), getattr(torch, job["dtype"])
-    flops = cpu = wall = 0.0
-    for (inner, outer), times in counts.items():
-        x = torch.randn(job["rows"], inner, device=device, dtype=dtype)
+def measure(job: dict[str, Any], counts: Counter[Shape]) -> dict[str, float]:
+    """Time every shape; return operations per CPU second and per wall-clock second."""
+    device = torch.device(job["device"])
+    dtype = getattr(torch, job["dtype"])
+    num_rows, repeats = job["rows"], job["repeats"]
+    operations = 6 if job["is_training"] else 2  # for each weight and row
+    flops = cpu_seconds = wall_seconds = 0.0
+    for (inner, outer), count in counts.items():
+        x = torch.randn(num_rows, inner, device=device, dtype=dtype)
         weight = torch.randn(outer, inner, device=device, dtype=dtype)
-        products(x[:8], weight, job["is_training"])  # chooses kernels
+        multiply(x[:8], weight, is_training=job["is_training"])  # kernels are chosen here
         synchronize(device)
-        starts = time.process_time(), time.perf_counter()
-        for _ in range(job["times"]):
-            products(x, weight, job["is_training"])
+        cpu_start = time.process_time()
+        wall_start = time.perf_counter()
+        for _ in range(repeats):
+            multiply(x, weight, is_training=job["is_training"])
         synchronize(device)
-        cpu += times * (time.process_time() - starts[0])
-        wall += times * (time.perf_counter() - starts[1])
-        operations = 6 if job["is_training"] else 2
-        flops += times * job["times"] * float(operations * job["rows"] * inner * outer)
-    return {"flops_per_cpu_second": flops / cpu, "flops_per_second": flops / wall}
+        cpu_seconds += count * (time.process_time() - cpu_start)
+        wall_seconds += count * (time.perf_counter() - wall_start)
+        flops += float(count * repeats * operations * num_rows * inner * outer)
+    return {"flops_per_cpu_second": flops / cpu_seconds, "flops_per_second": flops / wall_seconds}
 
 
-def products(x: torch.Tensor, weight: torch.Tensor, is_training: bool) -> None:
-    """Multiply as a layer does with its weight, and back for the two gradients."""
+def multiply(x: torch.Tensor, weight: torch.Tensor, *, is_training: bool) -> None:
+    """Multiply as a linear layer does, and backward for its two gradients."""
     y = linear(x, weight)  # (N, outer)
     if is_training:
         linear(y, weight.T)  # (N, inner), the gradient of x

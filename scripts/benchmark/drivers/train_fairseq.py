@@ -11,6 +11,7 @@ from fairseq import options, tasks
 from fairseq.data import iterators
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
 from fairseq.trainer import Trainer
+from fairseq_options import model_options
 from turns import Steps, Turns
 
 
@@ -20,7 +21,7 @@ def main() -> None:
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
-    config = convert_namespace_to_omegaconf(parse(job))
+    config = convert_namespace_to_omegaconf(make_options(job))
     task = tasks.setup_task(config.task)
     task.load_dataset("train")
     model = task.build_model(config.model)
@@ -33,7 +34,8 @@ def main() -> None:
         trainer.begin_epoch(epoch)
         for samples in iterators.GroupedIterator(batches, 1):
             trainer.train_step(samples)
-            src, tgt = samples[0]["net_input"]["src_tokens"], samples[0]["target"]
+            src = samples[0]["net_input"]["src_tokens"]  # (B, S)
+            tgt = samples[0]["target"]  # (B, T)
             steps.done(
                 src_tokens=int((src != pad).sum()),
                 tgt_tokens=int((tgt != pad).sum()),
@@ -42,8 +44,8 @@ def main() -> None:
         epoch += 1
 
 
-def parse(job: dict) -> Namespace:
-    """Say in fairseq's options what the model, the data and the optimizer are."""
+def make_options(job: dict) -> Namespace:
+    """Return fairseq's options for the model, the data and the optimizer."""
     model = job["model"]
     words = f"""{job["pieces_dir"]} --dataset-impl raw --source-lang src --target-lang tgt
         --task translation --cpu --seed 1 --num-workers 0 --no-save --disable-validation
@@ -53,13 +55,8 @@ def parse(job: dict) -> Namespace:
         --criterion label_smoothed_cross_entropy --label-smoothing {job["label_smoothing"]}
         --optimizer adam --adam-betas (0.9,0.98) --adam-eps 1e-9 --lr {job["learning_rate"]}
         --lr-scheduler fixed --log-interval 1000000""".split()
-    for side in ("encoder", "decoder"):
-        words += [f"--{side}-layers", str(model[f"num_{side}_layers"])]
-        words += [f"--{side}-embed-dim", str(model["d_model"])]
-        words += [f"--{side}-ffn-embed-dim", str(model["d_ff"])]
-        words += [f"--{side}-attention-heads", str(model["num_heads"])]
-    parser = options.get_training_parser()
-    return options.parse_args_and_arch(parser, words)
+    words += model_options(model)
+    return options.parse_args_and_arch(options.get_training_parser(), words)
 
 
 main()

@@ -10,46 +10,39 @@ import torch
 import yaml
 from joeynmt.config import load_config
 from joeynmt.training import TrainManager, train
-from turns import Steps, Turns
+from turns import Steps, Turns, count_steps
 
 
 def main() -> None:
-    """Run JoeyNMT's training until nothing more is wanted."""
+    """Run JoeyNMT's training until the benchmark ends the process."""
     turns = Turns()
     torch.set_num_threads(turns.job["threads"])
-    count_steps(Steps(turns, joeynmt=joeynmt.__version__, torch=torch.__version__))
+    steps = Steps(turns, joeynmt=joeynmt.__version__, torch=torch.__version__)
+    count_steps(steps, TrainManager, "_train_step", count_tokens)
     path = Path("joeynmt.yaml").resolve()
     Path("joeynmt").mkdir(exist_ok=True)
-    path.write_text(yaml.safe_dump(config(turns.job)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(make_config(turns.job)), encoding="utf-8")
     train(rank=0, world_size=1, cfg=load_config(path), skip_test=True)
 
 
-def count_steps(steps: Steps) -> None:
-    """Count a step when the next one begins: then its batch has been made, and all is done."""
-    make_step = TrainManager._train_step
-    waiting: list[dict[str, int]] = []
-
-    def counted(self: Any, batch: Any) -> tuple[float, int]:
-        if waiting:
-            steps.done(**waiting.pop())
-        result = make_step(self, batch)
-        waiting.append(
-            {
-                "src_tokens": int(batch.src_mask.sum()),
-                "tgt_tokens": int(batch.trg_mask.sum()),
-                "positions": batch.src.numel() + batch.trg.numel(),
-            }
-        )
-        return result
-
-    TrainManager._train_step = counted
+def count_tokens(_: TrainManager, batch: Any) -> dict[str, int]:
+    """Count the tokens and positions of a batch."""
+    return {
+        "src_tokens": int(batch.src_mask.sum()),
+        "tgt_tokens": int(batch.trg_mask.sum()),
+        "positions": batch.src.numel() + batch.trg.numel(),
+    }
 
 
-def config(job: dict[str, Any]) -> dict[str, Any]:
-    """Say in JoeyNMT's words what the model, the data and the optimizer are."""
+def make_config(job: dict[str, Any]) -> dict[str, Any]:
+    """Return JoeyNMT's configuration of the model, the data and the optimizer."""
     folder = job["pieces_dir"]
-    side = {"level": "word", "lowercase": False, "max_length": 1000}
-    side |= {"voc_file": f"{folder}/vocabulary.txt"}
+    text = {
+        "level": "word",
+        "lowercase": False,
+        "max_length": 1000,
+        "voc_file": f"{folder}/vocabulary.txt",
+    }
     return {
         "name": "benchmark",
         "model_dir": "joeynmt",
@@ -59,8 +52,8 @@ def config(job: dict[str, Any]) -> dict[str, Any]:
             "train": f"{folder}/train.src-tgt",
             "dev": f"{folder}/valid.src-tgt",
             "dataset_type": "plain",
-            "src": {"lang": "src", **side},
-            "trg": {"lang": "tgt", **side},
+            "src": {"lang": "src", **text},
+            "trg": {"lang": "tgt", **text},
         },
         "testing": {"beam_size": 1, "batch_size": 64, "eval_metrics": ["bleu"]},
         "training": {
@@ -86,17 +79,17 @@ def config(job: dict[str, Any]) -> dict[str, Any]:
             "embed_initializer": "xavier_uniform",
             "tied_embeddings": True,
             "tied_softmax": True,
-            "encoder": stack(job["model"], "num_encoder_layers"),
-            "decoder": stack(job["model"], "num_decoder_layers"),
+            "encoder": layers_config(job["model"], "num_encoder_layers"),
+            "decoder": layers_config(job["model"], "num_decoder_layers"),
         },
     }
 
 
-def stack(model: dict[str, Any], num_layers: str) -> dict[str, Any]:
-    """Describe the encoder or the decoder."""
+def layers_config(model: dict[str, Any], num_layers_key: str) -> dict[str, Any]:
+    """Return the configuration of the encoder or the decoder."""
     return {
         "type": "transformer",
-        "num_layers": model[num_layers],
+        "num_layers": model[num_layers_key],
         "num_heads": model["num_heads"],
         "hidden_size": model["d_model"],
         "ff_size": model["d_ff"],

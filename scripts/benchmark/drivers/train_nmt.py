@@ -1,9 +1,9 @@
-"""Trains with nmt, by the steps that nmt-train makes of every update."""
+"""Trains with nmt, update by update as nmt-train does."""
 
 from __future__ import annotations
 
 import torch
-from ours import model_config, take_kernels
+from nmt_options import apply_options, model_config
 from turns import Steps, Turns
 
 from nmt import __version__
@@ -21,13 +21,14 @@ from nmt.training.learner import Learner
 
 
 def main() -> None:
-    """Make updates in the order of the sampler; of one batch each unless their size is given."""
+    """Make the sampler's updates; without `update_tokens`, only those of one batch."""
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
     device = torch.device(job["device"])
-    dtype, options = take_kernels(job), job["options"]
-    if options.pop("pads_attention", False):  # as where torch has no attention over any lengths
+    dtype = apply_options(job)
+    options = job["options"]
+    if options.pop("pad_attention", False):  # as in versions of torch without flash attention
         packing.find_flash = lambda device: None
     config = TrainConfig(
         data_dir=job["data_dir"],
@@ -40,7 +41,8 @@ def main() -> None:
         **options,
     )
     folder = resolve(config.data_dir)
-    data, tokenizer = ParallelData(folder, "train"), Tokenizer.load(folder / "tokenizer.model")
+    data = ParallelData(folder, "train")
+    tokenizer = Tokenizer.load(folder / "tokenizer.model")
     torch.manual_seed(config.seed)
     model = make_model(config, tokenizer, World(), device)
     learner = Learner(model, config, BatchMaker(config, data, tokenizer, device), World(), device)
@@ -50,19 +52,17 @@ def main() -> None:
     steps = Steps(turns, nmt=__version__, torch=torch.__version__)
     epoch = 0
     while True:
-        updates = [
-            update
-            for update in sampler.updates(epoch)
-            if job["update_tokens"] or len(update.batches) == 1
-        ]
-        work = ((update, learner.batch_maker.make(update)) for update in updates)
-        for update, batches in prefetch(work):
-            outcome = learner.update(update, batches, job["learning_rate"], is_stop_requested=False)
+        updates = sampler.updates(epoch)
+        if not job["update_tokens"]:
+            updates = [update for update in updates if len(update.batches) == 1]
+        updates_and_batches = ((update, learner.batch_maker.make(update)) for update in updates)
+        for update, batches in prefetch(updates_and_batches):
+            result = learner.update(update, batches, job["learning_rate"], is_stop_requested=False)
             synchronize(device)
             steps.done(
                 src_tokens=update.num_src_tokens,
                 tgt_tokens=update.num_tokens,
-                positions=outcome.num_positions,
+                positions=result.num_positions,
                 peak_bytes=peak_memory_bytes(device),
             )
         epoch += 1

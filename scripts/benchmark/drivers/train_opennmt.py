@@ -12,48 +12,38 @@ from onmt.bin.train import train
 from onmt.opts import train_opts
 from onmt.trainer import Trainer
 from onmt.utils.parse import ArgumentParser
-from turns import Steps, Turns
+from turns import Steps, Turns, count_steps
 
 
 def main() -> None:
-    """Run onmt_train until nothing more is wanted."""
+    """Run onmt_train until the benchmark ends the process."""
     turns = Turns()
     torch.set_num_threads(turns.job["threads"])
-    count_steps(Steps(turns, opennmt=onmt.__version__, torch=torch.__version__))
+    steps = Steps(turns, opennmt=onmt.__version__, torch=torch.__version__)
+    count_steps(steps, Trainer, "_gradient_accumulation", count_tokens)
     path = Path("opennmt.yaml").resolve()
-    path.write_text(yaml.safe_dump(config(turns.job)), encoding="utf-8")
+    path.write_text(yaml.safe_dump(make_config(turns.job)), encoding="utf-8")
     parser = ArgumentParser()
     train_opts(parser)
     options, _ = parser.parse_known_args(["-config", str(path)])
     train(options)
 
 
-def count_steps(steps: Steps) -> None:
-    """Count a step when the next one begins: then its batch has been made, and all is done."""
-    make_step = Trainer._gradient_accumulation
-    waiting: list[dict[str, int]] = []
-
-    def counted(self: Any, batches: list[dict[str, Any]], *rest: Any) -> None:
-        if waiting:
-            steps.done(**waiting.pop())
-        make_step(self, batches, *rest)
-        (batch,) = batches
-        tgt_out = batch["tgt"][:, 1:, 0]
-        pad = self.train_loss.padding_idx
-        waiting.append(
-            {
-                "src_tokens": int(batch["srclen"].sum()),
-                "tgt_tokens": int((tgt_out != pad).sum()),
-                "positions": batch["src"].numel() + tgt_out.numel(),
-            }
-        )
-
-    Trainer._gradient_accumulation = counted
+def count_tokens(trainer: Trainer, batches: list[dict[str, Any]], *_: Any) -> dict[str, int]:
+    """Count the tokens and positions of the only batch of an update."""
+    (batch,) = batches
+    tgt_out = batch["tgt"][:, 1:, 0]  # (B, T), without BOS
+    return {
+        "src_tokens": int(batch["srclen"].sum()),
+        "tgt_tokens": int((tgt_out != trainer.train_loss.padding_idx).sum()),
+        "positions": batch["src"].numel() + tgt_out.numel(),
+    }
 
 
-def config(job: dict[str, Any]) -> dict[str, Any]:
-    """Say in OpenNMT-py's words what the model, the data and the optimizer are."""
-    model, folder = job["model"], job["pieces_dir"]
+def make_config(job: dict[str, Any]) -> dict[str, Any]:
+    """Return OpenNMT-py's options for the model, the data and the optimizer."""
+    model = job["model"]
+    folder = job["pieces_dir"]
     text = {
         "path_src": f"{folder}/train.src-tgt.src",
         "path_tgt": f"{folder}/train.src-tgt.tgt",

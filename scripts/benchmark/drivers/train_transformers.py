@@ -1,6 +1,6 @@
 """Trains MarianMT of Hugging Face transformers in a plain loop.
 
-The library has no batches by tokens, so it gets those of nmt, which hold almost no padding.
+The library does not form batches by tokens, so it gets batches of nmt, which have little padding.
 """
 
 from __future__ import annotations
@@ -8,19 +8,18 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 import transformers
-from torch import Tensor
 from transformers import MarianConfig, MarianMTModel
+from transformers_batches import BOS, EOS, PAD, pad
 from turns import Steps, Turns
-
-PAD, BOS, EOS = 0, 2, 3
 
 
 def main() -> None:
-    """Make one step a batch: attention by SDPA, fused Adam."""
+    """Make one step of each batch, with SDPA attention and fused Adam."""
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
@@ -49,7 +48,7 @@ def main() -> None:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        loss.item()  # waits for a GPU
+        loss.item()  # wait for the GPU
         steps.done(
             src_tokens=int((src != PAD).sum()),
             tgt_tokens=int((tgt_out != PAD).sum()),
@@ -58,8 +57,8 @@ def main() -> None:
         )
 
 
-def make_config(job: dict) -> MarianConfig:
-    """Say in MarianMT's words what the model is."""
+def make_config(job: dict[str, Any]) -> MarianConfig:
+    """Return MarianMT's configuration of the model."""
     model = job["model"]
     return MarianConfig(
         vocab_size=job["vocab_size"],
@@ -87,21 +86,15 @@ def make_config(job: dict) -> MarianConfig:
 
 
 def read_batches(path: Path) -> Iterator[tuple[list[list[int]], list[list[int]]]]:
-    """Yield batches of ids again and again."""
+    """Yield source and target ids of the batches in an endless loop."""
     batches = [json.loads(line) for line in path.read_text().splitlines()]
     while True:
         for batch in batches:
             yield batch["src"], batch["tgt"]
 
 
-def pad(rows: list[list[int]]) -> Tensor:
-    """Stack rows to (rows, longest)."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
-
-
 def cuda_peak(device: torch.device) -> dict[str, int]:
-    """Return the most memory of tensors on a GPU; nothing for a processor."""
+    """Return the peak memory of tensors on a GPU, nothing on a CPU."""
     if device.type == "cpu":
         return {}
     return {"peak_bytes": torch.cuda.max_memory_allocated(device)}

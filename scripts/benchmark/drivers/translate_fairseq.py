@@ -1,7 +1,7 @@
 """Translates with fairseq as fairseq-generate does: its task, its batches, its beam search.
 
-The model gets the weights of nmt. fairseq has other sines and cosines for positions and another
-order of ids, so it gets the table of positions and reordered embeddings as weights too.
+The model gets the weights of nmt. Since fairseq has another formula for sinusoids and another order
+of ids, the table of positions and the reordered embeddings are loaded as weights too.
 """
 
 # D d_model, V vocab, P positions
@@ -12,18 +12,24 @@ import math
 import warnings
 from argparse import Namespace
 from pathlib import Path
+from typing import Any
 
 import fairseq
 import sentencepiece
 import torch
 from fairseq import options, tasks
 from fairseq.dataclass.utils import convert_namespace_to_omegaconf
+from fairseq_options import model_options
+from torch import Tensor
 from turns import Turns, fastest
 
-_MORE_TOKENS = 50  # than the source has, at most, as in nmt
-_POSITIONS = 512
-_CONTROL = {"<s>": 2, "<pad>": 0, "</s>": 3, "<unk>": 1}  # our ids
-_BATCHES = [1000, 2000, 4000]  # source tokens
+Weights = dict[str, Tensor]
+_EXTRA_TOKENS = 50  # above the length of the source, as in nmt
+_NUM_POSITIONS = 512
+_CONTROL_IDS = {"<s>": 2, "<pad>": 0, "</s>": 3, "<unk>": 1}  # in nmt
+_BATCH_TOKENS = [1000, 2000, 4000]  # source tokens
+_ATTENTIONS = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
+_FEED_FORWARD = {"inner": "fc1", "outer": "fc2"}
 
 
 def main() -> None:
@@ -32,102 +38,111 @@ def main() -> None:
     turns = Turns()
     job = turns.job
     torch.set_num_threads(job["threads"])
-    folder = Path(job["folders"][job["options"]["folder"]])
+    folder = Path(job["folders"][job["options"]["format"]])
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=str(folder / "tokenizer.model"))
-    config = convert_namespace_to_omegaconf(parse(job))
+    config = convert_namespace_to_omegaconf(make_options(job))
     task = tasks.setup_task(config.task)
     model = task.build_model(config.model)
-    order = [
-        _CONTROL.get(word, tokenizer.piece_to_id(word)) for word in task.source_dictionary.symbols
-    ]
-    model.load_state_dict(convert(torch.load(folder / "weights.pt"), job, order), strict=False)
+    nmt_ids = []  # by fairseq's id
+    for word in task.source_dictionary.symbols:
+        nmt_ids.append(_CONTROL_IDS.get(word, tokenizer.piece_to_id(word)))
+    weights = convert_weights(torch.load(folder / "weights.pt"), job["model"], nmt_ids)
+    model.load_state_dict(weights, strict=False)
     model.prepare_for_inference_(config)
     model.eval()
     generator = task.build_generator([model], config.generation)
 
     def translate(lines: list[str], max_tokens: int) -> dict[str, int]:
-        words = [" ".join(pieces) for pieces in tokenizer.encode(lines, out_type=str)]
-        rows = [task.source_dictionary.encode_line(text, add_if_not_exist=False) for text in words]
-        data = task.build_dataset_for_inference(rows, [len(row) for row in rows])
+        rows = []
+        for pieces in tokenizer.encode(lines, out_type=str):
+            text = " ".join(pieces)
+            rows.append(task.source_dictionary.encode_line(text, add_if_not_exist=False))
+        dataset = task.build_dataset_for_inference(rows, [len(row) for row in rows])
         batches = task.get_batch_iterator(
-            data, max_tokens=max_tokens, max_positions=_POSITIONS
-        ).next_epoch_itr(shuffle=False)
+            dataset, max_tokens=max_tokens, max_positions=_NUM_POSITIONS
+        )
         num_tokens = 0
-        for batch in batches:
-            for found in task.inference_step(generator, [model], batch):
-                ids = found[0]["tokens"].tolist()
+        for batch in batches.next_epoch_itr(shuffle=False):
+            for hypotheses in task.inference_step(generator, [model], batch):
+                ids = hypotheses[0]["tokens"].tolist()
                 num_tokens += len(ids)
-                tokenizer.decode([order[i] for i in ids[:-1]])
+                tokenizer.decode([nmt_ids[i] for i in ids[:-1]])
         return {"sentences": len(lines), "tgt_tokens": num_tokens}
 
-    some = job["lines"][: job["warmup_lines"]]
-    translate(some[:8], _BATCHES[0])
-    best = fastest(_BATCHES, lambda size: translate(some, size), job["device"])
-    turns.ready(fairseq=fairseq.__version__, torch=torch.__version__, batch=best)
+    warmup_lines = job["lines"][: job["warmup_lines"]]
+    translate(warmup_lines[:8], _BATCH_TOKENS[0])
+    max_tokens = fastest(_BATCH_TOKENS, lambda size: translate(warmup_lines, size), job["device"])
+    turns.ready(fairseq=fairseq.__version__, torch=torch.__version__, batch=max_tokens)
     while True:
-        turns.end(**translate(job["lines"], best))
+        turns.end(**translate(job["lines"], max_tokens))
 
 
-def parse(job: dict) -> Namespace:
-    """Say in fairseq's options what the model and the search are."""
-    model = job["model"]
+def make_options(job: dict[str, Any]) -> Namespace:
+    """Return fairseq's options for the model and the search."""
     words = f"""{job["pieces_dir"]} --source-lang src --target-lang tgt --task translation --cpu
         --arch transformer --share-all-embeddings --no-progress-bar
         --encoder-learned-pos --decoder-learned-pos
-        --max-source-positions {_POSITIONS} --max-target-positions {_POSITIONS}""".split()
-    for side in ("encoder", "decoder"):
-        words += [f"--{side}-layers", str(model[f"num_{side}_layers"])]
-        words += [f"--{side}-embed-dim", str(model["d_model"])]
-        words += [f"--{side}-ffn-embed-dim", str(model["d_ff"])]
-        words += [f"--{side}-attention-heads", str(model["num_heads"])]
+        --max-source-positions {_NUM_POSITIONS} --max-target-positions {_NUM_POSITIONS}""".split()
+    words += model_options(job["model"])
     arguments = options.parse_args_and_arch(options.get_training_parser(), words)
-    length = job["fixed_length"]
-    arguments.beam, arguments.nbest = job["beam_size"], 1
+    arguments.beam = job["beam_size"]
+    arguments.nbest = 1
     arguments.lenpen = job["length_exponent"]
-    # EOS comes besides
-    arguments.max_len_a, arguments.max_len_b = (0, length - 1) if length else (1, _MORE_TOKENS - 1)
-    arguments.min_len = length - 1 if length else 1
+    fixed_length = job["fixed_length"]
+    if fixed_length:  # fairseq does not count EOS
+        arguments.min_len = fixed_length - 1
+        arguments.max_len_a = 0
+        arguments.max_len_b = fixed_length - 1
+    else:
+        arguments.min_len = 1
+        arguments.max_len_a = 1
+        arguments.max_len_b = _EXTRA_TOKENS - 1
     return arguments
 
 
-def convert(ours: dict, job: dict, order: list[int]) -> dict:
-    """Rename weights; `order` (V,) has our id of each of fairseq's."""
-    embedding = ours["embedding.weight"][order]  # (V, D)
-    positions = torch.zeros(_POSITIONS + 2, embedding.size(1))  # the first rows are padding's
-    positions[2:] = sinusoids(_POSITIONS, embedding.size(1))
-    theirs = {"decoder.output_projection.weight": embedding}
+def convert_weights(weights: Weights, model: dict[str, Any], nmt_ids: list[int]) -> Weights:
+    """Return nmt's weights under fairseq's names; `nmt_ids` (V,) maps fairseq's ids to nmt's."""
+    embedding = weights["embedding.weight"][nmt_ids]  # (V, D)
+    positions = torch.zeros(_NUM_POSITIONS + 2, embedding.size(1))  # rows 0 and 1 are padding
+    positions[2:] = sinusoids(_NUM_POSITIONS, embedding.size(1))
+    converted = {"decoder.output_projection.weight": embedding}
     for side in ("encoder", "decoder"):
-        theirs[f"{side}.embed_tokens.weight"] = embedding
-        theirs[f"{side}.embed_positions.weight"] = positions
-        for i in range(job["model"][f"num_{side}_layers"]):
-            theirs |= layer(ours, f"{side}_layers.{i}", f"{side}.layers.{i}")
-    return theirs
+        converted[f"{side}.embed_tokens.weight"] = embedding
+        converted[f"{side}.embed_positions.weight"] = positions
+        for i in range(model[f"num_{side}_layers"]):
+            converted |= convert_layer(weights, f"{side}_layers.{i}", f"{side}.layers.{i}")
+    return converted
 
 
-def layer(ours: dict, source: str, target: str) -> dict:
+def convert_layer(weights: Weights, nmt_name: str, fairseq_name: str) -> Weights:
     """Rename the weights of one layer; nmt has queries, keys and values in one matrix."""
-    names = {"self_attention": "self_attn", "cross_attention": "encoder_attn"}
-    found = {}
-    for kind in ("weight", "bias"):
-        for old, new in names.items():
-            if f"{source}.{old}.out_projection.{kind}" not in ours:
+    converted = {}
+    for suffix in ("weight", "bias"):
+        for attention, fairseq_attention in _ATTENTIONS.items():
+            source = f"{nmt_name}.{attention}"
+            target = f"{fairseq_name}.{fairseq_attention}"
+            if f"{source}.out_projection.{suffix}" not in weights:
                 continue
-            parts = ours[f"{source}.{old}.in_projection.{kind}"].chunk(3)
-            for name, part in zip(("q_proj", "k_proj", "v_proj"), parts, strict=True):
-                found[f"{target}.{new}.{name}.{kind}"] = part
-            found[f"{target}.{new}.out_proj.{kind}"] = ours[f"{source}.{old}.out_projection.{kind}"]
-            found[f"{target}.{new}_layer_norm.{kind}"] = ours[f"{source}.{old}_norm.{kind}"]
-        for old, new in {"inner": "fc1", "outer": "fc2"}.items():
-            found[f"{target}.{new}.{kind}"] = ours[f"{source}.feed_forward.{old}.{kind}"]
-        found[f"{target}.final_layer_norm.{kind}"] = ours[f"{source}.feed_forward_norm.{kind}"]
-    return found
+            q, k, v = weights[f"{source}.in_projection.{suffix}"].chunk(3)
+            converted[f"{target}.q_proj.{suffix}"] = q
+            converted[f"{target}.k_proj.{suffix}"] = k
+            converted[f"{target}.v_proj.{suffix}"] = v
+            converted[f"{target}.out_proj.{suffix}"] = weights[f"{source}.out_projection.{suffix}"]
+            converted[f"{target}_layer_norm.{suffix}"] = weights[f"{source}_norm.{suffix}"]
+        for linear, fairseq_linear in _FEED_FORWARD.items():
+            weight = weights[f"{nmt_name}.feed_forward.{linear}.{suffix}"]
+            converted[f"{fairseq_name}.{fairseq_linear}.{suffix}"] = weight
+        norm = weights[f"{nmt_name}.feed_forward_norm.{suffix}"]
+        converted[f"{fairseq_name}.final_layer_norm.{suffix}"] = norm
+    return converted
 
 
-def sinusoids(num_positions: int, d_model: int) -> torch.Tensor:
-    """Return the paper's table (section 3.5), (P, D)."""
-    places = torch.arange(num_positions)[:, None]
-    rates = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
-    return torch.stack([torch.sin(places * rates), torch.cos(places * rates)], -1).flatten(1)
+def sinusoids(num_positions: int, d_model: int) -> Tensor:
+    """Return the table of the paper (section 3.5), (P, D)."""
+    positions = torch.arange(num_positions)[:, None]
+    frequencies = torch.exp(torch.arange(0, d_model, 2) * (-math.log(10000.0) / d_model))
+    angles = positions * frequencies  # (P, D/2)
+    return torch.stack([torch.sin(angles), torch.cos(angles)], dim=-1).flatten(1)
 
 
 main()

@@ -1,11 +1,11 @@
-"""Translates with nmt from text to text, by its Python interface: native, or an exported folder."""
+"""Translates with nmt from text to text, by its Python interface: a native or an exported model."""
 
 from __future__ import annotations
 
 import gc
 
 import torch
-from ours import take_kernels
+from nmt_options import apply_options
 from turns import Turns, peak_bytes
 
 from nmt import Translator, __version__
@@ -17,39 +17,41 @@ def main() -> None:
     """Translate all lines in each turn, with nmt's own batches and defaults."""
     turns = Turns()
     job = turns.job
+    device = job["device"]
     torch.set_num_threads(job["threads"])
-    dtype = take_kernels(job)
-    is_native = job["options"]["folder"] == "native"
+    dtype = apply_options(job)
+    model_format = job["options"]["format"]
+    is_native = model_format == "native"
     translator = Translator.load(
-        job["folders"][job["options"]["folder"]],
-        device=job["device"],
+        job["folders"][model_format],
+        device=device,
         dtype=dtype if is_native else "float32",
         backend="native" if is_native else "ctranslate2",
         num_threads=job["threads"],
     )
     search = {"beam_size": job["beam_size"]}
-    length = job["fixed_length"]
-    if length:  # EOS is one of the tokens
-        search |= {"min_length": length - 1, "max_length_a": 0.0, "max_length_b": length}
+    fixed_length = job["fixed_length"]
+    if fixed_length:  # `min_length` does not count EOS
+        search |= {"min_length": fixed_length - 1, "max_length_a": 0.0}
+        search["max_length_b"] = fixed_length
     config = translator.search_config(**search)
 
     def translate(lines: list[str]) -> dict[str, int]:
         options = LineOptions(with_scores=False)
-        translated = translator.translate_windows(WindowReader(lines), config, options)
-        best = [line.translations[0] for _, results in translated for line in results]
-        tokens = sum(len(translation.tokens) + translation.finished for translation in best)
-        return {"sentences": len(best), "tgt_tokens": tokens, "peak_bytes": peak(job["device"])}
+        num_sentences = num_tokens = 0
+        for _, results in translator.translate_windows(WindowReader(lines), config, options):
+            for result in results:
+                translation = result.translations[0]
+                num_sentences += 1
+                num_tokens += len(translation.tokens) + translation.finished
+        memory = peak_bytes() if device == "cpu" else torch.cuda.max_memory_allocated()
+        return {"sentences": num_sentences, "tgt_tokens": num_tokens, "peak_bytes": memory}
 
-    gc.freeze()  # as nmt-translate does with what it has imported
+    gc.freeze()  # exclude imported objects from garbage collection, as nmt-translate does
     translate(job["lines"][: job["warmup_lines"]])
     turns.ready(nmt=__version__, torch=torch.__version__)
     while True:
         turns.end(**translate(job["lines"]))
-
-
-def peak(device: str) -> int:
-    """Return the most memory so far, of tensors on a GPU."""
-    return peak_bytes() if device == "cpu" else torch.cuda.max_memory_allocated()
 
 
 main()

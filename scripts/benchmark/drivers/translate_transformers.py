@@ -6,68 +6,63 @@ import sentencepiece
 import torch
 import transformers
 from transformers import MarianMTModel
+from transformers_batches import EOS, PAD, pad
 from turns import Turns, fastest, peak_bytes
 
-PAD, BOS, EOS = 0, 2, 3
-_BATCHES = {"cpu": [32, 64, 128], "cuda": [128, 256, 512]}
-_MORE_TOKENS = 50  # than the source has, at most, as in nmt
+_BATCH_SIZES = {"cpu": [32, 64, 128], "cuda": [128, 256, 512]}
+_EXTRA_TOKENS = 50  # above the length of the source, as in nmt
 
 
 def main() -> None:
-    """Translate all lines in each turn, in batches of similar length whose size was fastest."""
+    """Translate all lines in each turn, in batches of similar length, of the fastest size."""
     turns = Turns()
     job = turns.job
+    device = job["device"]
     torch.set_num_threads(job["threads"])
-    folder = job["folders"][job["options"]["folder"]]
+    folder = job["folders"][job["options"]["format"]]
     dtype = getattr(torch, job["dtype"])
     model = MarianMTModel.from_pretrained(folder, attn_implementation="sdpa", dtype=dtype)
-    model = model.to(job["device"]).eval()
+    model = model.to(device).eval()
     tokenizer = sentencepiece.SentencePieceProcessor(model_file=folder + "/tokenizer.model")
     search = {
         "num_beams": job["beam_size"],
         "length_penalty": job["length_exponent"],
         "max_length": None,
         "bad_words_ids": None,
-        "early_stopping": True,  # when as many are finished as the beam is wide, like the others
+        "early_stopping": True,  # at `num_beams` finished hypotheses, as the other engines
     }
-    length = job["fixed_length"]
-    if length:
-        search["min_new_tokens"] = length - 1
+    fixed_length = job["fixed_length"]
+    if fixed_length:
+        search["min_new_tokens"] = fixed_length - 1
 
     @torch.inference_mode()
     def translate(lines: list[str], batch_size: int) -> dict[str, int]:
         rows = [[*ids, EOS] for ids in tokenizer.encode(lines)]
-        order = sorted(range(len(rows)), key=lambda i: -len(rows[i]))
-        found: list[list[int]] = [[] for _ in rows]
+        rows.sort(key=len, reverse=True)
+        num_tokens = 0
         for start in range(0, len(rows), batch_size):
-            some = order[start : start + batch_size]
-            src = pad([rows[i] for i in some]).to(job["device"])
-            bound = {"max_new_tokens": length or src.size(1) + _MORE_TOKENS}
-            mask = (src != PAD).long()
-            out = model.generate(input_ids=src, attention_mask=mask, **search, **bound)
-            for i, ids in zip(some, out[:, 1:].tolist(), strict=True):
-                found[i] = ids[: ids.index(EOS) + 1] if EOS in ids else ids
-        tokenizer.decode([[i for i in ids if i != EOS] for ids in found])
-        return {"sentences": len(found), "tgt_tokens": sum(map(len, found)), **memory(job)}
+            src = pad(rows[start : start + batch_size]).to(device)  # (B, S)
+            output = model.generate(
+                input_ids=src,
+                attention_mask=(src != PAD).long(),
+                max_new_tokens=fixed_length or src.size(1) + _EXTRA_TOKENS,
+                **search,
+            )  # (B, 1 + T), with BOS
+            for ids in output[:, 1:].tolist():
+                length = ids.index(EOS) if EOS in ids else len(ids)
+                num_tokens += min(length + 1, len(ids))
+                tokenizer.decode(ids[:length])
+        memory = peak_bytes() if device == "cpu" else torch.cuda.max_memory_allocated()
+        return {"sentences": len(rows), "tgt_tokens": num_tokens, "peak_bytes": memory}
 
-    some = job["lines"][: job["warmup_lines"]]
-    translate(some[:8], 8)
-    size = fastest(_BATCHES[job["device"]], lambda size: translate(some, size), job["device"])
-    turns.ready(transformers=transformers.__version__, torch=torch.__version__, batch=size)
+    warmup_lines = job["lines"][: job["warmup_lines"]]
+    translate(warmup_lines[:8], 8)
+    batch_size = fastest(
+        _BATCH_SIZES[device], lambda choice: translate(warmup_lines, choice), device
+    )
+    turns.ready(transformers=transformers.__version__, torch=torch.__version__, batch=batch_size)
     while True:
-        turns.end(**translate(job["lines"], size))
-
-
-def pad(rows: list[list[int]]) -> torch.Tensor:
-    """Stack rows to (rows, longest)."""
-    longest = max(map(len, rows))
-    return torch.tensor([row + [PAD] * (longest - len(row)) for row in rows])
-
-
-def memory(job: dict) -> dict[str, int]:
-    """Return the most memory so far, of tensors on a GPU."""
-    is_cpu = job["device"] == "cpu"
-    return {"peak_bytes": peak_bytes() if is_cpu else torch.cuda.max_memory_allocated()}
+        turns.end(**translate(job["lines"], batch_size))
 
 
 main()

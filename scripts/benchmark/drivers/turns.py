@@ -1,7 +1,6 @@
-"""How a driver talks to the benchmark: it is asked for a turn of work by a line on stdin, and
-answers with one line of JSON on stdout.
+"""The protocol of a driver: a line on stdin requests a turn of work, a line of JSON answers it.
 
-Runs in the environments of all engines, so it knows the standard library alone.
+Runs in the environments of all engines, so it uses the standard library only.
 """
 
 from __future__ import annotations
@@ -18,85 +17,107 @@ from typing import Any
 
 
 class Turns:
-    """The turns of one process: `job` is what it is to do, the rest is the clock."""
+    """The turns of one process: `job` describes the work, the methods measure it."""
 
     def __init__(self) -> None:
         self.job: dict[str, Any] = json.loads(Path(sys.argv[1]).read_text(encoding="utf-8"))
-        # libraries print as well: the real stdout is kept for answers, all else goes to stderr
+        # libraries print as well: keep stdout for answers, and send everything else to stderr
         self._answers = os.fdopen(os.dup(1), "w", buffering=1)
         os.dup2(2, 1)
 
-    def ready(self, **facts: Any) -> None:
-        """Say that everything is loaded and warm; return when the first turn is asked for."""
-        self._answer({"python": sys.version.split()[0], **facts})
+    def ready(self, **versions: Any) -> None:
+        """Report that everything is loaded and warm; return when the first turn is requested."""
+        self._answer({"python": sys.version.split()[0], **versions})
         self._wait()
 
     def end(self, **counts: Any) -> None:
-        """Report a turn with what was done in it; return when the next one is asked for.
+        """Report the counts of a turn; return when the next one is requested.
 
-        `cpu_seconds` are those of all threads of this process, `peak_bytes` the most memory it has
-        had so far.
+        Adds `cpu_seconds` of all threads of this process, `wall_seconds`, and `peak_bytes`, the
+        largest memory of the process so far, unless it is given.
         """
-        cpu = self.cpu_seconds()
-        wall = time.perf_counter() - self._wall_start
+        cpu_seconds = self.cpu_seconds()
+        wall_seconds = time.perf_counter() - self._wall_start
         counts.setdefault("peak_bytes", peak_bytes())
-        self._answer({**counts, "cpu_seconds": cpu, "wall_seconds": wall})
+        self._answer({**counts, "cpu_seconds": cpu_seconds, "wall_seconds": wall_seconds})
         self._wait()
 
     def cpu_seconds(self) -> float:
-        """Return the processor seconds of the turn so far."""
+        """Return the CPU time of the turn so far."""
         return time.process_time() - self._cpu_start
 
     def _answer(self, content: dict[str, Any]) -> None:
         self._answers.write(json.dumps(content) + "\n")
 
     def _wait(self) -> None:
-        if not sys.stdin.readline():  # nothing more is wanted
-            os._exit(0)  # frameworks have threads and handlers that would linger
+        if not sys.stdin.readline():  # the benchmark has closed the pipe
+            os._exit(0)  # without waiting for threads and exit handlers of frameworks
         self._wall_start = time.perf_counter()
         self._cpu_start = time.process_time()
 
 
 class Steps:
-    """Makes turns of training steps: the first steps warm up, then a turn is so many steps, and as
-    many more as `turn_seconds` have room for.
+    """Divides training into turns of at least `steps` steps and `turn_seconds` of CPU time.
+
+    The first `warmup_steps` steps are not counted.
     """
 
-    def __init__(self, turns: Turns, **facts: Any) -> None:
-        self._turns, self._facts = turns, facts
-        self._left = int(turns.job["warmup_steps"])
+    def __init__(self, turns: Turns, **versions: Any) -> None:
+        self._turns = turns
+        self._versions = versions
+        self._steps_left = int(turns.job["warmup_steps"])
         self._is_warm = False
         self._counts = {"src_tokens": 0, "tgt_tokens": 0, "positions": 0}
 
     def done(self, *, src_tokens: int, tgt_tokens: int, positions: int, **counts: Any) -> None:
-        """Count a step: its real tokens (EOS included), and all its positions with padding.
+        """Count a step: its tokens without padding (EOS included), and its positions with padding.
 
-        Called when a step is over, so that a turn covers making its batches too.
+        Called after each step, so that a turn includes making its batches.
         """
-        self._left -= 1
-        done = {"src_tokens": src_tokens, "tgt_tokens": tgt_tokens, "positions": positions}
+        self._steps_left -= 1
         if self._is_warm:
-            self._counts = {name: self._counts[name] + done[name] for name in done}
-        if self._left > 0:
+            self._counts["src_tokens"] += src_tokens
+            self._counts["tgt_tokens"] += tgt_tokens
+            self._counts["positions"] += positions
+        if self._steps_left > 0:
             return
-        if self._is_warm and self._turns.cpu_seconds() < self._turns.job["turn_seconds"]:
-            return
-        if self._is_warm:
-            self._turns.end(**self._counts, **counts)
-        else:
+        if not self._is_warm:
             self._is_warm = True
-            self._turns.ready(**self._facts)
-        self._left = int(self._turns.job["steps"])
-        self._counts = dict.fromkeys(done, 0)
+            self._turns.ready(**self._versions)
+        elif self._turns.cpu_seconds() < self._turns.job["turn_seconds"]:
+            return
+        else:
+            self._turns.end(**self._counts, **counts)
+        self._steps_left = int(self._turns.job["steps"])
+        self._counts = dict.fromkeys(self._counts, 0)
+
+
+def count_steps(steps: Steps, trainer: type, method: str, count: Callable[..., Any]) -> None:
+    """Wrap a method of a toolkit's trainer that makes one step, so that steps are counted.
+
+    `count` gets the arguments of the method and returns those of `Steps.done`. A step counts when
+    the next one begins: only then its optimizer step is over and the next batch was made.
+    """
+    make_step = getattr(trainer, method)
+    pending: list[dict[str, int]] = []
+
+    def make_and_count_step(*arguments: Any) -> Any:
+        if pending:
+            steps.done(**pending.pop())
+        result = make_step(*arguments)
+        pending.append(count(*arguments))
+        return result
+
+    setattr(trainer, method, make_and_count_step)
 
 
 def peak_bytes() -> int:
-    """Return the most memory this process has had at once."""
+    """Return the largest memory that this process has had."""
     status = Path("/proc/self/status")
-    if status.exists():  # ru_maxrss may be that of the process before exec
-        found = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
-        assert found
-        return int(found[1]) * 1024
+    if status.exists():  # ru_maxrss may belong to the process before exec
+        match = re.search(r"VmHWM:\s+(\d+) kB", status.read_text())
+        assert match
+        return int(match[1]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
@@ -104,13 +125,12 @@ def peak_bytes() -> int:
 def fastest(choices: list[Any], run: Callable[[Any], Any], device: str) -> Any:
     """Return the choice with which `run(choice)` takes the least time.
 
-    On a processor its own clock counts, since neighbours slow the other down; a GPU works while the
-    processor waits.
+    Measures CPU time on a CPU, since other processes slow it down, and wall-clock time on a GPU.
     """
     clock = time.process_time if device == "cpu" else time.perf_counter
     seconds = {}
     for choice in choices:
-        start = clock()
+        start_seconds = clock()
         run(choice)
-        seconds[choice] = clock() - start
+        seconds[choice] = clock() - start_seconds
     return min(choices, key=seconds.__getitem__)

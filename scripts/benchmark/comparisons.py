@@ -1,0 +1,352 @@
+"""The three comparisons of the benchmark: training, translation and start-up.
+
+The engines of one comparison alternate. The limit, which alternates with them, is the rate of the
+matrix multiplications of the model's weights alone, in the fastest library that torch has.
+"""
+
+from __future__ import annotations
+
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from corpus import PreparedCorpus
+from engines import TRAIN, TRANSLATE, Engine, environment_python
+from models import Exports
+from report import Record, Section, format_number, medians_by_engine
+from settings import Settings, describe_model
+from workers import Worker, WorkerError, take_turns, worker_environment
+
+from nmt.config import ModelConfig, SearchConfig
+from nmt.training.costs import Shape, source_shapes, target_shapes, training_flops
+
+LIMIT = "limit"
+_OWN_LIMIT = "limit of "  # followed by the name of an engine with other matrix multiplications
+_LIMIT_SENTENCES = 64  # of the batches whose matrix multiplications are the limit of translation
+_LIMIT_TRANSLATION_REPEATS = 20
+_TOKEN_FORMAT = "{:.1f}".format
+_IMPORT_ONLY = "import torch and load the weights"
+_IMPORT_CODE = "import sys, torch, safetensors.torch; safetensors.torch.load_file(sys.argv[1])"
+
+
+@dataclass
+class Measurement:
+    """All turns of one comparison."""
+
+    turns: dict[str, list[Record]]
+    limits: dict[str, float]  # operations per second of the limit, by engine
+    failures: dict[str, str]
+    raw: Record
+
+
+def compare_training(
+    name: str, model: ModelConfig, corpus: PreparedCorpus, settings: Settings
+) -> Section:
+    """Train for a few steps with every engine in turn; the rates are real tokens per second."""
+    job = {
+        "data_dir": str(corpus.data_dir),
+        "pieces_dir": str(corpus.pieces_dir),
+        "batches": str(corpus.write_batches(settings.batch_tokens)),
+        "vocab_size": corpus.tokenizer.vocab_size,
+        "model": describe_model(model),
+        "batch_tokens": settings.batch_tokens,
+        "update_tokens": settings.update_tokens,
+        "label_smoothing": 0.1,
+        "learning_rate": 1e-4,
+        "steps": settings.steps,
+        "turn_seconds": settings.turn_seconds,
+        "warmup_steps": settings.warmup_steps,
+        "threads": settings.threads,
+        "device": settings.device,
+        "dtype": settings.dtype,
+    }
+    limit_job = {
+        "rows": settings.batch_tokens,
+        "is_training": True,
+        "repeats": settings.limit_repeats,
+    }
+    folder = settings.cache / "jobs" / f"train-{name}"
+    measurement = measure(TRAIN, job, limit_job, settings, folder)
+    seconds_key = f"{settings.clock}_seconds"
+    lengths = corpus.data.lengths
+    flops = training_flops(model, corpus.tokenizer.vocab_size, lengths) / int(lengths.sum())
+
+    def rate(turn: Record) -> float:
+        return real_tokens(turn) / turn[seconds_key]
+
+    turns = measurement.turns
+    columns = {
+        "source": column(turns, lambda turn: turn["src_tokens"] / turn[seconds_key]),
+        "target": column(turns, lambda turn: turn["tgt_tokens"] / turn[seconds_key]),
+        "both, a second by the clock": column(
+            turns, lambda turn: real_tokens(turn) / turn["wall_seconds"]
+        ),
+        "padding": column(
+            turns, lambda turn: 1 - real_tokens(turn) / turn["positions"], "{:.0%}".format
+        ),
+        "peak memory": memory_column(turns),
+    }
+    shares = {}
+    for engine, median in medians_by_engine(turns, rate).items():
+        if engine in measurement.limits:
+            shares[engine] = f"{flops * median / measurement.limits[engine]:.0%}"
+    if shares:
+        columns["share of the limit"] = shares
+    return Section(
+        title=f"Training, {name}",
+        setting=f"{name}: {model.num_encoder_layers}+{model.num_decoder_layers} layers, d_model "
+        f"{model.d_model}, d_ff {model.d_ff}, {model.num_heads} heads; {corpus.name}, vocabulary "
+        f"{corpus.tokenizer.vocab_size:,}; batches of at most {settings.batch_tokens:,} positions "
+        f"a side; {settings.dtype}, {settings.device}, {settings.threads} thread(s); "
+        f"{settings.repeats} turns of at least {settings.steps} step(s) and "
+        f"{settings.turn_seconds:g} CPU seconds. A real token takes {flops / 1e6:,.0f} MFLOP; "
+        f"the limit: {describe_limits(measurement.limits)}.",
+        unit=f"real source+target tokens a {settings.unit_of_time}",
+        rates={engine: [rate(turn) for turn in records] for engine, records in turns.items()},
+        columns=columns,
+        baselines={"best peer": [engine for engine in turns if TRAIN[engine].baseline]},
+        failures=measurement.failures,
+        raw=measurement.raw | {"job": job},
+    )
+
+
+def compare_translation(
+    model: ModelConfig,
+    exports: Exports,
+    corpus: PreparedCorpus,
+    settings: Settings,
+    *,
+    beam_size: int,
+    fixed_length: int,
+) -> Section:
+    """Translate with every engine in turn; the rates are target tokens per second.
+
+    With `fixed_length` every translation has that many tokens, EOS included.
+    """
+    length = f"fixed-{fixed_length}" if fixed_length else "real"
+    lines = corpus.test_lines(settings.lines)
+    job = {
+        "model": describe_model(model),
+        "folders": exports.folders,
+        "pieces_dir": str(corpus.pieces_dir),
+        "lines": lines,
+        "warmup_lines": settings.lines // 4,
+        "beam_size": beam_size,
+        "length_exponent": SearchConfig().length_exponent,
+        "fixed_length": fixed_length,
+        "threads": settings.threads,
+        "device": settings.device,
+        "dtype": settings.dtype,
+        "vocab_size": corpus.tokenizer.vocab_size,
+    }
+    limit_job = {
+        "rows": _LIMIT_SENTENCES * beam_size,
+        "is_training": False,
+        "repeats": _LIMIT_TRANSLATION_REPEATS,
+    }
+    engines = {}
+    export_failures = {}
+    for name, engine in settings.choose(TRANSLATE).items():
+        reason = exports.failures.get(engine.options["format"])
+        if reason is None:
+            engines[name] = engine
+        else:
+            export_failures[name] = reason
+    folder = settings.cache / "jobs" / f"translate-{beam_size}-{length}"
+    measurement = measure(engines, job, limit_job, settings, folder)
+    seconds_key = f"{settings.clock}_seconds"
+
+    def rate(turn: Record) -> float:
+        return turn["tgt_tokens"] / turn[seconds_key]
+
+    turns = measurement.turns
+    columns = {
+        "sentences": column(turns, lambda turn: turn["sentences"] / turn[seconds_key]),
+        "tokens a sentence": column(
+            turns, lambda turn: turn["tgt_tokens"] / turn["sentences"], _TOKEN_FORMAT
+        ),
+        "tokens a second by the clock": column(
+            turns, lambda turn: turn["tgt_tokens"] / turn["wall_seconds"]
+        ),
+        "peak memory": memory_column(turns),
+    }
+    if measurement.limits:
+        shares = {}
+        for engine, median in medians_by_engine(turns, rate).items():
+            flops = translation_flops(model, corpus, turns[engine], lines, beam_size)
+            shares[engine] = f"{median * flops / measurement.limits[engine]:.0%}"
+        columns["share of the limit"] = shares
+    baselines: dict[str, list[str]] = {}
+    for name, engine in TRANSLATE.items():
+        if engine.baseline:
+            names = baselines.setdefault(engine.baseline, [])
+            if name in turns:
+                names.append(name)
+    search = f"beam {beam_size}" if beam_size > 1 else "greedy"
+    length_text = f"exactly {fixed_length} tokens each" if fixed_length else "free lengths"
+    return Section(
+        title=f"Translation, {search}, {length} length",
+        setting=f"{len(lines)} lines of {corpus.name}, {length_text}; {settings.device}, "
+        f"{settings.threads} thread(s); {settings.repeats} turns.",
+        unit=f"target tokens a {settings.unit_of_time}",
+        rates={engine: [rate(turn) for turn in records] for engine, records in turns.items()},
+        columns=columns,
+        baselines=baselines,
+        failures=export_failures | measurement.failures,
+        raw=measurement.raw,
+    )
+
+
+def compare_startup(model_dir: Path, settings: Settings) -> Section:
+    """Translate one line in new processes, beside importing torch and reading the weights."""
+    command = [str(Path(sys.executable).parent / "nmt-translate"), f"model_dir={model_dir}"]
+    command += [f"device={settings.device}", f"num_threads={settings.threads}"]
+    commands = {
+        _IMPORT_ONLY: [sys.executable, "-c", _IMPORT_CODE, str(model_dir / "model.safetensors")],
+        "nmt-translate": command,
+    }
+    turns: dict[str, list[Record]] = {name: [] for name in commands}
+    for turn_number in range(settings.repeats + 1):
+        for name, command in commands.items():
+            turn = run_timed(command, settings.threads)
+            if turn_number:  # the first round only fills the disk cache
+                turns[name].append(turn)
+    wall_medians = medians_by_engine(turns, lambda turn: turn["wall_seconds"])
+    ratios = {}
+    for name, seconds in wall_medians.items():
+        ratios[name] = f"{seconds / wall_medians[_IMPORT_ONLY]:.2f}"
+    return Section(
+        title="Start-up, one line",
+        setting=f"A new process, files in the disk cache; {settings.repeats} turns.",
+        unit="CPU seconds",
+        rates={name: [turn["cpu_seconds"] for turn in turns[name]] for name in commands},
+        columns={
+            "seconds by the clock": column(turns, lambda turn: turn["wall_seconds"]),
+            "ratio of those": ratios,
+        },
+        baselines={"torch and weights": [_IMPORT_ONLY]},
+        lower_is_better=True,
+        raw={"turns": turns, "commands": commands},
+    )
+
+
+def measure(
+    engines: dict[str, Engine], job: Record, limit_job: Record, settings: Settings, folder: Path
+) -> Measurement:
+    """Let the requested engines and the limit take turns; install missing environments first."""
+    python = Path(sys.executable)
+    workers = [Worker(LIMIT, python, "limit.py", job | limit_job, folder)]
+    failures = {}
+    for name, engine in settings.choose(engines).items():
+        try:
+            engine_python = environment_python(
+                engine.environment, settings.cache, install=not settings.here
+            )
+        except WorkerError as error:
+            failures[name] = str(error)
+            settings.say(f"  {name}: {error}")
+            continue
+        engine_job = job | {"options": engine.options}
+        if engine.own_limit:
+            limit_name = _OWN_LIMIT + name
+            workers.append(Worker(limit_name, python, "limit.py", engine_job | limit_job, folder))
+        workers.append(Worker(name, engine_python, engine.driver, engine_job, folder))
+    versions, turns, stopped = take_turns(workers, settings.repeats, settings.say)
+    rate_key = "flops_per_cpu_second" if settings.clock == "cpu" else "flops_per_second"
+    limits, limit_turns = take_limits(turns, rate_key)
+    commands = {worker.name: worker.command for worker in workers}
+    raw = {"versions": versions, "turns": turns, "limits": limit_turns, "commands": commands}
+    return Measurement(turns, limits, failures | stopped, raw)
+
+
+def take_limits(
+    turns: dict[str, list[Record]], rate_key: str
+) -> tuple[dict[str, float], dict[str, list[Record]]]:
+    """Remove the turns of all limits from `turns`.
+
+    Returns the median rate of each engine's limit, its own if it has one, and the removed turns.
+    """
+    limit_turns = {name: turns.pop(name) for name in list(turns) if name.startswith(LIMIT)}
+    medians = medians_by_engine(limit_turns, lambda turn: turn[rate_key])
+    limits = {}
+    for name in turns:
+        rate = medians.get(_OWN_LIMIT + name, medians.get(LIMIT))
+        if rate is not None:
+            limits[name] = rate
+    return limits, limit_turns
+
+
+def describe_limits(limits: dict[str, float]) -> str:
+    """Name each rate with one engine that it belongs to."""
+    engines = {f"{rate / 1e9:,.1f} GFLOP a second": engine for engine, rate in limits.items()}
+    return "; ".join(f"{rate} ({engine})" for rate, engine in engines.items()) or "not measured"
+
+
+def real_tokens(turn: Record) -> float:
+    """Count the tokens of a turn without padding, EOS included."""
+    return float(turn["src_tokens"] + turn["tgt_tokens"])
+
+
+def column(
+    turns: dict[str, list[Record]],
+    figure: Callable[[Record], float],
+    text: Callable[[float], str] = format_number,
+) -> dict[str, str]:
+    """Return the cells of a column: the median of a figure over the turns of each engine."""
+    return {name: text(median) for name, median in medians_by_engine(turns, figure).items()}
+
+
+def memory_column(turns: dict[str, list[Record]]) -> dict[str, str]:
+    """Return the cells of the column for peak memory."""
+    return column(turns, lambda turn: turn["peak_bytes"] / 1e9, "{:.2f} GB".format)
+
+
+def translation_flops(
+    model: ModelConfig,
+    corpus: PreparedCorpus,
+    turns: list[Record],
+    lines: list[str],
+    beam_size: int,
+) -> float:
+    """Return the operations of the weights' matrix multiplications per target token.
+
+    The source is computed once, the target once for each hypothesis of the beam.
+    """
+    src_tokens = sum(len(ids) + 1 for ids in corpus.tokenizer.encode_batch(lines))
+    tgt_tokens = statistics.fmean(turn["tgt_tokens"] for turn in turns)
+    src_weights = num_weights(source_shapes(model))
+    tgt_weights = num_weights(target_shapes(model, corpus.tokenizer.vocab_size))
+    return 2.0 * (src_tokens / tgt_tokens * src_weights + beam_size * tgt_weights)
+
+
+def num_weights(shapes: dict[Shape, int]) -> int:
+    """Count the weights of matrices given by their shapes and how often each occurs."""
+    return sum(rows * columns * count for (rows, columns), count in shapes.items())
+
+
+def run_timed(command: list[str], threads: int) -> Record:
+    """Run a command that reads one line; return its seconds."""
+    start_seconds = time.perf_counter()
+    process = subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        env=worker_environment(threads, is_ours=True),
+    )
+    assert process.stdin is not None
+    assert process.stderr is not None
+    process.stdin.write(b"A man is riding a bicycle.\n")
+    process.stdin.close()
+    errors = process.stderr.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+        raise RuntimeError(f"{command[0]} failed: {errors.decode(errors='replace')}")
+    wall_seconds = time.perf_counter() - start_seconds
+    return {"wall_seconds": wall_seconds, "cpu_seconds": usage.ru_utime + usage.ru_stime}
