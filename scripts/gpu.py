@@ -1,11 +1,11 @@
-"""Try everything that needs a GPU, on a machine that has one, in at most nine minutes.
+"""Run everything that needs a GPU, on a machine that has one, in at most nine minutes.
 
     make gpu                                     text in shared/data/multi30k, results in build/gpu
-    make gpu wheels=DIR text=DIR output=DIR      what the machine's Python lacks comes from DIR
-    python scripts/gpu.py --rehearse             the same on a processor, at a tiny size
+    make gpu wheels=DIR text=DIR output=DIR      missing packages are unpacked from wheels in DIR
+    python scripts/gpu.py --rehearse             the same on a CPU, at a tiny size
 
-Each part is a process of its own with a limit of time, so that one failure does not end the rest.
-After each, `gpu.json` and `gpu.md` are written anew. The exit status is 1 if a part failed.
+Each part is a process with a time limit, so that a failure does not end the others. After each,
+`gpu.json` and `gpu.md` are written again. The exit status is 1 if a part failed.
 """
 
 from __future__ import annotations
@@ -20,61 +20,100 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).with_suffix("")))
 
-from page import describe, page  # noqa: E402
-from parts import LEFT_OUT, PARTS, REHEARSAL, ROOT, Job, PartError, exiting  # noqa: E402
+from page import describe, make_page  # noqa: E402
+from parts import PARTS, REHEARSAL, ROOT, Job, Part, PartError, PartSkipped, exiting  # noqa: E402
 
-ALL_SECONDS = 540
+TOTAL_SECONDS = 540
+REHEARSAL_SLOWDOWN = 20  # of a busy CPU, compared with a GPU
 
-# --- running them
+
+def main() -> int:
+    """Run the parts and write their figures; return the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
+    parser.add_argument("--text", type=Path, default=ROOT / "shared" / "data" / "multi30k")
+    parser.add_argument("--wheels", type=Path, help="folder with wheels of missing packages")
+    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS))
+    parser.add_argument("--rehearse", action="store_true", help="on a CPU, at a tiny size")
+    options = parser.parse_args()
+    start_seconds = time.perf_counter()
+    output = options.output.resolve()
+    output.mkdir(parents=True, exist_ok=True)
+    installed = install_wheels(options.wheels, output / "packages")
+    os.chdir(ROOT)
+    import_everything()
+    job = Job(output, options.text.resolve())
+    slowdown = 1
+    if options.rehearse:
+        job = replace(job, device="cpu", **REHEARSAL)
+        slowdown = REHEARSAL_SLOWDOWN
+    results: dict[str, Any] = {}
+    for name, (part, limit_seconds) in PARTS.items():
+        if name not in options.parts:
+            continue
+        seconds_left = slowdown * TOTAL_SECONDS - (time.perf_counter() - start_seconds)
+        if seconds_left < min(limit_seconds, 20):
+            results[name] = {"status": "failed", "reason": "no time is left", "seconds": 0.0}
+        else:
+            results[name] = run_part(name, part, job, min(slowdown * limit_seconds, seconds_left))
+        if name == "machine" and "figures" in results[name]:
+            job = replace(job, num_devices=results[name]["figures"].get("devices", 1))
+        print(f"{name}: {describe(results[name])}", flush=True)
+        content = {"rehearsal": job.is_rehearsal, "installed": installed, "parts": results}
+        write_atomically(output / "gpu.json", json.dumps(content, indent=1))
+        write_atomically(output / "gpu.md", make_page(content))
+    return int(any(result["status"] == "failed" for result in results.values()))
 
 
-def run_part(part: Callable[[Job], dict[str, Any]], job: Job, seconds: float) -> dict[str, Any]:
-    """Run a part in a process of its own, and of its own group; return what became of it."""
-    name, start = part.__name__, time.perf_counter()
-    answer, log = job.output / f"{name}.answer", job.output / f"{name}.log"
-    answer.unlink(missing_ok=True)
+def run_part(name: str, part: Part, job: Job, seconds: float) -> dict[str, Any]:
+    """Run a part in a process and process group of its own; return its figures or why it failed."""
+    start_seconds = time.perf_counter()
+    answer_file = job.output / f"{name}.answer"
+    answer_file.unlink(missing_ok=True)
+    log_file = job.output / f"{name}.log"
     sys.stdout.flush()
     pid = os.fork()
     if pid == 0:
         os.setsid()
-        with log.open("w", encoding="utf-8") as file, exiting():
-            os.dup2(file.fileno(), 1)
-            os.dup2(file.fileno(), 2)
-            sys.stdout = sys.stderr = file
+        with log_file.open("w", encoding="utf-8") as log, exiting():
+            os.dup2(log.fileno(), 1)
+            os.dup2(log.fileno(), 2)
+            sys.stdout = sys.stderr = log
             try:
-                content = {"status": "ok", "figures": part(job)}
+                answer: dict[str, Any] = {"status": "ok", "figures": part(job)}
+            except PartSkipped as error:
+                answer = {"status": "left out", "reason": str(error)}
             except PartError as error:
-                content = {"status": "failed", "reason": str(error)}
-            answer.write_text(json.dumps(content), encoding="utf-8")
-    is_late = not wait(pid, start + seconds)
+                answer = {"status": "failed", "reason": str(error)}
+            answer_file.write_text(json.dumps(answer), encoding="utf-8")
+    has_ended = wait_for(pid, start_seconds + seconds)
     with contextlib.suppress(ProcessLookupError):
-        os.killpg(pid, signal.SIGKILL)  # it, or what it left behind
-    if is_late:
+        os.killpg(pid, signal.SIGKILL)  # the part, or processes that it left behind
+    if not has_ended:
         os.waitpid(pid, 0)
-    said = [line for line in log.read_text("utf-8", "replace").splitlines() if line.strip()]
-    last = said[-1].strip()[:300] if said else "no word"
-    result: dict[str, Any] = {"status": "failed", "reason": last}
-    if is_late:
-        result["reason"] = f"not done after {seconds:.0f} seconds; last line: {last}"
-    elif answer.exists():
-        result = json.loads(answer.read_text(encoding="utf-8"))
-        reason = result.get("reason", "")
-        if reason.startswith(LEFT_OUT):
-            result = {"status": "left out", "reason": reason.removeprefix(LEFT_OUT)}
-        elif "exit status" in reason:
-            result["reason"] = f"{reason}: {last}"
-    return {**result, "seconds": round(time.perf_counter() - start, 1)}
+    log_text = log_file.read_text("utf-8", "replace").strip()
+    last_line = log_text.splitlines()[-1].strip()[:300] if log_text else "no output"
+    if not has_ended:
+        reason = f"not done after {seconds:.0f} seconds; last line: {last_line}"
+        answer = {"status": "failed", "reason": reason}
+    elif answer_file.exists():
+        answer = json.loads(answer_file.read_text(encoding="utf-8"))
+        if "exit status" in answer.get("reason", ""):
+            answer["reason"] += f": {last_line}"
+    else:
+        answer = {"status": "failed", "reason": last_line}
+    answer["seconds"] = round(time.perf_counter() - start_seconds, 1)
+    return answer
 
 
-def wait(pid: int, deadline: float) -> bool:
-    """Wait for a process until a time of `perf_counter`; say whether it has ended."""
+def wait_for(pid: int, deadline: float) -> bool:
+    """Wait for a process until a time of `perf_counter`; return whether it has ended."""
     while time.perf_counter() < deadline:
         if os.waitpid(pid, os.WNOHANG)[0]:
             return True
@@ -82,38 +121,47 @@ def wait(pid: int, deadline: float) -> bool:
     return False
 
 
-def install(wheels: Path | None, packages: Path) -> list[str]:
-    """Unpack the wheels of packages that this Python lacks, without a network, beside the rest of
-    it; return their files. torch stays as it is.
+def install_wheels(wheels_dir: Path | None, packages: Path) -> list[str]:
+    """Unpack wheels of packages that are not installed into `packages`; return their file names.
+
+    Needs no network. Installed packages, torch among them, stay as they are.
     """
-    there = {re.sub(r"[-_.]+", "-", d.name).lower() for d in importlib.metadata.distributions()}
-    found = sorted(wheels.glob("*.whl")) if wheels else []
-    missing = [
-        wheel for wheel in found if wheel.name.split("-")[0].replace("_", "-").lower() not in there
-    ]
+    installed = set()
+    for distribution in importlib.metadata.distributions():
+        installed.add(re.sub(r"[-_.]+", "-", distribution.name).lower())
+    missing = []
+    for wheel in sorted(wheels_dir.glob("*.whl")) if wheels_dir else []:
+        if wheel.name.split("-")[0].replace("_", "-").lower() not in installed:
+            missing.append(wheel)
     if missing:
         command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
         subprocess.run([*command, "--target", str(packages), *map(str, missing)], check=True)
     sys.path[:0] = [str(ROOT), str(packages)]
-    libraries = map(str, packages.glob("nvidia/*/lib"))  # dlopen looks there in new processes
-    searched = [*libraries, *filter(None, [os.environ.get("LD_LIBRARY_PATH")])]
-    os.environ["LD_LIBRARY_PATH"] = os.pathsep.join(searched)
-    before = os.environ.get("PYTHONPATH")
-    paths = [str(ROOT), str(packages), *([before] if before else [])]
-    os.environ["PYTHONPATH"] = os.pathsep.join(paths)
+    prepend_to_variable("PYTHONPATH", [ROOT, packages])
+    # new processes find shared libraries of CUDA there
+    prepend_to_variable("LD_LIBRARY_PATH", list(packages.glob("nvidia/*/lib")))
     return [wheel.name for wheel in missing]
 
 
-def import_all() -> None:
-    """Import what parts need, so that their processes begin with it. Nothing is computed here, and
-    CUDA not begun, which a fork would not survive.
+def prepend_to_variable(name: str, paths: list[Path]) -> None:
+    """Put paths before those that an environment variable has."""
+    texts = [str(path) for path in paths]
+    if os.environ.get(name):
+        texts.append(os.environ[name])
+    os.environ[name] = os.pathsep.join(texts)
+
+
+def import_everything() -> None:
+    """Import all modules that parts need, so that their forks start quickly.
+
+    CUDA is not initialized here: it would not survive a fork.
     """
-    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # asks for devices without CUDA
-    import torch._dynamo  # noqa: F401  # with the first step of an optimizer
+    os.environ["PYTORCH_NVML_BASED_CUDA_CHECK"] = "1"  # count devices without initializing CUDA
+    import torch._dynamo  # noqa: F401  # imported by the first step of an optimizer
 
     import nmt
 
-    nmt.__path__.append(str(ROOT))  # where it is not installed, `nmt.configs` is configs/
+    nmt.__path__.append(str(ROOT))  # if nmt is not installed, `nmt.configs` is configs/
 
     import nmt.cli.compose
     import nmt.evaluate
@@ -123,45 +171,8 @@ def import_all() -> None:
     import nmt.translate.translator  # noqa: F401
 
 
-def main() -> int:
-    """Run the parts and write what they found; return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--output", type=Path, default=ROOT / "build" / "gpu")
-    parser.add_argument("--text", type=Path, default=ROOT / "shared" / "data" / "multi30k")
-    parser.add_argument("--wheels", type=Path, help="folder of wheels for what is missing")
-    parser.add_argument("--parts", nargs="+", choices=[part.__name__ for part in PARTS])
-    parser.add_argument("--rehearse", action="store_true", help="on a processor, at a tiny size")
-    options = parser.parse_args()
-    start = time.perf_counter()
-    output = options.output.resolve()
-    output.mkdir(parents=True, exist_ok=True)
-    installed = install(options.wheels, output / "packages")
-    os.chdir(ROOT)
-    import_all()
-    job = Job(output, options.text.resolve())
-    if options.rehearse:
-        job = replace(job, device="cpu", **REHEARSAL)
-    slower = 20 if job.is_rehearsal else 1  # than a GPU, on a machine that is busy
-    results: dict[str, Any] = {}
-    for part, limit in PARTS.items():
-        name, left = part.__name__, slower * ALL_SECONDS - (time.perf_counter() - start)
-        if options.parts and name not in options.parts:
-            continue
-        if left < min(limit, 20):
-            results[name] = {"status": "failed", "reason": "no time is left", "seconds": 0.0}
-        else:
-            results[name] = run_part(part, job, min(slower * limit, left))
-        num_devices = results[name].get("figures", {}).get("devices", job.num_devices)
-        job = replace(job, num_devices=num_devices)
-        print(f"{name}: {describe(results[name])}", flush=True)
-        content = {"rehearsal": job.is_rehearsal, "installed": installed, "parts": results}
-        write(output / "gpu.json", json.dumps(content, indent=1))
-        write(output / "gpu.md", page(content))
-    return int(any(result["status"] == "failed" for result in results.values()))
-
-
-def write(path: Path, text: str) -> None:
-    """Write a file in one step."""
+def write_atomically(path: Path, text: str) -> None:
+    """Write a file that is complete at any moment."""
     temporary = path.with_suffix(".new")
     temporary.write_text(text, encoding="utf-8")
     temporary.replace(path)

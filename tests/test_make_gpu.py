@@ -1,4 +1,4 @@
-"""scripts/gpu.py, rehearsed on a processor: the parts as they are, at a tiny size."""
+"""scripts/gpu.py, rehearsed on a CPU: all parts, at a tiny size."""
 
 from __future__ import annotations
 
@@ -21,61 +21,66 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).parent.parent
 SCRIPT = ROOT / "scripts" / "gpu.py"
-# each of these takes a process that imports everything again, or a compiler
+# each of these starts processes that import everything again, or compiles
 SLOW = [["tests"], ["base_compiled"], ["several_devices"], ["translation"]]
-QUICK = ["machine", "data", "base_plain", "precision", "bleu"]
+QUICK = ["machine", "data", "base_plain", "precision", "bleu"]  # in the order they run
 
 
 def rehearse(folder: Path, *arguments: str) -> tuple[int, dict[str, Any]]:
-    """Rehearse on text that is drawn; return the exit status and what was written."""
-    draw = random.Random(0)
-    words = ["".join(draw.choices("aeioubdfgklmnprst", k=draw.randint(2, 9))) for _ in range(300)]
-    for split, count in (("train", 80), ("val", 8), ("test", 8)):
+    """Rehearse on random text; return the exit status and the content of gpu.json."""
+    rng = random.Random(0)
+    words = ["".join(rng.choices("aeioubdfgklmnprst", k=rng.randint(2, 9))) for _ in range(300)]
+    for split, num_lines in (("train", 80), ("val", 8), ("test", 8)):
         for lang in ("en", "de"):
-            rows = [" ".join(draw.choices(words, k=draw.randint(2, 9))) for _ in range(count)]
-            text = "".join(f"{row}\n" for row in rows)
+            lines = [" ".join(rng.choices(words, k=rng.randint(2, 9))) for _ in range(num_lines)]
+            text = "".join(f"{line}\n" for line in lines)
             (folder / f"{split}.{lang}").write_text(text, encoding="utf-8", newline="\n")
-    given = [f"--text={folder}", f"--output={folder / 'out'}", "--rehearse", *arguments]
     # without `site`, and so without nmt, as on a machine where it is not installed
-    command = [sys.executable, "-S", str(SCRIPT), *given]
-    packages = os.pathsep.join(path for path in sys.path if path.endswith("-packages"))
-    environment = os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": packages}
-    environment["TORCHINDUCTOR_COMPILE_THREADS"] = "1"  # which starts no further processes
+    command = [sys.executable, "-S", str(SCRIPT), f"--text={folder}", f"--output={folder / 'out'}"]
+    command += ["--rehearse", *arguments]
+    environment = os.environ | {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path.endswith("-packages")),
+        "TORCHINDUCTOR_COMPILE_THREADS": "1",  # compile in the same process
+    }
     result = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert "Traceback" not in result.stderr, result.stderr
     return result.returncode, json.loads((folder / "out" / "gpu.json").read_text("utf-8"))
 
 
-def figures(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
+def check_figures(content: dict[str, Any], names: list[str]) -> dict[str, Any]:
+    """Return the figures of each part; all of `names` must have succeeded."""
     parts = content["parts"]
-    assert {name: part["status"] for name, part in parts.items()} == dict.fromkeys(names, "ok"), {
-        name: part.get("reason") for name, part in parts.items()
-    }
+    assert list(parts) == names
+    for name, part in parts.items():
+        assert part["status"] == "ok", (name, part.get("reason"))
     return {name: part["figures"] for name, part in parts.items()}
 
 
-def test_parts_run_on_a_processor_and_their_figures_are_written(tmp_path: Path) -> None:
+def test_parts_run_on_a_cpu_and_their_figures_are_written(tmp_path: Path) -> None:
     wheels = tmp_path / "wheels"
     wheels.mkdir()
-    with zipfile.ZipFile(wheels / "some_lack-1.0-py3-none-any.whl", "w") as file:
-        info = "some_lack-1.0.dist-info"
-        file.writestr("some_lack.py", "ANSWER = 42\n")
-        file.writestr(f"{info}/METADATA", "Metadata-Version: 2.1\nName: some-lack\nVersion: 1.0\n")
+    with zipfile.ZipFile(wheels / "missing_package-1.0-py3-none-any.whl", "w") as file:
+        info = "missing_package-1.0.dist-info"
+        file.writestr("missing_package.py", "ANSWER = 42\n")
+        file.writestr(
+            f"{info}/METADATA", "Metadata-Version: 2.1\nName: missing-package\nVersion: 1.0\n"
+        )
         file.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
         file.writestr(f"{info}/RECORD", "")
-    (wheels / "torch-9.9-py3-none-any.whl").touch()  # stays as it is
+    (wheels / "torch-9.9-py3-none-any.whl").touch()  # installed already, so it is not unpacked
     status, content = rehearse(tmp_path, f"--wheels={wheels}", "--parts", *QUICK)
-    found = figures(content, QUICK)
+    figures = check_figures(content, QUICK)
     assert status == 0
-    assert content["installed"] == ["some_lack-1.0-py3-none-any.whl"]
-    assert (tmp_path / "out/packages/some_lack.py").exists()
-    assert found["base_plain"]["target_tokens_per_second"] > 0
-    assert 0 < found["base_plain"]["model_flops_utilisation"] < 1
-    assert len(found["precision"]["curves"]["bfloat16"]) == 4
-    assert found["precision"]["gap"] <= found["precision"]["limit"]
-    assert set(found["bleu"]) == {"training_seconds", "float32", "bfloat16"}
+    assert content["installed"] == ["missing_package-1.0-py3-none-any.whl"]
+    assert (tmp_path / "out/packages/missing_package.py").exists()
+    assert figures["base_plain"]["target_tokens_per_second"] > 0
+    assert 0 < figures["base_plain"]["model_flops_utilisation"] < 1
+    assert len(figures["precision"]["curves"]["bfloat16"]) == 4
+    assert figures["precision"]["gap"] <= figures["precision"]["limit"]
+    assert set(figures["bleu"]) == {"training_seconds", "float32", "bfloat16"}
     page = (tmp_path / "out/gpu.md").read_text("utf-8")
     head = (ROOT / "docs/benchmarks/gpu.md").read_text("utf-8").split("## Results")[0]
     assert page.startswith(head)
@@ -84,18 +89,18 @@ def test_parts_run_on_a_processor_and_their_figures_are_written(tmp_path: Path) 
 
 @pytest.mark.long
 @pytest.mark.parametrize("names", SLOW, ids="-".join)
-def test_the_other_parts_run_on_a_processor_too(tmp_path: Path, names: list[str]) -> None:
+def test_the_other_parts_run_on_a_cpu_too(tmp_path: Path, names: list[str]) -> None:
     if "translation" in names and not multiplies_bfloat16():
-        pytest.skip("this torch or CPU has no products of bfloat16")
+        pytest.skip("this torch or CPU has no bfloat16 matrix multiplication")
     status, content = rehearse(tmp_path, "--parts", "data", *names)
-    found = figures(content, ["data", *names])
+    figures = check_figures(content, ["data", *names])
     assert status == 0
-    if "tests" in found:
-        assert found["tests"]["passed"] >= 6
-    if "several_devices" in found:
-        assert found["several_devices"]["largest_difference"] < 1e-3
-    if "translation" in found:
-        assert {"nmt-float32", "nmt-bfloat16"} <= set(found["translation"]["tokens_per_second"])
+    if "tests" in figures:
+        assert figures["tests"]["passed"] >= 6
+    if "several_devices" in figures:
+        assert figures["several_devices"]["largest_difference"] < 1e-3
+    if "translation" in figures:
+        assert {"nmt-float32", "nmt-bfloat16"} <= set(figures["translation"]["tokens_per_second"])
 
 
 def load_script() -> Any:
@@ -116,7 +121,7 @@ def test_the_speed_of_training_without_a_gradient_is_none(
         records = [{"gradient_norm": norm}] * (job.speed_updates // job.log_every)
         monkeypatch.setattr(parts, "train", lambda *_, records=records: records)
         with pytest.raises(parts.PartError, match="gradient"):
-            parts.base_compiled(job)
+            parts.measure_training(job, model="base", compiled=True)
 
 
 def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) -> None:
@@ -125,6 +130,9 @@ def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) 
 
     def refused(job: Any) -> dict[str, Any]:
         raise script.PartError("no such thing")
+
+    def skipped(job: Any) -> dict[str, Any]:
+        raise script.PartSkipped("there is one device")
 
     def broken(job: Any) -> dict[str, Any]:
         raise ValueError("a bug")
@@ -136,7 +144,7 @@ def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) 
 
     def hanging(job: Any) -> dict[str, Any]:
         print("still at work", flush=True)
-        if os.fork() == 0:  # what it started ends with it
+        if os.fork() == 0:  # ends with the part
             (tmp_path / "pid").write_text(str(os.getpid()))
         time.sleep(600)
         return {}
@@ -151,8 +159,9 @@ def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) 
         hanging: "not done after 1 seconds; last line: still at work",
     }
     for part, reason in expected.items():
-        result = script.run_part(part, job, 1.0 if part is hanging else 30.0)
+        result = script.run_part("part", part, job, 1.0 if part is hanging else 30.0)
         assert (result["status"], result["reason"]) == ("failed", reason), part
+    assert script.run_part("part", skipped, job, 30.0)["status"] == "left out"
     pid = int((tmp_path / "pid").read_text())
     for _ in range(100):
         state = Path(f"/proc/{pid}/stat")
@@ -161,4 +170,4 @@ def test_a_part_that_fails_says_why_and_one_that_hangs_is_ended(tmp_path: Path) 
         time.sleep(0.05)
     else:
         pytest.fail(f"process {pid} goes on")
-    assert script.run_part(fine, job, 30.0)["figures"] == {"answer": 42}
+    assert script.run_part("part", fine, job, 30.0)["figures"] == {"answer": 42}

@@ -1,4 +1,4 @@
-"""The parts of scripts/gpu.py: each does its work, and returns figures or raises a `PartError`."""
+"""The parts of scripts/gpu.py: each returns its figures or raises a `PartError`."""
 
 from __future__ import annotations
 
@@ -17,63 +17,98 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-LEFT_OUT = "left out: "
 SPLITS = {"train": ["train"], "valid": ["val", "valid"], "test": ["test_2016_flickr", "test"]}
-KEEP_QUIET = ["tracker=[]", "valid_bleu=false", "validate_every_updates=1000000"]
-KEEP_QUIET += ["checkpoint_every_updates=1000000", "keep_last=1", "average_last=1"]
-TINY = ["model.num_encoder_layers=1", "model.num_decoder_layers=1", "model.d_model=16"]
-TINY += ["model.d_ff=32", "model.num_heads=2", "num_threads=1", "device=cpu"]
+NO_VALIDATION = [
+    "tracker=[]",
+    "valid_bleu=false",
+    "validate_every_updates=1000000",
+    "checkpoint_every_updates=1000000",
+    "keep_last=1",
+    "average_last=1",
+]
+TINY = [
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "model.d_model=16",
+    "model.d_ff=32",
+    "model.num_heads=2",
+    "num_threads=1",
+    "device=cpu",
+]
+TRANSLATION_SECONDS = 150
+ENGINES = {  # driver, format of the model, dtype
+    "nmt-float32": ("translate_nmt.py", "native", "float32"),
+    "nmt-bfloat16": ("translate_nmt.py", "native", "bfloat16"),
+    "ctranslate2-float16": ("translate_ctranslate2.py", "ctranslate2", "float16"),
+    "transformers-bfloat16": ("translate_transformers.py", "huggingface", "bfloat16"),
+}
 
 
 class PartError(Exception):
     """Why a part has no figures, or wrong ones, in one line."""
 
 
+class PartSkipped(PartError):
+    """Why a part does not apply to this machine."""
+
+
 @dataclass(frozen=True)
 class Job:
-    """What all parts are told; sizes and the device are all that a rehearsal changes."""
+    """Folders, device and sizes; a rehearsal changes the device and the sizes."""
 
     output: Path
     text: Path
     device: str = "cuda"
     num_devices: int = 1
-    pairs: int = 40_000  # drawn, to measure speed with a vocabulary as large as WMT's
-    words: int = 40_000
+    num_pairs: int = 40_000  # random text, to measure speed with a vocabulary as large as WMT's
+    num_words: int = 40_000
     vocab_size: int = 37_000
     curve_updates: int = 300
     speed_updates: int = 120
     log_every: int = 10
     update_tokens: int = 25_000
     model_updates: int = 600
-    lines: int = 4_000
+    num_lines: int = 4_000
     turns: int = 3
     bleu_updates: int = 3_600
 
     @property
     def is_rehearsal(self) -> bool:
-        """Whether a processor stands for the GPU."""
+        """Whether a CPU takes the place of the GPU."""
         return self.device == "cpu"
 
     @property
-    def tiny(self) -> list[str]:
+    def model_settings(self) -> list[str]:
         """Settings that make any model tiny, in a rehearsal."""
         return TINY if self.is_rehearsal else []
 
 
-REHEARSAL = {"pairs": 60, "words": 200, "vocab_size": 400, "curve_updates": 4, "speed_updates": 4}
-REHEARSAL |= {"log_every": 1, "update_tokens": 400, "model_updates": 2, "lines": 4, "turns": 1}
-REHEARSAL |= {"bleu_updates": 2}
+REHEARSAL = {
+    "num_pairs": 60,
+    "num_words": 200,
+    "vocab_size": 400,
+    "curve_updates": 4,
+    "speed_updates": 4,
+    "log_every": 1,
+    "update_tokens": 400,
+    "model_updates": 2,
+    "num_lines": 4,
+    "turns": 1,
+    "bleu_updates": 2,
+}
+Part = Callable[[Job], dict[str, Any]]
 
 
-# --- what parts use
+# --- helpers
 
 
-def nmt(name: str, *arguments: object) -> None:
-    """Run `nmt-NAME` in a copy of this process, which has everything imported."""
+def run_nmt(name: str, *arguments: object) -> None:
+    """Run `nmt-NAME` in a fork of this process, which has imported everything."""
     from nmt.cli.commands import COMMANDS
     from nmt.cli.main import main
 
@@ -89,7 +124,7 @@ def nmt(name: str, *arguments: object) -> None:
 
 @contextlib.contextmanager
 def exiting() -> Iterator[None]:
-    """End this process with the block, whatever happens in it."""
+    """End this process after the block, also after an error."""
     try:
         yield
     except BaseException:
@@ -101,21 +136,29 @@ def exiting() -> Iterator[None]:
 
 
 def train(job: Job, name: str, *settings: object) -> list[dict[str, Any]]:
-    """Train in the run folder `name`; return the lines of metrics of its updates."""
+    """Train in the run folder `name`; return the logged metrics of its updates."""
     run_dir = job.output / "runs" / name
-    shutil.rmtree(run_dir, ignore_errors=True)  # of a run of this script before
-    device = f"device={job.device}"
-    nmt("train", f"run_dir={run_dir}", device, *KEEP_QUIET, *job.tiny, *settings)
+    shutil.rmtree(run_dir, ignore_errors=True)  # of an earlier run of this script
+    run_nmt(
+        "train",
+        f"run_dir={run_dir}",
+        f"device={job.device}",
+        *NO_VALIDATION,
+        *job.model_settings,
+        *settings,
+    )
     lines = (run_dir / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
     return [record for record in map(json.loads, lines) if "nll" in record]
 
 
-def speed(records: list[dict[str, Any]]) -> dict[str, float]:
-    """Return the medians of the second half of a run, when it is compiled and warm."""
-    late = records[len(records) // 2 :]
-    keys = ("target_tokens_per_second", "model_flops_per_second", "model_flops_utilisation")
-    figures = {key: statistics.median(record[key] for record in late) for key in keys}
-    return figures | {"memory_bytes": max(record["memory_bytes"] for record in records)}
+def speed_figures(records: list[dict[str, Any]]) -> dict[str, float]:
+    """Return medians over the second half of a run, after compilation and warm-up."""
+    second_half = records[len(records) // 2 :]
+    figures = {}
+    for key in ("target_tokens_per_second", "model_flops_per_second", "model_flops_utilisation"):
+        figures[key] = statistics.median(record[key] for record in second_half)
+    figures["memory_bytes"] = max(record["memory_bytes"] for record in records)
+    return figures
 
 
 def read_lines(path: Path) -> list[str]:
@@ -123,82 +166,90 @@ def read_lines(path: Path) -> list[str]:
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
-# --- the parts, in the order of their worth
+# --- the parts
 
 
-def machine(job: Job) -> dict[str, Any]:
-    """Say what there is, and that a product on the device is right."""
+def inspect_machine(job: Job) -> dict[str, Any]:
+    """Return versions and the device; check that a matrix multiplication on it is exact."""
     import torch
 
-    names = ("torch", "ctranslate2", "transformers", "sentencepiece")
     figures: dict[str, Any] = {"python": sys.version.split()[0]}
-    for name in names:
+    for name in ("torch", "ctranslate2", "transformers", "sentencepiece"):
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             figures[name] = importlib.metadata.version(name)
     x = torch.arange(64.0, device=job.device).view(8, 8)
     if not torch.equal((x @ x).cpu(), x.cpu() @ x.cpu()):
-        raise PartError("a product of integers below 2^24 is not exact")
+        raise PartError("a matrix multiplication of integers below 2^24 is not exact")
     if not job.is_rehearsal:
         properties = torch.cuda.get_device_properties(0)
-        figures |= {"gpu": properties.name, "memory_bytes": properties.total_memory}
-        figures |= {"devices": torch.cuda.device_count(), "cuda": torch.version.cuda}
+        figures["gpu"] = properties.name
+        figures["memory_bytes"] = properties.total_memory
+        figures["devices"] = torch.cuda.device_count()
+        figures["cuda"] = torch.version.cuda
         figures["capability"] = list(torch.cuda.get_device_capability(0))
     return figures
 
 
-def data(job: Job) -> dict[str, Any]:
-    """Preprocess the text given, and text drawn so that its vocabulary is large."""
-    seconds = {}
-    for name, files in (("real", find_text(job.text)), ("drawn", draw_text(job))):
-        start = time.perf_counter()
-        own = ["experiment=multi30k_quick"] if name == "real" else []
-        if name == "drawn" or job.is_rehearsal:
-            own += [f"tokenizer.vocab_size={job.vocab_size}"]
-        nmt("preprocess", *own, *files, "data.tgt_lang=de", f"data_dir={job.output / name}")
-        seconds[f"{name}_seconds"] = time.perf_counter() - start
-    return seconds
+def preprocess(job: Job) -> dict[str, Any]:
+    """Preprocess the given text, and random text with a large vocabulary; return the seconds."""
+    vocab_size = [f"tokenizer.vocab_size={job.vocab_size}"]
+    real_settings = ["experiment=multi30k_quick", *find_text(job.text)]
+    if job.is_rehearsal:
+        real_settings += vocab_size
+    figures = {}
+    for name, settings in (("real", real_settings), ("drawn", vocab_size + write_random_text(job))):
+        start_seconds = time.perf_counter()
+        data_dir = f"data_dir={job.output / name}"
+        run_nmt("preprocess", *settings, "data.tgt_lang=de", data_dir)
+        figures[f"{name}_seconds"] = time.perf_counter() - start_seconds
+    return figures
 
 
 def find_text(folder: Path) -> list[str]:
     """Return settings that name the files of the folder."""
-    found = []
+    settings = []
     for split, names in SPLITS.items():
         for side, lang in (("src", "en"), ("tgt", "de")):
-            paths = [folder / f"{name}.{lang}{end}" for name in names for end in ("", ".gz")]
-            path = next((path for path in paths if path.exists()), None)
-            if path is None:
+            candidates = [folder / f"{name}.{lang}{end}" for name in names for end in ("", ".gz")]
+            files = [path for path in candidates if path.exists()]
+            if not files:
                 raise PartError(f"{folder} has no {names[0]}.{lang}; give text=FOLDER")
-            found.append(f"data.{split}.{side}={path}")
-    return found
+            settings.append(f"data.{split}.{side}={files[0]}")
+    return settings
 
 
-def draw_text(job: Job) -> list[str]:
-    """Write sentences of drawn words whose lengths are spread as those of WMT are, 29 tokens a side
-    in the mean; return settings that name the files.
+def write_random_text(job: Job) -> list[str]:
+    """Write sentences of random words; return settings that name the files.
+
+    Lengths are distributed as in WMT, with a mean of 29 tokens a side.
     """
-    draw = random.Random(1)
-    starts, ends = "bcdfghjklmnprstvwz", ["", "n", "r", "s", "t"]
-    parts = [a + b + c for a in starts for b in "aeiou" for c in ends]
-    places = list(itertools.accumulate((i + 3) ** -0.9 for i in range(job.words)))
-    folder, found = job.output / "text", []
+    rng = random.Random(1)
+    consonants = "bcdfghjklmnprstvwz"
+    syllables = [a + b + c for a in consonants for b in "aeiou" for c in ["", "n", "r", "s", "t"]]
+    # Zipf's law
+    weights = list(itertools.accumulate((i + 3) ** -0.9 for i in range(job.num_words)))
+    folder = job.output / "text"
     folder.mkdir(parents=True, exist_ok=True)
-    words: dict[str, list[str]] = {}
+    vocabularies: dict[str, list[str]] = {}
     for side in ("src", "tgt"):
-        distinct: set[str] = set()
-        while len(distinct) < job.words:
-            distinct.add("".join(draw.choices(parts, k=draw.choice((1, 2, 2, 3, 3, 4)))))
-        words[side] = sorted(distinct)
-    for split, count in (("train", job.pairs), ("valid", 64), ("test", 64)):
-        sizes = [max(1, min(100, int(draw.lognormvariate(3.0, 0.55)))) for _ in range(count)]
-        for side, some in words.items():
-            rows = [" ".join(draw.choices(some, cum_weights=places, k=size)) for size in sizes]
+        words: set[str] = set()
+        while len(words) < job.num_words:
+            words.add("".join(rng.choices(syllables, k=rng.choice((1, 2, 2, 3, 3, 4)))))
+        vocabularies[side] = sorted(words)
+    settings = []
+    for split, num_pairs in (("train", job.num_pairs), ("valid", 64), ("test", 64)):
+        lengths = [max(1, min(100, int(rng.lognormvariate(3.0, 0.55)))) for _ in range(num_pairs)]
+        for side, vocabulary in vocabularies.items():
             path = folder / f"{split}.{side}"
-            path.write_text("".join(f"{row}\n" for row in rows), encoding="utf-8")
-            found.append(f"data.{split}.{side}={path}")
-    return found
+            with path.open("w", encoding="utf-8") as file:
+                for length in lengths:
+                    words_of_line = rng.choices(vocabulary, cum_weights=weights, k=length)
+                    file.write(" ".join(words_of_line) + "\n")
+            settings.append(f"data.{split}.{side}={path}")
+    return settings
 
 
-def tests(job: Job) -> dict[str, Any]:
+def run_tests(job: Job) -> dict[str, Any]:
     """Run the tests that need a GPU."""
     marks = "gpu and not slow" if job.is_rehearsal else "gpu"
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-m", marks]
@@ -208,42 +259,22 @@ def tests(job: Job) -> dict[str, Any]:
         command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False
     )
     print(result.stdout, result.stderr)
-    passed = re.search(r"(\d+) passed", result.stdout + "")
+    passed = re.search(r"(\d+) passed", result.stdout)
     if result.returncode or passed is None:
         failed = re.findall(r"^FAILED \S+::(\S+)", result.stdout, re.MULTILINE)
-        said = (result.stdout + result.stderr).strip().split("\n")[-1]
-        raise PartError(f"failed: {', '.join(failed)}" if failed else f"pytest: {said}")
+        last_line = (result.stdout + result.stderr).strip().split("\n")[-1]
+        raise PartError(f"failed: {', '.join(failed)}" if failed else f"pytest: {last_line}")
     return {"passed": int(passed[1])}
 
 
-def base_plain(job: Job) -> dict[str, Any]:
-    """Measure base without torch.compile."""
-    return measure(job, "base", compiles=False)
-
-
-def base_compiled(job: Job) -> dict[str, Any]:
-    """Measure base with torch.compile."""
-    return measure(job, "base", compiles=True)
-
-
-def big_plain(job: Job) -> dict[str, Any]:
-    """Measure big without torch.compile."""
-    return measure(job, "big", compiles=False)
-
-
-def big_compiled(job: Job) -> dict[str, Any]:
-    """Measure big with torch.compile."""
-    return measure(job, "big", compiles=True)
-
-
-def measure(job: Job, model: str, *, compiles: bool) -> dict[str, Any]:
-    """Train in bfloat16 with a batch an update; return speed, shares of the peaks, and memory."""
+def measure_training(job: Job, *, model: str, compiled: bool) -> dict[str, Any]:
+    """Train in bfloat16 with one batch an update; return speed, utilization and memory."""
     records = train(
         job,
-        f"{model}-{compiles}",
+        f"{model}-{compiled}",
         f"model={model}",
         f"data_dir={job.output / 'drawn'}",
-        f"compile={str(compiles).lower()}",
+        f"compile={str(compiled).lower()}",
         "dtype=bfloat16",
         f"tokens_per_update={job.update_tokens}",
         f"max_tokens={job.update_tokens}",
@@ -252,17 +283,20 @@ def measure(job: Job, model: str, *, compiles: bool) -> dict[str, Any]:
     )
     if len(records) != job.speed_updates // job.log_every:
         raise PartError(f"{len(records)} lines of metrics")
-    if not all(record["gradient_norm"] > 0 for record in records):  # as a broken graph has it
+    # a wrongly compiled graph may return a gradient of 0
+    if not all(record["gradient_norm"] > 0 for record in records):
         raise PartError("the gradient is 0 or not a number")
-    return speed(records)
+    return speed_figures(records)
 
 
-def precision(job: Job) -> dict[str, Any]:
+def compare_precision(job: Job) -> dict[str, Any]:
     """Compare loss curves in bfloat16 and float32; another seed in float32 shows the noise."""
-    runs = {"float32": 1, "bfloat16": 1, "noise": 2}
     curves = {}
-    for name, seed in runs.items():
-        dtype = "float32" if name == "noise" else name
+    for name, dtype, seed in (
+        ("float32", "float32", 1),
+        ("bfloat16", "bfloat16", 1),
+        ("noise", "float32", 2),
+    ):
         records = train(
             job,
             f"curve-{name}",
@@ -278,123 +312,161 @@ def precision(job: Job) -> dict[str, Any]:
             "log_every_updates=1",
         )
         curves[name] = [record["nll"] for record in records]
-    late = {name: statistics.fmean(curve[-100:]) for name, curve in curves.items()}
-    gap, noise = (abs(late[name] - late["float32"]) for name in ("bfloat16", "noise"))
-    limit = max(noise, 0.01 * late["float32"])
-    if not gap <= limit:  # not a number, too
+    final = {name: statistics.fmean(curve[-100:]) for name, curve in curves.items()}
+    gap = abs(final["bfloat16"] - final["float32"])
+    limit = max(abs(final["noise"] - final["float32"]), 0.01 * final["float32"])
+    if not gap <= limit:  # also if a loss is not a number
         raise PartError(f"bfloat16 is {gap:.4f} nats from float32, and {limit:.4f} are allowed")
-    return {**late, "gap": gap, "limit": limit, "curves": curves}
+    return {**final, "gap": gap, "limit": limit, "curves": curves}
 
 
-def several_devices(job: Job) -> dict[str, Any]:
-    """Compare losses on all devices, which NCCL connects, with those on one."""
-    count = 2 if job.is_rehearsal else job.num_devices
-    if count < 2:
-        raise PartError(LEFT_OUT + "there is one device")
-    settings = ["experiment=multi30k_quick", f"data_dir={job.output / 'real'}", "dtype=float32"]
-    settings += ["compile=false", "model.dropout=0", "tokens_per_update=8000", "max_tokens=2000"]
-    settings += ["max_updates=8", "log_every_updates=1", "num_threads=1"]
-    one, all_, parts = (
-        train(job, f"devices-{n}-{sharding}", *settings, f"devices={n}", f"sharding={sharding}")
-        for n, sharding in ((1, "none"), (count, "none"), (count, "full"))
-    )
-    losses = [[record["loss"] for record in some] for some in (one, all_, parts)]
-    worst = max(abs(x - a) / a for a, *others in zip(*losses, strict=True) for x in others)
-    if not worst < 1e-3:
-        raise PartError(f"losses on {count} devices differ by {worst:.1e} from those on one")
-    return {"devices": count, "largest_difference": worst} | speed(all_)
+def compare_devices(job: Job) -> dict[str, Any]:
+    """Compare losses on all devices, connected by NCCL, with those on one."""
+    num_devices = 2 if job.is_rehearsal else job.num_devices
+    if num_devices < 2:
+        raise PartSkipped("there is one device")
+    runs = []
+    for devices, sharding in ((1, "none"), (num_devices, "none"), (num_devices, "full")):
+        records = train(
+            job,
+            f"devices-{devices}-{sharding}",
+            "experiment=multi30k_quick",
+            f"data_dir={job.output / 'real'}",
+            "dtype=float32",
+            "compile=false",
+            "model.dropout=0",
+            "tokens_per_update=8000",
+            "max_tokens=2000",
+            "max_updates=8",
+            "log_every_updates=1",
+            "num_threads=1",
+            f"devices={devices}",
+            f"sharding={sharding}",
+        )
+        runs.append(records)
+    largest = 0.0
+    for single, replicated, sharded in zip(*runs, strict=True):
+        for record in (replicated, sharded):
+            largest = max(largest, abs(record["loss"] - single["loss"]) / single["loss"])
+    if not largest < 1e-3:
+        raise PartError(f"losses on {num_devices} devices differ by {largest:.1e} from one device")
+    return {"devices": num_devices, "largest_difference": largest} | speed_figures(runs[1])
 
 
-def translation(job: Job) -> dict[str, Any]:
-    """Train base a little, and translate with it in turns with other engines, beam 4."""
+def compare_translation(job: Job) -> dict[str, Any]:
+    """Train base briefly, and translate with beam 4 in turns with other engines."""
     sys.path.insert(0, str(ROOT / "scripts" / "benchmark"))
-    from players import Player, take_turns
+    from workers import Worker, take_turns
 
     from nmt.config import SearchConfig
 
-    start = time.perf_counter()
-    settings = ["model=base", f"data_dir={job.output / 'real'}", "model.dropout=0.2"]
-    settings += ["optimizer.warmup_steps=300", "tokens_per_update=8000", "max_tokens=8000"]
-    settings += ["compile=false", f"max_updates={job.model_updates}"]
-    train(job, "base-model", *settings)
-    folders, failed = {"native": str(job.output / "runs" / "base-model" / "checkpoints/latest")}, {}
-    for kind, form in (("ctranslate2", "float16"), ("huggingface", "float32")):
-        folders[kind] = str(job.output / "exports" / kind)
-        with contextlib.suppress(PartError):
-            given = [f"model_dir={folders['native']}", f"output={folders[kind]}"]
-            nmt("export", *given, f"format={kind}", f"quantization={form}")
-    lines = read_lines(job.output / "real" / "test.src") + read_lines(
-        job.output / "real" / "valid.src"
-    )
-    lines = list(itertools.islice(itertools.cycle(lines), job.lines))
-    shared = {"folders": folders, "device": job.device, "beam_size": 4, "fixed_length": None}
-    shared |= {"length_exponent": SearchConfig().length_exponent, "lines": lines}
-    shared |= {"warmup_lines": min(len(lines), 1024), "threads": 1}
-    engines = {
-        "nmt-float32": ("translate_nmt.py", "native", "float32"),
-        "nmt-bfloat16": ("translate_nmt.py", "native", "bfloat16"),
-        "ctranslate2-float16": ("translate_ctranslate2.py", "ctranslate2", "float16"),
-        "transformers-bfloat16": ("translate_transformers.py", "huggingface", "bfloat16"),
+    # the part fails if time runs out, so no round begins after 60 % of it
+    deadline = time.perf_counter() + 0.6 * TRANSLATION_SECONDS
+    folders = export_base(job)
+    data_dir = job.output / "real"
+    lines = read_lines(data_dir / "test.src") + read_lines(data_dir / "valid.src")
+    lines = list(itertools.islice(itertools.cycle(lines), job.num_lines))
+    shared = {
+        "folders": folders,
+        "device": job.device,
+        "beam_size": 4,
+        "fixed_length": None,
+        "length_exponent": SearchConfig().length_exponent,
+        "lines": lines,
+        "warmup_lines": min(len(lines), 1024),
+        "threads": 1,
     }
-    players = [
-        Player(
-            name,
-            Path(sys.executable),
-            driver,
-            {**shared, "options": {"folder": folder}, "dtype": dtype},
-            job.output / "players",
-        )
-        for name, (driver, folder, dtype) in engines.items()
-    ]
-    deadline = start + 0.6 * PARTS[translation]  # or nothing would be left of what is measured
-    _, turns, failed = take_turns(players, job.turns, print, deadline=deadline)
-    rates = {
-        name: statistics.median(turn["tgt_tokens"] / turn["wall_seconds"] for turn in some)
-        for name, some in turns.items()
-        if some
-    }
+    workers = []
+    for name, (driver, model_format, dtype) in ENGINES.items():
+        engine_job = shared | {"options": {"format": model_format}, "dtype": dtype}
+        folder = job.output / "workers"
+        workers.append(Worker(name, Path(sys.executable), driver, engine_job, folder))
+    _, turns, failures = take_turns(workers, job.turns, print, deadline=deadline)
+    rates = {}
+    memory_bytes = {}
+    for name, records in turns.items():
+        if records:
+            rates[name] = statistics.median(
+                turn["tgt_tokens"] / turn["wall_seconds"] for turn in records
+            )
+            memory_bytes[name] = max(turn["peak_bytes"] for turn in records)
     if not {"nmt-float32", "nmt-bfloat16"} <= set(rates):
-        reasons = "; ".join(f"{name}: {why}" for name, why in failed.items())
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in failures.items())
         raise PartError(f"{reasons}; tokens a second of the others: {rates}")
-    memory = {n: max(t["peak_bytes"] for t in some) for n, some in turns.items() if some}
-    return {"tokens_per_second": rates, "memory_bytes": memory, "failed": failed}
+    return {"tokens_per_second": rates, "memory_bytes": memory_bytes, "failed": failures}
 
 
-def bleu(job: Job) -> dict[str, Any]:
-    """Train the recipe of Multi30k from end to end; score its test set in both formats."""
-    from nmt.evaluate import bleu as score
+def export_base(job: Job) -> dict[str, str]:
+    """Train base briefly and export it; return the folder of each format."""
+    train(
+        job,
+        "base-model",
+        "model=base",
+        f"data_dir={job.output / 'real'}",
+        "model.dropout=0.2",
+        "optimizer.warmup_steps=300",
+        "tokens_per_update=8000",
+        "max_tokens=8000",
+        "compile=false",
+        f"max_updates={job.model_updates}",
+    )
+    native = job.output / "runs" / "base-model" / "checkpoints/latest"
+    folders = {"native": str(native)}
+    for name, quantization in (("ctranslate2", "float16"), ("huggingface", "float32")):
+        folders[name] = str(job.output / "exports" / name)
+        with contextlib.suppress(PartError):  # the engine then reports that the model is missing
+            run_nmt(
+                "export",
+                f"model_dir={native}",
+                f"output={folders[name]}",
+                f"format={name}",
+                f"quantization={quantization}",
+            )
+    return folders
 
-    start, run_dir = time.perf_counter(), job.output / "runs" / "recipe"
-    experiment, data_dir = "experiment=multi30k_quick", job.output / "real"
+
+def measure_bleu(job: Job) -> dict[str, Any]:
+    """Train the recipe of Multi30k from start to end; score its test set in both dtypes."""
+    from nmt.evaluate import bleu
+
+    start_seconds = time.perf_counter()
+    experiment = "experiment=multi30k_quick"
+    data_dir = job.output / "real"
+    run_dir = job.output / "runs" / "recipe"
     shutil.rmtree(run_dir, ignore_errors=True)
     settings = [experiment, f"data_dir={data_dir}", f"run_dir={run_dir}", "compile=false"]
     settings += [f"device={job.device}", "tracker=[]", f"max_updates={job.bleu_updates}"]
     if job.is_rehearsal:
         settings += ["checkpoint_every_updates=1", "average_last=2", "keep_last=2"]
-    nmt("train", *settings, *job.tiny)
-    seconds = time.perf_counter() - start
-    nmt("average", f"run_dir={run_dir}")
-    figures = {"training_seconds": seconds}
+    run_nmt("train", *settings, *job.model_settings)
+    figures = {"training_seconds": time.perf_counter() - start_seconds}
+    run_nmt("average", f"run_dir={run_dir}")
     for dtype in ("float32", "bfloat16"):
         output = job.output / f"test.{dtype}"
         output.unlink(missing_ok=True)
-        given = [f"model_dir={run_dir}", f"input={data_dir / 'test.src'}", f"output={output}"]
-        nmt("translate", experiment, *given, f"device={job.device}", f"dtype={dtype}")
-        references = read_lines(data_dir / "test.tgt")
-        figures[dtype] = score(read_lines(output), [references])
+        run_nmt(
+            "translate",
+            experiment,
+            f"model_dir={run_dir}",
+            f"input={data_dir / 'test.src'}",
+            f"output={output}",
+            f"device={job.device}",
+            f"dtype={dtype}",
+        )
+        figures[dtype] = bleu(read_lines(output), [read_lines(data_dir / "test.tgt")])
     return figures
 
 
-PARTS: dict[Callable[[Job], dict[str, Any]], int] = {  # with their limits in seconds
-    machine: 30,
-    data: 60,
-    tests: 120,
-    big_plain: 60,
-    base_plain: 45,
-    precision: 60,
-    several_devices: 60,
-    big_compiled: 150,
-    base_compiled: 120,
-    translation: 150,
-    bleu: 120,
+PARTS: dict[str, tuple[Part, int]] = {  # most important first, with limits in seconds
+    "machine": (inspect_machine, 30),
+    "data": (preprocess, 60),
+    "tests": (run_tests, 120),
+    "big_plain": (partial(measure_training, model="big", compiled=False), 60),
+    "base_plain": (partial(measure_training, model="base", compiled=False), 45),
+    "precision": (compare_precision, 60),
+    "several_devices": (compare_devices, 60),
+    "big_compiled": (partial(measure_training, model="big", compiled=True), 150),
+    "base_compiled": (partial(measure_training, model="base", compiled=True), 120),
+    "translation": (compare_translation, TRANSLATION_SECONDS),
+    "bleu": (measure_bleu, 120),
 }
