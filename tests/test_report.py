@@ -18,6 +18,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess.chunks import Location
 from nmt.preprocess.clean import PairCounts
+from nmt.preprocess.duplicates import KINDS
 from nmt.preprocess.report import Report, build_report, report_page, report_table
 from nmt.preprocess.statistics import HeldOut, Statistics
 
@@ -26,7 +27,7 @@ TGT = [" ".join(line.split()[::-1]) for line in SRC]
 NEW = ["tree tree house house tree", "über über größer über green über"]
 
 
-def part(
+def measure_corpus(
     tokenizer: Tokenizer,
     src: Sequence[str] = SRC,
     tgt: Sequence[str] = TGT,
@@ -34,7 +35,7 @@ def part(
     held_out: HeldOut | None = None,
     **counts: Any,
 ) -> Statistics:
-    """Measure one corpus of which all was kept, but for what `counts` says."""
+    """Measure a corpus of which all pairs were kept, unless `counts` differs."""
     statistics = measure(tokenizer, list(src), list(tgt), held_out)
     statistics.pairs = PairCounts(**{"read": len(src), "kept": len(src), **counts})
     return statistics
@@ -42,82 +43,80 @@ def part(
 
 def report(
     tokenizer: Tokenizer,
-    parts: Statistics | dict[str, Statistics],
+    train: Statistics | dict[str, Statistics] | None = None,
     *,
     data: DataConfig | None = None,
-    duplicates: dict[str, int] | None = None,
+    duplicates: tuple[int, int, int] | None = None,
 ) -> Report:
-    """Report on a training text of those parts, and validation text that is new."""
+    """Report on training corpora, and on validation text that is new.
+
+    `duplicates` has the numbers of repeated pairs, sources and targets.
+    """
+    if train is None:
+        train = measure_corpus(tokenizer)
+    corpora = train if isinstance(train, dict) else {"": train}
     return build_report(
-        {
-            "train": parts if isinstance(parts, dict) else {"": parts},
-            "valid": {"": part(tokenizer, NEW, NEW)},
-        },
+        {"train": corpora, "valid": {"": measure_corpus(tokenizer, NEW, NEW)}},
         config=PreprocessConfig(data=data or DataConfig(src_lang="en", tgt_lang="de")),
         tokenizers=tokenizer,
-        duplicates=duplicates,
+        duplicates=None if duplicates is None else dict(zip(KINDS, duplicates, strict=True)),
     )
 
 
-def overlapping(tokenizer: Tokenizer) -> Report:
-    """Report on text with a pair, and many sources, of the validation set."""
-    held_out = HeldOut({"valid": (NEW, NEW)})
-    src, tgt = [*SRC, NEW[0].upper(), NEW[1]], [*TGT, NEW[0] + " !", "a"]
-    return report(tokenizer, part(tokenizer, src, tgt, held_out=held_out))
-
-
-DEFECTS = {
-    "were dropped, most for 'too long' (30)": lambda t: report(
-        t, part(t, read=340, dropped={"too long": 30, "empty side": 10})
-    ),
-    "1 of 2 valid pairs (50.0%) are in the training text": overlapping,
-    "(first a.src:301)": overlapping,
-    "2 of 2 valid sources": overlapping,
-    "filter.duplicates=pair": lambda t: report(
-        t, part(t), duplicates={"pairs": 100, "sources": 150, "targets": 120}
-    ),
-    "filter.duplicates=src": lambda t: report(
-        t, part(t), duplicates={"pairs": 10, "sources": 150, "targets": 120}
-    ),
-    "are single bytes, most for U+4F60": lambda t: report(
-        t, part(t, [*SRC, "你" * 99], [*TGT, "a"])
-    ),
-    "are odd (first U+FFFD REPLACEMENT CHARACTER": lambda t: report(
-        t, part(t, [s + "\ufffd" for s in SRC])
-    ),
-    "filter.max_foreign": lambda t: report(t, part(t, [*SRC, "мир " * 50], [*TGT, "a"])),
-    "target tokens for each source token": lambda t: report(t, part(t, SRC, [4 * s for s in SRC])),
-    "filter.max_ratio=3": lambda t: report(t, part(t, SRC, ["a"] * 30 + TGT[30:])),
-    "leave no training pair": lambda t: report(
-        t,
-        {"a": part(t)},
-        data=DataConfig(corpora={"a": CorpusConfig(weight=0.0)}),
-    ),
-    "raise tokenizer.vocab_size": lambda t: report(t, part(t, ["qxjzwvkp"] * 300)),
-}
-
-
 def test_each_defect_brings_its_advice_and_clean_text_none(tokenizer: Tokenizer) -> None:
-    assert report(tokenizer, part(tokenizer))["advice"] == []
-    for advice, defective in DEFECTS.items():
-        lines = defective(tokenizer)["advice"]
+    def corpus(src: Sequence[str] = SRC, tgt: Sequence[str] = TGT, **options: Any) -> Statistics:
+        return measure_corpus(tokenizer, src, tgt, **options)
+
+    drops = {"too long": 30, "empty side": 10}
+    held_out = HeldOut({"valid": (NEW, NEW)})
+    overlapping = corpus(
+        [*SRC, NEW[0].upper(), NEW[1]], [*TGT, NEW[0] + " !", "a"], held_out=held_out
+    )
+    weightless = DataConfig(corpora={"a": CorpusConfig(weight=0.0)})
+    assert report(tokenizer)["advice"] == []
+    for advice, defective in {
+        "were dropped, most for 'too long' (30)": report(
+            tokenizer, corpus(read=340, dropped=drops)
+        ),
+        "1 of 2 valid pairs (50.0%) are in the training text": report(tokenizer, overlapping),
+        "(first a.src:301)": report(tokenizer, overlapping),
+        "2 of 2 valid sources": report(tokenizer, overlapping),
+        "filter.duplicates=pair": report(tokenizer, duplicates=(100, 150, 120)),
+        "filter.duplicates=src": report(tokenizer, duplicates=(10, 150, 120)),
+        "are single bytes, most for U+4F60": report(
+            tokenizer, corpus([*SRC, "你" * 99], [*TGT, "a"])
+        ),
+        "are odd (first U+FFFD REPLACEMENT CHARACTER": report(
+            tokenizer, corpus([line + "\ufffd" for line in SRC])
+        ),
+        "filter.max_foreign": report(tokenizer, corpus([*SRC, "мир " * 50], [*TGT, "a"])),
+        "target tokens for each source token": report(
+            tokenizer, corpus(SRC, [4 * line for line in SRC])
+        ),
+        "filter.max_ratio=3": report(tokenizer, corpus(SRC, ["a"] * 30 + TGT[30:])),
+        "leave no training pair": report(tokenizer, {"a": corpus()}, data=weightless),
+        "raise tokenizer.vocab_size": report(tokenizer, corpus(["qxjzwvkp"] * 300)),
+    }.items():
+        lines = defective["advice"]
         assert any(advice in line for line in lines), (advice, lines)
         assert sum("filter.duplicates" in line for line in lines) <= 1, lines  # for one cause
 
 
 def test_unknown_tokens_above_a_thousandth_bring_advice() -> None:
     plain = train_tokenizer(SRC + TGT, tokenizer_config(vocab_size=60, byte_fallback=False))
-    assert report(plain, part(plain))["advice"] == []
-    found = report(plain, part(plain, [*SRC, "你 好 " * 5], [*TGT, "a"]))
-    assert any("source tokens are unknown" in line for line in found["advice"])
-    side = found["train"]["src"]
+    assert report(plain)["advice"] == []
+    defective = report(plain, measure_corpus(plain, [*SRC, "你 好 " * 5], [*TGT, "a"]))
+    assert any("source tokens are unknown" in line for line in defective["advice"])
+    side = defective["train"]["src"]
     assert side["unknown_share"] == round(side["unknown_tokens"] / side["tokens"], 6) > 0.001
-    assert found["train"]["src"]["uncovered"][0]["code"] in ("U+4F60", "U+597D")
+    assert side["uncovered"][0]["code"] in ("U+4F60", "U+597D")
 
 
 def test_characters_with_a_piece_and_odd_ones_are_counted_apart(tokenizer: Tokenizer) -> None:
     lines = ["a\u200bb 你 \ue000\ufffd\t é" for _ in range(3)]
-    side = report(tokenizer, part(tokenizer, [*SRC, *lines], [*TGT, *lines]))["train"]["src"]
+    side = report(tokenizer, measure_corpus(tokenizer, [*SRC, *lines], [*TGT, *lines]))["train"][
+        "src"
+    ]
     odd = {entry["code"]: (entry["count"], entry["why"]) for entry in side["odd"]}
     assert odd == {
         "U+0009": (3, "control"),
@@ -127,9 +126,9 @@ def test_characters_with_a_piece_and_odd_ones_are_counted_apart(tokenizer: Token
         "U+FFFD": (3, "replacement"),
     }
     assert side["odd_characters"] == 15
-    bare = {entry["code"] for entry in side["uncovered"]}
-    assert "U+4F60" in bare
-    assert not {"U+0061", "U+0020", "U+00FC"} & bare
+    uncovered = {entry["code"] for entry in side["uncovered"]}
+    assert "U+4F60" in uncovered
+    assert not {"U+0061", "U+0020", "U+00FC"} & uncovered
     total = sum(map(len, [*SRC, *lines]))
     missing = sum(entry["count"] for entry in side["uncovered"])
     assert side["covered_share"] == pytest.approx(1 - missing / total)
@@ -145,28 +144,28 @@ def test_pairs_are_steep_beyond_three_times_the_tokens(tokenizer: Tokenizer) -> 
     assert any(3 < ratio < 3.9 for ratio in ratios)
     for line, ratio in zip(lines, ratios, strict=True):
         for src, tgt in ((line, lines[0]), (lines[0], line)):
-            found = report(tokenizer, part(tokenizer, [src] * 9, [tgt] * 9))["train"]
-            assert found["steep_pairs"] == (9 if ratio > 3 else 0), ratio
+            train = report(tokenizer, measure_corpus(tokenizer, [src] * 9, [tgt] * 9))["train"]
+            assert train["steep_pairs"] == (9 if ratio > 3 else 0), ratio
 
 
 def test_quantiles_and_bars_are_those_of_the_lengths(tokenizer: Tokenizer) -> None:
     shares = {"median": 0.5, "p90": 0.9, "p99": 0.99}
     for lines in (SRC, [" ".join(SRC[: 1 + n % 20]) for n in range(300)]):
-        found = report(tokenizer, part(tokenizer, lines))["train"]["src"]["lengths"]
+        description = report(tokenizer, measure_corpus(tokenizer, lines))["train"]["src"]["lengths"]
         lengths = np.sort([len(tokenizer.encode(line)) + 1 for line in lines])
-        quantiles = {name: int(lengths[int(np.ceil(q * 300)) - 1]) for name, q in shares.items()}
-        assert {name: found[name] for name in quantiles} == quantiles
-        width, bars = found["bar_width"], found["bars"]
-        assert bars == np.bincount(lengths // width).tolist()
-        assert len(bars) <= 50
-        assert width == 1 or len(bars) > 25
+        for name, share in shares.items():
+            assert description[name] == lengths[int(np.ceil(share * 300)) - 1], name
+        width = description["bar_width"]
+        assert description["bars"] == np.bincount(lengths // width).tolist()
+        assert len(description["bars"]) <= 50
+        assert width == 1 or len(description["bars"]) > 25
 
 
 EVIL = '<script src="http://evil/x.js">alert(1)</script>&\u202e'
 
 
 def evil_report(tokenizer: Tokenizer) -> Report:
-    """Report on a corpus that has names and text that no page may take as they are."""
+    """Report on a corpus whose names and text would harm a page that does not escape them."""
     data = DataConfig(src_lang=EVIL, tgt_lang=EVIL)
     data.corpora = {EVIL: CorpusConfig(), "b": CorpusConfig()}  # set later, so nothing refuses it
     counts = {
@@ -176,9 +175,11 @@ def evil_report(tokenizer: Tokenizer) -> Report:
         "read": 340,
     }
     held_out = HeldOut({"valid": (NEW, NEW)})
-    text = [*SRC[:-1], NEW[0]], [*TGT[:-1], NEW[0]]
-    parts = {EVIL: part(tokenizer, *text, held_out=held_out, **counts), "b": part(tokenizer)}
-    return report(tokenizer, parts, data=data, duplicates={"pairs": 9})
+    evil = measure_corpus(
+        tokenizer, [*SRC[:-1], NEW[0]], [*TGT[:-1], NEW[0]], held_out=held_out, **counts
+    )
+    corpora = {EVIL: evil, "b": measure_corpus(tokenizer)}
+    return report(tokenizer, corpora, data=data, duplicates=(9, 9, 9))
 
 
 class Page(HTMLParser):
@@ -206,9 +207,9 @@ class Page(HTMLParser):
 def test_the_page_is_whole_needs_nothing_else_and_shows_what_was_counted(
     tokenizer: Tokenizer,
 ) -> None:
-    found = evil_report(tokenizer)
-    text = report_page(found)
-    assert text == report_page(json.loads(json.dumps(found)))  # the report is plain JSON
+    content = evil_report(tokenizer)
+    text = report_page(content)
+    assert text == report_page(json.loads(json.dumps(content)))  # the report is plain JSON
     page = Page(text)
     assert page.open == []
     assert {"svg", "table", "style", "rect"} <= page.tags
@@ -218,13 +219,13 @@ def test_the_page_is_whole_needs_nothing_else_and_shows_what_was_counted(
     assert "prefers-color-scheme: dark" in text
     assert text.count("&lt;script") > 5  # the corpus, the reason, the place
     for split in ("train", "valid"):
-        counts = (found[split]["read"], found[split]["kept"])
+        counts = (content[split]["read"], content[split]["kept"])
         assert "".join(f'<td class="number">{count:,}</td>' for count in counts) in text
     for side in ("src", "tgt"):
-        assert f'<td class="number">{found["train"][side]["tokens"]:,}</td>' in text
-        bars = [count for count in found["train"][side]["lengths"]["bars"] if count]
+        assert f'<td class="number">{content["train"][side]["tokens"]:,}</td>' in text
+        bars = [count for count in content["train"][side]["lengths"]["bars"] if count]
         assert all(f"tokens: {count:,} pairs</title>" in text for count in bars)
-    assert all(html.escape(line) in text for line in found["advice"] if EVIL not in line)
+    assert all(html.escape(line) in text for line in content["advice"] if EVIL not in line)
 
 
 def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
@@ -233,12 +234,12 @@ def test_the_table_fits_a_screen(tokenizer: Tokenizer) -> None:
     data.corpora = {name: CorpusConfig(weight=i / 10) for i, name in enumerate(names)}
     reasons = {f"reason {i}": 1 for i in range(9)}
     held_out = HeldOut({"valid": (SRC, TGT)})
-    one = part(tokenizer, held_out=held_out, read=400, dropped=reasons)
-    duplicates = {"pairs": 9000, "sources": 9000, "targets": 9000}
-    found = report(tokenizer, dict.fromkeys(names, one), data=data, duplicates=duplicates)
-    times = [corpus["times"] for corpus in found["train"]["corpora"].values()]
+    corpus = measure_corpus(tokenizer, held_out=held_out, read=400, dropped=reasons)
+    corpora = dict.fromkeys(names, corpus)
+    content = report(tokenizer, corpora, data=data, duplicates=(9000, 9000, 9000))
+    times = [corpus["times"] for corpus in content["train"]["corpora"].values()]
     assert times == [corpus.weight for corpus in data.corpora.values()]
-    lines = report_table(found).split("\n")
+    lines = report_table(content).split("\n")
     assert len(lines) <= 45
     assert max(map(len, lines)) <= 100
     assert sum(line.startswith("› corpus") for line in lines) == 8
