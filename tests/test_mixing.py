@@ -1,10 +1,10 @@
-"""Which pairs an epoch draws: weights and temperature hold over as many epochs as it takes."""
+"""The pairs that an epoch draws: weights, temperature, stages, pools and resuming."""
 
 from __future__ import annotations
 
 import itertools
 import math
-from collections import Counter
+from collections import Counter, defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -31,18 +31,19 @@ SIZES = {"a": 30, "b": 7, "c": 100}
 
 def corpora(**weights: float) -> list[CorpusRange]:
     """Return the corpora of SIZES, one after the other."""
-    starts = np.cumsum([0, *SIZES.values()]).tolist()
-    return [
-        CorpusRange(name, start, size, weights.get(name, 1.0))
-        for (name, size), start in zip(SIZES.items(), starts, strict=False)
-    ]
+    ranges = []
+    start = 0
+    for name, size in SIZES.items():
+        ranges.append(CorpusRange(name, start, size, weights.get(name, 1.0)))
+        start += size
+    return ranges
 
 
 def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int, int]:
     """Count how often each pair of a corpus comes in some epochs."""
     corpus = next(corpus for corpus in mix.corpora if corpus.name == name)
-    drawn = Counter(row for epoch in epochs for row in mix.rows(seed, epoch).tolist())
-    return {row: drawn[row] for row in range(corpus.start, corpus.start + corpus.num_pairs)}
+    count = Counter(row for epoch in epochs for row in mix.rows(seed, epoch).tolist())
+    return {row: count[row] for row in range(corpus.start, corpus.end)}
 
 
 # --- weights
@@ -55,10 +56,10 @@ def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have
         mix = make_mix(corpora(), {name: weight})
         for first in (0, 3 * num_epochs):
             for end in range(1, num_epochs + 1):
-                found = counts(mix, name, range(first, first + end)).values()
-                assert max(found) - min(found) <= 1, (name, weight)
-                assert sum(found) == pytest.approx(end * weight * SIZES[name], abs=1)
-            assert set(found) == {times}, (name, weight)
+                repeats = counts(mix, name, range(first, first + end)).values()
+                assert max(repeats) - min(repeats) <= 1, (name, weight)
+                assert sum(repeats) == pytest.approx(end * weight * SIZES[name], abs=1)
+            assert set(repeats) == {times}, (name, weight)
     assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))  # in order
     assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
 
@@ -66,15 +67,16 @@ def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have
 def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    mix, epochs = make_mix(corpora(), {"c": 0.5}), itertools.product((0, 1), (0, 2, 4))
-    assert len({tuple(sorted(mix.rows(seed, epoch).tolist())) for seed, epoch in epochs}) == 6
+    mix = make_mix(corpora(), {"c": 0.5})
+    draws = itertools.product((0, 1), (0, 2, 4))
+    assert len({tuple(sorted(mix.rows(seed, epoch).tolist())) for seed, epoch in draws}) == 6
     assert mix.rows(1, 4).tolist() == make_mix(corpora(c=0.5), {}).rows(1, 4).tolist()
     monkeypatch.setattr(mixing, "_MAX_BLOCKS", 16)
     for size in (15, 16, 17, 95, 96, 97, 100):  # blocks of 1 to 7, the last whole or not
         mix = make_mix([CorpusRange("x", 5, size, 0.5)], {})
         for seed in range(5):
-            both = np.concatenate([mix.rows(seed, epoch) for epoch in (0, 1)])
-            assert sorted(both) == list(range(5, 5 + size))
+            rows = np.concatenate([mix.rows(seed, 0), mix.rows(seed, 1)])
+            assert sorted(rows) == list(range(5, 5 + size))
 
 
 def test_pools_share_an_epoch_and_every_corpus_of_it() -> None:
@@ -90,7 +92,8 @@ def test_pools_share_an_epoch_and_every_corpus_of_it() -> None:
 
 
 def test_temperature_evens_out_the_shares_and_keeps_the_length_of_the_epoch() -> None:
-    sizes, weights = [1000, 10, 90], [1.0, 2.0, 0.0]
+    sizes = [1000, 10, 90]
+    weights = [1.0, 2.0, 0.0]
     assert pairs_an_epoch(sizes, weights, 1.0) == [1000, 20, 0]
     hot = pairs_an_epoch(sizes, weights, 2.0)
     assert sum(hot) == pytest.approx(1020)
@@ -100,14 +103,14 @@ def test_temperature_evens_out_the_shares_and_keeps_the_length_of_the_epoch() ->
     assert hot[2] == even[2] == 0
     heated = pairs_an_epoch([*SIZES.values()], [1, 1, 1], 5.0)
     assert make_mix(corpora(), {}, 5.0).amounts == heated
-    for size in range(1, 200):  # a corpus alone stays as it is
+    for size in range(1, 200):  # temperature does not change a single corpus
         assert pairs_an_epoch([size], [0.7], 3.3) == [0.7 * size]
 
 
-# --- what is refused
+# --- errors
 
 
-def test_a_mix_that_cannot_be_is_one_line_of_error() -> None:
+def test_an_impossible_mix_is_one_line_of_error() -> None:
     for weights, text in [
         ({"bb": 1}, r"mix\.bb: .* did you mean b\?"),
         ({"news": 1}, r"mix\.news: .* valid: a, b, c"),
@@ -119,10 +122,12 @@ def test_a_mix_that_cannot_be_is_one_line_of_error() -> None:
         assert "\n" not in str(caught.value)
     with pytest.raises(ConfigError, match=r"mix\.news: .* data\.train, without names"):
         make_mix([CorpusRange("", 0, 5, 1.0)], {"news": 1})
-    settings: list[dict[str, Any]] = [{"mix": {"a": w}} for w in (-1.0, math.nan, math.inf)]
-    for given in [*settings, {"mix_temperature": 0.5}, {"mix_temperature": math.inf}]:
-        with pytest.raises(ConfigError, match=r"^mix(\.a|_temperature)="):
-            TrainConfig(**given)
+    for weight in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConfigError, match=r"^mix\.a="):
+            TrainConfig(mix={"a": weight})
+    for temperature in (0.5, math.inf):
+        with pytest.raises(ConfigError, match=r"^mix_temperature="):
+            TrainConfig(mix_temperature=temperature)
 
 
 # --- in a run
@@ -132,13 +137,12 @@ def test_a_mix_that_cannot_be_is_one_line_of_error() -> None:
 def data_dir(tmp_path: Path, tokenizer: Tokenizer) -> Path:
     """Three corpora whose first source token tells them apart."""
     draw = np.random.default_rng(0)
-    pairs = {
-        name: [
-            ([4 + number, *draw.integers(10, 330, length)], draw.integers(10, 330, length).tolist())
-            for length in draw.integers(2, 9, size)
-        ]
-        for number, (name, size) in enumerate(SIZES.items())
-    }
+    pairs: dict[str, list[Any]] = {}
+    for first_token, (name, size) in enumerate(SIZES.items(), start=4):
+        pairs[name] = []
+        for length in draw.integers(2, 9, size):
+            ids = draw.integers(10, 330, (2, length)).tolist()
+            pairs[name].append(([first_token, *ids[0]], ids[1]))
     (tmp_path / "tokenizer.model").write_bytes(tokenizer.model)
     meta = {"src_lang": "en", "tgt_lang": "de", "tokenizer_sha256": tokenizer.sha256}
     write_folder(tmp_path, pairs, 330, weights={"b": 4.0}, pairs_a_shard=40, **meta)
@@ -148,65 +152,62 @@ def data_dir(tmp_path: Path, tokenizer: Tokenizer) -> Path:
 RUN = ["valid_bleu=false", "tokens_per_update=100", "max_updates=8"]
 
 
-def test_a_run_draws_what_the_folder_and_the_mix_say(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    seen: Counter[str] = Counter()
-    original, data = Learner.accumulate_gradient, ParallelData(data_dir, "train")
+@pytest.fixture
+def updates(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str]]:
+    """The number of pairs of each corpus, for every update that a run makes."""
+    counters: list[Counter[str]] = []
+    data = ParallelData(data_dir, "train")
+    update = Learner.update
 
-    def watching(learner: Learner, update: Any, batches: Any) -> Any:
-        firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
-        seen.update([*SIZES][first - 4] for first in firsts)
-        return original(learner, update, batches)
+    def count_pairs(learner: Learner, plan: Any, *arguments: Any, **options: Any) -> Any:
+        firsts = [int(data[int(row)][0][0]) for rows in plan.batches for row in rows]
+        counters.append(Counter("abc"[first - 4] for first in firsts))
+        return update(learner, plan, *arguments, **options)
 
-    monkeypatch.setattr(Learner, "accumulate_gradient", watching)
-    lengths = data.lengths[:, 1]
+    monkeypatch.setattr(Learner, "update", count_pairs)
+    return counters
+
+
+def test_a_run_draws_the_pairs_of_the_mix(data_dir: Path, updates: list[Counter[str]]) -> None:
+    lengths = ParallelData(data_dir, "train").lengths[:, 1]
     num_tokens = 2 * int(lengths[:30].sum()) + 4 * int(lengths[30:37].sum())
     an_epoch = f"max_updates={round(num_tokens / 100)}"
-    assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "mix.c=0", an_epoch) == 0
-    assert seen == {"a": 60, "b": 28}
+    assert train(data_dir, data_dir / "run", RUN, "mix.a=2", "mix.c=0", an_epoch) == 0
+    assert sum(updates, Counter()) == {"a": 60, "b": 28}
 
 
 def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
     data_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    seen: dict[int, list[set[tuple[int, ...]]]] = {}
-    original = BatchMaker.make
+    sources: dict[int, dict[int, Any]] = defaultdict(dict)  # by row and draw
+    make_micro_batch = BatchMaker.make_micro_batch
 
-    def watching(batch_maker: BatchMaker, update: Any, *place: int) -> Any:
-        batches = original(batch_maker, update, *place)
-        sources: dict[int, set[tuple[int, ...]]] = {}
-        for rows, some in zip(update.batches, batches, strict=True):
-            ids = [one.src[: one.num_src_tokens].numpy() for one in some]
-            ends = np.concatenate([one.lengths[:, 0] for one in some]).cumsum()
-            parts = np.split(np.concatenate(ids), ends[:-1])
-            for row, part in zip(rows.tolist(), parts, strict=True):
-                sources.setdefault(row, set()).add(tuple(part.tolist()))
-        for row, found in sources.items():
-            seen.setdefault(row, []).append(found)
-        return batches
+    def record_sources(batch_maker: BatchMaker, rows: Any, draw: int = 0) -> Any:
+        batch = make_micro_batch(batch_maker, rows, draw)
+        lengths = batch.lengths[:, 0].tolist()
+        ids = batch.src[: batch.num_src_tokens].split(lengths)
+        for row, row_ids in zip(rows.tolist(), ids, strict=True):
+            sources[row][draw] = row_ids.tolist()
+        return batch
 
-    monkeypatch.setattr(BatchMaker, "make", watching)
+    monkeypatch.setattr(BatchMaker, "make_micro_batch", record_sources)
     mix = ["mix.a=4", "mix.b=0", "mix.c=0", "noise.mask=0.5", "max_updates=5"]  # less than an epoch
-    assert train(data_dir, data_dir / "run", *RUN, *mix) == 0
-    again = [found for found in seen.values() if len(found) > 1]
-    assert len(again) > 4
-    assert sum(found[0] != found[1] for found in again) > 0.8 * len(again)
+    assert train(data_dir, data_dir / "run", RUN, mix) == 0
+    repeated = [list(draws.values()) for draws in sources.values() if len(draws) > 1]
+    assert len(repeated) > 4
+    assert sum(draws[0] != draws[1] for draws in repeated) > 0.8 * len(repeated)
 
 
 @pytest.mark.slow
-def test_a_run_goes_on_with_its_mix_alone(
+def test_a_run_resumes_only_with_its_mix(
     data_dir: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train(data_dir, data_dir / "run", *RUN, "mix.a=2", "max_updates=4") == 0
-    capsys.readouterr()
-    for other in (["mix.a=3"], [], ["mix.a=2", "mix_temperature=2"], ["mix.a=2", "mix.c=0"]):
-        assert train(data_dir, data_dir / "run", *RUN, *other) == 2
-        error = capsys.readouterr().err.strip()
-        assert (
-            "mixture was after update 0: 60 of 30 pairs of a + 28 of 7 " in error.splitlines()[-1]
-        )
-    assert train(data_dir, data_dir / "run", *RUN, "mix.a=2") == 0
+    assert train(data_dir, data_dir / "run", RUN, "mix.a=2", "max_updates=4") == 0
+    for changed in (["mix.a=3"], [], ["mix.a=2", "mix_temperature=2"], ["mix.a=2", "mix.c=0"]):
+        assert train(data_dir, data_dir / "run", RUN, changed) == 2
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert "mixture was after update 0: 60 of 30 pairs of a + 28 of 7 " in error
+    assert train(data_dir, data_dir / "run", RUN, "mix.a=2") == 0
 
 
 @pytest.mark.slow
@@ -216,11 +217,11 @@ def test_a_mixed_run_that_stops_in_any_pool_goes_on_with_the_same_bits(
     monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
     mix = ["mix.a=0.5", "mix_temperature=2", "max_updates=12", "model.dropout=0.1"]
     mix += ["tokens_per_update=250", "validate_every_updates=100", "checkpoint_every_updates=100"]
-    assert train(data_dir, data_dir / "whole", *RUN, *mix) == 0
+    assert train(data_dir, data_dir / "uncut", RUN, mix) == 0
     for end in (3, 8, 12):
-        assert train(data_dir, data_dir / "parts", *RUN, *mix, f"max_updates={end}") == 0
-    assert_same_weights(data_dir / "whole", data_dir / "parts")
-    assert read_records(data_dir / "parts", "epoch")[-1]["epoch"] >= 2
+        assert train(data_dir, data_dir / "cut", RUN, mix, f"max_updates={end}") == 0
+    assert_same_weights(data_dir / "uncut", data_dir / "cut")
+    assert read_records(data_dir / "cut", "epoch")[-1]["epoch"] >= 2
 
 
 # --- stages
@@ -232,21 +233,12 @@ STAGES += ["stages.first.start=3", "stages.first.mix.c=0", "model.dropout=0.1"]
 
 @pytest.mark.slow
 def test_a_stage_draws_its_own_mix_from_its_update_on(
-    data_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    data_dir: Path, updates: list[Counter[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
-    seen: list[set[str]] = []
-    original, data = Learner.update, ParallelData(data_dir, "train")
-
-    def watching(learner: Learner, update: Any, *arguments: Any, **options: Any) -> Any:
-        firsts = [int(data[int(row)][0][0]) for rows in update.batches for row in rows]
-        seen.append({[*SIZES][first - 4] for first in firsts})
-        return original(learner, update, *arguments, **options)
-
-    monkeypatch.setattr(Learner, "update", watching)
-    assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=10", "mix.b=4") == 0
-    assert set.union(*seen[:3]) == {"a", "b", "c"}
-    assert set.union(*seen[3:7]) == {"a", "b"}
-    assert set.union(*seen[7:]) == {"b", "c"}
+    assert train(data_dir, data_dir / "run", RUN, STAGES, "max_updates=10", "mix.b=4") == 0
+    assert set(sum(updates[:3], Counter())) == {"a", "b", "c"}
+    assert set(sum(updates[3:7], Counter())) == {"a", "b"}
+    assert set(sum(updates[7:], Counter())) == {"b", "c"}
     error = capfd.readouterr().err
     assert "a stage begins: an epoch draws 30 of 30 pairs of a + 28 of 7 pairs of b + 0 of" in error
     assert "a stage begins: an epoch draws 0 of 30 pairs of a + 7 of 7 pairs of b + 100" in error
@@ -255,29 +247,25 @@ def test_a_stage_draws_its_own_mix_from_its_update_on(
 @pytest.mark.slow
 def test_a_stage_begins_a_new_epoch_wherever_the_run_is_cut(data_dir: Path) -> None:
     every = ["checkpoint_every_updates=100", "validate_every_updates=100", "max_updates=10"]
-    assert train(data_dir, data_dir / "whole", *RUN, *STAGES, *every) == 0
+    assert train(data_dir, data_dir / "uncut", RUN, STAGES, every) == 0
     for end in (3, 6, 7, 10):  # at a start and before one
-        assert train(data_dir, data_dir / "parts", *RUN, *STAGES, *every, f"max_updates={end}") == 0
-    assert_same_weights(data_dir / "whole", data_dir / "parts")
+        assert train(data_dir, data_dir / "cut", RUN, STAGES, every, f"max_updates={end}") == 0
+    assert_same_weights(data_dir / "uncut", data_dir / "cut")
 
 
 def test_the_data_of_a_stage_does_not_depend_on_the_ranks(data_dir: Path) -> None:
     stages = {"x": StageConfig(start=3, mix={"a": 0.5})}
-    whole, *parts = (
-        make_run(data_dir, data_dir / "none", World(rank, size), stages=stages)
-        for rank, size in ((0, 1), (0, 2), (1, 2))
-    )
+    runs = []
+    for world in (World(0, 1), World(0, 2), World(1, 2)):
+        runs.append(make_run(data_dir, data_dir / "none", world, stages=stages))
     for update, epoch in ((0, 0), (2, 1), (3, 2), (9, 5)):
-        alone, *shared = (setup.sampler_at(update).updates(epoch) for setup in (whole, *parts))
-        assert len({len(updates) for updates in (alone, *shared)}) == 1
-        for one, *others in zip(alone, *shared, strict=True):
-            rows = [
-                sorted(r for u in some for b in u.batches for r in b) for some in ([one], others)
-            ]
-            assert rows[0] == rows[1]
+        plans = [run.sampler_at(update).updates(epoch) for run in runs]
+        for single, first, second in zip(plans[0], plans[1], plans[2], strict=True):
+            shared = np.concatenate(first.batches + second.batches)
+            assert sorted(shared) == sorted(np.concatenate(single.batches))
 
 
-def test_only_the_first_rank_warns_of_what_all_know(
+def test_only_the_first_rank_warns_of_a_short_run(
     data_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     config = TrainConfig(
@@ -290,13 +278,10 @@ def test_only_the_first_rank_warns_of_what_all_know(
 
 
 @pytest.mark.slow
-def test_stages_that_cannot_be_are_one_line(
-    data_dir: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert train(data_dir, data_dir / "run", *RUN, *STAGES, "max_updates=2") == 0
-    warning = "the last stage begins after update 7, but the run ends after max_updates=2"
+def test_impossible_stages_are_one_line(data_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train(data_dir, data_dir / "run", RUN, STAGES, "max_updates=2") == 0
     err = capsys.readouterr().err
-    assert warning in err
+    assert "the last stage begins after update 7, but the run ends after max_updates=2" in err
     assert "the learning rate still rises after max_updates=2" in err
     for options, text in (
         ([], "; after update 3: "),
@@ -306,15 +291,15 @@ def test_stages_that_cannot_be_are_one_line(
         ([*STAGES, "stages.late.mix.a=-1"], "stages.late.mix.a=-1.0: must be a number from 0"),
         ([*STAGES, "stages.late.mix.aa=1"], "mix.aa: no corpus of data_dir has this name"),
     ):
-        assert train(data_dir, data_dir / "run", *RUN, *options) == 2, options
+        assert train(data_dir, data_dir / "run", RUN, options) == 2, options
         assert text in capsys.readouterr().err.strip().splitlines()[-1], options
 
 
 @pytest.mark.slow
-def test_patience_counts_in_the_last_stage_alone(data_dir: Path) -> None:
+def test_patience_counts_only_in_the_last_stage(data_dir: Path) -> None:
     often = ["validate_every_updates=1", "checkpoint_every_updates=1", "max_updates=30"]
     # no validation is better than the first
     often += ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-30", "patience=2"]
-    assert train(data_dir, data_dir / "run", *RUN, *STAGES, *often) == 0
+    assert train(data_dir, data_dir / "run", RUN, STAGES, often) == 0
     validated = [record["update"] for record in read_records(data_dir / "run", "valid_loss")]
     assert validated == [*range(1, 10)]  # two after update 7
