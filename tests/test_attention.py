@@ -74,14 +74,16 @@ def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str
 def test_attention_is_the_naive_softmax_of_every_layer_and_head(tokenizer: Tokenizer) -> None:
     targets = ["das Haus", "the tree", "", "über"]
     for norm in Norm:
-        found = translator(tokenizer, norm=norm)
-        for line, target, pair in zip(LINES, targets, found.attention(LINES, targets), strict=True):
+        model_translator = translator(tokenizer, norm=norm)
+        for line, target, pair in zip(
+            LINES, targets, model_translator.attention(LINES, targets), strict=True
+        ):
             src = [*tokenizer.encode(line), tokenizer.eos_id]
             tgt = [tokenizer.bos_id, *tokenizer.encode(target)]
             assert pair.src == tokenizer.pieces(src)
             assert pair.tgt == tokenizer.pieces(tgt)
             assert pair.predicted == [*pair.tgt[1:], "</s>"]
-            for kind, layers in expected(found, src, tgt).items():
+            for kind, layers in expected(model_translator, src, tgt).items():
                 weights = getattr(pair, kind)
                 case = norm, line, kind
                 assert_near(weights.double(), torch.stack(layers), case, atol=1e-6, rtol=0)

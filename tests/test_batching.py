@@ -23,12 +23,12 @@ CASES = range(12)
 POOLS = (5_000_000, 30)  # pairs that are planned together
 
 
-def random_lengths(seed: int, *, most: int = 60) -> Any:
+def random_lengths(seed: int, *, longest: int = 60) -> Any:
     """Draw 1 to 400 pairs, most short and a few long, as real corpora are."""
     draw = np.random.default_rng(seed)
     count = int(draw.integers(1, 400))
-    lengths = draw.gamma(2.0, most / 12, size=(count, 2)).astype(np.int32) + 1
-    return np.minimum(lengths, most)
+    lengths = draw.gamma(2.0, longest / 12, size=(count, 2)).astype(np.int32) + 1
+    return np.minimum(lengths, longest)
 
 
 def sampler(lengths: Any, max_tokens: int = 150, **changes: Any) -> TokenBatchSampler:
@@ -78,8 +78,8 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
         assert in_order == sorted(in_order), seed
         for rows, following in itertools.pairwise(batches):  # no batch is cut too early
             assert (len(rows) + 1) * longest[following[0]] > bound, seed
-        some = np.arange(0, len(lengths), 3)  # of a part of the pairs
-        assert sorted(np.concatenate(bucket(lengths, 200, some)).tolist()) == some.tolist()
+        selected = np.arange(0, len(lengths), 3)  # of a part of the pairs
+        assert sorted(np.concatenate(bucket(lengths, 200, selected)).tolist()) == selected.tolist()
 
 
 def test_padding_share_equals_a_count_of_empty_places() -> None:
@@ -87,12 +87,12 @@ def test_padding_share_equals_a_count_of_empty_places() -> None:
     for seed in CASES:
         lengths = random_lengths(seed)
         batches = bucket(lengths, 200, np.arange(len(lengths)))
-        empty = places = 0
+        empty = num_positions = 0
         for rows, side in itertools.product(batches, (0, 1)):
             width = max(int(lengths[row, side]) for row in rows)
-            places += width * len(rows)
+            num_positions += width * len(rows)
             empty += sum(width - int(lengths[row, side]) for row in rows)
-        assert padding_share(lengths, batches) == pytest.approx(empty / places), seed
+        assert padding_share(lengths, batches) == pytest.approx(empty / num_positions), seed
 
 
 # --- updates
@@ -105,13 +105,15 @@ def test_every_pair_comes_once_an_epoch_in_as_many_updates_as_announced(
         case = (pool, seed, tokens)
         monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
         lengths = random_lengths(seed)
-        one = sampler(lengths, tokens_per_update=tokens)
-        updates = one.updates(4)
+        token_sampler = sampler(lengths, tokens_per_update=tokens)
+        updates = token_sampler.updates(4)
         assert sum(1 for _ in updates) == len(updates), case
         assert all(update.batches for update in updates), case
         batches = [rows for update in updates for rows in update.batches]
         assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths))), case
-        assert all(0 < batch_cost(lengths[rows]) <= one.max_tokens <= 150 for rows in batches)
+        assert all(
+            0 < batch_cost(lengths[rows]) <= token_sampler.max_tokens <= 150 for rows in batches
+        )
         for update in updates:
             counts = sum(lengths[rows].sum(axis=0) for rows in update.batches).tolist()
             assert counts == [update.num_src_tokens, update.num_tokens], case
@@ -121,7 +123,7 @@ def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batche
     """A run that goes on with a newer nmt must find this order, so an oracle keeps it."""
     for seed in CASES:
         lengths = random_lengths(seed)
-        one = sampler(lengths, seed=seed)
+        token_sampler = sampler(lengths, seed=seed)
         for epoch in (5, 0):  # what was planned before leaves no trace
             generator = np.random.default_rng((seed, epoch))
             pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
@@ -131,7 +133,7 @@ def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batche
                     batches.append([])
                 batches[-1].append(row)
             expected = [batches[i] for i in generator.permutation(len(batches))]
-            assert flat(plan(one, epoch)) == expected, (seed, epoch)
+            assert flat(plan(token_sampler, epoch)) == expected, (seed, epoch)
 
 
 def test_ranks_share_the_pairs_of_every_update_equally_without_slivers_of_batches(
@@ -155,10 +157,12 @@ def test_ranks_share_the_pairs_of_every_update_equally_without_slivers_of_batche
                 for rows, width in zip(batches, widths, strict=True):
                     is_whole = rows == batch_of[rows[0]]
                     assert is_whole or (len(rows) + 1) * width >= share / 8, case
-        last = sampler(lengths, tokens_per_update=tokens, rank=1, world_size=world_size)
-        for one, update in zip(last.updates(1), alone, strict=True):  # a rank knows the whole size
+        second_rank = sampler(lengths, tokens_per_update=tokens, rank=1, world_size=world_size)
+        for rank_update, update in zip(
+            second_rank.updates(1), alone, strict=True
+        ):  # a rank knows the whole size
             sizes = lengths[flat(update)].sum(axis=0).tolist()
-            assert [one.num_src_tokens, one.num_tokens] == sizes, case
+            assert [rank_update.num_src_tokens, rank_update.num_tokens] == sizes, case
 
 
 def test_an_update_of_fewer_pairs_than_ranks_leaves_some_without_a_batch() -> None:
@@ -196,12 +200,12 @@ def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: 
     lengths = random_lengths(8)
     expected = {epoch: plan(sampler(lengths), epoch) for epoch in (0, 3)}
     planned.clear()
-    one = sampler(lengths)
-    assert len(one.updates(0)) > 5
+    token_sampler = sampler(lengths)
+    assert len(token_sampler.updates(0)) > 5
     assert not planned
     for epoch, index in ((3, -1), (0, 4), (3, 2), (0, 0)):
         planned.clear()
-        update = one.updates(epoch)[index]
+        update = token_sampler.updates(epoch)[index]
         assert [rows.tolist() for rows in update.batches] == expected[epoch][index]
         assert len(planned) == 1
     planned.clear()
@@ -218,10 +222,10 @@ def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: 
 
 @pytest.mark.usefixtures("planned")
 def test_each_pool_is_shuffled_in_its_own_way() -> None:
-    one = sampler(np.full((60, 2), 5, dtype=np.uint16))
-    updates, orders = one.updates(0), []
+    token_sampler = sampler(np.full((60, 2), 5, dtype=np.uint16))
+    updates, orders = token_sampler.updates(0), []
     for pool, index in enumerate((0, len(updates) - 1)):
-        rows = one.mix.rows(one.seed, 0, pool, 2).tolist()
+        rows = token_sampler.mix.rows(token_sampler.seed, 0, pool, 2).tolist()
         batches = [batch for update in updates.pool_of(index) for batch in update.batches]
         orders.append([rows.index(row) for row in np.concatenate(batches).tolist()])
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(30))
@@ -240,8 +244,8 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
     assert updates.num_pairs == 28_000
     assert np.mean(tokens) == pytest.approx(2000, rel=0.01)
     assert np.std(tokens) < 200
-    drawn = np.bincount(np.concatenate([r for u in updates for r in u.batches]))
-    assert drawn.tolist() == [2] * 7000 + [1] * 14_000
+    counts = np.bincount(np.concatenate([r for u in updates for r in u.batches]))
+    assert counts.tolist() == [2] * 7000 + [1] * 14_000
 
 
 def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
@@ -250,23 +254,23 @@ def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
     monkeypatch.setattr(batching, "_POOL_PAIRS", 50)
     for seed in CASES:
         lengths = random_lengths(seed)
-        one = sampler(lengths)
-        rows = one.rows_to_try()
+        token_sampler = sampler(lengths)
+        rows = token_sampler.rows_to_try()
         assert len(rows) <= 51
-        assert int(lengths[rows].max()) == one.longest == int(lengths.max())
+        assert int(lengths[rows].max()) == token_sampler.longest == int(lengths.max())
     lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
     corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
-    one = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
-    assert (one.longest, one.rows_to_try().tolist()) == (7, [0, 2])
+    token_sampler = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
+    assert (token_sampler.longest, token_sampler.rows_to_try().tolist()) == (7, [0, 2])
 
 
 @pytest.mark.long
 def test_forty_million_pairs_are_planned_in_bounded_time_and_memory() -> None:
     lengths = np.random.default_rng(0).integers(3, 40, (40_000_000, 2), dtype=np.uint16)
-    one = sampler(lengths, 4096, tokens_per_update=25_000)
+    token_sampler = sampler(lengths, 4096, tokens_per_update=25_000)
     tracemalloc.start()
     start = time.process_time()
-    updates = one.updates(11)
+    updates = token_sampler.updates(11)
     assert updates[len(updates) * 3 // 4].num_tokens == pytest.approx(25_000, rel=0.2)
     assert time.process_time() - start < 30  # about 4 on a free core
     assert tracemalloc.get_traced_memory()[1] < 500e6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import json
 import multiprocessing
 import os
@@ -52,10 +53,10 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
     for vocab_size, kind in ((SMALL, np.uint16), (LARGE, np.int32)):
         pairs = random_pairs(50, vocab_size)
         write_shard(tmp_path / "x.arrow", pairs, vocab_size)
-        found = MappedShard(tmp_path / "x.arrow")
-        assert len(found) == 50
-        assert as_lists(found[i] for i in range(50)) == pairs
-        assert found[0][0].dtype == found[0][1].dtype == kind
+        shard = MappedShard(tmp_path / "x.arrow")
+        assert len(shard) == 50
+        assert as_lists(shard[i] for i in range(50)) == pairs
+        assert shard[0][0].dtype == shard[0][1].dtype == kind
     with ShardWriter(tmp_path / "x", src_vocab_size=LARGE, tgt_vocab_size=300) as writer:
         writer.add(flat([[LARGE - 1]]), flat([[299]]))
     write_shard(tmp_path / "empty", [([], [1]), ([], [2])], 300)
@@ -68,25 +69,28 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
 
 def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path) -> None:
     pairs = random_pairs(40, 300)
-    columns = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
-    texts = {f"{side}_text": [f"{ids} é" for ids in rows] for side, rows in columns.items()}
+    ids = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
+    all_texts = {f"{side}_text": [f"{row} é" for row in rows] for side, rows in ids.items()}
     sizes = {"src_vocab_size": 300, "tgt_vocab_size": 300}
-    for given in ({}, texts):
+    for texts in ({}, all_texts):
         for name, cuts in {"one": [40], "two": [1, 7, 8, 8, 21, 35, 40]}.items():
-            with ShardWriter(tmp_path / name, has_text=bool(given), **sizes) as writer:
-                for start, end in zip([0, *cuts], cuts, strict=False):
-                    sides = [flat(rows[start:end]) for rows in columns.values()]
-                    writer.add(*sides, [rows[start:end] for rows in given.values()])
+            with ShardWriter(tmp_path / name, has_text=bool(texts), **sizes) as writer:
+                for start, end in itertools.pairwise([0, *cuts]):
+                    src = flat(ids["src"][start:end])
+                    tgt = flat(ids["tgt"][start:end])
+                    writer.add(src, tgt, [rows[start:end] for rows in texts.values()])
         content = (tmp_path / "two").read_bytes()
         assert (tmp_path / "one").read_bytes() == content
         table = pa.ipc.open_stream(content).read_all()
         assert max(len(batch) for batch in table.to_batches()) == 7
-        assert table.to_pydict() == columns | given
+        assert table.to_pydict() == ids | texts
         assert as_lists(MappedShard(tmp_path / "two")[i] for i in range(40)) == pairs
-    shard = writer.shard  # which tells what is in it
+    shard = writer.shard
     assert (shard.file, shard.pairs) == ("two", 40)
     assert (shard.bytes, shard.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert (shard.src_tokens, shard.tgt_tokens) == tuple(sum(map(len, r)) for r in columns.values())
+    assert (shard.src_tokens, shard.tgt_tokens) == tuple(
+        sum(map(len, rows)) for rows in ids.values()
+    )
     assert shard.longest == max(len(side) for pair in pairs for side in pair) + 1
 
 
@@ -122,8 +126,8 @@ def test_corpora_shards_and_record_batches_are_one_list_that_threads_share(tmp_p
     with ThreadPoolExecutor(8) as pool:
         assert as_lists(pool.map(data.__getitem__, range(60))) == as_lists(data) == pairs
     assert not any(side.flags.owndata or side.flags.writeable for side in data[59])
-    found = [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora]
-    assert found == [("news", 0, 21, 1.0), ("none", 21, 0, 1.0), ("web", 21, 39, 0.5)]
+    ranges = [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora]
+    assert ranges == [("news", 0, 21, 1.0), ("none", 21, 0, 1.0), ("web", 21, 39, 0.5)]
     assert as_lists(ParallelData(tmp_path, "valid")) == pairs[:21]
     with pytest.raises(IndexError):
         data[60]
@@ -169,10 +173,10 @@ def anonymous_bytes() -> int:
 
 def read_all(pickled: bytes, channel: Any) -> None:
     """Read every pair; send their sum, and the bytes that this took."""
-    before = anonymous_bytes()
+    bytes_before = anonymous_bytes()
     data = pickle.loads(pickled)
     total = int(data.lengths.sum()) + sum(int(src.sum() + tgt.sum()) for src, tgt in data)
-    channel.send((total, anonymous_bytes() - before))
+    channel.send((total, anonymous_bytes() - bytes_before))
 
 
 @pytest.mark.slow
@@ -256,10 +260,11 @@ def test_damage_is_one_line_that_names_the_file(tmp_path: Path) -> None:
 def test_a_file_that_is_cut_or_of_another_kind_is_one_line_of_error(tmp_path: Path) -> None:
     path = tmp_path / "x.arrow"
     write_shard(path, random_pairs(20, 300), 300)
-    whole = path.read_bytes()
-    others = [b"text\n" * 100, b"\xff" * 1000, b"\0" * 1000]
-    for content in [*others, *(whole[:end] for end in range(0, len(whole), 8))]:
-        path.write_bytes(content)
+    content = path.read_bytes()
+    replacements = [b"text\n" * 100, b"\xff" * 1000, b"\0" * 1000]
+    replacements += [content[:end] for end in range(0, len(content), 8)]
+    for replacement in replacements:
+        path.write_bytes(replacement)
         with pytest.raises(DataError, match=r"x\.arrow is damaged") as caught:
             MappedShard(path)
         assert "\n" not in str(caught.value)

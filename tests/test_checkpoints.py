@@ -254,8 +254,8 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
         def noted(*arguments: Any, **named: Any) -> Any:
             result = original(*arguments, **named)
             if threading.current_thread().name.startswith("saver"):
-                places = run.glob("checkpoints/step-*")
-                seen.append(sum(len(list(place.iterdir())) == 5 for place in places))
+                folders = run.glob("checkpoints/step-*")
+                seen.append(sum(len(list(folder.iterdir())) == 5 for folder in folders))
             return result
 
         return noted

@@ -110,7 +110,7 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
         model = tiny_model(vocab_size=tokenizer.vocab_size).train()
         objective = Objective(model, smoothing=0.1, compiler=compiler)
         optimizer = torch.optim.Adam(objective.parameters(), lr=1e-3, fused=True)
-        found = []
+        sums = []
         for update in range(50):
             count = 1 if update % 10 == 3 else draw.randint(2, 30)
             pairs = draw_pairs(draw, count, draw.randint(3, 60))
@@ -119,18 +119,18 @@ def test_fifty_compiled_updates_are_those_of_plain_ones_with_few_graphs(
             (loss / batch.num_tokens).backward()
             optimizer.step()
             optimizer.zero_grad()
-            found.append((nll / batch.num_tokens).item())
-        return found
+            sums.append((nll / batch.num_tokens).item())
+        return sums
 
     torch.compiler.reset()
     compiler = Compiler()
-    before = compiler.num_graphs
+    num_graphs = compiler.num_graphs
     expected = losses(None)
     with caplog.at_level(logging.INFO):
-        found = losses(compiler)
-    assert found == pytest.approx(expected, rel=1e-4)
+        sums = losses(compiler)
+    assert sums == pytest.approx(expected, rel=1e-4)
     assert expected[-1] < expected[0] - 0.1
-    assert 1 <= compiler.num_graphs - before <= 6  # one of the model, few of the loss
+    assert 1 <= compiler.num_graphs - num_graphs <= 6  # one of the model, few of the loss
     assert compiler.seconds > 0
     assert "compiled graph" in caplog.text
 

@@ -99,8 +99,8 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             assert all(isinstance(p, DeviceTensor) for p in setup.learner.model.parameters())
             device.waits.clear()
             device_losses = losses(setup)
-            places = ("distributed.sum_over_ranks", "validation.loss")
-            assert device.waits == {f"{at}: from the device": 1 for at in places}, name
+            calls = ("distributed.sum_over_ranks", "validation.loss")
+            assert device.waits == {f"{at}: from the device": 1 for at in calls}, name
             device.waits.clear()
             planned = setup.sampler_at(0).updates(0).pool_of(0)
             assert try_largest_batches(setup.learner, setup.samplers.values(), planned) == 1  # byte
@@ -114,11 +114,11 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
 
 def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
     source = random_source(LENGTHS)
-    for name, (settings, layers, given) in SEARCHES.items():
+    for name, (settings, layers, prefixes) in SEARCHES.items():
         config = SearchConfig(max_length_a=0.0, max_length_b=8, **settings)
-        models = [decided_model(seed=s, **SMALL, **layers) for s in range(2 if given else 1)]
+        models = [decided_model(seed=s, **SMALL, **layers) for s in range(2 if prefixes else 1)]
         steppers = [ModelStepper(model) for model in models]
-        expected = search(EnsembleStepper(steppers), *source, config, IDS, prefixes=given)
+        expected = search(EnsembleStepper(steppers), *source, config, IDS, prefixes=prefixes)
         with a_device() as device, torch.inference_mode():
             for stepper in steppers:
                 stepper.model.to(GPU)
@@ -132,14 +132,17 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
                 return step(tokens, state)  # type: ignore[no-any-return]
 
             ensemble.step = noting  # type: ignore[method-assign]
-            found = search(ensemble, *source, config, IDS, prefixes=given)
-        steps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
+            hypotheses = search(ensemble, *source, config, IDS, prefixes=prefixes)
+        steps = [
+            waits_after - waits_before
+            for waits_before, waits_after in zip(waits, waits[1:], strict=False)
+        ]
         assert steps[0] == 0, device.waits  # nor does the encoder
         assert len(steps) > 5
         assert max(steps) <= 2, (name, device.waits)
-        ours, theirs = ([[h.tokens for h in row] for row in x] for x in (found, expected))
+        ours, theirs = ([[h.tokens for h in row] for row in x] for x in (hypotheses, expected))
         assert ours == theirs, name
-        assert len({len(row[0].tokens) for row in found}) > 1  # some end earlier
+        assert len({len(row[0].tokens) for row in hypotheses}) > 1  # some end earlier
 
 
 def test_sentences_join_a_search_on_the_device() -> None:
@@ -149,12 +152,12 @@ def test_sentences_join_a_search_on_the_device() -> None:
         src, lengths = random_source(LENGTHS)
         limits = length_limits(lengths, config, [()] * len(src))
         beams = BeamSearch(stepper, SearchTask(src, lengths, config, IDS, (), limits, n_best=1))
-        found, later = {}, iter([[], [5, 2], [], [4]])
+        tokens, later = {}, iter([[], [5, 2], [], [4]])
         while beams.num_live:
-            found |= {i: beams.result(i)[0].tokens for i in beams.step()}
+            tokens |= {i: beams.result(i)[0].tokens for i in beams.step()}
             if more := next(later, []):
                 beams.join(*random_source(more))
-        return found
+        return tokens
 
     expected = find(ModelStepper(decided_model()))
     with a_device() as device, torch.inference_mode():
@@ -163,7 +166,7 @@ def test_sentences_join_a_search_on_the_device() -> None:
         device.waits.clear()
         assert find(stepper) == expected
     assert set(device.waits) <= {
-        f"{place}: from the device" for place in ("search._extend", "hypotheses.close")
+        f"{function}: from the device" for function in ("search._extend", "hypotheses.close")
     }
 
 
@@ -177,11 +180,11 @@ def test_scoring_waits_for_the_device_once_a_batch() -> None:
     with a_device() as device:
         stepper = ModelStepper(decided_model().to(GPU))
         device.waits.clear()
-        found = score_ids(stepper, rows, targets, config, max_tokens=40)
+        scored = score_ids(stepper, rows, targets, config, max_tokens=40)
     assert set(device.waits) == {"native.score: from the device"}
     assert 1 < device.waits.total() < len(rows)
-    assert [h.alignment for h in found] == [h.alignment for h in expected]
-    assert [h.score for h in found] == pytest.approx([h.score for h in expected], rel=1e-5)
+    assert [h.alignment for h in scored] == [h.alignment for h in expected]
+    assert [h.score for h in scored] == pytest.approx([h.score for h in expected], rel=1e-5)
 
 
 def test_the_device_refuses_what_a_gpu_refuses_and_counts_what_waits() -> None:
@@ -218,8 +221,8 @@ def test_autocast_on_a_gpu_rounds_matrix_multiplications_alone(tokenizer: Tokeni
     batch = make_batch(draw_pairs(random.Random(0), 5, 9), tokenizer)
     seen: Counter[tuple[str, torch.dtype]] = Counter()
 
-    def see(name: str, found: Any) -> None:
-        replaced(found, Tensor, lambda x: seen.update([(name, x.dtype)]))
+    def see(name: str, tensor: Any) -> None:
+        replaced(tensor, Tensor, lambda x: seen.update([(name, x.dtype)]))
 
     with a_device(has_autograd=False) as device, torch.no_grad():
         objective = Objective(model.to(GPU), smoothing=0.1)
@@ -257,10 +260,10 @@ def test_attention_over_variable_lengths_is_called_as_torch_declares_it() -> Non
         calls.append(signature.bind(*args, **named).arguments)
         return args[0]  # type: ignore[no-any-return]
 
-    both = replace(pack([3, 2]), flash=flash)
+    sides = replace(pack([3, 2]), flash=flash)
     x = torch.zeros(5, 2, 8, dtype=torch.bfloat16)
     for is_causal, window in ((True, (-1, 0)), (False, (-1, -1))):
-        attend_packed(x, x, x, PackedContext.of(both, both, is_causal=is_causal))
+        attend_packed(x, x, x, PackedContext.of(sides, sides, is_causal=is_causal))
         assert list(calls[-1])[:7] == declared
         assert set(calls[-1]) == {*declared, "window_size"}
         assert calls[-1]["window_size"] == window

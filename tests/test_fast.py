@@ -150,9 +150,9 @@ def test_weights_frozen_in_bfloat16_are_packed_once_and_change_nothing_but_round
         linears = [module for module in model.modules() if isinstance(module, FastLinear)]
         copies = [dict(layer.reordered) for layer in linears]
         decode_by_steps(model, src, lengths, tgt)
-        for layer, before in zip(linears, copies, strict=True):
-            assert before, case
-            for key, (weight, _) in before.items():
+        for layer, weights_before in zip(linears, copies, strict=True):
+            assert weights_before, case
+            for key, (weight, _) in weights_before.items():
                 assert layer.reordered[key][0] is weight, case
                 assert weight.dtype is torch.bfloat16, case
 

@@ -154,7 +154,8 @@ def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(
     assert float(accumulate(learner, update).sum(0)[0]) > 0
     assert_close(gradient(learner), exact)
     num_passes = [
-        change(one, update).flops for one in (learner, make_run(data_dir, tmp_path).learner)
+        change(learner_or_twin, update).flops
+        for learner_or_twin in (learner, make_run(data_dir, tmp_path).learner)
     ]
     assert num_passes[0] == 2 * num_passes[1]
 
@@ -214,16 +215,15 @@ def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reordered: int
 ) -> None:
     monkeypatch.setattr(LAYERS, "_REORDERED", reordered)
-    learner, update = (
-        make_run(data_dir, tmp_path, dtype=DType.bfloat16).learner,
-        make_update(CUTS["two"]),
-    )
+    learner = make_run(data_dir, tmp_path, dtype=DType.bfloat16).learner
+    update = make_update(CUTS["two"])
     layers = [m for m in learner.model.modules() if isinstance(m, FastLinear)]
     if layers[0].rounded is None:
         pytest.skip("torch has no linear layers of oneDNN here")
 
     def copies() -> list[Tensor]:
-        return [copy for layer in layers for _, *both in layer.rounded.values() for copy in both]
+        blocks = [block for layer in layers for block in layer.rounded.values()]
+        return [copy for block in blocks for copy in block[1:]]  # the first is a version
 
     change(learner, update)
     old_copies = copies()
@@ -250,6 +250,6 @@ def test_a_run_changes_to_float16_and_back(data_dir: Path, tmp_path: Path) -> No
     full = make_run(data_dir, tmp_path).learner
     update = make_update(CUTS["two"])
     change(halves, update)
-    for learner, other in ((halves, full), (full, halves), (halves, halves)):
-        learner.load_state_dict(other.state_dict(), other.best_model.state_dict())
+    for learner, saved_from in ((halves, full), (full, halves), (halves, halves)):
+        learner.load_state_dict(saved_from.state_dict(), saved_from.best_model.state_dict())
         assert change(learner, update).is_finite

@@ -45,8 +45,8 @@ def rows(name: str, size: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A data folder and a run for four directions, one of them asked for by a tag of the target."""
-    place = tmp_path_factory.mktemp("languages")
-    arguments = [f"data_dir={place / 'data'}", "tokenizer.vocab_size=85", "num_threads=1"]
+    folder = tmp_path_factory.mktemp("languages")
+    arguments = [f"data_dir={folder / 'data'}", "tokenizer.vocab_size=85", "num_threads=1"]
     arguments += ["tokenizer.byte_fallback=false"]
     for name in DIRECTIONS:
         key, languages = f"data.corpora.{name}", name.split("-")
@@ -54,18 +54,18 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if name == "en-fr":
             arguments.append(f"{key}.tgt_tag=<French>")
         for split, size in (("", 300), ("valid.", 20), ("test.", 20)):
-            drawn = rows(split + name, size)
+            indices = rows(split + name, size)
             for side, language in zip(("src", "tgt"), languages, strict=True):
-                path = write_lines(place / f"{split}{name}.{language}", spell(language, drawn))
+                path = write_lines(folder / f"{split}{name}.{language}", spell(language, indices))
                 arguments.append(f"{key}.{split}{side}={path}")
     assert command("preprocess", *arguments) == 0
     sizes = ["model.d_model=32", "model.d_ff=64", "tokens_per_update=300", "max_tokens=300"]
     pace = ["max_updates=150", "validate_every_updates=150", "checkpoint_every_updates=50"]
     pace += ["label_smoothing=0", "model.dropout=0"]
     rate = ["optimizer.name=muon", "optimizer.schedule=cosine", "optimizer.peak_learning_rate=0.02"]
-    folders = [f"data_dir={place / 'data'}", f"run_dir={place / 'run'}"]
+    folders = [f"data_dir={folder / 'data'}", f"run_dir={folder / 'run'}"]
     assert command("train", *folders, *TINY, *sizes, *pace, *rate) == 0
-    return place
+    return folder
 
 
 def share(language: str, lines: list[str]) -> float:
@@ -76,14 +76,13 @@ def share(language: str, lines: list[str]) -> float:
 
 def output(root: Path, name: str, *arguments: str) -> list[str]:
     """Translate the test sources of a direction with nmt-translate."""
-    place = root / "out"
-    place.unlink(missing_ok=True)
+    path = root / "out"
+    path.unlink(missing_ok=True)
     source = root / f"test.{name}.{name[:2]}"
     assert (
-        translate(f"model_dir={root / 'run'}", f"input={source}", f"output={place}", *arguments)
-        == 0
+        translate(f"model_dir={root / 'run'}", f"input={source}", f"output={path}", *arguments) == 0
     )
-    return place.read_text(encoding="utf-8").split("\n")[:-1]
+    return path.read_text(encoding="utf-8").split("\n")[:-1]
 
 
 @pytest.mark.slow
@@ -96,12 +95,12 @@ def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Pa
         "fr-en": ["src_tag=<2en>"],
     }.items():
         src, tgt = name.split("-")
-        found = output(root, name, f"tgt_lang={tgt}")
-        assert share(tgt, found) > 0.9, (name, found)
-        assert output(root, name, *tags) == found, name
+        translations = output(root, name, f"tgt_lang={tgt}")
+        assert share(tgt, translations) > 0.9, (name, translations)
+        assert output(root, name, *tags) == translations, name
         sources = spell(src, rows(f"test.{name}", 20))
-        assert translator.translate(sources, tgt_lang=tgt) == found, name
-        assert "<" not in "".join(found), name
+        assert translator.translate(sources, tgt_lang=tgt) == translations, name
+        assert "<" not in "".join(translations), name
         (best, *_), *_ = translator.n_best(sources[:1], tgt_lang=tgt)
         assert "<" not in best.text, name
     mixed = ["<2de> red tree", "<2en> rot Baum", ""]  # sources may bring their tags
@@ -117,20 +116,22 @@ def test_long_lines_keep_their_tag_in_every_part(root: Path) -> None:
     for language, tag in (("de", "<2de>"), ("fr", "<French>")):
         tags = translator.choose_tags(tgt_lang=language)
         options = LineOptions(tags=tags, max_source_length=24)
-        (parts,) = encode_window(Window(0, [line], ["rot"]), translator.tokenizer, options).segments
-        pieces = [translator.tokenizer.pieces(part.ids) for part in parts]
-        assert len(parts) > 1, language
-        assert all((tag in part) == (language == "de") for part in pieces), pieces
+        (segments,) = encode_window(
+            Window(0, [line], ["rot"]), translator.tokenizer, options
+        ).segments
+        pieces = [translator.tokenizer.pieces(segment.ids) for segment in segments]
+        assert len(segments) > 1, language
+        assert all((tag in row) == (language == "de") for row in pieces), pieces
         assert "".join(sum(pieces, [])).count("red") == 6, pieces
-        assert all(len(part) < 24 for part in pieces), pieces
-        forced = [translator.tokenizer.pieces(part.prefix) for part in parts]
-        assert all((tag in part) == (language == "fr") for part in forced), forced
+        assert all(len(row) < 24 for row in pieces), pieces
+        forced = [translator.tokenizer.pieces(segment.prefix) for segment in segments]
+        assert all((tag in row) == (language == "fr") for row in forced), forced
         assert len(set(map(tuple, forced[1:]))) == 1, forced
     options = LineOptions(tags=translator.choose_tags(), max_source_length=24)
     window = Window(0, [f"<2de> {line}"], [""])  # a line that brings its tag
-    (parts,) = encode_window(window, translator.tokenizer, options).segments
-    assert all("<2de>" in translator.tokenizer.pieces(part.ids) for part in parts)
-    assert len(parts) > 1
+    (segments,) = encode_window(window, translator.tokenizer, options).segments
+    assert all("<2de>" in translator.tokenizer.pieces(segment.ids) for segment in segments)
+    assert len(segments) > 1
 
 
 @pytest.mark.slow
@@ -139,28 +140,31 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
 ) -> None:
     for library in ("ctranslate2", "huggingface"):
         folder = root / library
-        places = [f"model_dir={root / 'run'}", f"output={folder}", f"format={library}"]
-        assert command("export", *places) == 0
+        options = [f"model_dir={root / 'run'}", f"output={folder}", f"format={library}"]
+        assert command("export", *options) == 0
         text = (folder / "README.md").read_text(encoding="utf-8")
         code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
         assert 'source_tag, target_tag = "<2en>", ""  # de to en' in code, library
         assert "en to fr, `<French>` before the target" in text, library
         monkeypatch.chdir(folder)
         for language, tags in {"de": ("<2de>", ""), "fr": ("", "<French>")}.items():
-            shown = io.StringIO()
-            asked = re.sub("target_tag = .*", f"target_tag = {tags}", code)
-            with contextlib.redirect_stdout(shown):
-                exec(asked.replace("A sentence.", "green tree sees red house"), {})
-            assert share(language, [shown.getvalue()]) > 0.8, (library, shown.getvalue())
+            printed = io.StringIO()
+            changed_code = re.sub("target_tag = .*", f"target_tag = {tags}", code)
+            with contextlib.redirect_stdout(printed):
+                exec(changed_code.replace("A sentence.", "green tree sees red house"), {})
+            assert share(language, [printed.getvalue()]) > 0.8, (library, printed.getvalue())
     assert command("export", f"model_dir={root / 'run'}", "format=argos") == 2
     assert "a language or tag before each text" in capsys.readouterr().err
     exported = Translator.load(root / "ctranslate2", backend="ctranslate2", device="cpu")
     native = Translator.load(root / "run", device="cpu")
     for language in ("de", "fr"):
         lines = spell("en", rows("test.en-de", 20))
-        found = exported.translate(lines, tgt_lang=language)
+        translations = exported.translate(lines, tgt_lang=language)
         expected = native.translate(lines, tgt_lang=language)
-        assert sum(a == b for a, b in zip(found, expected, strict=True)) >= 18, (found, expected)
+        assert sum(a == b for a, b in zip(translations, expected, strict=True)) >= 18, (
+            translations,
+            expected,
+        )
 
 
 @pytest.mark.slow
@@ -187,19 +191,25 @@ def test_server_translates_in_every_direction_and_shows_no_tag(root: Path) -> No
     with running(loaded(root / "run")) as server, ThreadPoolExecutor(4) as clients:
         targets = {item["code"]: item["targets"] for item in server.get("/languages").json}
         assert targets == {"de": ["de", "en"], "en": ["de", "en", "fr"], "fr": ["en", "fr"]}
-        asked = [(name, *name.split("-"), spell(name[:2], rows(name, 20))) for name in DIRECTIONS]
-        answers = clients.map(lambda one: server.translate(one[3], one[1], one[2]), asked)
-        for (name, src, tgt, lines), answer in zip(asked, answers, strict=True):
+        requests = [
+            (name, *name.split("-"), spell(name[:2], rows(name, 20))) for name in DIRECTIONS
+        ]
+        answers = clients.map(
+            lambda request: server.translate(request[3], request[1], request[2]), requests
+        )
+        for (name, src, tgt, lines), answer in zip(requests, answers, strict=True):
             assert answer == translator.translate(lines, src_lang=src, tgt_lang=tgt), name
         refused = server.post("/translate", q="rot", source="de", target="fr")
         assert refused.status == 400
         assert "fr is not a target of de" in refused.json["error"]
         pair = {"source": "en", "target": "fr"}
-        shown = server.post("/v1/translate", text="red tree", alignment=True, scores=True, **pair)
-        ((found,),) = [s["hypotheses"] for s in shown.json["translations"][0]["sentences"]]
-        assert "French" not in shown.body.decode()
-        assert len(found["tokens"]) == len(found["spans"]) == len(found["alignment"])
-        assert len(found["token_log_probs"]) == len(found["tokens"]) + 1
+        response = server.post(
+            "/v1/translate", text="red tree", alignment=True, scores=True, **pair
+        )
+        ((hypothesis,),) = [s["hypotheses"] for s in response.json["translations"][0]["sentences"]]
+        assert "French" not in response.body.decode()
+        assert len(hypothesis["tokens"]) == len(hypothesis["spans"]) == len(hypothesis["alignment"])
+        assert len(hypothesis["token_log_probs"]) == len(hypothesis["tokens"]) + 1
         assert share("fr", [server.translate("<b>red</b> tree", **pair, format="html")[3:8]]) == 1
         attended = server.post("/v1/attention", text="red", translation="rouge", **pair).json
         assert "<French>" in attended["rows"]
@@ -252,16 +262,16 @@ def test_held_out_sets_are_scored_by_direction(
     texts = read_held_out(root / "data", "test")
     assert [text.corpus for text in texts] == list(DIRECTIONS)
     assert texts[1].sources == spell("en", rows("test.en-de", 20))
-    places = [f"model_dir={root / 'run'}", "metrics=chrf", "format=json", "device=cpu"]
-    assert command("evaluate", *places, f"data_dir={root / 'data'}") == 0
-    found = {s["name"]: s["value"] for s in json.loads(capfd.readouterr().out)["scores"]}
-    assert list(found) == [f"{name} chrF2" for name in DIRECTIONS]
+    options = [f"model_dir={root / 'run'}", "metrics=chrf", "format=json", "device=cpu"]
+    assert command("evaluate", *options, f"data_dir={root / 'data'}") == 0
+    scores = {s["name"]: s["value"] for s in json.loads(capfd.readouterr().out)["scores"]}
+    assert list(scores) == [f"{name} chrF2" for name in DIRECTIONS]
     for name in DIRECTIONS:
         src, tgt = name.split("-")
         files = [f"src={root / f'test.{name}.{src}'}", f"references={root / f'test.{name}.{tgt}'}"]
-        assert command("evaluate", *places, *files, f"tgt_lang={tgt}") == 0
+        assert command("evaluate", *options, *files, f"tgt_lang={tgt}") == 0
         (score,) = json.loads(capfd.readouterr().out)["scores"]
-        assert score["value"] == found[f"{name} chrF2"], name
+        assert score["value"] == scores[f"{name} chrF2"], name
     (record,) = read_records(root / "run", "valid_bleu")
     each = [record[f"valid_bleu_{name}"] for name in DIRECTIONS]
     assert record["valid_bleu"] == pytest.approx(sum(each) / 4)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, make_run, read_records, train, write_data
+from toy import assert_same_weights, make_run, read_pairs, read_records, train, write_data
 
 from nmt.config import NoiseConfig, TrainConfig
 from nmt.data.batching import Update
@@ -38,10 +38,10 @@ def test_shares_of_tokens_are_dropped_masked_and_hidden(tokenizer: Tokenizer) ->
         for key, side, clean in (("mask", 0, SRC), ("word_dropout", 1, TGT)):
             rows = draw(tokenizer, (SRC, TGT), **{key: share})
             assert all(row[1 - side] == (SRC, TGT)[1 - side] for row in rows), key
-            found = np.array([row[side] for row in rows])
-            assert set(found[found != clean]) == {unknown}, key
-            assert np.mean(found == unknown, axis=0) == pytest.approx(share, abs=0.1), key
-            assert np.mean(found == unknown) == pytest.approx(share, abs=0.02), key
+            ids = np.array([row[side] for row in rows])
+            assert set(ids[ids != clean]) == {unknown}, key
+            assert np.mean(ids == unknown, axis=0) == pytest.approx(share, abs=0.1), key
+            assert np.mean(ids == unknown) == pytest.approx(share, abs=0.02), key
 
 
 def test_something_remains_of_every_source(tokenizer: Tokenizer) -> None:
@@ -51,19 +51,19 @@ def test_something_remains_of_every_source(tokenizer: Tokenizer) -> None:
 
 
 def test_tokens_move_by_as_many_places_as_swap_says_and_no_more(tokenizer: Tokenizer) -> None:
-    for most in (1, 3):
-        rows = draw(tokenizer, (SRC, TGT), swap=most)
+    for distance in (1, 3):
+        rows = draw(tokenizer, (SRC, TGT), swap=distance)
         moves = np.array([[src.index(token) - i for i, token in enumerate(SRC)] for src, _ in rows])
         assert all(sorted(src) == SRC for src, _ in rows)
-        assert (moves.min(), moves.max()) == (-most, most)
+        assert (moves.min(), moves.max()) == (-distance, distance)
 
 
 def test_noises_do_not_change_each_others_draws(tokenizer: Tokenizer) -> None:
-    both = draw(tokenizer, (SRC, TGT), drop=0.2, mask=0.3, swap=2, word_dropout=0.1)
+    combined = draw(tokenizer, (SRC, TGT), drop=0.2, mask=0.3, swap=2, word_dropout=0.1)
     dropped, hidden = (draw(tokenizer, (SRC, TGT), **n) for n in ({"drop": 0.2}, {"mask": 0.3}))
-    for (src, _), (some, _), (masked, _) in zip(both, dropped, hidden, strict=True):
-        kept = {token for token in some if masked[SRC.index(token)] != tokenizer.unk_id}
-        assert set(src) - {tokenizer.unk_id} == kept
+    for (src, _), (noisy, _), (masked, _) in zip(combined, dropped, hidden, strict=True):
+        expected = {token for token in noisy if masked[SRC.index(token)] != tokenizer.unk_id}
+        assert set(src) - {tokenizer.unk_id} == expected
 
 
 def test_tags_before_a_text_stay() -> None:
@@ -88,10 +88,10 @@ def test_lines_of_a_document_stay_apart() -> None:
     first, second = [100, 101, 102], [110, 111, 112]
     for row in ROWS:
         src, tgt = (side.tolist() for side in make([*first, sep, *second], [9, sep, 8], 0, row))
-        place = src.index(sep)
+        separator_index = src.index(sep)
         assert tokenizer.unk_id in src or set(src) <= {*first, *second, sep}
-        assert not {*src[:place]} & {*second}, row
-        assert not {*src[place + 1 :]} & {*first, sep}, row
+        assert not {*src[:separator_index]} & {*second}, row
+        assert not {*src[separator_index + 1 :]} & {*first, sep}, row
         assert tgt[1] == sep, row
         assert len(src) > 1, row
 
@@ -113,53 +113,48 @@ def data_dir(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> 
 def test_a_batch_reads_noise_by_seed_update_and_row_and_learns_the_clean_target(
     data_dir: Path, tmp_path: Path
 ) -> None:
-    def read(cut: list[Any], epoch: int, seed: int = 1) -> list[list[list[int]]]:
+    def read(batches: list[Any], epoch: int, seed: int = 1) -> list[list[list[int]]]:
         learner = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE), seed=seed).learner
-        update = Update([np.array(rows) for rows in cut], 1, 1)
-        pairs = []
-        for batch in (one for some in learner.batch_maker.make(update, epoch) for one in some):
-            ends = batch.lengths.cumsum(axis=0)[:-1]
-            src = np.split(batch.src[: batch.num_src_tokens].numpy(), ends[:, 0])
-            tgt_in = np.split(batch.tgt_in[: batch.num_tokens].numpy(), ends[:, 1])
-            tgt_out = np.split(batch.tgt_out[: batch.num_tokens].numpy(), ends[:, 1])
-            rows = zip(src, tgt_in, tgt_out, strict=True)
-            pairs += [[side.tolist() for side in row] for row in rows]
-        return pairs
+        return read_pairs(learner, batches, epoch)
 
-    whole = read([range(40)], 3)
-    assert read([range(13), range(13, 40)], 3) == whole
-    assert all(read([range(40)], *other) != whole for other in ((4,), (3, 2)))
-    setup = make_run(data_dir, tmp_path)
-    tokenizer, data = setup.tokenizer.src, setup.learner.batch_maker.data
-    make = TokenNoise(NoiseConfig(**NOISE), 1, tokenizer, [])
-    for row, (src, tgt_in, tgt_out) in enumerate(whole):
-        noisy, inputs = make(*data[row], 3, row)
+    pairs = read([range(40)], 3)
+    assert read([range(13), range(13, 40)], 3) == pairs
+    assert read([range(40)], 4) != pairs
+    assert read([range(40)], 3, seed=2) != pairs
+    run = make_run(data_dir, tmp_path)
+    tokenizer = run.tokenizer.src
+    add_noise = TokenNoise(NoiseConfig(**NOISE), 1, tokenizer, [])
+    for row, (src, tgt_in, tgt_out) in enumerate(pairs):
+        clean_src, clean_tgt = run.learner.batch_maker.data[row]
+        noisy, inputs = add_noise(clean_src, clean_tgt, 3, row)
         assert src == [*noisy, tokenizer.eos_id]
         assert tgt_in == [tokenizer.bos_id, *inputs]
-        assert tgt_out == [*data[row][1], tokenizer.eos_id]
+        assert tgt_out == [*clean_tgt, tokenizer.eos_id]
 
 
 def test_an_update_counts_the_source_tokens_that_there_are(data_dir: Path, tmp_path: Path) -> None:
     learner = make_run(data_dir, tmp_path, noise=NoiseConfig(drop=0.3)).learner
     planned = learner.batch_maker.lengths[:40].sum(0)
-    update = Update([np.arange(25), np.arange(25, 40)], *map(int, planned[::-1]))
+    num_src_planned, num_tgt = planned.tolist()
+    update = Update([np.arange(25), np.arange(25, 40)], num_tgt, num_src_planned)
     batches = learner.batch_maker.make(update, 2)
-    outcome = learner.update(update, batches, 0.0, is_stop_requested=False)
-    real = sum(one.num_src_tokens for some in batches for one in some)
-    assert (outcome.num_src_tokens, outcome.num_tokens) == (real, planned[1])
-    assert real < 0.85 * planned[0]
+    result = learner.update(update, batches, 0.0, is_stop_requested=False)
+    num_src_tokens = sum(batch.num_src_tokens for batch in sum(batches, []))
+    assert (result.num_src_tokens, result.num_tokens) == (num_src_tokens, num_tgt)
+    assert num_src_tokens < 0.85 * num_src_planned
 
 
 @pytest.mark.slow
 def test_runs_with_noise_resume_exactly_and_validate_without_it(
     data_dir: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    same = [*(f"noise.{key}={value}" for key, value in NOISE.items()), "valid_bleu=false"]
-    assert train(data_dir, tmp_path / "whole", *same, "max_updates=8") == 0
+    noise = [f"noise.{key}={value}" for key, value in NOISE.items()]
+    assert train(data_dir, tmp_path / "uncut", "valid_bleu=false", noise, "max_updates=8") == 0
     for end in (4, 8):
-        assert train(data_dir, tmp_path / "parts", *same, f"max_updates={end}") == 0
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
-    assert train(data_dir, tmp_path / "whole", *same[1:], "max_updates=9") == 2
+        options = ["valid_bleu=false", f"max_updates={end}"]
+        assert train(data_dir, tmp_path / "cut", noise, options) == 0
+    assert_same_weights(tmp_path / "uncut", tmp_path / "cut")
+    assert train(data_dir, tmp_path / "uncut", "valid_bleu=false", noise[1:], "max_updates=9") == 2
     assert "noise.drop was 0.2, is 0.0" in capsys.readouterr().err
     noisy, clean = (
         make_run(data_dir, tmp_path, noise=noise) for noise in (NoiseConfig(**NOISE), NoiseConfig())
@@ -167,7 +162,7 @@ def test_runs_with_noise_resume_exactly_and_validate_without_it(
     clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
     losses = [setup.validation.loss(setup.learner.model) for setup in (noisy, clean)]
     assert losses[0] == losses[1]
-    assert read_records(tmp_path / "whole", "valid_loss")
+    assert read_records(tmp_path / "uncut", "valid_loss")
 
 
 def test_noise_out_of_range_is_refused() -> None:

@@ -157,11 +157,11 @@ def muon_by_hand(start: Tensor, gradients: list[Tensor], config: OptimizerConfig
     for step, gradient in enumerate(gradients, start=1):
         mean = config.momentum * mean + (1 - config.momentum) * gradient.double()
         ahead = config.momentum * mean + (1 - config.momentum) * gradient.double()
-        left, values, right = torch.linalg.svd(ahead, full_matrices=False)
+        left_vectors, values, right = torch.linalg.svd(ahead, full_matrices=False)
         values = values / values.square().sum().sqrt()
         for _ in range(5):
             values = 3.4445 * values - 4.7750 * values**3 + 2.0315 * values**5
-        move = 0.2 * max(start.shape) ** 0.5 * left @ values.diag() @ right
+        move = 0.2 * max(start.shape) ** 0.5 * left_vectors @ values.diag() @ right
         weights = weights * (1 - 0.01 * step * config.weight_decay) - 0.01 * step * move
     return weights
 

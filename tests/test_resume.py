@@ -143,11 +143,13 @@ def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
         return torch.rand(4).tolist()  # type: ignore[no-any-return]
 
     keys = [(1, 2, 3, 0), (1, 2, 3, 1), (1, 2, 4, 0), (1, 3, 3, 0), (2, 2, 3, 0)]
-    drawn = [draw(*key) for key in keys]
+    samples_of_keys = [draw(*key) for key in keys]
     assert all(
-        samples != other_samples for i, samples in enumerate(drawn) for other_samples in drawn[:i]
+        samples != other_samples
+        for i, samples in enumerate(samples_of_keys)
+        for other_samples in samples_of_keys[:i]
     )
-    assert [draw(*key) for key in reversed(keys)] == drawn[::-1]
+    assert [draw(*key) for key in reversed(keys)] == samples_of_keys[::-1]
 
 
 # --- signals

@@ -16,7 +16,7 @@ from ranks import child
 from sentencepiece import SentencePieceTrainer
 from test_gradients import exact_gradient
 from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, command, make_run, train, write_corpus
+from toy import assert_same_weights, command, make_run, read_pairs, train, write_corpus
 
 from nmt.config import TokenizerType
 from nmt.data.batching import Update
@@ -29,9 +29,9 @@ from nmt.errors import ConfigError
 @pytest.fixture(scope="module")
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder of the toy corpus."""
-    place = tmp_path_factory.mktemp("text")
-    assert command("preprocess", *write_corpus(place, 60)) == 0
-    return place / "data"
+    folder = tmp_path_factory.mktemp("text")
+    assert command("preprocess", *write_corpus(folder, 60)) == 0
+    return folder / "data"
 
 
 @pytest.mark.slow
@@ -46,8 +46,8 @@ def test_cuts_keep_the_text_and_grow_with_the_amount() -> None:
             sampling = SubwordSampling(tokenizer, amount, 1)
             cuts = [sampling(ids, ids, 1, row)[0].tolist() for row in range(200)]
             assert {tokenizer.decode(cut) for cut in cuts} == {tokenizer.decode(ids)}, kind
-            kept = [tokenizer.encode("<de>")[-1], *tokenizer.byte_ids]  # tags and bytes
-            assert all([i for i in c if i in kept] == [i for i in ids if i in kept] for c in cuts)
+            fixed = [tokenizer.encode("<de>")[-1], *tokenizer.byte_ids]  # tags and bytes
+            assert all([i for i in c if i in fixed] == [i for i in ids if i in fixed] for c in cuts)
             lengths.append(np.mean([len(cut) for cut in cuts]))
         assert lengths[0] == pytest.approx(len(ids), rel=0.05)
         assert lengths[0] + 0.5 < lengths[1] < lengths[2] - 1, kind
@@ -64,23 +64,24 @@ def test_unigram_cuts_are_drawn_with_their_probabilities() -> None:
     tokenizer = train_tokenizer(
         sentences(200), tokenizer_config(type=TokenizerType.unigram, vocab_size=285)
     )
-    cutter, word, amount = WordCutter(tokenizer, 0.3), "abab", 0.3
+    cutter = WordCutter(tokenizer, 0.3)
+    word = "abab"
     cutter.scores = {"a": -1.0, "b": -2.0, "ab": -2.5, "ba": -4.0, "bab": -3.0}
 
     def cuts_of(text: str) -> Iterator[list[str]]:
         for end in range(1, len(text) + 1):
             if text[:end] in cutter.scores:
-                rest = cuts_of(text[end:]) if text[end:] else [[]]
-                yield from ([text[:end], *cut] for cut in rest)
+                following = cuts_of(text[end:]) if text[end:] else [[]]
+                yield from ([text[:end], *cut] for cut in following)
 
     cuts = list(cuts_of(word))
-    logs = [amount * sum(cutter.scores[piece] for piece in cut) for cut in cuts]
-    shares = np.exp(logs) / np.exp(logs).sum()
-    drawn = Counter(tuple(cutter._draw_path(word, Random(i))) for i in range(4000))
-    found = np.array([drawn[tuple(cut)] for cut in cuts]) / 4000
+    logs = [0.3 * sum(cutter.scores[piece] for piece in cut) for cut in cuts]
+    expected = np.exp(logs) / np.exp(logs).sum()
+    counts = Counter(tuple(cutter._draw_path(word, Random(i))) for i in range(4000))
+    shares = np.array([counts[tuple(cut)] for cut in cuts]) / 4000
     assert len(cuts) == 6
-    assert found.sum() == pytest.approx(1)
-    assert np.abs(found - shares).max() < 0.03  # 4 standard deviations of a share of a half
+    assert shares.sum() == pytest.approx(1)
+    assert np.abs(shares - expected).max() < 0.03  # 4 standard deviations of a share of a half
 
 
 def test_a_merge_is_left_out_as_often_as_the_probability_says(tokenizer: Tokenizer) -> None:
@@ -103,29 +104,26 @@ def test_every_process_draws_the_same_cuts(
 ) -> None:
     with child(tmp_path / "log", print_cuts, tokenizer.model) as process:
         assert process.wait() == 0, process.stderr
-        found = process.stderr
+        stderr = process.stderr
     print_cuts(tokenizer.model)
-    assert capsys.readouterr().out.strip() in found
+    assert capsys.readouterr().out.strip() in stderr
 
 
 def test_a_pair_is_cut_by_seed_update_and_row_wherever_it_is_batched(
     data_dir: Path, tmp_path: Path
 ) -> None:
-    def draw(cut: list[Any], epoch: int, seed: int = 1) -> list[list[int]]:
+    def draw(batches: list[Any], epoch: int, seed: int = 1) -> list[list[int]]:
         learner = make_run(data_dir, tmp_path, subword_sampling=0.2, seed=seed).learner
-        update = Update([np.array(rows) for rows in cut], 1, 1)
-        batches = [one for batch in learner.batch_maker.make(update, epoch) for one in batch]
-        ends = [(one.src[: one.num_src_tokens].tolist(), one.lengths[:, 0]) for one in batches]
-        cuts = [np.split(ids, np.cumsum(lengths)[:-1]) for ids, lengths in ends]
-        return [part.tolist() for batch in cuts for part in batch]
+        return [src for src, _, _ in read_pairs(learner, batches, epoch)]
 
-    whole = draw([range(20)], 3)
-    assert draw([range(9), range(9, 20)], 3) == whole
-    assert all(draw([range(20)], *other) != whole for other in ((4,), (3, 2)))
+    expected = draw([range(20)], 3)
+    assert draw([range(9), range(9, 20)], 3) == expected
+    assert draw([range(20)], 4) != expected
+    assert draw([range(20)], 3, seed=2) != expected
     plain = make_run(data_dir, tmp_path).learner
     decode = plain.batch_maker.tokenizer.src.decode
     data = plain.batch_maker.data
-    assert [decode(cut[:-1]) for cut in whole] == [decode(data[i][0]) for i in range(20)]
+    assert [decode(cut[:-1]) for cut in expected] == [decode(data[i][0]) for i in range(20)]
 
 
 def test_the_gradient_is_divided_by_the_tokens_that_there_are(

@@ -36,13 +36,13 @@ RARE = ["😀 👩‍👩‍👧", "漢字 かな", "ᚠᚢᚦ", "𓀀𓁐", "Ω
 
 def test_control_symbols_typed_as_text_stay_text(tokenizer: Tokenizer) -> None:
     training = ["<s> the </s> tree <pad> <unk>"] * 50 + sentences(100)
-    for one in (tokenizer, train_tokenizer(training, tokenizer_config())):
+    for trained in (tokenizer, train_tokenizer(training, tokenizer_config())):
         for text in TYPED:
-            (in_batch,) = one.encode_batch([text], num_threads=1)
-            for ids in (one.encode(text), in_batch, one.encode(f"the {text} tree")):
+            (in_batch,) = trained.encode_batch([text], num_threads=1)
+            for ids in (trained.encode(text), in_batch, trained.encode(f"the {text} tree")):
                 assert ids, text
-                assert not set(ids) & set(one.control_ids), text
-            assert one.decode(one.encode(text)) == text.replace("▁", " ").strip()
+                assert not set(ids) & set(trained.control_ids), text
+            assert trained.decode(trained.encode(text)) == text.replace("▁", " ").strip()
 
 
 def test_text_comes_back_byte_for_byte_without_an_unknown(tokenizer: Tokenizer) -> None:
@@ -88,10 +88,10 @@ def test_a_text_begins_with_its_language_or_that_of_the_vocabulary(tokenizer: To
         [],
     ]
     assert mapped.decode([fr, *ids]) == "the tree"
-    first, *others = find_directions([], "en", "de", mapped)  # no tags: that of the vocabulary
+    first, *directions = find_directions([], "en", "de", mapped)  # no tags: that of the vocabulary
     assert first == LanguagePair("en", "de")
-    assert len(set(others)) == 6
-    assert LanguagePair("fr", "en", "__fr__", "__en__") in others
+    assert len(set(directions)) == 6
+    assert LanguagePair("fr", "en", "__fr__", "__en__") in directions
 
 
 def test_a_vocabulary_too_large_names_the_largest_which_then_works() -> None:
@@ -113,9 +113,9 @@ def test_a_vocabulary_too_small_names_what_is_needed_which_then_works() -> None:
     with pytest.raises(ConfigError, match=r"vocab_size=300 is too small") as caught:
         train_tokenizer(alphabet, tokenizer_config(vocab_size=300))
     assert "\n" not in str(caught.value)
-    found = re.search(r"set it to (\d+) or more", str(caught.value))
-    assert found
-    assert train_tokenizer(alphabet, tokenizer_config(vocab_size=int(found[1])))
+    match = re.search(r"set it to (\d+) or more", str(caught.value))
+    assert match
+    assert train_tokenizer(alphabet, tokenizer_config(vocab_size=int(match[1])))
     symbols = [f"<{number}>" for number in range(200)]
     with pytest.raises(ConfigError, match=r"too small .* set it to (\d+) or more"):
         train_tokenizer(sentences(200), tokenizer_config(vocab_size=300), symbols)
@@ -130,8 +130,8 @@ def test_training_is_a_function_of_the_corpus_alone_on_any_number_of_processors(
         config = tokenizer_config(type=kind, vocab_size=320)
         alone = train_tokenizer(text, config).model
         with ThreadPoolExecutor(3) as pool:  # which fight for processors
-            others = pool.map(lambda c: train_tokenizer(iter(text), c).model, [config] * 3)
-            assert set(others) == {alone}, kind
+            models = pool.map(lambda c: train_tokenizer(iter(text), c).model, [config] * 3)
+            assert set(models) == {alone}, kind
         assert train_tokenizer(text[500:], config).model != alone, kind
         if kind is TokenizerType.unigram and hasattr(os, "sched_setaffinity"):
             all_of_them = os.sched_getaffinity(0)
@@ -192,13 +192,13 @@ def test_symbols_are_never_cut_nor_rewritten(tmp_path: Path) -> None:
     tokenizers.append(adopt(tmp_path, foreign(byte_fallback=True), *SYMBOLS, "{url}"))
     arounds = ("{}", "ab{}cd", "{0}{0}", "see {}.", "{} <s> {}")
     for tokenizer, symbol, around in itertools.product(tokenizers, SYMBOLS, arounds):
-        shown = around.format(symbol, symbol)
-        pieces = tokenizer.pieces(tokenizer.encode(shown))
-        assert pieces.count(symbol) == shown.count(symbol), shown
-        assert tokenizer.decode(tokenizer.encode(shown)) == shown
+        sentence = around.format(symbol, symbol)
+        pieces = tokenizer.pieces(tokenizer.encode(sentence))
+        assert pieces.count(symbol) == sentence.count(symbol), sentence
+        assert tokenizer.decode(tokenizer.encode(sentence)) == sentence
     for tokenizer in tokenizers:
         mixed = tokenizer.pieces(tokenizer.encode("FIX NUMBER number"))
-        assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]  # others are other text
+        assert [piece for piece in mixed if piece in SYMBOLS] == ["NUMBER"]
 
 
 def test_what_cannot_be_a_symbol_is_refused(tmp_path: Path) -> None:
@@ -223,17 +223,17 @@ def test_tags_of_corpora_are_symbols_of_their_side(separate: bool) -> None:
     settings = tokenizer_config(separate=separate, symbols=["{url}"], vocab_size=300)
     config = PreprocessConfig(data=DataConfig(corpora=corpora), tokenizer=settings)
     sides = corpus(), sentences(200)
-    both = train_tokenizers(config, *map(iter, sides))
+    pair = train_tokenizers(config, *map(iter, sides))
     symbols = ["{url}", "<2de>", "<web>"]
-    found = [
+    ids_of_symbols = [
         [s for s in symbols if s in side.pieces(side.encode(f"a{s}b"))]
-        for side in (both.src, both.tgt)
+        for side in (pair.src, pair.tgt)
     ]
-    own = [["{url}", "<2de>"], ["{url}", "<web>"]]
-    assert found == (own if separate else [symbols] * 2)
-    assert (both.src.model == both.tgt.model) is not separate
+    expected = [["{url}", "<2de>"], ["{url}", "<web>"]]
+    assert ids_of_symbols == (expected if separate else [symbols] * 2)
+    assert (pair.src.model == pair.tgt.model) is not separate
     if separate:  # each knows its own side alone
-        for text, names, side in zip(sides, own, (both.src, both.tgt), strict=True):
+        for text, names, side in zip(sides, expected, (pair.src, pair.tgt), strict=True):
             assert side.model == train_tokenizer(text, settings, names).model
 
 
@@ -273,17 +273,17 @@ def adopt(folder: Path, model: bytes, *symbols: str) -> Tokenizer:
 def test_ids_stay_and_what_is_missing_is_added_at_the_end(tmp_path: Path) -> None:
     for kind, options in KINDS.items():
         model = foreign(**options)
-        before = sentencepiece.SentencePieceProcessor(model_proto=model)
+        original = sentencepiece.SentencePieceProcessor(model_proto=model)
         tokenizer = adopt(tmp_path, model, "<2de>")
-        old = [before.id_to_piece(i) for i in range(before.vocab_size())]
+        old = [original.id_to_piece(i) for i in range(original.vocab_size())]
         assert tokenizer.all_pieces()[: len(old)] == old, kind
-        ids = [before.pad_id(), before.unk_id(), before.bos_id(), before.eos_id()]
-        for was, now in zip(ids, tokenizer.control_ids, strict=True):
-            assert now == was if was >= 0 else now > len(old), kind
+        ids = [original.pad_id(), original.unk_id(), original.bos_id(), original.eos_id()]
+        for old_id, new_id in zip(ids, tokenizer.control_ids, strict=True):
+            assert new_id == old_id if old_id >= 0 else new_id > len(old), kind
         assert len(set(tokenizer.control_ids)) == 4, kind
-        assert tokenizer.vocab_size == len(old) + 1 + sum(was < 0 for was in ids), kind
+        assert tokenizer.vocab_size == len(old) + 1 + sum(old_id < 0 for old_id in ids), kind
         for text in sentences(30, seed=2):
-            assert tokenizer.encode(text) == before.encode(text), kind
+            assert tokenizer.encode(text) == original.encode(text), kind
             assert tokenizer.decode(tokenizer.encode(text)) == text, kind
         pad, unk, bos, eos = tokenizer.control_ids
         for name in ["<pad>", "<s>", "</s>", *tokenizer.pieces([pad, bos, eos])]:  # as text
@@ -312,11 +312,11 @@ def test_the_result_is_a_model_for_every_reader_of_such_files(tmp_path: Path) ->
 
 
 def test_our_own_model_is_taken_over_byte_for_byte(tmp_path: Path) -> None:
-    own = train_tokenizer(sentences(200), tokenizer_config(), ["{url}"])
-    assert adopt(tmp_path, own.model).model == own.model
-    assert adopt(tmp_path, own.model, "{url}").model == own.model  # which it has already
-    again = adopt(tmp_path, foreign(), "{url}").model
-    assert adopt(tmp_path, again, "{url}").model == again
+    trained = train_tokenizer(sentences(200), tokenizer_config(), ["{url}"])
+    assert adopt(tmp_path, trained.model).model == trained.model
+    assert adopt(tmp_path, trained.model, "{url}").model == trained.model  # which it has already
+    appended_again = adopt(tmp_path, foreign(), "{url}").model
+    assert adopt(tmp_path, appended_again, "{url}").model == appended_again
 
 
 def test_a_folder_whose_tokenizer_is_another_is_refused(
@@ -324,9 +324,9 @@ def test_a_folder_whose_tokenizer_is_another_is_refused(
 ) -> None:
     save_tokenizers(tmp_path, tokenizer)
     assert load_tokenizers(tmp_path, tokenizer.sha256).sha256 == tokenizer.sha256
-    other = train_tokenizer(sentences(200, seed=1), tokenizer_config())
+    unrelated = train_tokenizer(sentences(200, seed=1), tokenizer_config())
     with pytest.raises(ModelError, match="not the one that the folder was made with"):
-        load_tokenizers(tmp_path, other.sha256)
+        load_tokenizers(tmp_path, unrelated.sha256)
 
 
 def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from torch import Tensor
 from nmt.cli.commands import COMMANDS
 from nmt.cli.main import main
 from nmt.config import TrainConfig
+from nmt.data.batching import Update
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.distributed import World
 from nmt.training.build import Run, build_run
+from nmt.training.learner import Learner
 
 WORDS = {"red": "rot", "green": "grün", "big": "groß"}
 WORDS |= {"house": "Haus", "tree": "Baum", "sees": "sieht"}
@@ -108,6 +110,23 @@ def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]
     languages = {"src_lang": "en", "tgt_lang": "de"}
     meta = {"tokenizer_sha256": tokenizer.sha256, **languages}
     write_folder(folder, {"": pairs}, tokenizer.vocab_size, **meta)
+
+
+def read_pairs(learner: Learner, batches: list[Any], draw: int) -> list[list[list[int]]]:
+    """Return the source, decoder input and target ids of the pairs of `batches`, lists of rows, as
+    training reads them in update `draw`.
+    """
+    update = Update([np.array(rows) for rows in batches], 1, 1)
+    pairs = []
+    for micro_batches in learner.batch_maker.make(update, draw):
+        for batch in micro_batches:
+            src_lengths, tgt_lengths = batch.lengths.T.tolist()
+            src = batch.src[: batch.num_src_tokens].split(src_lengths)
+            tgt_in = batch.tgt_in[: batch.num_tokens].split(tgt_lengths)
+            tgt_out = batch.tgt_out[: batch.num_tokens].split(tgt_lengths)
+            for pair in zip(src, tgt_in, tgt_out, strict=True):
+                pairs.append([ids.tolist() for ids in pair])
+    return pairs
 
 
 def make_run(data_dir: Path, run_dir: Path, world: World | None = None, **changes: Any) -> Run:
