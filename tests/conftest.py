@@ -35,7 +35,8 @@ def _one_thread() -> None:
 def _plain_log() -> None:
     """Reset the loggers that a command in this process has configured."""
     logger = logging.getLogger("nmt")
-    logger.handlers, logger.propagate = [], True
+    logger.handlers = []
+    logger.propagate = True
     logger.setLevel(logging.NOTSET)
     logging.root.setLevel(logging.WARNING)  # libraries that tests import change these
     logging.disable(logging.NOTSET)

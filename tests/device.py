@@ -25,7 +25,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import nmt
 from nmt.model.fast import packing
 
-GPU, META = torch.device("cuda", 0), torch.device("meta")
+GPU = torch.device("cuda", 0)
+META = torch.device("meta")
 _ROOT = str(Path(nmt.__file__).parent)
 # their CUDA kernels read back how large the result is, or whether arguments are valid
 _READING = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "bincount", "_unique2"}
@@ -143,7 +144,8 @@ def place() -> str:
     """Return the innermost running function of nmt/, except in transfer.py."""
     frame: Any = sys._getframe(1)
     while frame is not None:
-        path, name = frame.f_code.co_filename, frame.f_code.co_name
+        path = frame.f_code.co_filename
+        name = frame.f_code.co_name
         if path.startswith(_ROOT) and not path.endswith("transfer.py") and "<" not in name:
             return f"{Path(path).stem}.{name}"
         frame = frame.f_back

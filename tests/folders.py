@@ -17,32 +17,33 @@ Pairs = Sequence[tuple[Sequence[int], Sequence[int]]]
 
 def flat(rows: Sequence[Sequence[int]]) -> tuple[Any, Any]:
     """Return the ids of all rows, and the offset at which each begins, and the end."""
-    ids = np.array(list(chain(*rows)), dtype=np.int64)
+    ids = np.array(list(chain.from_iterable(rows)), dtype=np.int64)
     return ids, np.cumsum([0, *map(len, rows)])
 
 
 def write_shard(path: Path, pairs: Pairs, vocab_size: int) -> ShardFile:
     """Write one file."""
     with ShardWriter(path, src_vocab_size=vocab_size, tgt_vocab_size=vocab_size) as writer:
-        sides = zip(*pairs, strict=True) if pairs else ((), ())
-        writer.add(*map(flat, sides))
+        writer.add(flat([src for src, _ in pairs]), flat([tgt for _, tgt in pairs]))
     return writer.shard
 
 
 def write_folder(
-    folder: Path, corpora: Mapping[str, Pairs], vocab_size: int, *,
-    weights: Mapping[str, float] | None = None, pairs_a_shard: int = 1_000_000, **meta: Any,
-) -> None:  # fmt: skip
+    folder: Path,
+    corpora: Mapping[str, Pairs],
+    vocab_size: int,
+    *,
+    weights: Mapping[str, float] | None = None,
+    pairs_a_shard: int = 1_000_000,
+    **meta: Any,
+) -> None:
     """Write named training corpora, cut into shards, and the first of them as `valid` too."""
     index = {"train": [], "valid": []}
     for name, pairs in corpora.items():
-        cuts = range(0, max(len(pairs), 1), pairs_a_shard)
-        shards = [
-            write_shard(
-                folder / f"train-{name}-{i:05d}.arrow", pairs[at : at + pairs_a_shard], vocab_size
-            )
-            for i, at in enumerate(cuts)
-        ]
+        shards = []
+        for start in range(0, max(len(pairs), 1), pairs_a_shard):
+            path = folder / f"train-{name}-{len(shards):05d}.arrow"
+            shards.append(write_shard(path, pairs[start : start + pairs_a_shard], vocab_size))
         index["train"].append(CorpusIndex(name, (weights or {}).get(name, 1.0), shards))
     first = next(iter(corpora.values()))
     valid = write_shard(folder / "valid-00000.arrow", first, vocab_size)

@@ -34,14 +34,16 @@ def translator(tokenizer: Tokenizer, **changes: object) -> Translator:
 
 def naive(module: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor) -> Tensor:
     """Compute the weights (H, T, S) one head and query at a time, in float64."""
-    x, memory = x[0].double(), memory[0].double()
+    x = x[0].double()
+    memory = memory[0].double()
     wq, wk, _ = module.in_projection.weight.double().chunk(3)
     bq, bk, _ = module.in_projection.bias.double().chunk(3)
     size = x.size(1) // module.num_heads
     weights = torch.zeros(module.num_heads, len(x), len(memory), dtype=torch.float64)
     for head in range(module.num_heads):
         rows = slice(head * size, (head + 1) * size)
-        queries, keys = x @ wq[rows].T + bq[rows], memory @ wk[rows].T + bk[rows]
+        queries = x @ wq[rows].T + bq[rows]
+        keys = memory @ wk[rows].T + bk[rows]
         for i, query in enumerate(queries):
             seen = [j for j in range(len(keys)) if visible[i, j]]
             logits = [float(query @ keys[j]) / math.sqrt(size) for j in seen]
@@ -128,7 +130,8 @@ def test_the_maps_for_pages_are_rounded_to_a_255th(tokenizer: Tokenizer, tmp_pat
     [pair] = Translator.load(folder, device="cpu").attention(sentences(1, seed=4), ["the tree"])
     content = pair.as_json()
     for kind in KINDS:
-        weights, map = getattr(pair, kind).numpy(), content["maps"][kind]
+        weights = getattr(pair, kind).numpy()
+        map = content["maps"][kind]
         levels = np.frombuffer(base64.b64decode(map["data"]), np.uint8).reshape(map["shape"])
         assert np.abs(levels / 255 - weights).max() <= 0.5 / 255 + 1e-6, kind
     assert isinstance(pair, PairAttention)

@@ -194,7 +194,8 @@ def test_other_tensors_are_refused_by_name(tokenizer: Tokenizer, tmp_path: Path)
 
 
 def test_missing_and_damaged_files_are_refused(tokenizer: Tokenizer, tmp_path: Path) -> None:
-    first, second = (save(tmp_path / str(i), tokenizer) for i in range(2))
+    first = save(tmp_path / "0", tokenizer)
+    second = save(tmp_path / "1", tokenizer)
     assert_refused([first, tmp_path / "none"], match="none does not exist")
     content = (second / "model.safetensors").read_bytes()
     (second / "model.safetensors").write_bytes(content[:-10])

@@ -223,7 +223,8 @@ def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: 
 @pytest.mark.usefixtures("planned")
 def test_each_pool_is_shuffled_in_its_own_way() -> None:
     token_sampler = sampler(np.full((60, 2), 5, dtype=np.uint16))
-    updates, orders = token_sampler.updates(0), []
+    updates = token_sampler.updates(0)
+    orders = []
     for pool, index in enumerate((0, len(updates) - 1)):
         rows = token_sampler.mix.rows(token_sampler.seed, 0, pool, 2).tolist()
         batches = [batch for update in updates.pool_of(index) for batch in update.batches]

@@ -22,7 +22,8 @@ from nmt.data.binary import CorpusIndex, MappedShard, ParallelData, ShardWriter,
 from nmt.errors import DataError
 from nmt.runtime.files import write_json
 
-SMALL, LARGE = 1 << 16, (1 << 16) + 1  # the last vocabulary for uint16, the first for int32
+SMALL = 1 << 16
+LARGE = (1 << 16) + 1  # the last vocabulary for uint16, the first for int32
 
 
 def random_pairs(count: int, vocab_size: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
@@ -108,7 +109,8 @@ def test_a_record_batch_has_as_many_pairs_as_in_the_folders_that_there_are(
 def test_other_arrow_readers_open_the_file(tmp_path: Path) -> None:
     import datasets
 
-    pairs, path = random_pairs(30, 300), tmp_path / "train-00000.arrow"
+    pairs = random_pairs(30, 300)
+    path = tmp_path / "train-00000.arrow"
     write_shard(path, pairs, 300)
     expected = [{"src": src, "tgt": tgt} for src, tgt in pairs]
     assert list(datasets.Dataset.from_file(str(path))) == expected
@@ -230,7 +232,8 @@ def _change_index(folder: Path, **changes: Any) -> None:
     write_json(folder / "meta.json", meta)
 
 
-SHARD, LENGTHS = "train--00001.arrow", "train.lengths.npy"
+SHARD = "train--00001.arrow"
+LENGTHS = "train.lengths.npy"
 DAMAGES = {
     "missing": lambda d: (d / SHARD).unlink(),
     "cut": lambda d: os.truncate(d / SHARD, (d / SHARD).stat().st_size - 64),

@@ -294,9 +294,9 @@ def test_saving_does_not_hold_up_training(
     assert events[: events.index("end")].count("update") == 8
     # the checkpoint has the weights at the time of saving, not the later ones
     folders = [run / "checkpoints/step-00000004" for run in (finished_run, tmp_path / "run")]
-    weights, other_weights = (
-        safetensors.torch.load_file(folder / "model.safetensors") for folder in folders
-    )
+    weights = safetensors.torch.load_file(folders[0] / "model.safetensors")
+    other_weights = safetensors.torch.load_file(folders[1] / "model.safetensors")
     assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
     states = [torch.load(folder / "trainer.pt", weights_only=True) for folder in folders]
-    assert torch.equal(*(s["learner"]["optimizers"][0]["state"][0]["exp_avg"] for s in states))
+    moments = [s["learner"]["optimizers"][0]["state"][0]["exp_avg"] for s in states]
+    assert torch.equal(moments[0], moments[1])

@@ -64,7 +64,8 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     for count, longest in ((5, 20), (1, 44), (28, 26), (3, 1)):  # in the last all are as long
         batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
         flash = varlen.varlen_attn if varlen else None
-        sources, targets = (replace(p, flash=flash) for p in (batch.sources, batch.targets))
+        sources = replace(batch.sources, flash=flash)
+        targets = replace(batch.targets, flash=flash)
         with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
             forward(batch.src, sources, batch.tgt_in, targets)
     assert len(graphs) == 1
@@ -154,7 +155,8 @@ def test_what_cannot_be_compiled_runs_as_it_is_where_nobody_asked(
     )
     caplog.set_level(logging.INFO)
     assert compiled.make_compiler(None, torch.device("cuda")) is None
-    model, sentences = tiny_model(), pack([2, 1])
+    model = tiny_model()
+    sentences = pack([2, 1])
     inputs = torch.ones(3, dtype=torch.long), sentences, torch.ones(3, dtype=torch.long), sentences
     forward = Compiler(may_fail=True).compile(model.forward)
     for _ in range(2):

@@ -84,7 +84,8 @@ def losses(setup: Run) -> list[float]:
     """Make an update of several batches; return its loss, and that of the validation set."""
     (update,) = setup.sampler_at(0).updates(0)
     assert len(update.batches) > 2
-    learner, batches = setup.learner, setup.learner.batch_maker.make(update)
+    learner = setup.learner
+    batches = setup.learner.batch_maker.make(update)
     outcome = learner.update(update, batches, 0.01, is_stop_requested=False)
     return [outcome.loss_sum, setup.validation.loss(learner.best_model)["valid_loss"]]
 
@@ -124,7 +125,8 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
                 stepper.model.to(GPU)
                 stepper.device = GPU
             device.waits.clear()
-            waits, ensemble = [0], EnsembleStepper(steppers)
+            waits = [0]
+            ensemble = EnsembleStepper(steppers)
             step = ensemble.step
 
             def noting(tokens: Tensor, state: Any, step: Any = step) -> Tensor:
@@ -140,7 +142,8 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
         assert steps[0] == 0, device.waits  # nor does the encoder
         assert len(steps) > 5
         assert max(steps) <= 2, (name, device.waits)
-        ours, theirs = ([[h.tokens for h in row] for row in x] for x in (hypotheses, expected))
+        ours = [[hypothesis.tokens for hypothesis in row] for row in hypotheses]
+        theirs = [[hypothesis.tokens for hypothesis in row] for row in expected]
         assert ours == theirs, name
         assert len({len(row[0].tokens) for row in hypotheses}) > 1  # some end earlier
 
@@ -152,7 +155,8 @@ def test_sentences_join_a_search_on_the_device() -> None:
         src, lengths = random_source(LENGTHS)
         limits = length_limits(lengths, config, [()] * len(src))
         beams = BeamSearch(stepper, SearchTask(src, lengths, config, IDS, (), limits, n_best=1))
-        tokens, later = {}, iter([[], [5, 2], [], [4]])
+        tokens = {}
+        later = iter([[], [5, 2], [], [4]])
         while beams.num_live:
             tokens |= {i: beams.result(i)[0].tokens for i in beams.step()}
             if more := next(later, []):
@@ -172,10 +176,10 @@ def test_sentences_join_a_search_on_the_device() -> None:
 
 def test_scoring_waits_for_the_device_once_a_batch() -> None:
     pairs = draw_pairs(random.Random(0), 6, 9)
-    rows, targets = (
-        [[2 + i % 20 for i in side] for side in sides] for sides in zip(*pairs, strict=True)
-    )
-    config, stepper = SearchConfig(alignment=True), ModelStepper(decided_model())
+    rows = [[2 + i % 20 for i in src] for src, _ in pairs]
+    targets = [[2 + i % 20 for i in tgt] for _, tgt in pairs]
+    config = SearchConfig(alignment=True)
+    stepper = ModelStepper(decided_model())
     expected = score_ids(stepper, rows, targets, config, max_tokens=40)
     with a_device() as device:
         stepper = ModelStepper(decided_model().to(GPU))

@@ -47,7 +47,12 @@ from nmt.training.batches import make_batch
 from nmt.training.loss import Objective
 
 LENGTHS = [7, 3, 5, 1]
-B, S, T, D, D_FF, LAYERS = 4, 7, 6, 16, 32, 2
+B = 4
+S = 7
+T = 6
+D = 16
+D_FF = 32
+LAYERS = 2
 EVERYWHERE = {
     "embedding_dropout": 0.11,
     "dropout": 0.22,
@@ -164,7 +169,8 @@ def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
 ) -> None:
     monkeypatch.setattr(fast, "_ENCODED_TOKENS", size)
     for positions in (Positions.sinusoidal, Positions.rotary):
-        model, (src, lengths) = tiny_model(positions=positions), random_source(LENGTHS)
+        model = tiny_model(positions=positions)
+        (src, lengths) = random_source(LENGTHS)
         expected = plain(model).encode(src, padding_mask(lengths, S))  # (B, S, D)
         assert_near(model.encode_padded(src, lengths)[0], pack(LENGTHS).unpad(expected))
     model = tiny_model(positions=Positions.rotary, source_eos=False)
@@ -205,7 +211,8 @@ def test_threads_translate_with_one_model_at_once(library: bool) -> None:
 
 def test_padding_and_back_is_the_same() -> None:
     for lengths in ([3, 7, 1, 5], [4, 4, 4], [4, 3, 4], [6], [1, 1], [2, 0, 5, 0]):
-        packed, x = pack(lengths), torch.randn(sum(lengths), 2, 3)
+        packed = pack(lengths)
+        x = torch.randn(sum(lengths), 2, 3)
         padded = packed.pad(x)
         assert padded.shape == (len(lengths), max(lengths), 2, 3)
         assert torch.equal(packed.unpad(padded), x)
@@ -303,7 +310,8 @@ def test_flash_attention_over_variable_lengths_is_called_for_every_attention() -
 
 
 def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
-    bos, eos = tokenizer.bos_id, tokenizer.eos_id
+    bos = tokenizer.bos_id
+    eos = tokenizer.eos_id
     batch = make_batch([([10, 11, 12], [20, 21]), ([13], [22, 23, 24])], tokenizer)
     assert batch.src.tolist() == [10, 11, 12, eos, 13, eos]
     assert batch.tgt_in.tolist() == [bos, 20, 21, bos, 22, 23, 24]

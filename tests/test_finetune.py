@@ -34,7 +34,7 @@ SHAPE = [option for option in TINY if not option.startswith("model.")]
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run of a few updates, with its data folder."""
     folder = tmp_path_factory.mktemp("base")
-    assert command("preprocess", *write_corpus(folder)) == 0
+    assert command("preprocess", write_corpus(folder)) == 0
     assert train(folder / "data", folder / "run", "max_updates=4", "valid_bleu=false") == 0
     return folder
 
@@ -159,9 +159,8 @@ def test_an_imported_model_trains_on_translates_and_exports(tmp_path: Path) -> N
     folders = [f"data_dir={tmp_path / 'data'}", f"run_dir={tmp_path / 'run'}"]
     rate = ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.01"]
     assert command("train", folders, SHAPE, rate, f"init_from={model_dir}", "max_updates=20") == 0
-    imported_info, trained_info = (
-        load_info(folder) for folder in (model_dir, tmp_path / "run/checkpoints/latest")
-    )
+    imported_info = load_info(model_dir)
+    trained_info = load_info(tmp_path / "run/checkpoints/latest")
     assert trained_info.model == ModelConfig(
         **vars(imported_info.model) | {"dropout": trained_info.model.dropout}
     )

@@ -69,7 +69,8 @@ def change(
 
 def exact_gradient(learner: Learner, rows: list[int]) -> dict[str, Tensor]:
     """Return the gradient of the pairs by the oracle."""
-    model, tokenizer = plain(learner.model).double().eval(), learner.batch_maker.tokenizer
+    model = plain(learner.model).double().eval()
+    tokenizer = learner.batch_maker.tokenizer
     total: Any = 0.0
     num_tokens = 0
     for src, tgt in (learner.batch_maker.data[row] for row in rows):
@@ -112,7 +113,8 @@ def test_gradients_are_the_mean_over_all_target_tokens_however_cut(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     learner = make_run(data_dir, tmp_path).learner
-    exact, sums = exact_gradient(learner, list(range(10))), []
+    exact = exact_gradient(learner, list(range(10)))
+    sums = []
     for name, cut in CUTS.items():
         for max_tokens in (MICRO_BATCH_TOKENS, 40):  # the first is more than all pairs have
             monkeypatch.setattr("nmt.training.batches.MICRO_BATCH_TOKENS", max_tokens)
@@ -129,7 +131,8 @@ def test_the_state_of_every_optimizer_can_be_loaded_again(data_dir: Path, tmp_pa
         learner = make_run(data_dir, tmp_path, optimizer=optimizer).learner
         update = make_update(CUTS["one batch"])
         change(learner, update)
-        weights, state = learner.weights(), copy.deepcopy(learner.state_dict())
+        weights = learner.weights()
+        state = copy.deepcopy(learner.state_dict())
         resumed = make_run(data_dir, tmp_path, optimizer=optimizer).learner
         resumed.load_state_dict(state, weights)
         assert change(learner, update).loss_sum == change(resumed, update).loss_sum, name
@@ -141,7 +144,8 @@ def test_two_passes_of_r_drop_count_once_and_draw_dropout_of_their_own(
 ) -> None:
     dropping = {"r_drop": 3.0, "model": tiny_config(dropout=0.3)}
     learner = make_run(data_dir, tmp_path, **dropping).learner
-    update, seed = make_update(CUTS["unequal"]), torch.manual_seed
+    update = make_update(CUTS["unequal"])
+    seed = torch.manual_seed
     losses = [(seed(i), float(accumulate(learner, update).sum(0)[0]))[1] for i in (1, 2, 1)]
     assert losses[0] == losses[2] != losses[1]  # reproducible
     learner.objective.softmax_loss = r_drop_loss(0.0)

@@ -145,7 +145,8 @@ def test_a_run_killed_near_left_out_updates_ends_with_the_same_bits(
             assert process.wait() == code, process.stderr
     assert_same_weights(bad_run, run)
     for key in ("nll", "event"):
-        ours, theirs = (read_records(folder, key) for folder in (run, bad_run))
+        ours = read_records(run, key)
+        theirs = read_records(bad_run, key)
         assert [r["update"] for r in ours] == [r["update"] for r in theirs]
 
 

@@ -49,7 +49,8 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     arguments = [f"data_dir={folder / 'data'}", "tokenizer.vocab_size=85", "num_threads=1"]
     arguments += ["tokenizer.byte_fallback=false"]
     for name in DIRECTIONS:
-        key, languages = f"data.corpora.{name}", name.split("-")
+        key = f"data.corpora.{name}"
+        languages = name.split("-")
         arguments += [f"{key}.src_lang={languages[0]}", f"{key}.tgt_lang={languages[1]}"]
         if name == "en-fr":
             arguments.append(f"{key}.tgt_tag=<French>")
@@ -58,13 +59,13 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
             for side, language in zip(("src", "tgt"), languages, strict=True):
                 path = write_lines(folder / f"{split}{name}.{language}", spell(language, indices))
                 arguments.append(f"{key}.{split}{side}={path}")
-    assert command("preprocess", *arguments) == 0
+    assert command("preprocess", arguments) == 0
     sizes = ["model.d_model=32", "model.d_ff=64", "tokens_per_update=300", "max_tokens=300"]
     pace = ["max_updates=150", "validate_every_updates=150", "checkpoint_every_updates=50"]
     pace += ["label_smoothing=0", "model.dropout=0"]
     rate = ["optimizer.name=muon", "optimizer.schedule=cosine", "optimizer.peak_learning_rate=0.02"]
     folders = [f"data_dir={folder / 'data'}", f"run_dir={folder / 'run'}"]
-    assert command("train", *folders, *TINY, *sizes, *pace, *rate) == 0
+    assert command("train", folders, TINY, sizes, pace, rate) == 0
     return folder
 
 
@@ -74,13 +75,13 @@ def share(language: str, lines: list[str]) -> float:
     return sum(word in WORDS[language] for word in words) / max(len(words), 1)
 
 
-def output(root: Path, name: str, *arguments: str) -> list[str]:
+def output(root: Path, name: str, arguments: str | list[str]) -> list[str]:
     """Translate the test sources of a direction with nmt-translate."""
     path = root / "out"
     path.unlink(missing_ok=True)
     source = root / f"test.{name}.{name[:2]}"
     assert (
-        translate(f"model_dir={root / 'run'}", f"input={source}", f"output={path}", *arguments) == 0
+        translate(f"model_dir={root / 'run'}", f"input={source}", f"output={path}", arguments) == 0
     )
     return path.read_text(encoding="utf-8").split("\n")[:-1]
 
@@ -97,7 +98,7 @@ def test_direction_asked_for_comes_out_by_language_by_tag_and_in_python(root: Pa
         src, tgt = name.split("-")
         translations = output(root, name, f"tgt_lang={tgt}")
         assert share(tgt, translations) > 0.9, (name, translations)
-        assert output(root, name, *tags) == translations, name
+        assert output(root, name, tags) == translations, name
         sources = spell(src, rows(f"test.{name}", 20))
         assert translator.translate(sources, tgt_lang=tgt) == translations, name
         assert "<" not in "".join(translations), name
@@ -141,7 +142,7 @@ def test_exports_without_nmt_go_in_the_direction_of_their_tags(
     for library in ("ctranslate2", "huggingface"):
         folder = root / library
         options = [f"model_dir={root / 'run'}", f"output={folder}", f"format={library}"]
-        assert command("export", *options) == 0
+        assert command("export", options) == 0
         text = (folder / "README.md").read_text(encoding="utf-8")
         code = re.search("```python\n(.*?)```", text, re.DOTALL)[1]
         assert 'source_tag, target_tag = "<2en>", ""  # de to en' in code, library
@@ -182,7 +183,7 @@ def test_pictures_are_of_what_the_model_reads(root: Path) -> None:
     [pair] = translator.attention(["red tree"])
     assert "<French>" in pair.tgt
     arguments = ["what=report", f"run_dir=[{root / 'run'}]", f"output={root / 'r.html'}"]
-    assert command("visualize", *arguments) == 0
+    assert command("visualize", arguments) == 0
 
 
 @pytest.mark.slow
@@ -233,7 +234,7 @@ def test_what_a_model_does_not_have_is_refused_with_what_it_has(
     assert "line 1 names no direction; give tgt_lang=" in capfd.readouterr().err
     (tmp_path / "some").write_text("<2de> red\n<2de> red\nred\n", encoding="utf-8")
     files = [f"{side}={tmp_path / 'some'}" for side in ("src", "tgt")]
-    assert command("score", f"model_dir={root / 'run'}", *files, "window_lines=2") == 2
+    assert command("score", f"model_dir={root / 'run'}", files, "window_lines=2") == 2
     assert "line 3 names no direction" in capfd.readouterr().err
 
 
@@ -244,7 +245,7 @@ def test_scores_are_higher_in_the_direction_of_the_text(
     sums = {}
     for language in ("de", "fr"):
         capfd.readouterr()
-        assert command("score", f"model_dir={root / 'run'}", *files, f"tgt_lang={language}") == 0
+        assert command("score", f"model_dir={root / 'run'}", files, f"tgt_lang={language}") == 0
         sums[language] = sum(map(float, capfd.readouterr().out.split()))
     assert sums["de"] > sums["fr"] + 20, sums
     translator = Translator.load(root / "run", device="cpu")
@@ -263,13 +264,13 @@ def test_held_out_sets_are_scored_by_direction(
     assert [text.corpus for text in texts] == list(DIRECTIONS)
     assert texts[1].sources == spell("en", rows("test.en-de", 20))
     options = [f"model_dir={root / 'run'}", "metrics=chrf", "format=json", "device=cpu"]
-    assert command("evaluate", *options, f"data_dir={root / 'data'}") == 0
+    assert command("evaluate", options, f"data_dir={root / 'data'}") == 0
     scores = {s["name"]: s["value"] for s in json.loads(capfd.readouterr().out)["scores"]}
     assert list(scores) == [f"{name} chrF2" for name in DIRECTIONS]
     for name in DIRECTIONS:
         src, tgt = name.split("-")
         files = [f"src={root / f'test.{name}.{src}'}", f"references={root / f'test.{name}.{tgt}'}"]
-        assert command("evaluate", *options, *files, f"tgt_lang={tgt}") == 0
+        assert command("evaluate", options, files, f"tgt_lang={tgt}") == 0
         (score,) = json.loads(capfd.readouterr().out)["scores"]
         assert score["value"] == scores[f"{name} chrF2"], name
     (record,) = read_records(root / "run", "valid_bleu")
@@ -283,7 +284,7 @@ def test_held_out_pairs_of_tagged_corpora_need_a_corpus(
     pairs = write_lines(tmp_path / "a.tsv", ["red\trot"])
     arguments = [f"data.corpora.a.tsv={pairs}", "data.corpora.a.tgt_lang=de"]
     assert (
-        command("preprocess", *arguments, f"data.valid.tsv={pairs}", f"data_dir={tmp_path / 'd'}")
+        command("preprocess", arguments, f"data.valid.tsv={pairs}", f"data_dir={tmp_path / 'd'}")
         == 2
     )
     expected = "data.valid has no tag, but every corpus in data.corpora has one"

@@ -8,14 +8,13 @@ import pytest
 from toy import command
 
 from nmt import Translator
+from nmt.data.text import read_lines
 
 
 def exact_share(data_dir: Path, run_dir: Path) -> float:
     """Return the share of test sentences whose translation is the reference to the letter."""
-    sources, references = (
-        (data_dir / f"test.{side}").read_text(encoding="utf-8").split("\n")[:-1]
-        for side in ("src", "tgt")
-    )
+    sources = list(read_lines(data_dir / "test.src"))
+    references = list(read_lines(data_dir / "test.tgt"))
     hypotheses = Translator.load(run_dir, device="cpu").translate(sources)
     pairs = zip(hypotheses, references, strict=True)
     return sum(hypothesis == reference for hypothesis, reference in pairs) / len(references)

@@ -71,7 +71,8 @@ def test_r_drop_equals_its_definition_whatever_the_chunks(monkeypatch: pytest.Mo
         options = {"smoothing": smoothing, "softmax_loss": loss.r_drop_loss(alpha)}
         sums = smoothed_cross_entropy(hidden, weight, repeated, **options)
         expected, nll = by_definition(exact[0], exact[1], repeated, smoothing)
-        first, second = ((exact[0][i::2] @ exact[1].T).log_softmax(-1) for i in (0, 1))
+        first = (exact[0][0::2] @ exact[1].T).log_softmax(-1)
+        second = (exact[0][1::2] @ exact[1].T).log_softmax(-1)
         kl = sum((p.exp() * (p - q)).sum() for p, q in ((first, second), (second, first)))
         expected = expected / 2 + alpha / 4 * kl
         torch.testing.assert_close(sums[0].double(), expected, atol=1e-5, rtol=1e-6)
@@ -94,7 +95,8 @@ def test_the_negative_log_likelihood_knows_no_smoothing_and_no_tokens_have_loss_
 
 def exact_loss(*inputs: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Return torch's loss and gradients in float64, after its own whole matrix of logits."""
-    hidden, weight = (x.detach().double().requires_grad_() for x in inputs[:2])
+    hidden = inputs[0].detach().double().requires_grad_()
+    weight = inputs[1].detach().double().requires_grad_()
     logits = hidden @ weight.T
     loss = nn.functional.cross_entropy(logits, inputs[2], label_smoothing=0.1, reduction="sum")
     return loss, torch.autograd.grad(loss, (hidden, weight))

@@ -105,7 +105,8 @@ def test_positions_follow_their_formula_and_bfloat16_rounds_it_once() -> None:
 
 
 def test_sentences_longer_than_the_table_of_positions_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    src, tgt = random_source([5, 3]), random_target(2, 33)
+    src = random_source([5, 3])
+    tgt = random_target(2, 33)
     expected = hidden_states(plain(tiny_model()), *src, tgt)
     monkeypatch.setattr(positions, "NUM_POSITIONS", 4)
     models = plain(tiny_model()), tiny_model(), tiny_model()
@@ -139,7 +140,8 @@ def copy_layer(ours: Any, theirs: Any) -> None:
 
 def torch_stack(model: Transformer, side: str) -> Any:
     """Build torch's encoder or decoder with the weights of `model`."""
-    config, name = model.config, side.capitalize()
+    config = model.config
+    name = side.capitalize()
     pre = config.norm is Norm.pre
     shape = config.d_model, config.num_heads, config.d_ff, config.dropout
     layer = getattr(nn, f"Transformer{name}Layer")(*shape, batch_first=True, norm_first=pre)
@@ -161,7 +163,8 @@ def oracle_embed(model: Transformer, ids: Tensor) -> Tensor:
 
 
 def test_encoder_and_decoder_equal_torchs() -> None:
-    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
+    (src, lengths) = random_source(LENGTHS)
+    tgt = random_target(len(LENGTHS), 6)
     src_mask = padding_mask(lengths, src.size(1))
     is_padding = ~src_mask[:, 0, 0]  # (B, S), True = ignored, torch's convention
     options = {"tgt_mask": ~causal_mask(6), "memory_key_padding_mask": is_padding}
@@ -169,7 +172,8 @@ def test_encoder_and_decoder_equal_torchs() -> None:
         norm, (num_encoder_layers, num_decoder_layers), training = case
         layers = dict(num_encoder_layers=num_encoder_layers, num_decoder_layers=num_decoder_layers)
         model = plain(tiny_model(norm=norm, num_heads=2, **layers)).train(training)
-        encoder, decoder = torch_stack(model, "encoder"), torch_stack(model, "decoder")
+        encoder = torch_stack(model, "encoder")
+        decoder = torch_stack(model, "decoder")
         memory = encoder(oracle_embed(model, src), src_key_padding_mask=is_padding)
         assert_near(model.encode(src, src_mask)[~is_padding], memory[~is_padding], case)
         expected = decoder(oracle_embed(model, tgt), memory, **options)
@@ -184,7 +188,8 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
     attention: Any = model.decoder_layers[0].cross_attention
     theirs = nn.MultiheadAttention(16, 4, batch_first=True).eval()
     copy_attention(attention, theirs)
-    x, memory = torch.randn(3, 5, 16), torch.randn(3, 6, 16)
+    x = torch.randn(3, 5, 16)
+    memory = torch.randn(3, 6, 16)
     x_mask = padding_mask(torch.tensor([5, 2, 1]), 5)
     memory_mask = padding_mask(torch.tensor([6, 3, 1]), 6)
     cases = {
@@ -199,7 +204,8 @@ def test_attention_and_its_recorded_weights_equal_torchs() -> None:
         hidden = ~mask.expand(3, 4, 5, keys.size(1)).flatten(0, 1)  # (B * H, T, S)
         expected = theirs(x, keys, keys, attn_mask=hidden, average_attn_weights=False)
         assert_near([output, attention_out[attention]], list(expected), name)
-    (src, lengths), tgt = random_source([5, 3]), random_target(2, 4)
+    (src, lengths) = random_source([5, 3])
+    tgt = random_target(2, 4)
     attention_out = {m: None for m in model.modules() if isinstance(m, MultiHeadAttention)}
     inputs = src, padding_mask(lengths, 5), tgt, causal_mask(4)
     assert torch.equal(model(*inputs, attention_out), model(*inputs))  # recording changes nothing
@@ -220,7 +226,9 @@ def test_fresh_weights_lie_within_the_bounds_of_torchs_layers() -> None:
 
 
 def test_softmax_is_float32_when_the_model_is_bfloat16() -> None:
-    queries, keys, values = (torch.randn(2, 3, n, 8).bfloat16() for n in (4, 50, 50))
+    queries = torch.randn(2, 3, 4, 8).bfloat16()
+    keys = torch.randn(2, 3, 50, 8).bfloat16()
+    values = torch.randn(2, 3, 50, 8).bfloat16()
     heads, weights = attend(queries, keys, values, torch.ones(1, dtype=torch.bool))
     assert heads.dtype is torch.bfloat16
     assert weights.dtype is torch.float32
@@ -236,8 +244,10 @@ def test_one_matrix_is_both_embeddings_and_the_output() -> None:
     with_vocabulary = [n for n, t in model.state_dict().items() if VOCAB_SIZE in t.shape]
     assert with_vocabulary == ["embedding.weight"]
     assert "positions" not in model.state_dict()
-    src, src_mask = torch.tensor([[5, 6, EOS]]), padding_mask(torch.tensor([3]), 3)
-    tgt, hidden = torch.tensor([[BOS, 5]]), torch.randn(16)
+    src = torch.tensor([[5, 6, EOS]])
+    src_mask = padding_mask(torch.tensor([3]), 3)
+    tgt = torch.tensor([[BOS, 5]])
+    hidden = torch.randn(16)
 
     def embeddings_and_logits() -> list[Tensor]:
         memory = model.encode(src, src_mask)
@@ -276,7 +286,8 @@ def test_a_position_sees_itself_and_the_past_but_no_future() -> None:
 
 @torch.no_grad()
 def test_neither_padding_nor_other_sentences_change_anything() -> None:
-    (src, lengths), tgt = random_source(LENGTHS), random_target(len(LENGTHS), 6)
+    (src, lengths) = random_source(LENGTHS)
+    tgt = random_target(len(LENGTHS), 6)
     is_padding = torch.arange(src.size(1)) >= lengths[:, None]
     other_padding = src.masked_scatter(
         is_padding, torch.arange(4, 4 + int(is_padding.sum())) % 19 + 4
@@ -295,7 +306,8 @@ def test_neither_padding_nor_other_sentences_change_anything() -> None:
 
 
 def test_an_empty_sentence_gives_numbers_and_finite_gradients() -> None:
-    src, lengths = torch.tensor([[5, EOS], [PAD, PAD]]), torch.tensor([2, 0])
+    src = torch.tensor([[5, EOS], [PAD, PAD]])
+    lengths = torch.tensor([2, 0])
     for model in both_models():
         hidden_states(model, src, lengths, random_target(2, 3)).square().sum().backward()
         gradients = [p.grad for p in model.parameters() if p.grad is not None]

@@ -18,7 +18,8 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.data.vocabulary import train_tokenizer
 from nmt.errors import ConfigError
 
-SRC, TGT = list(range(100, 130)), list(range(200, 220))
+SRC = list(range(100, 130))
+TGT = list(range(200, 220))
 ROWS = range(400)
 
 
@@ -60,7 +61,8 @@ def test_tokens_move_by_as_many_places_as_swap_says_and_no_more(tokenizer: Token
 
 def test_noises_do_not_change_each_others_draws(tokenizer: Tokenizer) -> None:
     combined = draw(tokenizer, (SRC, TGT), drop=0.2, mask=0.3, swap=2, word_dropout=0.1)
-    dropped, hidden = (draw(tokenizer, (SRC, TGT), **n) for n in ({"drop": 0.2}, {"mask": 0.3}))
+    dropped = draw(tokenizer, (SRC, TGT), drop=0.2)
+    hidden = draw(tokenizer, (SRC, TGT), mask=0.3)
     for (src, _), (noisy, _), (masked, _) in zip(combined, dropped, hidden, strict=True):
         expected = {token for token in noisy if masked[SRC.index(token)] != tokenizer.unk_id}
         assert set(src) - {tokenizer.unk_id} == expected
@@ -70,8 +72,10 @@ def test_tags_before_a_text_stay() -> None:
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(), ["<bt>", "<2de>"])
     noise = NoiseConfig(drop=0.9, mask=0.9, swap=5, word_dropout=0.9)
     make = TokenNoise(noise, 1, tokenizer, [LanguagePair("en", "de", "<bt>", "<2de>")])
-    src, tgt = tokenizer.encode("<bt> the small house"), tokenizer.encode("<2de> das Haus")
-    num_src, num_tgt = len(tokenizer.encode("<bt>")), len(tokenizer.encode("<2de>"))
+    src = tokenizer.encode("<bt> the small house")
+    tgt = tokenizer.encode("<2de> das Haus")
+    num_src = len(tokenizer.encode("<bt>"))
+    num_tgt = len(tokenizer.encode("<2de>"))
     for row in ROWS:
         noisy, inputs = make(src, tgt, 0, row)
         assert noisy[:num_src].tolist() == src[:num_src]
@@ -85,9 +89,12 @@ def test_lines_of_a_document_stay_apart() -> None:
     noise = NoiseConfig(drop=0.5, mask=0.5, swap=5, word_dropout=0.9)
     make = TokenNoise(noise, 1, tokenizer, [])
     sep = tokenizer.encode("<sep>")[-1]
-    first, second = [100, 101, 102], [110, 111, 112]
+    first = [100, 101, 102]
+    second = [110, 111, 112]
     for row in ROWS:
-        src, tgt = (side.tolist() for side in make([*first, sep, *second], [9, sep, 8], 0, row))
+        src_ids, tgt_ids = make([*first, sep, *second], [9, sep, 8], 0, row)
+        src = src_ids.tolist()
+        tgt = tgt_ids.tolist()
         separator_index = src.index(sep)
         assert tokenizer.unk_id in src or set(src) <= {*first, *second, sep}
         assert not {*src[:separator_index]} & {*second}, row
@@ -156,9 +163,8 @@ def test_runs_with_noise_resume_exactly_and_validate_without_it(
     assert_same_weights(tmp_path / "uncut", tmp_path / "cut")
     assert train(data_dir, tmp_path / "uncut", "valid_bleu=false", noise[1:], "max_updates=9") == 2
     assert "noise.drop was 0.2, is 0.0" in capsys.readouterr().err
-    noisy, clean = (
-        make_run(data_dir, tmp_path, noise=noise) for noise in (NoiseConfig(**NOISE), NoiseConfig())
-    )
+    noisy = make_run(data_dir, tmp_path, noise=NoiseConfig(**NOISE))
+    clean = make_run(data_dir, tmp_path)
     clean.learner.model.load_state_dict(noisy.learner.model.state_dict())
     losses = [setup.validation.loss(setup.learner.model) for setup in (noisy, clean)]
     assert losses[0] == losses[1]

@@ -250,7 +250,8 @@ def test_matrices_decay_and_biases_and_norms_do_not() -> None:
     names = {id(p): name for name, p in model.named_parameters()}
     (optimizer,) = make_optimizers(model, OptimizerConfig(name=ADAMW, weight_decay=0.1))
     groups = {group["weight_decay"]: group["params"] for group in optimizer.param_groups}
-    decaying, constant = ([names[id(p)] for p in groups[decay]] for decay in (0.1, 0.0))
+    decaying = [names[id(p)] for p in groups[0.1]]
+    constant = [names[id(p)] for p in groups[0.0]]
     assert all(name.endswith(".weight") and "norm" not in name for name in decaying)
     assert all(name.endswith(".bias") or "norm" in name for name in constant)
     assert "embedding.weight" in decaying

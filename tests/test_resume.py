@@ -299,7 +299,7 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     assert record["learning_rate"] == pytest.approx(1e-12 * 16**-0.5 * 20**-1.5)
     assert train(toy_data, tmp_path / "whole", options) == 0
     die(tmp_path, "update", 9, toy_data, tmp_path / "run", options)
-    with child(tmp_path / "again", train, toy_data, tmp_path / "run", *options) as process:
+    with child(tmp_path / "again", train, toy_data, tmp_path / "run", options) as process:
         assert process.wait() == 0
         assert re.search("resuming after update [48] ", process.stderr)
         assert "starting with the weights" not in process.stderr

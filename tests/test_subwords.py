@@ -30,7 +30,7 @@ from nmt.errors import ConfigError
 def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data folder of the toy corpus."""
     folder = tmp_path_factory.mktemp("text")
-    assert command("preprocess", *write_corpus(folder, 60)) == 0
+    assert command("preprocess", write_corpus(folder, 60)) == 0
     return folder / "data"
 
 
@@ -40,7 +40,8 @@ def test_cuts_keep_the_text_and_grow_with_the_amount() -> None:
         tokenizer = train_tokenizer(
             sentences(200), tokenizer_config(type=kind, vocab_size=285), ["<de>"]
         )
-        text, lengths = "<de> the small green house Ω sees a tree", []
+        text = "<de> the small green house Ω sees a tree"
+        lengths = []
         ids = np.array(tokenizer.encode(text))
         for amount in (0.001, 0.3, 0.9) if kind is TokenizerType.bpe else (9.0, 0.3, 0.01):
             sampling = SubwordSampling(tokenizer, amount, 1)
@@ -94,7 +95,8 @@ def test_a_merge_is_left_out_as_often_as_the_probability_says(tokenizer: Tokeniz
 def print_cuts(model: bytes) -> None:
     """Print some draws."""
     tokenizer = Tokenizer(model)
-    sampling, ids = SubwordSampling(tokenizer, 0.5, 1), tokenizer.encode("a small tree")
+    sampling = SubwordSampling(tokenizer, 0.5, 1)
+    ids = tokenizer.encode("a small tree")
     print([sampling(ids, ids, 0, row)[0].tolist() for row in range(20)])
 
 
@@ -130,7 +132,8 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     data_dir: Path, tmp_path: Path
 ) -> None:
     learner = make_run(data_dir, tmp_path, subword_sampling=0.3).learner
-    rows, cuts = list(range(12)), learner.batch_maker.sampling
+    rows = list(range(12))
+    cuts = learner.batch_maker.sampling
     assert cuts is not None
     pairs = [tuple(map(np.array, cuts(*learner.batch_maker.data[row], 2, row))) for row in rows]
     planned = learner.batch_maker.lengths[rows].sum(0)
@@ -153,9 +156,9 @@ def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
 ) -> None:
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]
     same += ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.28", "r_drop=1"]
-    assert train(data_dir, tmp_path / "whole", *same, "max_updates=8") == 0
+    assert train(data_dir, tmp_path / "whole", same, "max_updates=8") == 0
     for end in (4, 8):
-        assert train(data_dir, tmp_path / "parts", *same, f"max_updates={end}") == 0
+        assert train(data_dir, tmp_path / "parts", same, f"max_updates={end}") == 0
     assert_same_weights(tmp_path / "whole", tmp_path / "parts")
     model = io.BytesIO()
     SentencePieceTrainer.train(

@@ -81,7 +81,8 @@ def test_a_text_begins_with_its_language_or_that_of_the_vocabulary(tokenizer: To
     names = [*tokenizer.all_pieces(), "__en__", "__de__", "__fr__"]
     en, de, fr = range(tokenizer.vocab_size, len(names))
     vocabulary = Vocabulary(names, *tokenizer.control_ids, src_prefix=[en], tgt_prefix=[de])
-    mapped, ids = MappedTokenizer(tokenizer.model, vocabulary, [en]), tokenizer.encode("the tree")
+    mapped = MappedTokenizer(tokenizer.model, vocabulary, [en])
+    ids = tokenizer.encode("the tree")
     assert mapped.encode_batch(["the tree", "__fr__ the tree", "__fr__", ""]) == [
         *([language, *ids] for language in (en, fr)),
         [fr],

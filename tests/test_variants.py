@@ -40,7 +40,9 @@ from nmt.model.transformer import (
 )
 
 LENGTHS = [7, 3, 5, 1]
-B, S, T = 4, 7, 6
+B = 4
+S = 7
+T = 6
 
 
 def models() -> Any:
@@ -56,7 +58,8 @@ def rotate_naively(x: Tensor, position: int) -> Tensor:
     pairs = []
     for i in range(len(x) // 2):
         angle = position / 10000 ** (2 * i / len(x))
-        cos, sin = math.cos(angle), math.sin(angle)
+        cos = math.cos(angle)
+        sin = math.sin(angle)
         rotation = torch.tensor([[cos, -sin], [sin, cos]]).to(x)
         pairs.append(rotation @ x[2 * i : 2 * i + 2])
     return torch.cat(pairs)
@@ -92,7 +95,8 @@ def naive_attention(
             kv_head = h * num_kv_heads // config.num_heads
             key_start = (config.num_heads + kv_head) * config.d_k
             query = place(vector(h * config.d_k, y), module.query_norm, t)
-            logits, values = [], []
+            logits = []
+            values = []
             for s, z in enumerate(memory[: t + 1] if is_causal else memory):
                 key = place(vector(key_start, z), module.key_norm, s)
                 value = vector(key_start + num_kv_heads * config.d_k, z)
@@ -361,7 +365,8 @@ def check_recorded_attention(name: str, model: FastTransformer) -> None:
     masked = (src, padding_mask(lengths, S), tgt, causal_mask(T))
     expected = weights_of(plain(model), *masked)
     assert_near(weights_of(model, *masked), expected, name)
-    src_packing, tgt_packing = pack(LENGTHS), pack([T] * B)
+    src_packing = pack(LENGTHS)
+    tgt_packing = pack([T] * B)
     packed = (src_packing.unpad(src), src_packing, tgt.flatten(), tgt_packing)
     assert_near(weights_of(model, *packed), expected, name)
     state = model.start(src, lengths)

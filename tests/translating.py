@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import torch
@@ -49,9 +49,9 @@ def write_lines(path: Path, lines: list[str]) -> Path:
     return path
 
 
-def translate(*arguments: str) -> int:
-    """Run nmt-translate in this process."""
-    return command("translate", "device=cpu", "num_threads=1", *arguments)
+def translate(*arguments: str | Iterable[str]) -> int:
+    """Run nmt-translate in this process; see `command` for `arguments`."""
+    return command("translate", ["device=cpu", "num_threads=1"], arguments)
 
 
 def fork(
