@@ -19,8 +19,9 @@ from nmt.config import Engine, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.serve.models import Models
-from nmt.serve.round_engine import JoinRule, LocalEngine, SearchRound
+from nmt.serve.round_engine import JoiningSearch, LocalEngine, SearchRound
 from nmt.serve.workers import WorkerDiedError, count_workers
+from nmt.translate.batch_search import Segment
 from nmt.translate.translator import Translator
 
 GOOD = {"source": "xx", "target": "yy"}
@@ -122,9 +123,25 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
 
 
 def test_sentences_join_when_they_are_a_quarter_or_after_four_steps() -> None:
-    rule = JoinRule()
-    assert [rule.allows_join(1, 8) for _ in range(7)] == [False] * 4 + [True] + [False] * 2
-    assert [rule.allows_join(n, 8) for n in (2, 1, 0, 1)] == [True, False, False, False]
+    segment = Segment(ids=[5], prefix=[])
+    arrivals = [1, 0, 0, 0, 0, 1, 0, 1, 1]  # before each step of a search of eight sentences
+    expected = [0, 0, 0, 0, 1, 0, 0, 2, 0]
+    remaining = iter(arrivals)
+    num_joined = []
+
+    class FakeSearch:
+        def translate_arriving(self, _: Any, take: Callable[[int], Any], deliver: Any) -> None:
+            for _ in arrivals:
+                num_joined.append(len(take(8)))
+
+    search = JoiningSearch(
+        FakeSearch(),  # type: ignore[arg-type]
+        can_join=True,
+        receive=lambda: [segment] * next(remaining, 0),
+        deliver=lambda _: None,
+    )
+    search.search([segment])
+    assert num_joined[: len(arrivals)] == expected
 
 
 @pytest.mark.slow

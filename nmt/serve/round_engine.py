@@ -1,7 +1,7 @@
-"""Engines that search rounds of segments, and how segments join a search that is running.
+"""Rounds of segments that are searched together, and the engine that searches in this process.
 
-`LocalEngine` searches in threads of the server's process. The worker processes of
-`nmt.serve.workers` are the other engine. `JoiningSearch` is the search of both.
+`WorkerPool` in `nmt.serve.workers` is the engine that searches in worker processes. Both let
+segments join a running search by `JoiningSearch`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from nmt.serve.queues import BatchOptions, QueuedRequest
 from nmt.translate.batch_search import BatchSearch, Failure, SearchResult, Segment
@@ -45,8 +45,7 @@ class SearchRound:
     def __init__(self, options: BatchOptions) -> None:
         self.options = options
         self.batch_search = options.make_batch_search()
-        self.can_join = options.can_join
-        self.is_open = self.can_join  # whether segments may be added to the running search
+        self.is_open = options.can_join  # whether segments may be added to the running search
         self.num_added = 0
         self.unfinished: dict[int, tuple[QueuedRequest, int]] = {}  # number: request, index in it
         self.num_tokens = 0  # source tokens of the unfinished segments
@@ -76,24 +75,6 @@ class SearchRound:
         self.num_finished_tokens += num_tokens
 
 
-class JoinRule:
-    """Decides when waiting segments join a running search."""
-
-    def __init__(self) -> None:
-        self._num_steps = 0  # for which segments have waited
-
-    def allows_join(self, num_waiting: int, num_searched: int) -> bool:
-        """Return whether the waiting segments join now. Call it before each step of the search."""
-        if not num_waiting:
-            self._num_steps = 0
-            return False
-        self._num_steps += 1
-        if num_waiting * _JOIN_SHARE < num_searched and self._num_steps <= _JOIN_STEPS:
-            return False
-        self._num_steps = 0
-        return True
-
-
 class JoiningSearch:
     """Searches the segments of a round, including those that arrive while it runs.
 
@@ -119,7 +100,7 @@ class JoiningSearch:
         self._receive = receive
         self._send = deliver
         self._waiting: list[Segment] = []
-        self._rule = JoinRule()
+        self._num_steps_waited = 0  # of the current search, while segments waited
         self._num_started = 0  # segments of the current search, which numbers them from 0
         self._unfinished: set[int] = set()  # numbers in the current search
         self._batch_sizes: list[int] = []
@@ -128,7 +109,6 @@ class JoiningSearch:
         """Search segments, and those that arrive meanwhile, until all are delivered."""
         self._waiting += segments
         while self._waiting:
-            self._rule = JoinRule()
             self._num_started = 0
             self._unfinished.clear()
             self._search_waiting()
@@ -150,17 +130,23 @@ class JoiningSearch:
             self._deliver([(number, failure) for number in self._unfinished])
 
     def _take_joining(self, num_searched: int) -> list[Segment]:
-        """Return the segments that join a search of `num_searched` sentences before its next
-        step.
+        """Return the segments that join a search of `num_searched` sentences now.
+
+        Is called before each step of the search.
         """
         self._waiting += self._receive()
-        if not self._rule.allows_join(len(self._waiting), num_searched):
+        if not self._waiting:
+            return []
+        self._num_steps_waited += 1
+        is_small = len(self._waiting) * _JOIN_SHARE < num_searched
+        if is_small and self._num_steps_waited <= _JOIN_STEPS:
             return []
         return self._take_waiting(num_searched)
 
     def _take_waiting(self, num_searched: int) -> list[Segment]:
         segments = self._waiting
         self._waiting = []
+        self._num_steps_waited = 0
         first = self._num_started
         self._num_started += len(segments)
         self._unfinished.update(range(first, self._num_started))
@@ -180,8 +166,11 @@ def describe_failure(error: Exception) -> Failure:
     return Failure(f"{type(error).__name__}: {error}"[:300])
 
 
-class RoundEngine(Protocol):
-    """Searches several rounds at the same time."""
+class LocalEngine:
+    """Searches in threads of this process. `WorkerPool` has the same methods."""
+
+    def __init__(self, num_rounds: int) -> None:
+        self._threads = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
 
     async def search(
         self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
@@ -192,23 +181,6 @@ class RoundEngine(Protocol):
         `slot` tells the rounds apart that run at the same time. `deliver` is called in the event
         loop. Raises an exception if the unfinished segments cannot be searched.
         """
-
-    async def call_function(
-        self, function: Callable[..., T], translator: Translator, *args: Any
-    ) -> T:
-        """Return `function(translator, *args)`, called where the model is loaded."""
-
-
-class LocalEngine:
-    """Searches in threads of this process."""
-
-    def __init__(self, num_rounds: int) -> None:
-        self._threads = ThreadPoolExecutor(num_rounds, thread_name_prefix="engine")
-
-    async def search(
-        self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
-    ) -> None:
-        """See `RoundEngine.search`."""
         loop = asyncio.get_running_loop()
 
         def deliver_in_loop(delivery: Delivery) -> None:
@@ -217,7 +189,7 @@ class LocalEngine:
 
         joining_search = JoiningSearch(
             search_round.batch_search,
-            can_join=search_round.can_join,
+            can_join=search_round.options.can_join,
             receive=search_round.take_arrived,
             deliver=deliver_in_loop,
         )
@@ -227,7 +199,9 @@ class LocalEngine:
     async def call_function(
         self, function: Callable[..., T], translator: Translator, *args: Any
     ) -> T:
-        """See `RoundEngine.call_function`. Waits for a thread that runs no round."""
+        """Return `function(translator, *args)`, called where the model is loaded, as soon as a
+        thread runs no round.
+        """
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, function, translator, *args)
 

@@ -17,8 +17,8 @@ from typing import Any, NamedTuple, TypeVar
 
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import ClientQueues, QueuedRequest, QueueFullError
-from nmt.serve.round_engine import Delivery, LocalEngine, RoundEngine, SearchRound, describe_failure
-from nmt.serve.workers import WorkerDiedError, WorkersBackend
+from nmt.serve.round_engine import Delivery, LocalEngine, SearchRound, describe_failure
+from nmt.serve.workers import WorkerDiedError, WorkerPool, WorkersBackend
 from nmt.translate.batch_search import Failure
 from nmt.translate.translator import Translator
 
@@ -114,7 +114,7 @@ class RoundRunner:
             await self._search_or_repeat(slot, search_round)
         finally:
             self.running.remove(search_round)
-        if search_round.can_join:
+        if search_round.options.can_join:
             return _RoundSize(0, 0.0)  # later requests join, so no round waits for them
         return _RoundSize(num_requests, time.monotonic() - start)
 
@@ -184,7 +184,7 @@ class RoundRunner:
             results = [(number, failure) for number in search_round.unfinished]
             self._deliver(search_round, Delivery([*results], batch_sizes=[]))
 
-    def _find_engine(self, translator: Translator) -> RoundEngine:
+    def _find_engine(self, translator: Translator) -> LocalEngine | WorkerPool:
         backend = translator.backend
         return backend.pool if isinstance(backend, WorkersBackend) else self.local_engine
 

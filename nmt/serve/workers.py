@@ -88,7 +88,7 @@ class WorkersBackend(NativeBackend):
 
 
 class WorkerPool:
-    """The worker processes of one set of models, a `RoundEngine`.
+    """The worker processes of one set of models, an engine like `LocalEngine`.
 
     The processes end when the pool is closed or garbage collected.
     """
@@ -143,7 +143,7 @@ class WorkerPool:
     async def search(
         self, slot: int, search_round: SearchRound, deliver: Callable[[Delivery], None]
     ) -> None:
-        """See `RoundEngine.search`. Raises `WorkerDiedError`."""
+        """See `LocalEngine.search`. Raises `WorkerDiedError`."""
         backend = search_round.options.translator.backend
         assert isinstance(backend, WorkersBackend)
         batch_search = search_round.batch_search
@@ -152,7 +152,7 @@ class WorkerPool:
             search=batch_search.config,
             n_best=batch_search.n_best,
             with_scores=batch_search.with_scores,
-            can_join=search_round.can_join,
+            can_join=search_round.options.can_join,
         )
         worker = await self._get_worker(slot)
 
@@ -182,18 +182,13 @@ class WorkerPool:
     async def call_function(
         self, function: Callable[..., T], translator: Translator, *args: Any
     ) -> T:
-        """See `RoundEngine.call_function`. Raises `WorkerDiedError`."""
+        """Return `function(translator, *args)`, called in a worker. Raises `WorkerDiedError`."""
         assert isinstance(translator.backend, WorkersBackend)
-        worker = await self._get_worker(self._find_idle_slot())
+        workers = enumerate(self._workers)
+        idle_slots = [slot for slot, worker in workers if worker is None or not worker.is_busy]
+        worker = await self._get_worker(idle_slots[0] if idle_slots else 0)
         call = FunctionCall(function, translator.backend.number, args)
         return await worker.call_function(call)  # type: ignore[no-any-return]
-
-    def _find_idle_slot(self) -> int:
-        """Return the first slot without a running round, or slot 0."""
-        for slot, worker in enumerate(self._workers):
-            if worker is None or not worker.is_busy:
-                return slot
-        return 0
 
     async def _get_worker(self, slot: int) -> _WorkerConnection:
         """Return the worker of a slot. Starts one if there is none or it has died."""
