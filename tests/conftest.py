@@ -1,6 +1,6 @@
 """Fixtures that the tests share.
 
-Slow imports stand inside of fixtures, since the process that distributes the tests imports this
+Slow imports are inside of fixtures, since the process that distributes the tests imports this
 file too.
 """
 

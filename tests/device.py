@@ -169,7 +169,7 @@ class _Names(TorchFunctionMode):
         if func is torch.Tensor.is_pinned:
             return hasattr(args[0], "is_pinned_here")
         if func is torch.Tensor.pin_memory and isinstance(args[0], DeviceTensor):
-            raise RuntimeError(f"cannot pin what is on the device, at {place()}")
+            raise RuntimeError(f"cannot pin a tensor of the device, at {place()}")
         if func is torch.Tensor.pin_memory:
             pinned = args[0].clone()
             pinned.is_pinned_here = True

@@ -55,7 +55,7 @@ def naive(module: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor
 
 @torch.inference_mode()
 def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str, list[Tensor]]:
-    """Run the plain model; watch what goes into its attention, and do the softmax anew."""
+    """Compute the attention weights of the plain model from the inputs of its attention modules."""
     model = plain(translator.backend.stepper.model)  # type: ignore[attr-defined]
     weights: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
 

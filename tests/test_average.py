@@ -1,4 +1,4 @@
-"""Averaged checkpoints are the arithmetic mean, and what does not fit is refused."""
+"""Averaged checkpoints are the arithmetic mean; checkpoints of different models are refused."""
 
 from __future__ import annotations
 
@@ -88,11 +88,11 @@ def test_a_loaded_model_gives_the_logits_of_the_saved_one(
         loaded = load(folder)
         shapes = [name for name, tensor in stored.items() if VOCAB_SIZE in tensor.shape]
         assert shapes == ["embedding.weight"]  # the shared matrix is stored once
-        src = random_source([6, 3])
+        src, lengths = random_source([6, 3])
         tgt = random_target(2, 5)
         with torch.no_grad():
-            loaded_hidden = hidden_states(loaded, *src, tgt)
-            expected = hidden_states(model, *src, tgt)
+            loaded_hidden = hidden_states(loaded, src, lengths, tgt)
+            expected = hidden_states(model, src, lengths, tgt)
             assert torch.equal(loaded.logits(loaded_hidden), model.logits(expected)), (
                 norm,
                 positions,

@@ -1,4 +1,4 @@
-"""Token-bucket batches and updates: what must hold for any lengths, seed and number of ranks, in
+"""Properties of token-bucket batches and updates for any lengths, seed and number of ranks, in
 epochs of one pool and of several.
 """
 
@@ -124,7 +124,7 @@ def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batche
     for seed in CASES:
         lengths = random_lengths(seed)
         token_sampler = sampler(lengths, seed=seed)
-        for epoch in (5, 0):  # what was planned before leaves no trace
+        for epoch in (5, 0):  # an earlier plan has no influence
             generator = np.random.default_rng((seed, epoch))
             pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
             batches: list[list[int]] = []

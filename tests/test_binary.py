@@ -1,4 +1,4 @@
-"""Token ids on disk: what is written is read, without a copy, by us and by other Arrow readers."""
+"""Token ids on disk, written and read without a copy, by nmt and by other Arrow readers."""
 
 from __future__ import annotations
 

@@ -49,7 +49,7 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
 ) -> None:
     varlen = pytest.importorskip("torch.nn.attention.varlen") if has_flash else None
     torch.compiler.reset()
-    Compiler()  # sets what must be set
+    Compiler()  # changes the settings of torch.compile
     shape = {"d_model": 32, "num_encoder_layers": 1, "num_decoder_layers": 1, "dropout": 0.1}
     model = tiny_model(vocab_size=tokenizer.vocab_size, **shape).train()
     model.activation_checkpointing = checkpointing

@@ -1,4 +1,4 @@
-"""What runs on a GPU, on a device that passes for one: no tensors of two devices, few waits."""
+"""Training, search and scoring on a simulated GPU: no tensors of two devices, few waits."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def set_up(data_dir: Path, device: torch.device, **settings: Any) -> Run:
 
 
 def losses(setup: Run) -> list[float]:
-    """Make an update of several batches; return its loss, and that of the validation set."""
+    """Make an update of several batches; return its loss and the validation loss."""
     (update,) = setup.sampler_at(0).updates(0)
     assert len(update.batches) > 2
     learner = setup.learner

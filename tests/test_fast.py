@@ -99,7 +99,8 @@ def models() -> Iterator[tuple[str, FastTransformer]]:
 
 
 def forward(model: Transformer) -> Tensor:
-    return hidden_states(model, *random_source(LENGTHS), random_target(B, T))
+    src, lengths = random_source(LENGTHS)
+    return hidden_states(model, src, lengths, random_target(B, T))
 
 
 # --- the whole model
@@ -175,7 +176,7 @@ def test_a_batch_encoded_in_pieces_is_that_of_the_plain_model(
         assert_near(model.encode_padded(src, lengths)[0], pack(LENGTHS).unpad(expected))
     model = tiny_model(positions=Positions.rotary, source_eos=False)
     expected, _ = model.encode_padded(src[:2], lengths[:2])
-    lengths[2:] = 1  # EOS alone, which the encoder does not read, maybe in a piece by itself
+    lengths[2:] = 1  # only EOS, which the encoder does not read, possibly in a chunk of its own
     assert_near(model.encode_padded(src, lengths)[0], expected)
 
 
@@ -197,7 +198,8 @@ def test_threads_translate_with_one_model_at_once(library: bool) -> None:
     freeze(model)
 
     def decode(seed: int) -> Tensor:
-        return decode_by_steps(model, *random_source(LENGTHS, seed), random_target(4, 15, seed))
+        src, lengths = random_source(LENGTHS, seed)
+        return decode_by_steps(model, src, lengths, random_target(4, 15, seed))
 
     expected = [decode(seed) for seed in range(4)]
     freeze(model)  # so that the threads make the copies of the weights
@@ -233,7 +235,7 @@ def test_attention_over_packed_sentences_is_the_plain_one() -> None:
         ([3, 7, 1, 5], [6, 2, 4, 1], False),
         ([3, 1, 2], [5, 5, 5], False),
     ]
-    # float64 goes through torch's kernel, and so do long sentences; short ones have products
+    # float64 and long sentences use torch's kernel, short sentences products of matrices
     for (queries, keys, is_causal), (dtype, atol) in itertools.product(
         [*cases, ([70, 2], [70, 2], True)],
         [(torch.float64, 1e-7), (torch.float32, 1e-5), (torch.bfloat16, 0.04)],
@@ -378,7 +380,7 @@ def test_blocks_are_columns_of_the_whole_and_frozen_ones_too(library: bool) -> N
     for rows in (1, 4, 64):
         x = torch.randn(rows, 2, 6)
         expected = F.linear(x, layer.weight, layer.bias)
-        for _ in range(3):  # as it is, frozen, frozen again with the copies made
+        for _ in range(3):  # not frozen, frozen, frozen again with the copies made
             assert_near(layer(x), expected)
             assert_near(layer.block(x, 3, 9), expected[..., 3:9])
             assert_near(layer.block(x, 0, 6), expected[..., :6])
@@ -471,7 +473,7 @@ def test_each_dropout_probability_applies_to_its_layers_only(
 
 
 def assert_dropped_half(dropped: Tensor, x: Tensor) -> None:
-    """Assert that each number of `dropped` is 0 or twice that of `x`, and about half of them 0."""
+    """Assert that half of `dropped` is 0, roughly, and the rest is twice the numbers of `x`."""
     is_zero = dropped == 0
     assert_near(dropped, torch.where(is_zero, 0.0, 2 * x))
     assert 0.4 < float(is_zero[x.abs() > 1e-4].float().mean()) < 0.6

@@ -1,7 +1,7 @@
 """One update is one update, however its sentences are cut into batches.
 
-The oracle is the mean over all target tokens of the sentences' own losses, each sentence alone and
-unpadded, by the plain model and torch's cross-entropy over whole logits in float64.
+The oracle is the mean over all target tokens of the sentences' own losses, one unpadded
+sentence at a time, by the plain model and torch's cross-entropy over whole logits in float64.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def without_dropout(learner: Learner) -> None:
 
 
 def gradient(learner: Learner) -> dict[str, Tensor]:
-    """Return a copy of what the learner has accumulated."""
+    """Return a copy of the accumulated gradient."""
     named = learner.model.named_parameters()
     return {name: p.grad.clone() for name, p in named if p.grad is not None}
 
@@ -214,7 +214,7 @@ def test_half_precision_rounds_gradients_but_loses_none(data_dir: Path, tmp_path
         assert learner.scaler.is_enabled() == (dtype is DType.float16)
 
 
-@pytest.mark.parametrize("reordered", [0, 1 << 18])  # from so many elements on
+@pytest.mark.parametrize("reordered", [0, 1 << 18])  # minimum number of elements
 def test_weights_are_rounded_once_an_update_and_again_when_it_changed_them(
     data_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reordered: int
 ) -> None:

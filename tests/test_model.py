@@ -105,15 +105,15 @@ def test_positions_follow_their_formula_and_bfloat16_rounds_it_once() -> None:
 
 
 def test_sentences_longer_than_the_table_of_positions_work(monkeypatch: pytest.MonkeyPatch) -> None:
-    src = random_source([5, 3])
+    src, lengths = random_source([5, 3])
     tgt = random_target(2, 33)
-    expected = hidden_states(plain(tiny_model()), *src, tgt)
+    expected = hidden_states(plain(tiny_model()), src, lengths, tgt)
     monkeypatch.setattr(positions, "NUM_POSITIONS", 4)
     models = plain(tiny_model()), tiny_model(), tiny_model()
     runs = hidden_states, hidden_states, decode_by_steps
     for model, run in zip(models, runs, strict=True):
         assert len(model.encoder_positions.table) == 4
-        assert_near(run(model, *src, tgt), expected, (type(model), run))
+        assert_near(run(model, src, lengths, tgt), expected, (type(model), run))
 
 
 # --- torch's Transformer as the oracle
@@ -275,7 +275,8 @@ def test_a_position_sees_itself_and_the_past_but_no_future() -> None:
     for model in [m.train(mode) for mode in (False, True) for m in both_models(dropout=0.1)]:
         embedded: list[Tensor] = []
         model.embedding.register_forward_hook(lambda *call, to=embedded: to.append(call[-1]))
-        logits = model.logits(hidden_states(model, *random_source([5, 3]), tgt))
+        src, lengths = random_source([5, 3])
+        logits = model.logits(hidden_states(model, src, lengths, tgt))
         for t in range(6):
             score = logits[:, t].log_softmax(-1)[:, 7].sum()
             (gradient,) = torch.autograd.grad(score, embedded[1], retain_graph=True)

@@ -1,4 +1,4 @@
-"""Noise on token ids: what it does to a pair, and that seed, epoch and row alone decide it."""
+"""Noise on token ids: its effect on a pair, which depends only on seed, epoch and row."""
 
 from __future__ import annotations
 
@@ -25,8 +25,12 @@ ROWS = range(400)
 
 def draw(tokenizer: Tokenizer, pair: tuple[list[int], list[int]], **noise: Any) -> list[Any]:
     """Return the noisy pair for each of ROWS."""
-    make = TokenNoise(NoiseConfig(**noise), 1, tokenizer, [])
-    return [tuple(side.tolist() for side in make(*pair, 0, row)) for row in ROWS]
+    add_noise = TokenNoise(NoiseConfig(**noise), 1, tokenizer, [])
+    noisy = []
+    for row in ROWS:
+        src, tgt = add_noise(pair[0], pair[1], 0, row)
+        noisy.append((src.tolist(), tgt.tolist()))
+    return noisy
 
 
 def test_shares_of_tokens_are_dropped_masked_and_hidden(tokenizer: Tokenizer) -> None:

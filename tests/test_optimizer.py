@@ -44,7 +44,7 @@ def config(*, d_model: int = 512, max_updates: int = 100_000, **optimizer: Any) 
 def torchs_rates(settings: TrainConfig) -> list[float]:
     """Run torch's linear warm-up and decay for `max_updates` steps.
 
-    torch counts from 0, where the rate is that of the first update; its warm-up cannot start at 0.
+    torch counts updates from 0, this project from 1; its warm-up cannot start at 0.
     """
     warmup = settings.optimizer.warmup_steps
     peak = peak_learning_rate(settings)

@@ -61,7 +61,9 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
     """
     torch.set_num_threads(1)
     linear = importlib.import_module("nmt.model.fast.layers")
-    linear.is_onednn_faster = lambda _num_packed=0: False  # oneDNN keeps memory of what has failed
+    linear.is_onednn_faster = lambda _num_packed=0: (
+        False
+    )  # oneDNN keeps the memory of failed attempts
     model = tiny_model(d_model=64, d_ff=256, vocab_size=500).train()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     size_kib = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())

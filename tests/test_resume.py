@@ -231,7 +231,7 @@ def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
     assert signal.getsignal(signal.SIGTERM) is handler
 
 
-# --- what is refused
+# --- refused runs
 
 
 def other_data(toy_data: Path, folder: Path, *arguments: str) -> Path:

@@ -1,4 +1,4 @@
-"""Training on text that is cut anew in every update: draws, batches, gradients, resuming."""
+"""Training with a new segmentation of the text in every update: draws, batches, resuming."""
 
 from __future__ import annotations
 
@@ -135,9 +135,14 @@ def test_the_gradient_is_divided_by_the_tokens_that_there_are(
     rows = list(range(12))
     cuts = learner.batch_maker.sampling
     assert cuts is not None
-    pairs = [tuple(map(np.array, cuts(*learner.batch_maker.data[row], 2, row))) for row in rows]
+    pairs = []
+    for row in rows:
+        src, tgt = learner.batch_maker.data[row]
+        pairs.append(cuts(src, tgt, 2, row))
     planned = learner.batch_maker.lengths[rows].sum(0)
-    update = Update([np.array(rows[:5]), np.array(rows[5:])], *map(int, planned[::-1]))
+    num_src_planned, num_tgt_planned = planned.tolist()
+    batches = [np.array(rows[:5]), np.array(rows[5:])]
+    update = Update(batches, num_tgt_planned, num_src_planned)
     outcome = learner.update(
         update, learner.batch_maker.make(update, 2), 0.0, is_stop_requested=False
     )
@@ -156,14 +161,18 @@ def test_runs_resume_exactly_and_a_tokenizer_of_characters_is_refused(
 ) -> None:
     same = ["subword_sampling=0.1", "valid_bleu=false", "optimizer.name=adafactor"]
     same += ["optimizer.schedule=inverse_sqrt", "optimizer.peak_learning_rate=0.28", "r_drop=1"]
-    assert train(data_dir, tmp_path / "whole", same, "max_updates=8") == 0
+    assert train(data_dir, tmp_path / "uncut", same, "max_updates=8") == 0
     for end in (4, 8):
-        assert train(data_dir, tmp_path / "parts", same, f"max_updates={end}") == 0
-    assert_same_weights(tmp_path / "whole", tmp_path / "parts")
+        assert train(data_dir, tmp_path / "cut", same, f"max_updates={end}") == 0
+    assert_same_weights(tmp_path / "uncut", tmp_path / "cut")
     model = io.BytesIO()
     SentencePieceTrainer.train(
-        sentence_iterator=iter(sentences(200)), model_writer=model, model_type="char",
-        vocab_size=30, hard_vocab_limit=False, minloglevel=2,
-    )  # fmt: skip
+        sentence_iterator=iter(sentences(200)),
+        model_writer=model,
+        model_type="char",
+        vocab_size=30,
+        hard_vocab_limit=False,
+        minloglevel=2,
+    )
     with pytest.raises(ConfigError, match="subword_sampling=0.1: needs a bpe or unigram tokenizer"):
         WordCutter(Tokenizer(model.getvalue()), 0.1)

@@ -89,7 +89,9 @@ def test_a_text_begins_with_its_language_or_that_of_the_vocabulary(tokenizer: To
         [],
     ]
     assert mapped.decode([fr, *ids]) == "the tree"
-    first, *directions = find_directions([], "en", "de", mapped)  # no tags: that of the vocabulary
+    first, *directions = find_directions(
+        [], "en", "de", mapped
+    )  # without tags, as in the vocabulary
     assert first == LanguagePair("en", "de")
     assert len(set(directions)) == 6
     assert LanguagePair("fr", "en", "__fr__", "__en__") in directions
@@ -224,7 +226,7 @@ def test_tags_of_corpora_are_symbols_of_their_side(separate: bool) -> None:
     settings = tokenizer_config(separate=separate, symbols=["{url}"], vocab_size=300)
     config = PreprocessConfig(data=DataConfig(corpora=corpora), tokenizer=settings)
     sides = corpus(), sentences(200)
-    pair = train_tokenizers(config, *map(iter, sides))
+    pair = train_tokenizers(config, iter(sides[0]), iter(sides[1]))
     symbols = ["{url}", "<2de>", "<web>"]
     ids_of_symbols = [
         [s for s in symbols if s in side.pieces(side.encode(f"a{s}b"))]
@@ -233,7 +235,7 @@ def test_tags_of_corpora_are_symbols_of_their_side(separate: bool) -> None:
     expected = [["{url}", "<2de>"], ["{url}", "<web>"]]
     assert ids_of_symbols == (expected if separate else [symbols] * 2)
     assert (pair.src.model == pair.tgt.model) is not separate
-    if separate:  # each knows its own side alone
+    if separate:  # each has only its own side
         for text, names, side in zip(sides, expected, (pair.src, pair.tgt), strict=True):
             assert side.model == train_tokenizer(text, settings, names).model
 

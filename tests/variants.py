@@ -1,4 +1,4 @@
-"""The settings of the layers, each alone and together, for tests that loop over them."""
+"""The settings of the layers, separately and together, for tests that loop over them."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from nmt.errors import DataError
 
 
 def sleeper() -> Callable[[float], float]:
-    """Return a function that takes as many seconds as it is given."""
+    """Return a function that sleeps for the seconds it gets."""
     return _sleep
 
 
