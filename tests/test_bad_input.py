@@ -39,7 +39,7 @@ def assert_refused(capfd: pytest.CaptureFixture[str], tmp_path: Path) -> Refused
     def check(expected: list[str], name: str, *arguments: str | list[str]) -> str:
         files = sorted(tmp_path.rglob("*"))
         capfd.readouterr()
-        assert command(name, *arguments) == 2, arguments
+        assert command(name, arguments) == 2, arguments
         output = capfd.readouterr()
         lines = output.err.rstrip("\n").split("\n")
         (line,) = [line for line in lines if line and not LOG_LINE.match(line)]

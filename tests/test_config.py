@@ -45,7 +45,7 @@ from nmt.errors import ConfigError
 from nmt.export.export_model import find_unsupported
 from nmt.model.transformer import Transformer, num_parameters
 
-REQUIRED = {  # what a command refuses to run without
+REQUIRED = {  # settings without which a command is refused
     "evaluate": ["hypotheses=h", "references=r"],
     "score": ["src=s", "tgt=t"],
     "import": ["input=a"],

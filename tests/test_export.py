@@ -187,8 +187,8 @@ def test_the_command_exports_an_average_as_well_as_a_run(
     run = tmp_path / "run"
     average([model, model], run / "average")
     output = tmp_path / "out"
-    settings = (f"output={output}", "quantization=int8", "max_positions=64")
-    assert command("export", f"model_dir={run}", *settings) == 0
+    settings = [f"output={output}", "quantization=int8", "max_positions=64"]
+    assert command("export", f"model_dir={run}", settings) == 0
     assert "ctranslate2, int8" in capsys.readouterr().err
     float32 = exported(run / "average", ExportFormat.ctranslate2, max_positions=64)
     size = (output / "model.bin").stat().st_size

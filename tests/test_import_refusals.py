@@ -162,7 +162,7 @@ HUGGINGFACE: dict[str, Damage] = {
 def refuse(folder: Path, message: str, capsys: pytest.CaptureFixture[str], *settings: str) -> None:
     """Import `folder` and expect one line that matches, and nothing written."""
     output = folder.parent / "new" / "output"
-    assert command("import", f"input={folder}", f"output={output}", *settings) == 2, message
+    assert command("import", f"input={folder}", f"output={output}", settings) == 2, message
     lines = capsys.readouterr().err.strip().split("\n")
     assert re.search(message, lines[-1]), (message, lines)
     assert "Traceback" not in "".join(lines), message
@@ -275,7 +275,7 @@ def test_the_input_has_to_be_a_model_and_the_output_must_not_be_anything_else(
     files = sorted(path.name for path in folder.iterdir())
     for toolkit in ("auto", "huggingface"):  # a file of a folder names the folder
         arguments = [f"input={folder / 'config.json'}", f"format={toolkit}"]
-        assert command("import", *arguments, f"output={tmp_path / toolkit}") == 0
+        assert command("import", arguments, f"output={tmp_path / toolkit}") == 0
     assert command("import", f"input={folder}", f"output={folder}") == 2
     assert "exists and holds no config.json of nmt" in capsys.readouterr().err
     assert sorted(path.name for path in folder.iterdir()) == files

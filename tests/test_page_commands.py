@@ -173,6 +173,15 @@ def run(shell: ShellCommand) -> int:
         return command(shell.name, shell.arguments, small_settings(shell.name, shell.arguments))
 
 
+def assert_pictures_are_whole(arguments: list[str]) -> None:
+    """Check that the output of nmt-visualize, if it is named, begins as its suffix says."""
+    starts = {".png": b"\x89png", ".svg": b"<?xml", ".html": b"<!doc"}
+    for argument in arguments:
+        if argument.startswith("output="):
+            path = Path(argument.removeprefix("output="))
+            assert path.read_bytes().lstrip().lower().startswith(starts[path.suffix]), path
+
+
 def run_lines(lines: list[str]) -> int:
     """Run the commands of nmt among lines of shell; return how many there were."""
     num_commands = 0
@@ -182,6 +191,8 @@ def run_lines(lines: list[str]) -> int:
             continue
         remove_output(shell.name, shell.arguments)
         assert run(shell) == 0, line
+        if shell.name == "visualize":
+            assert_pictures_are_whole(shell.arguments)
         num_commands += 1
     return num_commands
 

@@ -6,7 +6,6 @@ import json
 import logging
 import math
 import re
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -352,22 +351,10 @@ def test_the_points_of_a_chart_are_inside_its_plot() -> None:
 # --- the command
 
 
-@pytest.mark.slow
-def test_every_picture_of_the_gallery_is_made_by_its_command(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.chdir(folder)
-    text = (ROOT / "docs" / "pictures.md").read_text(encoding="utf-8").replace("\\\n", " ")
-    pictures = set()
-    for line in re.findall("^ {4}nmt-visualize (what=(?!upload).*)$", text, re.M):
-        arguments = shlex.split(line)
-        assert command("visualize", *arguments) == 0, arguments
-        settings = dict(argument.split("=", 1) for argument in arguments)
-        pictures.add(settings["what"])
-        output = Path(settings["output"])
-        start = {".png": b"\x89png", ".svg": b"<?xml", ".html": b"<!doc"}[output.suffix]
-        assert output.read_bytes().lstrip().lower().startswith(start), arguments
-    assert pictures == {picture.value for picture in Picture} - {"upload"}
+def test_the_gallery_shows_every_picture_with_its_command() -> None:
+    """tests/test_page_commands.py runs the commands."""
+    text = (ROOT / "docs/pictures.md").read_text(encoding="utf-8")
+    assert set(re.findall(r"nmt-visualize what=(\w+)", text)) == {p.value for p in Picture}
     linked = re.findall(r"\]\((pictures/.*?)\)", text)
     files = {str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/pictures").iterdir()}
     assert set(linked) == files
@@ -390,6 +377,6 @@ def test_without_arguments_the_command_lists_all_pictures_and_refuses_wrong_outp
         (["what=run", "run_dir=nowhere"], "has no metrics yet"),
         (["what=upload", "run_dir=nowhere"], "name one or more, such as tracker=[wandb,mlflow]"),
     ):
-        assert command("visualize", *arguments) == EXIT_USER, arguments
+        assert command("visualize", arguments) == EXIT_USER, arguments
         assert message in capsys.readouterr().err, arguments
     assert not list(tmp_path.iterdir())
