@@ -17,7 +17,8 @@ from nmt.importing.import_model import import_model
 
 def train_spm(path: Path, seed: int, size: int, **options: Any) -> list[str]:
     """Write a SentencePiece model of a sample of sentences, and return its pieces."""
-    model, draw = io.BytesIO(), random.Random(seed)
+    model = io.BytesIO()
+    draw = random.Random(seed)
     lines = [" ".join(draw.choices(WORDS, k=5)) for _ in range(100)]
     options = {"model_type": "unigram", "hard_vocab_limit": False, "vocab_size": size} | options
     sentencepiece.SentencePieceTrainer.train(

@@ -27,7 +27,8 @@ def run_ctranslate2(task):
 
     translator = ctranslate2.Translator(task["folder"], intra_threads=1)
     files = sorted(map(str, Path(task["folder"]).glob("tokenizer*.model")))  # joint; source, target
-    source, target = (sentencepiece.SentencePieceProcessor(model_file=files[i]) for i in (0, -1))
+    source = sentencepiece.SentencePieceProcessor(model_file=files[0])
+    target = sentencepiece.SentencePieceProcessor(model_file=files[-1])
     pieces = [source.encode(line, out_type=str) for line in task["lines"]]
     translations = []
     for options in task["options"]:

@@ -65,7 +65,8 @@ class View:
     """The page in a browser."""
 
     def __init__(self, browser: Any, path: Path) -> None:
-        self.browser, self.path = browser, path
+        self.browser = browser
+        self.path = path
 
     def open(self, pairs: list[PairAttention]) -> None:
         """Open the page of pairs and wait until everything is drawn."""

@@ -71,7 +71,8 @@ def test_what_cannot_be_preprocessed(root: Path, tmp_path: Path, assert_refused:
         "latin": b"ja\n" * 7 + "grün\n".encode("latin-1") + b"ja\n" * 192,
     }.items():
         (tmp_path / name).write_bytes(content)
-    empty, home = tmp_path / "empty", tmp_path / "home"
+    empty = tmp_path / "empty"
+    home = tmp_path / "home"
     home.mkdir()
     (home / "letter.txt").write_text("dear", encoding="utf-8")
     with_run = shutil.copytree(root / "data", tmp_path / "with_run")
@@ -138,7 +139,8 @@ def test_data_folders_settings_and_runs_that_cannot_be_trained_on(
     meta = json.loads((root / "data/meta.json").read_text(encoding="utf-8"))
     newer = json.dumps({**meta, "format_version": 99}).encode()
     arrow = (root / "data/train-00000.arrow").read_bytes()[:700]
-    run, data = tmp_path / "run", root / "data"
+    run = tmp_path / "run"
+    data = root / "data"
     for data_dir, run_dir, setting, *expected in [
         (tmp_path / "none", run, "", "none does not exist", "preprocess data.train.src=FILE"),
         (tmp_path, run, "", "is no data folder", "preprocess data.train.src=FILE"),

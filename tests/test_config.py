@@ -1,5 +1,5 @@
 """Settings: every YAML composes, values keep their types, unknown keys name the nearest, and each
-setting declares what a change means for work that is resumed.
+setting declares how a change is treated for work that is resumed.
 """
 
 from __future__ import annotations
@@ -275,17 +275,16 @@ def test_a_bad_value_names_key_and_rule() -> None:
         ("preprocess", "data.corpora.news.weight=much", "data.corpora.news.weight"),
     ]:
         assert_refused(name, arguments, *expected)
-    nan, inf = math.nan, math.inf
     cases: list[tuple[type[Any], dict[str, Any], str]] = [
         (ModelConfig, {"dropout": 1.0}, "model.dropout=1.0: must be from 0 to below 1"),
         (ModelConfig, {"d_model": 0}, "model.d_model=0: must be from 1 to 65536"),
         (OptimizerConfig, {"eps": 0.0}, "optimizer.eps=0.0: must be above 0 and at most 1"),
         (OptimizerConfig, {"weight_decay": 0.01}, "optimizer.name=adamw"),
-        (SearchConfig, {"length_penalty": nan}, "length_penalty=nan: must be from -10 to 10"),
+        (SearchConfig, {"length_penalty": math.nan}, "length_penalty=nan: must be from -10 to 10"),
         (SearchConfig, {"top_k": 3}, "top_k=3: only works with sampling=true"),
         (TrainConfig, {"seed": -1}, "seed=-1: must be from 0 to 9223372036854775807"),
-        (TrainConfig, {"mix": {"a": nan}}, "mix.a=nan: must be a number from 0"),
-        (TrainConfig, {"mix_temperature": inf}, "mix_temperature=inf: must be at most"),
+        (TrainConfig, {"mix": {"a": math.nan}}, "mix.a=nan: must be a number from 0"),
+        (TrainConfig, {"mix_temperature": math.inf}, "mix_temperature=inf: must be at most"),
         (TrainConfig, {"keep_last": 2}, "average_last=5"),
         (TrainConfig, {"best_metric": BestMetric.bleu, "valid_bleu": False}, "valid_bleu=true"),
         (TokenizerConfig, {"character_coverage": 0.97}, "coverage=0.97: must be from 0.98 to 1"),

@@ -245,8 +245,8 @@ def test_clearly_better_systems_are_significant_and_intervals_contain_the_scores
         for comparison in comparisons:
             assert abs(comparison.system - comparison.system_mean) < comparison.system_ci
             assert abs(comparison.baseline - comparison.baseline_mean) < comparison.baseline_ci
-            low, high = comparison.difference_low, comparison.difference_high
-            assert low < comparison.difference < high
+            assert comparison.difference_low < comparison.difference
+            assert comparison.difference < comparison.difference_high
 
 
 @pytest.mark.slow

@@ -47,7 +47,9 @@ from nmt.translate.translator import Translator
 
 pytestmark = pytest.mark.slow
 
-POST, PRE = "post-sinusoidal", "pre-sinusoidal_concat"  # the trained models
+# the trained models
+POST = "post-sinusoidal"
+PRE = "pre-sinusoidal_concat"
 SHAPES: dict[str, dict[str, Any]] = {  # of random models
     "pre, deep decoder": {"norm": Norm.pre, "num_encoder_layers": 1, "num_decoder_layers": 3},
     "shallow decoder": {"num_decoder_layers": 1, "d_model": 14, "num_heads": 7},

@@ -62,7 +62,8 @@ def test_every_hint_is_the_command_that_works(
     write_experiment(home / "my recipes/mine.yaml", tmp_path / "a corpus")
     monkeypatch.chdir(home)
     monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(b"red house\n")))
-    experiment, data_dir = "experiment=my recipes/mine.yaml", "data_dir=o'ther one"
+    experiment = "experiment=my recipes/mine.yaml"
+    data_dir = "data_dir=o'ther one"
     assert command("train", experiment, data_dir, "run_dir=$x y", "dry_run=true") == 2
     assert follow(last_hint(capfd, "preprocess")) == 0
     assert follow(f"{last_hint(capfd, 'train')} 'run_dir=$x y'") == 0
@@ -200,7 +201,8 @@ def test_a_run_says_why_it_ends_and_is_extended_whatever_its_schedule(
         ("cosine", "the learning rate now falls until update 8"),
         ("noam", "does not change the learning rate"),
     ):
-        run, options = tmp_path / schedule, [*base, f"optimizer.schedule={schedule}"]
+        run = tmp_path / schedule
+        options = [*base, f"optimizer.schedule={schedule}"]
         assert train(toy_data, run, options, "max_updates=4") == 0
         assert "the run ends: 4 updates are done; a larger max_updates" in capfd.readouterr().err
         assert train(toy_data, run, options, "max_updates=8") == 0

@@ -226,7 +226,7 @@ def test_a_chosen_head_is_drawn_and_masked_cells_are_gray(
     for kind in AttentionKind:
         figure = attention_figure.attention_figure(pair, LIGHT, kind=kind, layers=[2], heads=[3, 0])
         weights = getattr(pair, kind.value)[1].numpy()
-        head, mean = (axes.get_images() for axes in figure.axes)
+        head, mean = [axes.get_images() for axes in figure.axes]
         assert np.allclose(head[0].get_array(), weights[2]), kind
         assert np.allclose(mean[0].get_array(), weights.mean(axis=0)), kind
         if kind is AttentionKind.decoder:
@@ -278,7 +278,8 @@ def test_a_run_is_drawn_while_it_goes_on(tmp_path: Path) -> None:
     for name in ("a", "b"):
         (tmp_path / name).mkdir()
         (tmp_path / name / "metrics.jsonl").write_text(text)
-    run_a, run_b = str(tmp_path / "a"), str(tmp_path / "b")
+    run_a = str(tmp_path / "a")
+    run_b = str(tmp_path / "b")
     for axes in runs.draw_run(VisualizeConfig(run_dir=[run_a, run_b]), LIGHT).axes:
         assert len({line.get_color() for line in axes.get_lines()}) == 2, axes.get_title()
     lines = curves(runs.draw_run(VisualizeConfig(run_dir=[run_a]), LIGHT))

@@ -2,7 +2,8 @@
 # Runs the console scripts of an installed wheel in an empty folder, as the README shows them.
 set -euo pipefail
 
-for name in preprocess train average translate evaluate score export serve visualize; do
+for name in preprocess train average translate distill backtranslate evaluate score export import \
+    serve visualize; do
     "nmt-$name" --help | grep -q "nmt-$name:"
     nmt "$name" --help | grep -q "settings"
 done
