@@ -1,4 +1,4 @@
-"""Who may ask for how much: API keys, requests a minute, bodies of requests."""
+"""API keys, and limits on the rate and size of requests."""
 
 from __future__ import annotations
 
@@ -8,19 +8,23 @@ import ipaddress
 import time
 from collections import OrderedDict
 from dataclasses import dataclass
-from pathlib import Path
 
 from starlette.types import Message, Receive
 
 from nmt.config import resolve
 from nmt.errors import ConfigError
 
-_MAX_CLIENTS = 10_000  # that limits are kept for
-_BUFFERED_BYTES = 256 << 20  # bodies that are held at a time, all requests together
+_MAX_CLIENTS = 10_000  # whose rates are remembered
+_MAX_HELD_BYTES = 256 << 20  # bodies of all open requests together
 
 
 class HttpError(Exception):
-    """An answer other than success: the status, the text for `error`, seconds to wait."""
+    """A response with an error status.
+
+    Args:
+        text: The value of `error` in the response.
+        retry_seconds: When the client may try again, for the header Retry-After.
+    """
 
     def __init__(self, status: int, text: str, *, retry_seconds: int | None = None) -> None:
         super().__init__(text)
@@ -31,21 +35,21 @@ class HttpError(Exception):
 
 @dataclass(frozen=True)
 class Key:
-    """An API key and its limits; None is the server's own."""
+    """An API key and its limits. A limit of None is the limit of the server."""
 
     secret: str
-    name: str  # for logs: never the key itself
+    name: str  # for logs, which never contain the key itself
     requests_per_minute: int | None = None
     char_limit: int | None = None
 
 
 def read_keys(path: str) -> list[Key]:
-    """Read a file of keys: `KEY [requests a minute] [characters of a request]`, 0 for no limit.
+    """Read a file of keys: `KEY [requests per minute] [characters per request]`, 0 for no limit.
 
-    Raises `ConfigError` for a line that is something else.
+    Raises `ConfigError` for an invalid line or a file without keys.
     """
     keys = []
-    for number, line in enumerate(_read(path, "api_keys").splitlines(), start=1):
+    for number, line in enumerate(_read_file(path, "api_keys").splitlines(), start=1):
         fields = line.split("#")[0].split()
         if not fields:
             continue
@@ -53,120 +57,127 @@ def read_keys(path: str) -> list[Key]:
             raise ConfigError(
                 f"{path}, line {number}: write KEY, requests a minute and characters of a request"
             )
-        limits = [*map(int, fields[1:]), None, None]
-        keys.append(Key(fields[0], f"key-{number}", limits[0], limits[1]))
+        limits = [int(field) for field in fields[1:]]
+        keys.append(Key(fields[0], f"key-{number}", *limits))
     if not keys:
         raise ConfigError(f"api_keys={path}: has no key; write one a line")
     return keys
 
 
 def read_token(path: str) -> str:
-    """Read a file that holds one secret."""
-    token = _read(path, "metrics_token").strip()
+    """Read the bearer token of /metrics from a file."""
+    token = _read_file(path, "metrics_token").strip()
     if not token:
         raise ConfigError(f"metrics_token={path}: is empty; write the token into it")
     return token
 
 
-def is_same(secret: str, given: str) -> bool:
-    """Compare in a time that does not depend on where the two differ."""
-    return hmac.compare_digest(secret.encode(), given.encode("utf-8", "replace"))
-
-
-def find_key(keys: list[Key], given: str) -> Key | None:
-    """Return the key that was given; the time does not depend on which it is."""
-    found = [key for key in keys if is_same(key.secret, given)]
-    return found[0] if found else None
-
-
-def _read(path: str, setting: str) -> str:
-    place: Path = resolve(path)
+def _read_file(path: str, setting: str) -> str:
     try:
-        return place.read_text(encoding="utf-8")
+        return resolve(path).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigError(f"{setting}={path}: cannot be read ({error})") from None
 
 
+def is_same_secret(secret: str, candidate: str) -> bool:
+    """Compare two secrets in a time that does not depend on where they differ."""
+    return hmac.compare_digest(secret.encode(), candidate.encode("utf-8", "replace"))
+
+
+def find_key(keys: list[Key], candidate: str) -> Key | None:
+    """Return the key with this secret, in a time that does not depend on which one it is."""
+    matches = [key for key in keys if is_same_secret(key.secret, candidate)]
+    return matches[0] if matches else None
+
+
 def network_of(address: str) -> str:
-    """Return what limits count for an address: itself, or of IPv6 the 64 bits of its network."""
+    """Return the address or, for IPv6, its network of 64 bits, which one client may own."""
     try:
-        place = ipaddress.ip_address(address)
+        ip_address = ipaddress.ip_address(address)
     except ValueError:
         return address
-    if isinstance(place, ipaddress.IPv6Address) and place.ipv4_mapped is None:
-        return str(ipaddress.ip_network((place, 64), strict=False))
-    return str(getattr(place, "ipv4_mapped", None) or place)
+    if ip_address.version == 4:
+        return str(ip_address)
+    if ip_address.ipv4_mapped is not None:
+        return str(ip_address.ipv4_mapped)
+    return str(ipaddress.ip_network((ip_address, 64), strict=False))
+
+
+@dataclass
+class _TokenBucket:
+    """Requests that a client may send at once. The bucket is refilled at the allowed rate."""
+
+    num_requests: float
+    updated_at: float
 
 
 class RateLimits:
-    """Requests a minute of each client, as a bucket of that size that is always refilled."""
+    """Limits the requests per minute of each client with token buckets."""
 
     def __init__(self) -> None:
-        self._buckets: OrderedDict[str, tuple[float, float]] = OrderedDict()  # left, when
+        self._buckets: OrderedDict[str, _TokenBucket] = OrderedDict()  # least recently used first
 
     def check(self, client: str, per_minute: int) -> None:
-        """Count a request; raise a 429 `HttpError` for one too many. 0 is no limit."""
+        """Count a request. Raises a 429 `HttpError` above the limit; 0 is no limit."""
         if per_minute == 0:
             return
         now = time.monotonic()
-        left, then = self._buckets.pop(client, (float(per_minute), now))
-        left = min(per_minute, left + (now - then) * per_minute / 60)
-        allowed = left >= 1
-        self._buckets[client] = (left - 1 if allowed else left, now)
+        bucket = self._buckets.setdefault(client, _TokenBucket(per_minute, now))
+        self._buckets.move_to_end(client)
         if len(self._buckets) > _MAX_CLIENTS:
             self._buckets.popitem(last=False)
-        if not allowed:
-            seconds = max(1, round((1 - left) * 60 / per_minute + 0.5))
+        refill = (now - bucket.updated_at) * per_minute / 60
+        bucket.num_requests = min(per_minute, bucket.num_requests + refill)
+        bucket.updated_at = now
+        if bucket.num_requests < 1:
+            seconds = max(1, round((1 - bucket.num_requests) * 60 / per_minute + 0.5))
             raise HttpError(
                 429,
                 f"Slowdown: {per_minute} requests a minute are the limit",
                 retry_seconds=seconds,
             )
+        bucket.num_requests -= 1
 
 
 class Bodies:
-    """Bounds what clients send: size and time of each body, and the memory of all."""
+    """The bodies of all open requests, which share a limit of memory."""
 
     def __init__(self, timeout_seconds: float) -> None:
+        self.timeout_seconds = timeout_seconds
         self.held_bytes = 0
-        self._timeout_seconds = timeout_seconds
-
-    def limited(self, receive: Receive, body: Body) -> Receive:
-        """Return `receive` for one request, with a 408, 413 or 503 `HttpError` for a body beyond
-        the bounds.
-        """
-        until = time.monotonic() + self._timeout_seconds
-
-        async def receive_some() -> Message:
-            if body.complete:
-                return await receive()
-            try:
-                message = await asyncio.wait_for(receive(), max(until - time.monotonic(), 0.001))
-            except asyncio.TimeoutError:
-                raise HttpError(
-                    408, f"the body took more than {self._timeout_seconds:g} s to arrive"
-                ) from None
-            body.complete = not message.get("more_body", False)
-            size = len(message.get("body", b""))
-            body.num_bytes += size
-            self.held_bytes += size
-            if body.num_bytes > body.most_bytes:
-                raise HttpError(413, f"the body is larger than {body.most_bytes} bytes, the limit")
-            if self.held_bytes > _BUFFERED_BYTES:
-                raise HttpError(503, "too many large requests at a time", retry_seconds=5)
-            return message
-
-        return receive_some
-
-    def release(self, body: Body) -> None:
-        """Forget the bytes of a request that is answered."""
-        self.held_bytes -= body.num_bytes
 
 
-@dataclass
-class Body:
-    """What has arrived of a request's body."""
+class LimitedBody:
+    """Receives the body of a request, with limits on its size and duration."""
 
-    most_bytes: int
-    num_bytes: int = 0
-    complete: bool = False
+    def __init__(self, bodies: Bodies, receive: Receive, max_bytes: int) -> None:
+        self._bodies = bodies
+        self._receive = receive
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._is_complete = False
+        self._deadline = time.monotonic() + bodies.timeout_seconds
+
+    async def receive(self) -> Message:
+        """Return the next ASGI message. Raises a 408, 413 or 503 `HttpError` beyond a limit."""
+        if self._is_complete:
+            return await self._receive()
+        seconds = max(self._deadline - time.monotonic(), 0.001)
+        try:
+            message = await asyncio.wait_for(self._receive(), seconds)
+        except asyncio.TimeoutError:
+            seconds = self._bodies.timeout_seconds
+            raise HttpError(408, f"the body took more than {seconds:g} s to arrive") from None
+        self._is_complete = not message.get("more_body", False)
+        num_received = len(message.get("body", b""))
+        self._num_bytes += num_received
+        self._bodies.held_bytes += num_received
+        if self._num_bytes > self._max_bytes:
+            raise HttpError(413, f"the body is larger than {self._max_bytes} bytes, the limit")
+        if self._bodies.held_bytes > _MAX_HELD_BYTES:
+            raise HttpError(503, "too many large requests at a time", retry_seconds=5)
+        return message
+
+    def release(self) -> None:
+        """Give back the memory of the body, after the response."""
+        self._bodies.held_bytes -= self._num_bytes

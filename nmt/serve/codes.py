@@ -1,7 +1,7 @@
-"""Codes of languages: which mean the same, what clients know them by, and their English names.
+"""Language codes: which ones are equal, which ones clients know, and their English names.
 
-The data are those of the Unicode CLDR, from babel: aliases ("eng" is "en"), the script and the
-territory that a language most likely has ("zh" is "zh-Hans-CN"), and names.
+The data is from the Unicode CLDR, through babel: aliases ("eng" is "en"), likely subtags ("zh" is
+most likely "zh-Hans-CN") and names.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from typing import NamedTuple
 from babel import Locale
 from babel.core import get_global, parse_locale
 
-_OWN = {"no": "nb", "pb": "pt_BR", "zt": "zh_Hant"}  # LibreTranslate's, and one that CLDR has not
-_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # as NLLB and FLORES write codes
+_ALIASES = {"no": "nb", "pb": "pt_BR", "zt": "zh_Hant"}  # of LibreTranslate; "no" is not in CLDR
+_CODE_WITH_SCRIPT = re.compile("[a-z]{3}_[A-Z][a-z]{3}")  # as in NLLB and FLORES
 
 
 class Code(NamedTuple):
-    """The parts of a code as CLDR writes them; None for what it does not say."""
+    """The subtags of a code, as CLDR writes them. None for a subtag that the code does not have."""
 
     language: str
     script: str | None = None
@@ -28,47 +28,53 @@ class Code(NamedTuple):
 
 
 @functools.cache
-def read(code: str) -> Code:
-    """Return the parts that a code names; one that is none is all language."""
+def parse_code(code: str) -> Code:
+    """Split a code into language, script and territory. An invalid code is a language."""
     try:
-        name = _OWN.get(code.lower(), code.replace("-", "_"))
+        name = _ALIASES.get(code.lower(), code.replace("-", "_"))
         language, territory, script = parse_locale(name)[:3]
-        alias = parse_locale(get_global("language_aliases").get(language, language))
+        alias = get_global("language_aliases").get(language, language)
+        alias_language, alias_territory, alias_script = parse_locale(alias)[:3]
     except ValueError:
         return Code(code.lower())
-    return Code(alias[0], script or alias[2], territory or alias[1])
+    return Code(alias_language, script or alias_script, territory or alias_territory)
 
 
 @functools.cache
-def maximize(code: str) -> Code:
-    """Return all parts of a code, those that it does not name as they most likely are."""
-    language, script, territory = read(code)
-    likely, parts = get_global("likely_subtags"), (language, script or territory)
-    found = likely.get("_".join(filter(None, parts))) or likely.get(language)
-    _, most_territory, most_script = parse_locale(found)[:3] if found else (None, None, None)
-    return Code(language, script or most_script, territory or most_territory)
+def maximize_code(code: str) -> Code:
+    """Add the likely script and territory to a code that does not have them."""
+    language, script, territory = parse_code(code)
+    likely_subtags = get_global("likely_subtags")
+    subtags = filter(None, [language, script or territory])
+    likely = likely_subtags.get("_".join(subtags)) or likely_subtags.get(language)
+    if likely is None:
+        return Code(language, script, territory)
+    _, likely_territory, likely_script = parse_locale(likely)[:3]
+    return Code(language, script or likely_script, territory or likely_territory)
 
 
-def shorten(codes: AbstractSet[str]) -> dict[str, str]:
-    """Return, for the codes of models that name a script ("eng_Latn"), what clients call them
-    ("en"); the script stays where there are several of a language ("zh-Hans"). What several codes
-    would be called is left out.
+def shorten_codes(codes: AbstractSet[str]) -> dict[str, str]:
+    """Return the usual codes of those that name a script: "en" for "eng_Latn".
+
+    If a language is in `codes` with several scripts, the script stays: "zh-Hans". Codes that would
+    become equal are left out.
     """
-    parts = {code: read(code) for code in codes if _WITH_SCRIPT.fullmatch(code)}
-    counts = Counter((language, territory) for language, _, territory in parts.values())
-    found = {}
-    for code, (language, script, territory) in parts.items():
-        shown = script if counts[language, territory] > 1 else None
-        found[code] = "-".join(filter(None, (language, shown, territory)))
-    return {code: short for code, short in found.items() if [*found.values()].count(short) == 1}
+    parsed = {code: parse_code(code) for code in codes if _CODE_WITH_SCRIPT.fullmatch(code)}
+    num_scripts = Counter((language, territory) for language, _, territory in parsed.values())
+    short_codes = {}
+    for code, (language, script, territory) in parsed.items():
+        if num_scripts[language, territory] == 1:
+            script = None
+        short_codes[code] = "-".join(filter(None, [language, script, territory]))
+    num_uses = Counter(short_codes.values())
+    return {code: short for code, short in short_codes.items() if num_uses[short] == 1}
 
 
-def name_of(code: str) -> str:
-    """Return the English name of a language, such as "Portuguese (Brazil)"; its code where there is
-    none.
-    """
-    english, (language, script, territory) = Locale("en"), read(code)
-    more = [english.scripts.get(script or ""), english.territories.get(territory or "")]
-    inside = ", ".join(filter(None, more))
+def language_name(code: str) -> str:
+    """Return the English name of a language, such as "Portuguese (Brazil)", or else its code."""
+    english = Locale("en")
+    language, script, territory = parse_code(code)
     name = english.languages.get(code) or english.languages.get(language, code)
-    return f"{name} ({inside})" if inside and name != code else name
+    details = [english.scripts.get(script or ""), english.territories.get(territory or "")]
+    detail = ", ".join(filter(None, details))
+    return f"{name} ({detail})" if detail and name != code else name

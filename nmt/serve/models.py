@@ -14,7 +14,7 @@ from typing import Any
 from nmt.config import ServeConfig
 from nmt.data.languages import Tags
 from nmt.errors import ConfigError, DataError, ModelError, first_of
-from nmt.serve.codes import maximize, name_of, shorten
+from nmt.serve.codes import language_name, maximize_code, shorten_codes
 from nmt.serve.queues import BatchOptions
 from nmt.serve.workers import WorkerPool, count_workers
 from nmt.translate.translator import Translator
@@ -69,7 +69,7 @@ class Models:
             self._sources[target].append(source)
         self._code_of: dict[Hashable, str] = {}  # by spellings and subtags of a language
         for code in self.codes:
-            subtags = maximize(code)
+            subtags = maximize_code(code)
             for key in (_normalize(code), subtags, subtags[:2]):
                 self._code_of.setdefault(key, code)
 
@@ -109,7 +109,7 @@ class Models:
         that no model has is ignored.
         """
         spelling = _normalize(name)
-        subtags = maximize(name)
+        subtags = maximize_code(name)
         for key in (spelling, subtags, subtags[:2], spelling.split("-")[0]):
             if key in self._code_of:
                 return self._code_of[key]
@@ -122,7 +122,7 @@ class Models:
     def list_languages(self) -> list[dict[str, Any]]:
         """Return the answer of /languages."""
         return [
-            {"code": code, "name": name_of(code), "targets": self.targets(code)}
+            {"code": code, "name": language_name(code), "targets": self.targets(code)}
             for code in self.codes
         ]
 
@@ -200,7 +200,7 @@ def _add_directions(directions: Directions, translator: Translator, folder: str)
 
 def _shorten_codes(directions: Directions) -> Directions:
     """Replace the codes of models by those that clients know, unless another model has these."""
-    short = shorten({code for pair in directions for code in pair})
+    short = shorten_codes({code for pair in directions for code in pair})
     renamed: Directions = {}
     for (source, target), direction in directions.items():
         short_pair = (short.get(source, source), short.get(target, target))

@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import time
 from collections import defaultdict
-from collections.abc import AsyncIterator
-from typing import Any
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, NamedTuple
 
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -16,128 +16,153 @@ from torch import Tensor
 from nmt.data.languages import Tags, tag_lines
 from nmt.errors import ConfigError, nearest
 from nmt.serve.access import HttpError
-from nmt.serve.api import (
-    check_size,
-    context_of,
-    format_param,
-    int_param,
-    read_json,
+from nmt.serve.parameters import (
+    ApiRequest,
+    Parameters,
+    admit,
+    content_type,
+    parse_json,
     service_of,
-    text_param,
-    texts_param,
 )
-from nmt.serve.service import Service, TranslatedText, TranslationOptions, run_unless_disconnected
+from nmt.serve.service import TranslatedText, TranslationOptions, run_unless_disconnected
 from nmt.serve.texts import plain_text, token_spans
 from nmt.translate.attention import KINDS, attention_shape
 from nmt.translate.results import LineResult, Translation
 from nmt.translate.translator import Translator
 
-_MAX_LAYERS = 1000  # a number beyond is no layer and no head
-_MAX_TOKENS = 256  # of either side of a pair whose attention is asked for
-_MAX_DRAWN = 64  # sentences of a request with sampling, which are one batch
-_NUMBERS: dict[str, tuple[type, float, float]] = {  # of search settings: type, least, most
-    "beam_size": (int, 1, 0),  # the most is the server's setting
-    "length_penalty": (float, -10, 10),
-    "word_reward": (float, -100, 100),
-    "coverage_penalty": (float, 0, 100),
-    "max_length_a": (float, 0, 4),
-    "max_length_b": (int, 1, 500),
-    "min_length": (int, 0, 200),
-    "temperature": (float, 0.001, 1000),
-    "top_k": (int, 0, 1_000_000),
-    "top_p": (float, 1e-6, 1),
-    "seed": (int, 0, 2**63 - 1),
+_SAMPLE_CHARACTERS = 4000  # of a stream, to detect its language
+_MAX_LAYERS = 1000  # no model has more layers or heads
+_MAX_ATTENTION_TOKENS = 256  # on each side of a pair whose attention is returned
+_MAX_SAMPLED_SENTENCES = 64  # in a request with sampling, which is one batch
+_FIELDS = {
+    "alignment",
+    "api_key",
+    "format",
+    "n_best",
+    "scores",
+    "search",
+    "source",
+    "split_sentences",
+    "stream",
+    "target",
+    "text",
 }
-_FIELDS = {"text", "source", "target", "api_key", "format", "stream", "split_sentences"}
-_FIELDS |= {"n_best", "scores", "alignment", "search"}
+
+
+class _Range(NamedTuple):
+    """The type and the bounds of a number, both included."""
+
+    type: type
+    low: float
+    high: float
+
+
+_SEARCH_RANGES = {
+    "length_penalty": _Range(float, -10, 10),
+    "word_reward": _Range(float, -100, 100),
+    "coverage_penalty": _Range(float, 0, 100),
+    "max_length_a": _Range(float, 0, 4),
+    "max_length_b": _Range(int, 1, 500),
+    "min_length": _Range(int, 0, 200),
+    "temperature": _Range(float, 0.001, 1000),
+    "top_k": _Range(int, 0, 1_000_000),
+    "top_p": _Range(float, 1e-6, 1),
+    "seed": _Range(int, 0, 2**63 - 1),
+}
 
 
 async def translate(request: Request) -> Response:
-    """POST /v1/translate: JSON, or plain text that is answered line by line."""
-    service, context = service_of(request), context_of(request)
-    kind = request.headers.get("content-type", "").split(";")[0].strip().lower()
-    params: dict[str, Any]
-    if kind == "text/plain":
-        params = dict(request.query_params)
-        try:
-            params |= {"text": (await request.body()).decode("utf-8-sig"), "stream": True}
-        except UnicodeDecodeError as error:
-            raise HttpError(400, f"the text is not UTF-8 (byte {error.start + 1})") from None
-    else:
-        params = read_json(await request.body())
-    service.admit(request, context, params.get("api_key"))
+    """POST /v1/translate: JSON, or plain text that is translated line by line."""
+    is_plain = content_type(request) == "text/plain"
+    call = await _read_request(request, is_plain=is_plain)
+    params = call.params
     for name in sorted(params.keys() - _FIELDS):
         raise HttpError(400, f"Invalid request: no field {name!r:.50}; {nearest(name, _FIELDS)}")
-    texts = texts_param(params, "text")
-    source, target = text_param(params, "source"), text_param(params, "target")
-    is_stream = _flag(params, "stream")
-    is_list = isinstance(params["text"], list) and not is_stream
-    search = _search(service, params.get("search"))
-    is_large = is_stream and not search.get("sampling")
-    check_size(service, context, texts, is_list=is_list, is_file=is_large)
-    n_best = int_param(params, "n_best", 1, service.config.max_beam_size)
+    texts = params.texts("text")
+    languages = call.languages()
+    is_list = isinstance(params["text"], list)
+    is_stream = params.flag("stream")
+    max_beam_size = call.service.config.max_beam_size
+    search = _check_search(params.get("search"), max_beam_size)
+    is_sampled = bool(search.get("sampling"))
+    call.check_size(texts, is_list=is_list and not is_stream, is_file=is_stream and not is_sampled)
     options = TranslationOptions(
-        source=source.lower(),
-        target=target.lower(),
-        is_html=format_param(params),
-        n_best=max(n_best, 1),
-        with_scores=_flag(params, "scores"),
-        split_sentences=_flag(params, "split_sentences") if "split_sentences" in params else None,
-        search=search | ({"alignment": True} if _flag(params, "alignment") else {}),
+        source=languages.source,
+        target=languages.target,
+        n_best=max(1, params.integer("n_best", default=1, maximum=max_beam_size)),
+        is_html=params.is_html(),
+        with_scores=params.flag("scores"),
+        split_sentences=params.flag("split_sentences") if "split_sentences" in params else None,
+        search=search | ({"alignment": True} if params.flag("alignment") else {}),
     )
-    service.check_languages(options)
-    _check_search(service, options, texts)
+    call.service.check_languages(options)
+    _check_options(call, options, texts)
     if is_stream:
-        if isinstance(params["text"], list) or options.is_html:
+        if is_list or options.is_html:
             raise HttpError(400, "stream is for one plain text, answered line by line")
-        return _stream(request, texts[0], options, is_plain=kind == "text/plain")
+        return _stream(call, texts[0], options, is_plain=is_plain)
     start = time.monotonic()
-    answers = await service.translate(request, context, texts, options)
-    service.metrics.request_seconds.observe(time.monotonic() - start)
-    content = [_answer(answer, options) for answer in answers]
+    translated_texts = await call.service.translate(request, call.context, texts, options)
+    call.service.metrics.request_seconds.observe(time.monotonic() - start)
     return JSONResponse(
-        {"translations": content, "target": service.models.find_code(options.target)}
+        {
+            "translations": [_describe_text(text, options) for text in translated_texts],
+            "target": call.service.models.find_code(options.target),
+        }
     )
 
 
-def _flag(params: dict[str, Any], name: str) -> bool:
-    value = params.get(name, False)
-    if not isinstance(value, bool):
-        raise HttpError(400, f"Invalid request: {name} is not true or false")
-    return value
+async def _read_request(request: Request, *, is_plain: bool) -> ApiRequest:
+    """Read a request. Plain text is streamed, and its other parameters are in the query string."""
+    body = await request.body()
+    if not is_plain:
+        return admit(request, parse_json(body))
+    try:
+        text = body.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise HttpError(400, f"the text is not UTF-8 (byte {error.start + 1})") from None
+    params = Parameters(request.query_params)
+    params.update(text=text, stream=True)
+    return admit(request, params)
 
 
-def _search(service: Service, given: object) -> dict[str, Any]:
-    """Check search settings: known, of the right type, and within the bounds of a server."""
-    if given is None:
+def _check_search(search: object, max_beam_size: int) -> dict[str, Any]:
+    """Return the search settings of a request, if they are within the limits of the server."""
+    if search is None:
         return {}
-    if not isinstance(given, dict):
+    if not isinstance(search, dict):
         raise HttpError(400, "Invalid request: search is no object")
-    for name, value in given.items():
+    ranges = {"beam_size": _Range(int, 1, max_beam_size), **_SEARCH_RANGES}
+    for name, value in search.items():
         if name == "sampling":
-            _flag(given, name)
+            Parameters(search).flag(name)
         elif name == "normalization":
-            text_param(given, name)
-        elif name not in _NUMBERS:
-            raise HttpError(400, f"Invalid request: search has no setting {name!r:.50}")
+            Parameters(search).text(name)
+        elif name in ranges:
+            _check_number(name, value, ranges[name])
         else:
-            kind, least, most = _NUMBERS[name]
-            most = most or service.config.max_beam_size
-            fits = isinstance(value, (int, float) if kind is float else int)
-            if not fits or isinstance(value, bool) or not least <= value <= most:
-                raise HttpError(
-                    400, f"Invalid request: {name} is no {kind.__name__} from {least:g} to {most:g}"
-                )
-    return given
+            raise HttpError(400, f"Invalid request: search has no setting {name!r:.50}")
+    return search
 
 
-def _check_search(service: Service, options: TranslationOptions, texts: list[str]) -> None:
-    """Refuse settings that contradict each other or that the engine does not have."""
-    code, _, direction = service.resolve_direction(texts[0], options)
+def _check_number(name: str, value: object, allowed: _Range) -> None:
+    types = (int, float) if allowed.type is float else int
+    is_number = isinstance(value, types) and not isinstance(value, bool)
+    if not is_number or not allowed.low <= value <= allowed.high:  # type: ignore[operator]
+        raise HttpError(
+            400,
+            f"Invalid request: {name} is no {allowed.type.__name__} "
+            f"from {allowed.low:g} to {allowed.high:g}",
+        )
+
+
+def _check_options(call: ApiRequest, options: TranslationOptions, texts: Sequence[str]) -> None:
+    """Refuse settings that contradict each other or that the engine does not support."""
+    source, _, direction = call.service.resolve_direction(texts[0], options)
     if direction is None:
         return
     try:
-        batch_options = service.make_batch_options(direction, options, alignment=False)
+        batch_options = call.service.make_batch_options(direction, options, alignment=False)
         direction.translator.backend.check(batch_options.search)
     except ConfigError as error:
         raise HttpError(400, f"Invalid request: {error}") from None
@@ -145,95 +170,106 @@ def _check_search(service: Service, options: TranslationOptions, texts: list[str
         raise HttpError(
             400,
             f"Invalid request: n_best={options.n_best} is more than "
-            f"beam_size={batch_options.search.beam_size} from {code}; raise search.beam_size",
+            f"beam_size={batch_options.search.beam_size} from {source}; raise search.beam_size",
         )
-    drawn = sum(len(plain_text(text).sentences) for text in texts if batch_options.search.sampling)
-    if drawn > _MAX_DRAWN:
+    if not batch_options.search.sampling:
+        return
+    num_sentences = sum(len(plain_text(text).sentences) for text in texts)
+    if num_sentences > _MAX_SAMPLED_SENTENCES:
         raise HttpError(
-            400, f"Invalid request: {drawn} sentences; sampling takes {_MAX_DRAWN} at a time"
+            400,
+            f"Invalid request: {num_sentences} sentences; "
+            f"sampling takes {_MAX_SAMPLED_SENTENCES} at a time",
         )
 
 
-def _answer(answer: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
-    failed = any(result.error is not None for result in answer.results)
-    content: dict[str, Any] = {"text": None if failed else answer.translation()}
-    content["source"] = answer.source
+def _describe_text(text: TranslatedText, options: TranslationOptions) -> dict[str, Any]:
+    has_failed = any(result.error is not None for result in text.results)
+    content: dict[str, Any] = {
+        "text": None if has_failed else text.translation(),
+        "source": text.source,
+    }
     if options.source == "auto":
-        content["confidence"] = answer.confidence
-    if options.n_best > 1 and not failed:
-        content["alternatives"] = answer.alternatives(options.n_best - 1)
-    prefix = answer.direction.prefix if answer.direction else ""
+        content["confidence"] = text.confidence
+    if options.n_best > 1 and not has_failed:
+        content["alternatives"] = text.alternatives(options.n_best - 1)
+    prefix = text.direction.prefix if text.direction else ""
     content["sentences"] = [
-        _sentence(sentence, result, options, prefix)
-        for sentence, result in zip(answer.source_text.sentences, answer.results, strict=False)
+        _describe_sentence(sentence, result, prefix, with_scores=options.with_scores)
+        for sentence, result in zip(text.source_text.sentences, text.results, strict=False)
     ]
     return content
 
 
-def _sentence(
-    sentence: str, result: LineResult, options: TranslationOptions, prefix: str
+def _describe_sentence(
+    sentence: str, result: LineResult, prefix: str, *, with_scores: bool
 ) -> dict[str, Any]:
     content: dict[str, Any] = {"source": sentence}
     if result.error is not None:
         return content | {"error": result.error}
     if result.source_tokens:
-        shift = len(prefix)
-        spans = token_spans(result.source_tokens, prefix + sentence)
         content["source_tokens"] = result.source_tokens
-        content["source_spans"] = [[max(a - shift, 0), max(b - shift, 0)] for a, b in spans]
-    content["hypotheses"] = [_hypothesis(found, options) for found in result.translations]
+        content["source_spans"] = [
+            [max(0, start - len(prefix)), max(0, end - len(prefix))]
+            for start, end in token_spans(result.source_tokens, prefix + sentence)
+        ]
+    content["hypotheses"] = [
+        _describe_translation(translation, with_scores=with_scores)
+        for translation in result.translations
+    ]
     return content
 
 
-def _hypothesis(found: Translation, options: TranslationOptions) -> dict[str, Any]:
-    content: dict[str, Any] = {"text": found.text, "finished": found.finished}
-    if options.with_scores:
-        content |= {
-            "score": found.score,
-            "log_prob": found.log_prob,
-            "token_log_probs": found.token_log_probs,
-        }
-    if options.with_scores or found.alignment is not None:
-        content["tokens"] = found.tokens
-    if found.alignment is not None:
-        content["spans"] = token_spans(found.tokens, found.text)
-        content["alignment"] = found.alignment
+def _describe_translation(translation: Translation, *, with_scores: bool) -> dict[str, Any]:
+    content: dict[str, Any] = {"text": translation.text, "finished": translation.finished}
+    if with_scores:
+        content["score"] = translation.score
+        content["log_prob"] = translation.log_prob
+        content["token_log_probs"] = translation.token_log_probs
+    if with_scores or translation.alignment is not None:
+        content["tokens"] = translation.tokens
+    if translation.alignment is not None:
+        content["spans"] = token_spans(translation.tokens, translation.text)
+        content["alignment"] = translation.alignment
     return content
 
 
 def _stream(
-    request: Request, text: str, options: TranslationOptions, *, is_plain: bool
+    call: ApiRequest, text: str, options: TranslationOptions, *, is_plain: bool
 ) -> Response:
-    """Answer each line of a text as soon as it and those before it are translated."""
-    service, context = service_of(request), context_of(request)
-    _, _, direction = service.resolve_direction(text[:4000], options)
-    split = service.splits_sentences(options)
+    """Send the translation of each line as soon as all lines before it are translated."""
+    _, _, direction = call.service.resolve_direction(text[:_SAMPLE_CHARACTERS], options)
+    split_sentences = call.service.splits_sentences(options)
     lines = text.removesuffix("\n").split("\n")
 
-    async def answers() -> AsyncIterator[str]:
+    async def translate_lines() -> AsyncIterator[str]:
         if direction is None:
             for line in lines:
                 yield line
             return
-        pieces = (plain_text(line, split_sentences=split) for line in lines)
-        async for translation in service.stream(context, direction, pieces, options):
+        source_texts = (plain_text(line, split_sentences=split_sentences) for line in lines)
+        async for translation in call.service.stream(
+            call.context, direction, source_texts, options
+        ):
             yield translation
 
-    async def body() -> AsyncIterator[str]:
+    async def write_lines() -> AsyncIterator[str]:
         index = 0
         try:
-            async for translation in answers():
-                line = {"index": index, "text": translation}
-                yield translation + "\n" if is_plain else _json_line(line)
+            async for translation in translate_lines():
+                if is_plain:
+                    yield translation + "\n"
+                else:
+                    yield _json_line({"index": index, "text": translation})
                 index += 1
         except HttpError as error:
-            context.fields["error"] = error.text
-            if is_plain:  # the connection is cut: a text that ends early must not look whole
+            call.context.fields["error"] = error.text
+            if is_plain:  # closes the connection, so that the client notices the missing lines
                 raise
             yield _json_line({"index": index, "error": error.text})
 
-    kind = "text/plain; charset=utf-8" if is_plain else "application/x-ndjson"
-    return StreamingResponse(body(), media_type=kind)
+    media_type = "text/plain; charset=utf-8" if is_plain else "application/x-ndjson"
+    return StreamingResponse(write_lines(), media_type=media_type)
 
 
 def _json_line(content: dict[str, Any]) -> str:
@@ -241,79 +277,98 @@ def _json_line(content: dict[str, Any]) -> str:
 
 
 async def attention(request: Request) -> Response:
-    """POST /v1/attention: for a sentence and its translation, of one layer and head or of all."""
-    service, context = service_of(request), context_of(request)
-    params = read_json(await request.body())
-    service.admit(request, context, params.get("api_key"))
-    sentence, translation = text_param(params, "text"), text_param(params, "translation")
-    source, target = text_param(params, "source"), text_param(params, "target")
-    check_size(service, context, [sentence, translation], is_list=False)
-    options = TranslationOptions(source=source.lower(), target=target.lower())
-    _, _, direction = service.resolve_direction(sentence, options)
+    """POST /v1/attention: the attention of one layer and head, or of all, for a pair of texts."""
+    call = admit(request, parse_json(await request.body()))
+    sentence = call.params.text("text")
+    translation = call.params.text("translation")
+    options = call.languages()
+    call.check_size([sentence, translation])
+    _, _, direction = call.service.resolve_direction(sentence, options)
     if direction is None:
+        target = call.params["target"]
         raise HttpError(400, f"{target} texts are not translated to {target}")
-    head = params.get("head")
-    choice = (
-        text_param(params, "kind", "cross"),
-        int_param(params, "layer", 0, _MAX_LAYERS),
-        None if head is None else int_param(params, "head", 0, _MAX_LAYERS),
+    kind = call.params.text("kind", "cross")
+    layer = call.params.integer("layer", default=0, maximum=_MAX_LAYERS)
+    head = None
+    if call.params.get("head") is not None:
+        head = call.params.integer("head", default=0, maximum=_MAX_LAYERS)
+    tags = direction.tags
+    [src_line] = tag_lines([sentence], tags.src)
+    [tgt_line] = tag_lines([translation], tags.tgt)
+    work = call.service.call_function(
+        direction, _find_attention, src_line, tgt_line, kind, layer, head
     )
-    [src], [tgt] = map(tag_lines, ([sentence], [translation]), direction.tags[:2])
-    work = service.call_function(direction, _attention, (src, tgt), *choice)
     return JSONResponse(await run_unless_disconnected(request, work))
 
 
-def _attention(
-    translator: Translator, pair: tuple[str, str], kind: str, layer: int, head: int | None
+def _find_attention(
+    translator: Translator, src_line: str, tgt_line: str, kind: str, layer: int, head: int | None
 ) -> dict[str, Any]:
-    """Return the attention of one layer and head, or the mean of heads; all of it for kind=all."""
-    sides = (translator.tokenizer.src, translator.tokenizer.tgt)
-    longest = 1 + max(len(side.encode(text)) for side, text in zip(sides, pair, strict=True))
-    if longest > _MAX_TOKENS:
-        raise ConfigError(f"{longest} tokens are more than {_MAX_TOKENS}; give a shorter sentence")
-    [found] = translator.attention(*([text] for text in pair), tags=Tags())  # they have theirs
+    """Return the attention weights of a layer and head, or their mean over heads.
+
+    For kind=all, return the weights of all layers and heads. The lines have their tags.
+    """
+    num_src = len(translator.tokenizer.src.encode(src_line)) + 1
+    num_tgt = len(translator.tokenizer.tgt.encode(tgt_line)) + 1
+    num_tokens = max(num_src, num_tgt)
+    if num_tokens > _MAX_ATTENTION_TOKENS:
+        raise ConfigError(
+            f"{num_tokens} tokens are more than {_MAX_ATTENTION_TOKENS}; give a shorter sentence"
+        )
+    [maps] = translator.attention([src_line], [tgt_line], tags=Tags())
     if kind == "all":
-        return found.as_json()
+        return maps.as_json()
     if kind not in KINDS:
         raise ConfigError(f"kind={kind}: no such kind; give all or one of {', '.join(KINDS)}")
-    weights: Tensor = getattr(found, kind)  # (L, H, T or S, S or T)
-    for name, number, size in (("layer", layer, len(weights)), ("head", head, weights.size(1))):
-        if number is not None and number >= size:
-            raise ConfigError(f"{name}={number}: no such {name}; the last one is {size - 1}")
-    chosen = weights[layer].mean(dim=0) if head is None else weights[layer, head]
-    rows = {"encoder": found.src, "decoder": found.tgt, "cross": found.predicted}[kind]
-    columns = found.tgt if kind == "decoder" else found.src
-    rounded = [[round(w, 4) for w in row] for row in chosen.tolist()]
-    return {"rows": rows, "columns": columns, "weights": rounded}
+    weights: Tensor = getattr(maps, kind)  # (L, H, T or S, S or T)
+    _check_index("layer", layer, weights.size(0))
+    if head is None:
+        chosen = weights[layer].mean(dim=0)
+    else:
+        _check_index("head", head, weights.size(1))
+        chosen = weights[layer, head]
+    rows = {"encoder": maps.src, "decoder": maps.tgt, "cross": maps.predicted}
+    return {
+        "rows": rows[kind],
+        "columns": maps.tgt if kind == "decoder" else maps.src,
+        "weights": [[round(weight, 4) for weight in row] for row in chosen.tolist()],
+    }
+
+
+def _check_index(name: str, number: int, count: int) -> None:
+    if number >= count:
+        raise ConfigError(f"{name}={number}: no such {name}; the last one is {count - 1}")
 
 
 async def models(request: Request) -> Response:
-    """GET /v1/models: groups of languages, each translated to all others of its group's targets,
-    with search settings and limits.
+    """GET /v1/models: groups of languages, with the settings of their model.
+
+    Each source of a group is translated to all targets of the group but itself.
     """
     service = service_of(request)
     codes: dict[tuple[Translator, str], set[str]] = defaultdict(set)
     for (source, target), direction in service.models.directions.items():
         codes[direction.translator, source] |= {source, target}
     groups: dict[tuple[Translator, frozenset[str]], list[str]] = defaultdict(list)
-    for (translator, source), found in codes.items():
-        groups[translator, frozenset(found)].append(source)
-    answers = [
+    for (translator, source), targets in codes.items():
+        groups[translator, frozenset(targets)].append(source)
+    descriptions = [
         {
             "sources": sorted(sources),
-            "targets": sorted(found),
+            "targets": sorted(targets),
             "beam_size": translator.defaults.beam_size,
             "attention": attention_shape(translator.backend),
         }
-        for (translator, found), sources in groups.items()
+        for (translator, targets), sources in groups.items()
     ]
-    return JSONResponse({"groups": answers, "max_beam_size": service.config.max_beam_size})
+    return JSONResponse({"groups": descriptions, "max_beam_size": service.config.max_beam_size})
 
 
 async def progress(request: Request) -> Response:
-    """GET /v1/progress/ID: how far the file of the request with that id is."""
-    done, total = service_of(request).progress.get(request.path_params["id"], (0, 0))
-    return JSONResponse({"done": done, "total": total})
+    """GET /v1/progress/ID: the progress of the file that the request with this id translates."""
+    progress_by_id = service_of(request).progress
+    num_finished, num_sentences = progress_by_id.get(request.path_params["id"], (0, 0))
+    return JSONResponse({"done": num_finished, "total": num_sentences})
 
 
 ROUTES = [

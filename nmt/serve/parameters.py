@@ -1,0 +1,184 @@
+"""Requests to the API: their parameters, the limits on their texts, and what their routes share."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import parse_qsl
+
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+
+from nmt.serve.access import HttpError
+from nmt.serve.service import RequestContext, Service, TranslationOptions
+
+_MAX_FIELDS = 1000  # in a form
+
+
+def service_of(request: Request) -> Service:
+    """Return the state of the server."""
+    return request.app.state.service  # type: ignore[no-any-return]
+
+
+def context_of(request: Request) -> RequestContext:
+    """Return the context that the middleware created for the request."""
+    return request.scope["state"]["context"]  # type: ignore[no-any-return]
+
+
+class Parameters(dict[str, Any]):
+    """The parameters of a request. Each method raises a 400 `HttpError` for an invalid value."""
+
+    def text(self, name: str, default: str | None = None) -> str:
+        """Return a string. If it is missing and has no default, that is an error."""
+        value = self.get(name)
+        if value is None or value == "":
+            if default is None:
+                raise HttpError(400, f"Invalid request: missing {name} parameter")
+            return default
+        if not isinstance(value, str):
+            raise HttpError(400, f"Invalid request: {name} is not a string")
+        _check_unicode(name, value)
+        return value
+
+    def texts(self, name: str) -> list[str]:
+        """Return a list of strings; a single string becomes a list of one."""
+        value = self.get(name)
+        if not value:
+            raise HttpError(400, f"Invalid request: missing {name} parameter")
+        texts = value if isinstance(value, list) else [value]
+        for text in texts:
+            if not isinstance(text, str):
+                raise HttpError(400, f"Invalid request: {name} is no string or list of strings")
+            _check_unicode(name, text)
+        return texts
+
+    def integer(self, name: str, *, default: int, maximum: int) -> int:
+        """Return an integer from 0 to `maximum`."""
+        try:
+            number = int(self.get(name, default))
+        except (TypeError, ValueError, OverflowError):
+            raise HttpError(400, f"Invalid request: {name} is not a number") from None
+        if not 0 <= number <= maximum:
+            raise HttpError(400, f"Invalid request: {name} is not from 0 to {maximum}")
+        return number
+
+    def flag(self, name: str) -> bool:
+        """Return a boolean, false by default."""
+        value = self.get(name, False)
+        if not isinstance(value, bool):
+            raise HttpError(400, f"Invalid request: {name} is not true or false")
+        return value
+
+    def is_html(self) -> bool:
+        """Return whether `format` is html and not text, the default."""
+        name = self.text("format", "text")
+        if name not in ("text", "html"):
+            raise HttpError(400, f"{name} format is not supported")
+        return name == "html"
+
+
+def _check_unicode(name: str, text: str) -> None:
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise HttpError(
+            400, f"Invalid request: {name} has half a surrogate pair at character {error.start}"
+        ) from None
+
+
+@dataclass(frozen=True)
+class ApiRequest:
+    """A request whose key and rate are checked."""
+
+    http: Request
+    service: Service
+    context: RequestContext
+    params: Parameters
+
+    def languages(self) -> TranslationOptions:
+        """Return the required parameters `source` and `target` as options."""
+        source = self.params.text("source")
+        target = self.params.text("target")
+        return TranslationOptions(source=source.lower(), target=target.lower())
+
+    def check_size(
+        self, texts: Sequence[str], *, is_list: bool = False, is_file: bool = False
+    ) -> None:
+        """Raise a 400 `HttpError` if there are too many texts or characters."""
+        batch_limit = self.service.config.batch_limit
+        if is_list and batch_limit and len(texts) > batch_limit:
+            raise HttpError(
+                400, f"Invalid request: {len(texts)} texts exceed the limit of {batch_limit}"
+            )
+        size = sum(map(len, texts))
+        limit = self.service.char_limit(self.context, is_file=is_file)
+        if limit and size > limit:
+            raise HttpError(400, f"Invalid request: {size} characters exceed the limit of {limit}")
+
+
+def admit(request: Request, params: Parameters) -> ApiRequest:
+    """Check the API key and the rate of a request. Raises a 4xx `HttpError`."""
+    service = service_of(request)
+    context = context_of(request)
+    service.admit(request, context, params.get("api_key"))
+    return ApiRequest(request, service, context, params)
+
+
+async def read_request(request: Request) -> ApiRequest:
+    """Read the parameters of a request and admit it.
+
+    The parameters are the body if its content type is JSON, otherwise form and query string. Line
+    ends of forms become `\\n`.
+    """
+    kind = content_type(request)
+    if kind == "application/json" or kind.endswith("+json"):
+        return admit(request, parse_json(await request.body()))
+    params = Parameters()
+    if kind == "multipart/form-data":
+        try:
+            form = await request.form(max_files=1, max_fields=_MAX_FIELDS)
+        except HTTPException as error:
+            raise HttpError(400, f"Invalid form: {error.detail}") from None
+        params.update(form.items())
+    else:
+        params.update(_decode_form(await request.body(), "form"))
+    params.update(_decode_form(request.scope.get("query_string", b""), "query string"))
+    for name, value in params.items():
+        if isinstance(value, str):
+            params[name] = value.replace("\r\n", "\n").replace("\r", "\n")
+    return admit(request, params)
+
+
+def content_type(request: Request) -> str:
+    """Return the media type of the body, without parameters such as the charset."""
+    return request.headers.get("content-type", "").split(";")[0].strip().lower()
+
+
+def parse_json(body: bytes) -> Parameters:
+    """Return the parameters of a JSON body. Raises a 400 `HttpError` if it is no object."""
+    try:
+        content = json.loads(body.decode("utf-8-sig"))
+    except UnicodeDecodeError as error:
+        raise HttpError(400, f"Invalid JSON: not UTF-8 (byte {error.start + 1})") from None
+    except RecursionError:
+        raise HttpError(400, "Invalid JSON: nested too deeply") from None
+    except ValueError as error:
+        raise HttpError(400, f"Invalid JSON: {error}") from None
+    if not isinstance(content, dict):
+        raise HttpError(400, "Invalid JSON: send an object with the parameters")
+    return Parameters(content)
+
+
+def _decode_form(content: bytes, source: str) -> list[tuple[str, str]]:
+    """Decode URL-encoded fields; `source` names them in errors."""
+    try:
+        return parse_qsl(
+            content.decode(),  # not every client encodes UTF-8
+            keep_blank_values=True,
+            errors="strict",
+            max_num_fields=_MAX_FIELDS,
+        )
+    except ValueError:
+        raise HttpError(400, f"Invalid {source}: send it URL-encoded, in UTF-8") from None
