@@ -122,7 +122,7 @@ class JoiningSearch:
                 self._batch_search.translate_arriving(segments, self._take_joining, self._deliver)
             else:
                 self._deliver(list(enumerate(self._batch_search.translate(segments))))
-        except (EOFError, ConnectionError):  # the server is gone, and with it this worker's task
+        except (EOFError, ConnectionError):  # in a worker: the server has closed the connection
             raise
         except Exception as error:
             log.exception("the engine failed with %d sentences", len(self._unfinished))
@@ -130,10 +130,7 @@ class JoiningSearch:
             self._deliver([(number, failure) for number in self._unfinished])
 
     def _take_joining(self, num_searched: int) -> list[Segment]:
-        """Return the segments that join a search of `num_searched` sentences now.
-
-        Is called before each step of the search.
-        """
+        """Return the segments that join a search of `num_searched` sentences at its next step."""
         self._waiting += self._receive()
         if not self._waiting:
             return []
@@ -144,6 +141,7 @@ class JoiningSearch:
         return self._take_waiting(num_searched)
 
     def _take_waiting(self, num_searched: int) -> list[Segment]:
+        """Return all waiting segments, and number them for the current search."""
         segments = self._waiting
         self._waiting = []
         self._num_steps_waited = 0

@@ -30,8 +30,9 @@ T = TypeVar("T")
 
 _WINDOW_SENTENCES = 128  # of a document, given to the scheduler at a time
 _WINDOW_TEXTS = 1024  # maximum of a window, for texts with few or no sentences
-_INLINE_CHARACTERS = 20_000  # longer requests are read outside of the event loop,
-_INLINE_TEXTS = 100  # and so are requests with more texts
+# larger requests are read outside of the event loop
+_INLINE_CHARACTERS = 20_000
+_INLINE_TEXTS = 100
 _MAX_QUEUE_TRIES = 31  # for a window of a document, a second or more apart, if the queue is full
 
 
@@ -41,7 +42,7 @@ class ClientDisconnectedError(Exception):
 
 @dataclass
 class RequestContext:
-    """Who sends a request, and what the access log records of it."""
+    """The sender of a request, and its fields in the access log."""
 
     id: str
     client: str  # name of the key or network; limits and fairness apply to it
@@ -67,7 +68,7 @@ class ResolvedDirection(NamedTuple):
 
     source: str  # language code
     confidence: float  # 0 to 100, of the detection of the source; 0 if it was given
-    direction: Direction | None  # None if the text stays as it is
+    direction: Direction | None  # None if the text stays unchanged
 
 
 @dataclass

@@ -54,7 +54,7 @@ class FunctionCall(NamedTuple):
 
 
 class FunctionResult(NamedTuple):
-    """What a function returned or raised."""
+    """The return value of a function, or the exception that it raised."""
 
     result: Any
     error: Exception | None

@@ -127,7 +127,7 @@ class WorkerPool:
         return control
 
     def make_translators(self) -> list[Translator]:
-        """Return a translator for each model. Their weights are in the workers; see `search`."""
+        """Return a translator for each model. Only the workers have weights."""
         translators = []
         for number, name in enumerate(self._config.model_dir):
             folder = Path(name)
@@ -191,7 +191,7 @@ class WorkerPool:
         return await worker.call_function(call)  # type: ignore[no-any-return]
 
     async def _get_worker(self, slot: int) -> _WorkerConnection:
-        """Return the worker of a slot. Starts one if there is none or it has died."""
+        """Return the worker of a slot. Starts one if needed."""
         async with self._lock:
             worker = self._workers[slot]
             if worker is not None and worker.is_alive:
