@@ -196,7 +196,7 @@ def test_a_context_that_cannot_be_is_one_line(
     write_model(tmp_path / "model")
     write_lines(tmp_path / "in", LINES)
     assert run(tmp_path, tmp_path / "out") == 2
-    assert "context=1: the model has no <sep>; it needs data" in capfd.readouterr().err
+    assert "context=1: the model has no <sep>; train it on data" in capfd.readouterr().err
     for option in ("format=json", "n_best=2", f"prefixes={tmp_path / 'in'}"):
         assert run(folder, tmp_path / "out", option) == 2
         assert "context=1: only works with format=text, n_best=1" in capfd.readouterr().err
