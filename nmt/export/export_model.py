@@ -21,7 +21,14 @@ from nmt.checkpoint import (
     load_tokenizer,
     load_weights,
 )
-from nmt.config import ExportConfig, ExportFormat, ModelConfig, NormLayer, Positions
+from nmt.config import (
+    Activation,
+    ExportConfig,
+    ExportFormat,
+    ModelConfig,
+    NormLayer,
+    Positions,
+)
 from nmt.data.tokenizer import JOINT, SOURCE, TARGET, Tokenizer, Tokenizers, save_tokenizers
 from nmt.errors import ConfigError
 from nmt.export import argos, ctranslate2, huggingface
@@ -48,9 +55,22 @@ _ANY_VALUE: dict[str, list[Any] | None] = dict.fromkeys(
         "norm",
     ]
 )
-_CTRANSLATE2 = _ANY_VALUE | dict.fromkeys(
-    ["positions", "activation", "norm_layer", "num_kv_heads", "qk_norm", "source_eos"]
-)
+_CTRANSLATE2 = _ANY_VALUE | {
+    "positions": [
+        Positions.sinusoidal,
+        Positions.sinusoidal_concat,
+        Positions.sinusoidal_halves,
+        Positions.learned,
+        Positions.relative,
+        Positions.rotary,
+        Positions.alibi,
+    ],
+    "activation": [Activation.relu, Activation.gelu, Activation.silu, Activation.swiglu],
+    "norm_layer": [NormLayer.layer, NormLayer.rms],
+    "num_kv_heads": None,
+    "qk_norm": None,
+    "source_eos": None,
+}
 SUPPORTED = {
     ExportFormat.ctranslate2: _CTRANSLATE2,
     ExportFormat.huggingface: _ANY_VALUE  # not source_eos: tokenizers of transformers add EOS
