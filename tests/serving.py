@@ -6,8 +6,9 @@ import contextlib
 import http.client
 import json
 import threading
+import time
 import urllib.parse
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,10 +26,21 @@ from nmt.serve.service import Service
 from nmt.translate.engines.base import SearchRequest
 from nmt.translate.translator import Translator
 
+GOOD = {"source": "xx", "target": "yy"}
+"""Languages of a request to models of `one_model` or `loaded`."""
+
+
+def eventually(claim: Callable[[], bool], seconds: float = 20) -> None:
+    """Wait until a claim is true."""
+    deadline = time.monotonic() + seconds
+    while not claim():
+        assert time.monotonic() < deadline
+        time.sleep(0.005)
+
 
 @dataclass(frozen=True)
 class Answer:
-    """What a server said."""
+    """An HTTP response."""
 
     status: int
     body: bytes
@@ -74,15 +86,15 @@ class Running:
     def upload(self, name: str, content: bytes, **params: str) -> Answer:
         """Send a file to translate."""
         mark = "boundary17"
-        parts = [
+        form_parts = [
             f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
             for key, value in params.items()
         ]
         head = f'form-data; name="file"; filename="{name}"'
-        parts.append(f"--{mark}\r\nContent-Disposition: {head}\r\n\r\n".encode() + content)
-        parts.append(f"\r\n--{mark}--\r\n".encode())
+        form_parts.append(f"--{mark}\r\nContent-Disposition: {head}\r\n\r\n".encode() + content)
+        form_parts.append(f"\r\n--{mark}--\r\n".encode())
         kind = f"multipart/form-data; boundary={mark}"
-        return self.send("POST", "/translate_file", b"".join(parts), Content_Type=kind)
+        return self.send("POST", "/translate_file", b"".join(form_parts), Content_Type=kind)
 
     def translate(self, q: Any, source: str = "xx", target: str = "yy", **params: Any) -> Any:
         """Return what /translate gives for `q`."""
@@ -133,14 +145,14 @@ def one_model(translator: Translator, source: str = "xx", target: str = "yy") ->
 
 
 def loaded(folder: Path, num_workers: int = 0) -> Models:
-    """Return the model of a folder, from xx to yy: here, or in so many processes."""
+    """Return the model of a folder, from xx to yy: in this process or in `num_workers` others."""
     config = ServeConfig(model_dir=[str(folder)], device="cpu", num_workers=num_workers)
     return Models.load(config)
 
 
 class Copying:
     """An engine that gives each sentence back; it waits while `gate` is closed, fails with
-    sentences that hold the id `poison`, and writes down what it got.
+    sentences that hold the id `poison`, and records its batches.
     """
 
     num_workers = 1
@@ -157,18 +169,21 @@ class Copying:
         pass
 
     def search(self, request: SearchRequest) -> list[list[Hypothesis]]:
-        rows, config = request.rows, request.config
+        rows = request.rows
+        config = request.config
         self.entered.set()
         self.gate.wait(30)
         self.batches.append((config, [list(row) for row in rows]))
         if self._poison is not None and any(self._poison in row for row in rows):
             raise ValueError("a poisoned sentence")
-        found = []
+        hypotheses = []
         for row in rows:
-            places = list(range(len(row) + 1)) if config.alignment else None
+            alignment = list(range(len(row) + 1)) if config.alignment else None
             tokens = [*row, self._eos]
-            found.append([Hypothesis(tokens, -1.0, -1.0, True, [-0.1] * len(tokens), places)])
-        return found
+            hypotheses.append(
+                [Hypothesis(tokens, -1.0, -1.0, True, [-0.1] * len(tokens), alignment)]
+            )
+        return hypotheses
 
     def score(self, *_: Any) -> list[Hypothesis]:
         raise NotImplementedError

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import random
 import signal
@@ -12,13 +13,13 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import Answer, Running, copying, loaded, running, tiny_folder
+from serving import GOOD, Answer, Running, copying, eventually, loaded, running, tiny_folder
 from tiny import sentences
 
 from nmt.config import ServeConfig
@@ -34,21 +35,11 @@ from nmt.serve.texts import PlainText, plain_text
 from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 
-GOOD = {"source": "xx", "target": "yy"}
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 10) -> None:
-    """Wait until a claim is true."""
-    until = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < until
-        time.sleep(0.005)
-
 
 @pytest.fixture
 def pool() -> Iterator[ThreadPoolExecutor]:
-    with ThreadPoolExecutor(32) as found:
-        yield found
+    with ThreadPoolExecutor(32) as executor:
+        yield executor
 
 
 @pytest.mark.slow
@@ -59,8 +50,7 @@ def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
     translator = Translator.load(folder, device="cpu")
     lines = [*sentences(40), " ".join(sentences(120)), "Ein Satz. " * 3 + "Ende"]
     searches: list[dict[str, Any]] = [{}, {"beam_size": 1}, {"beam_size": 2, "length_penalty": 1.0}]
-    whole = {"too_long": "split"}
-    expected = [translator.translate(lines, **search, **whole) for search in searches]
+    expected = [translator.translate(lines, **search, too_long="split") for search in searches]
     draw = random.Random(3)
     jobs = [
         (draw.randrange(3), draw.sample(range(len(lines)), draw.randint(1, 4))) for _ in range(130)
@@ -94,13 +84,13 @@ def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: To
             connection.request("POST", "/translate", body, {"Content-Type": "application/json"})
             gone.append(connection)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 500)
-        kept = clients.submit(server.translate, "a house")
+        waiting = clients.submit(server.translate, "a house")
         eventually(lambda: server.service.scheduler.queues.num_waiting == 501)
         for connection in gone:
             connection.close()
         eventually(lambda: server.service.scheduler.queues.num_waiting == 1)
         engine.gate.set()
-        assert (first.result(10), kept.result(10)) == ("the", "a house")
+        assert (first.result(10), waiting.result(10)) == ("the", "a house")
         assert server.metric("nmt_disconnects_total") == 10
         assert (
             server.metric('nmt_requests_total{method="POST",route="/translate",status="499"') == 10
@@ -154,13 +144,13 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
         engine.gate.clear()
         first = pool.submit(server.translate, "the")
         assert engine.entered.wait(10)  # alone, without waiting for company
-        others = [pool.submit(server.translate, f"a {word}") for word in ("tree", "house") * 6]
+        waiting = [pool.submit(server.translate, f"a {word}") for word in ("tree", "house") * 6]
         eventually(lambda: server.service.scheduler.queues.num_waiting == 12)
         different = pool.submit(server.post, "/translate", q="a tree", alternatives=2, **GOOD)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 13)
         engine.gate.set()
         assert first.result(10) == "the"
-        assert [future.result(10) for future in others] == ["a tree", "a house"] * 6
+        assert [future.result(10) for future in waiting] == ["a tree", "a house"] * 6
         assert different.result(10).json["translatedText"] == "a tree"
     assert [len(rows) for _, rows in engine.batches] == [1, 12, 1]  # equal options share a batch
 
@@ -171,8 +161,11 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
     folder = tiny_folder(tmp_path / "model", tokenizer)
     lines = ["the house", "a tree", "the small tree"]
     expected = Translator.load(folder, device="cpu").translate(lines)
-    entered, gate, sizes = threading.Event(), threading.Event(), []
-    step, join = BeamSearch.step, BeamSearch.join
+    entered = threading.Event()
+    gate = threading.Event()
+    sizes = []
+    step = BeamSearch.step
+    join = BeamSearch.join
 
     def slow_step(beams: BeamSearch) -> set[int]:
         entered.set()
@@ -188,16 +181,16 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
 
     monkeypatch.setattr(BeamSearch, "step", slow_step)
     with running(loaded(folder)) as server:
-        for what in (counted_join, failing_join):
-            monkeypatch.setattr(BeamSearch, "join", what)
+        for patched_join in (counted_join, failing_join):
+            monkeypatch.setattr(BeamSearch, "join", patched_join)
             entered.clear()
             gate.clear()
             first = pool.submit(server.translate, lines[0])
             assert entered.wait(10)
-            others = [pool.submit(server.translate, line) for line in lines[1:]]
+            joining = [pool.submit(server.translate, line) for line in lines[1:]]
             eventually(lambda: len(server.service.scheduler.rounds.running[0].unfinished) == 3)
             gate.set()
-            assert [future.result(10) for future in (first, *others)] == expected, what
+            assert [future.result(10) for future in (first, *joining)] == expected, patched_join
         assert sizes == [2]
         assert server.service.scheduler.queues.num_waiting == 0
 
@@ -244,9 +237,9 @@ def test_a_sentence_that_fails_fails_its_request_alone(
         ]
         assert bad.result(10).status == 500
         assert "a poisoned sentence" in bad.result().json["error"]
-        own = server.post("/v1/translate", text=["a tree", "a über house"], **GOOD).json
-        assert [item["text"] for item in own["translations"]] == ["a tree", None]
-        assert "poisoned" in own["translations"][1]["sentences"][0]["error"]
+        content = server.post("/v1/translate", text=["a tree", "a über house"], **GOOD).json
+        assert [item["text"] for item in content["translations"]] == ["a tree", None]
+        assert "poisoned" in content["translations"][1]["sentences"][0]["error"]
         assert server.metric("nmt_failed_sentences_total") == 2
 
 
@@ -272,17 +265,17 @@ def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_o
 def raw(
     server: Running, *pieces: bytes, pause_seconds: float = 0.0, hang_up: bool = False
 ) -> bytes:
-    """Send bytes as they are, with a pause after each piece; return what comes back."""
+    """Send bytes with a pause after each piece; return the bytes that come back."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
         for piece in pieces:
             connection.sendall(piece)
             time.sleep(pause_seconds)
         if hang_up:
             return b""
-        found = b""
+        received = b""
         while chunk := connection.recv(65536):
-            found += chunk
-    return found
+            received += chunk
+    return received
 
 
 HEAD = b"POST /translate HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\nContent-Length: "
@@ -319,10 +312,10 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
         trailers = raw(server, chunked + b"0\r\n", *lines, pause_seconds=0.1)
         assert b" 400 " in trailers.splitlines()[0]
         chunks = [b"1\r\n \r\n"] * 3000 + [b"0\r\n\r\n"]
-        whole = raw(
+        response = raw(
             server, chunked.replace(b"Host", b"Connection: close\r\nHost"), b"".join(chunks)
         )
-        assert b"Invalid JSON" in whole
+        assert b"Invalid JSON" in response
         assert server.translate("the tree") == "the tree"
         eventually(lambda: server.service.bodies.held_bytes == 0)
 
@@ -337,9 +330,9 @@ def test_connections_without_a_request_are_closed(
     with running(models) as server, ThreadPoolExecutor(1) as client:
         engine.gate.clear()
         slow = client.submit(server.translate, "the tree")
-        whole = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+        request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
         assert raw(server) == raw(server, b"GET /health HTT", b"P", pause_seconds=0.1) == b""
-        assert raw(server, whole, b"\r\n", b"G", pause_seconds=0.1).count(b"200 OK") == 1
+        assert raw(server, request, b"\r\n", b"G", pause_seconds=0.1).count(b"200 OK") == 1
         engine.gate.set()
         assert slow.result(10) == "the tree"
 
@@ -389,10 +382,11 @@ def test_keys_and_rates_are_limited_by_key_and_address(
         assert [status("wrong"), status("")] == [403, 400]
         assert [status("secret-1") for _ in range(3)] == [200, 200, 429]
         assert [status("secret-2", "a" * n) for n in (5, 6)] == [200, 400]
-        for n, wanted in ((5, 200), (6, 400)):  # a key's limit counts for streams and files, too
-            given = {"api_key": "secret-2", **GOOD}
-            assert server.post("/v1/translate", text="a" * n, stream=True, **given).status == wanted
-            assert server.upload("a.txt", b"a" * n, **given).status == wanted
+        params = {"api_key": "secret-2", **GOOD}
+        for n, expected in ((5, 200), (6, 400)):  # the limit of a key counts for files, too
+            stream = server.post("/v1/translate", text="a" * n, stream=True, **params)
+            assert stream.status == expected
+            assert server.upload("a.txt", b"a" * n, **params).status == expected
         bearer = server.send("POST", "/detect", b"q=a", Authorization="Bearer secret-1")
         assert bearer.status == 429
     with running(models, requests_per_minute=3) as server:
@@ -431,11 +425,9 @@ def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
 
 
 class _propagating:
-    """Lets pytest see what nmt logs, whatever a command has set up."""
+    """Lets pytest see the logs of nmt, whatever a command has configured."""
 
     def __init__(self, name: str) -> None:
-        import logging
-
         self._loggers = [logging.getLogger(name), logging.getLogger("nmt")]
 
     def __enter__(self) -> None:
@@ -444,8 +436,8 @@ class _propagating:
             logger.propagate = True
 
     def __exit__(self, *_: object) -> None:
-        for logger, before in zip(self._loggers, self._before, strict=True):
-            logger.propagate = before
+        for logger, propagate in zip(self._loggers, self._before, strict=True):
+            logger.propagate = propagate
 
 
 def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> None:
@@ -476,12 +468,12 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
     models, _ = copying(tokenizer)
     service = Service(ServeConfig(), models)
     newer, calls = [copying(tokenizer)[0] for _ in range(2)], iter((0.3, 0.0))
-    found = iter(newer)
+    loads = iter(newer)
 
     def load(_: ServeConfig) -> Models:
-        mine = next(found)
+        models = next(loads)
         time.sleep(next(calls))
-        return mine
+        return models
 
     def fail(_: ServeConfig) -> Models:
         raise RuntimeError("CUDA out of memory")
@@ -518,21 +510,21 @@ def test_signals_drain_and_reload_without_a_lost_request(
         server = Running(port, None)  # type: ignore[arg-type]
         assert server.translate("the house") == expected[0]
         stop = threading.Event()
-        found: list[str] = []
+        answered: list[str] = []
 
         def ask() -> None:
             while not stop.is_set():
-                found.append(server.translate("the house"))
+                answered.append(server.translate("the house"))
 
         asking = threading.Thread(target=ask)
         asking.start()
         link.unlink()
         link.symlink_to(folders[1])
         process.send_signal(signal.SIGHUP)
-        eventually(lambda: found[-1:] == [expected[1]], 30)
+        eventually(lambda: answered[-1:] == [expected[1]], 30)
         stop.set()
         asking.join()
-        assert set(found) == set(expected)
+        assert set(answered) == set(expected)
         with ThreadPoolExecutor(4) as clients:
 
             def late(_: int) -> Answer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -12,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from serving import copying, loaded, running, tiny_folder
+from serving import GOOD, copying, eventually, loaded, running, tiny_folder
 from tiny import sentences
 
 from nmt.config import Engine, ServeConfig
@@ -24,27 +23,18 @@ from nmt.serve.workers import WorkerDiedError, count_workers
 from nmt.translate.batch_search import Segment
 from nmt.translate.translator import Translator
 
-GOOD = {"source": "xx", "target": "yy"}
-
 
 def processes(parent: int) -> list[int]:
     """Return the processes that `parent` started and that still run."""
-    found = []
+    children = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, ppid = path.read_text().rsplit(")", 1)[1].split()[:2]
         except OSError:  # it has ended meanwhile
             continue
         if int(ppid) == parent and state != "Z":
-            found.append(int(path.parent.name))
-    return found
-
-
-def eventually(claim: Callable[[], bool], seconds: float = 20) -> None:
-    until = time.monotonic() + seconds
-    while not claim():
-        assert time.monotonic() < until
-        time.sleep(0.01)
+            children.append(int(path.parent.name))
+    return children
 
 
 @pytest.mark.slow
@@ -55,9 +45,9 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
     lines = sentences(60)
     translator = Translator.load(folder, device="cpu")
     expected = {size: translator.translate(lines, beam_size=size) for size in (1, 4)}
-    before = set(processes(os.getpid()))
+    earlier = set(processes(os.getpid()))
     with running(loaded(folder, num_workers=2)) as server, ThreadPoolExecutor(16) as clients:
-        (loader,) = set(processes(os.getpid())) - before
+        (loader,) = set(processes(os.getpid())) - earlier
 
         answered: list[tuple[int, int]] = []
 
@@ -65,8 +55,8 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
             search = {"beam_size": job[0]}
             body = {"text": lines[job[1]], "search": search, "split_sentences": False}
             answered.append(job)
-            [found] = server.post("/v1/translate", **body, **GOOD).json["translations"]
-            return job, found["text"]
+            [translation] = server.post("/v1/translate", **body, **GOOD).json["translations"]
+            return job, translation["text"]
 
         def check(jobs: list[tuple[int, int]]) -> None:
             for (size, number), text in clients.map(ask, jobs):
@@ -86,16 +76,16 @@ def test_workers_answer_as_one_process_does_and_lose_nothing_when_they_are_kille
             os.kill(process, signal.SIGKILL)
         check(jobs[:4])
         pair = {"text": lines[0], "translation": expected[4][0]}
-        shown = server.post("/v1/attention", **pair, **GOOD, layer=0, head=0).json
-        [wanted] = translator.attention([lines[0]], [expected[4][0]])
-        assert shown["columns"] == wanted.src
-        assert shown["weights"][0] == pytest.approx(wanted.cross[0, 0, 0].tolist(), abs=1e-4)
+        answer = server.post("/v1/attention", **pair, **GOOD, layer=0, head=0).json
+        [attention] = translator.attention([lines[0]], [expected[4][0]])
+        assert answer["columns"] == attention.src
+        assert answer["weights"][0] == pytest.approx(attention.cross[0, 0, 0].tolist(), abs=1e-4)
         assert server.get("/v1/models").json["groups"][0]["attention"]["heads"] > 0
         wrong = {"text": lines[0], "translation": "a", "kind": "none"}
         assert server.post("/v1/attention", **wrong, **GOOD).status == 400
-        left = set(processes(os.getpid())) - before
-        assert left
-    eventually(lambda: not set(processes(os.getpid())) & left)
+        ours = set(processes(os.getpid())) - earlier
+        assert ours
+    eventually(lambda: not set(processes(os.getpid())) & ours)
 
 
 def test_a_sentence_that_kills_its_worker_fails_alone(
@@ -115,9 +105,9 @@ def test_a_sentence_that_kills_its_worker_fails_alone(
     with running(models) as server:
         monkeypatch.setattr(server.service.scheduler.rounds, "local_engine", Dying(1))
         text = ["a tree", "a über house", "the house"]
-        found = server.post("/v1/translate", text=text, **GOOD).json["translations"]
-        assert [item["text"] for item in found] == ["a tree", None, "the house"]
-        assert "died twice" in found[1]["sentences"][0]["error"]
+        translations = server.post("/v1/translate", text=text, **GOOD).json["translations"]
+        assert [item["text"] for item in translations] == ["a tree", None, "the house"]
+        assert "died twice" in translations[1]["sentences"][0]["error"]
         assert server.translate("the tree") == "the tree"
         assert server.service.scheduler.queues.num_waiting == 0
 
