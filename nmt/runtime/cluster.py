@@ -1,4 +1,4 @@
-"""Workers on other machines: those of a running Dask scheduler (docs/clusters.md).
+"""Workers on other machines, of a running Dask scheduler (docs/clusters.md).
 
 Dask assigns the items to its workers, and gives the items of a lost worker to another one.
 """

@@ -64,7 +64,7 @@ def verify(folder: Path, *names: str) -> None:
         elif name in entries and not _is_intact(path, entries[name]):
             raise DamagedError(
                 f"{path} is damaged: its size or checksum differs from {MANIFEST}; "
-                "copy or make the folder again, or set verify=false to use it as it is"
+                "copy or make the folder again, or set verify=false to use it unchecked"
             )
 
 
@@ -94,7 +94,7 @@ def _read_entries(folder: Path) -> dict[str, Any]:
     if not isinstance(entries, dict) or path.read_bytes() != _render(entries):
         raise DamagedError(
             f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
-            "again, or set verify=false to use it as it is"
+            "again, or set verify=false to use it unchecked"
         )
     return entries
 
