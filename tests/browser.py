@@ -31,19 +31,19 @@ def start_browser(folder: Path) -> Iterator[Any]:
     options.add_experimental_option("prefs", {"download.default_directory": str(folder)})
     options.set_capability("goog:loggingPrefs", {"browser": "ALL", "performance": "ALL"})
     service = webdriver.ChromeService(executable_path=DRIVER)
-    found = webdriver.Chrome(options=options, service=service)
-    yield found
-    found.quit()
+    browser = webdriver.Chrome(options=options, service=service)
+    yield browser
+    browser.quit()
 
 
 def requests_of(browser: Any) -> set[str]:
     """Return the addresses asked for since the last call."""
-    found = set()
+    urls = set()
     for entry in browser.get_log("performance"):
         message = json.loads(entry["message"])["message"]
         if message["method"] == "Network.requestWillBeSent":
-            found.add(message["params"]["request"]["url"])
-    return {url for url in found if not url.startswith(("chrome:", "data:"))}
+            urls.add(message["params"]["request"]["url"])
+    return {url for url in urls if not url.startswith(("chrome:", "data:"))}
 
 
 def complaints(browser: Any) -> list[str]:

@@ -35,8 +35,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory, tokenizer: Tokenizer) -> Pa
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[Running]:
-    with running(loaded(folder)) as found:
-        yield found
+    with running(loaded(folder)) as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
@@ -94,18 +94,21 @@ def test_alternatives_do_not_change_the_first(server: Running, folder: Path) -> 
     answer = server.post("/translate", q=LINES[0], source="xx", target="yy", alternatives=2).json
     best = Translator.load(folder, device="cpu").n_best([LINES[0]])[0]
     assert [answer["translatedText"], *answer["alternatives"]] == [t.text for t in best[:3]]
-    many = server.post("/translate", q=LINES, source="xx", target="yy", alternatives=9).json
-    assert len(many["alternatives"]) == len(LINES)
-    assert all(len(texts) < SearchConfig().beam_size for texts in many["alternatives"])
+    batch = server.post("/translate", q=LINES, source="xx", target="yy", alternatives=9).json
+    assert len(batch["alternatives"]) == len(LINES)
+    assert all(len(texts) < SearchConfig().beam_size for texts in batch["alternatives"])
 
 
 def test_sentences_are_translated_one_by_one_and_joined_with_their_spaces(
     server: Running, expected: list[str]
 ) -> None:
     first, second = (f"{text.split('.')[0]}." for text in LINES[:2])
-    one, two = server.translate([first, second])
-    assert server.translate(f" {first}  Ü\r\n\n{second}\n").startswith(f" {one}  ")
-    assert server.translate(f"{first}\n\n\t{second}\n") == f"{one}\n\n\t{two}\n"
+    first_translation, second_translation = server.translate([first, second])
+    assert server.translate(f" {first}  Ü\r\n\n{second}\n").startswith(f" {first_translation}  ")
+    assert (
+        server.translate(f"{first}\n\n\t{second}\n")
+        == f"{first_translation}\n\n\t{second_translation}\n"
+    )
 
 
 def test_a_model_of_one_language_is_served(tokenizer: Tokenizer) -> None:
@@ -155,9 +158,9 @@ def test_languages_are_detected_among_those_served(tokenizer: Tokenizer) -> None
     translator = models.directions["xx", "yy"].translator
     pairs = [("en", "pt"), ("de", "pt"), ("pt", "en")]
     with running(Models({pair: Direction(translator, "a folder") for pair in pairs})) as server:
-        found = server.form("/detect", q="Das ist ein Haus, und es ist groß.").json
-        assert found[0]["language"] == "de"
-        assert 50 < found[0]["confidence"] <= 100
+        detected = server.form("/detect", q="Das ist ein Haus, und es ist groß.").json
+        assert detected[0]["language"] == "de"
+        assert 50 < detected[0]["confidence"] <= 100
         assert server.form("/detect", q=" 12 ").json[-1]["language"] in ("en", "de", "pt")
         head = "<title>Ein Haus</title><style>p { color: red }</style><!-- a page for all of us -->"
         page = (
@@ -232,9 +235,11 @@ def test_languages_have_the_codes_that_clients_know(tmp_path: Path, tokenizer: T
         assert {models.find_code(wish) for wish in wishes} == {code}
     assert models.choose_source("a house with a red roof", "zh-Hans")[0] == "en"
     assert models.directions["en", "zh-Hans"].tags.src == "<2zho_Hans>"
-    both = Models.load(ServeConfig(model_dir=list(map(str, folders)), device="cpu", num_workers=0))
-    assert both.directions["en", "zh-Hant"].folder == str(folders[1])
-    assert both.directions["eng_Latn", "zho_Hant"].folder == str(folders[0])
+    merged = Models.load(
+        ServeConfig(model_dir=list(map(str, folders)), device="cpu", num_workers=0)
+    )
+    assert merged.directions["en", "zh-Hant"].folder == str(folders[1])
+    assert merged.directions["eng_Latn", "zho_Hant"].folder == str(folders[0])
 
 
 def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> None:
@@ -242,21 +247,23 @@ def test_v1_gives_what_the_translator_gives(server: Running, folder: Path) -> No
     translator = Translator.load(folder, device="cpu")
     config = translator.search_config(**search, alignment=True)
     expected = translator.n_best([LINES[0]], config)[0]
-    asked = {"source": "xx", "target": "yy", "n_best": 3, "scores": True, "alignment": True}
-    answer = server.post("/v1/translate", text=LINES[0], search=search, **asked)
+    params = {"source": "xx", "target": "yy", "n_best": 3, "scores": True, "alignment": True}
+    answer = server.post("/v1/translate", text=LINES[0], search=search, **params)
     [sentence] = answer.json["translations"][0]["sentences"]
     assert len(sentence["source_spans"]) == len(sentence["source_tokens"])
-    for got, wanted in zip(sentence["hypotheses"], expected, strict=True):
-        assert got["text"] == wanted.text
-        assert got["tokens"] == wanted.tokens
-        assert got["alignment"] == wanted.alignment
-        assert got["log_prob"] == pytest.approx(wanted.log_prob, abs=1e-4)
-        assert all(got["text"][a:b].strip() for a, b in got["spans"] if a < b)
-    drawn = [
-        server.post("/v1/translate", text=LINES, search={"sampling": True, "seed": 3}, **asked).json
+    for hypothesis, translation in zip(sentence["hypotheses"], expected, strict=True):
+        assert hypothesis["text"] == translation.text
+        assert hypothesis["tokens"] == translation.tokens
+        assert hypothesis["alignment"] == translation.alignment
+        assert hypothesis["log_prob"] == pytest.approx(translation.log_prob, abs=1e-4)
+        assert all(hypothesis["text"][a:b].strip() for a, b in hypothesis["spans"] if a < b)
+    samples = [
+        server.post(
+            "/v1/translate", text=LINES, search={"sampling": True, "seed": 3}, **params
+        ).json
         for _ in range(2)
     ]
-    assert drawn[0] == drawn[1]
+    assert samples[0] == samples[1]
 
 
 def test_v1_refuses_settings_beyond_the_bounds(server: Running) -> None:
@@ -287,8 +294,8 @@ def test_a_long_text_is_streamed_line_by_line(server: Running) -> None:
     expected = server.translate(lines)
     text = "\n".join(lines) + "\n"
     answer = server.post("/v1/translate", text=text, source="xx", target="yy", stream=True)
-    found = [json.loads(line) for line in answer.body.splitlines()]
-    assert found == [{"index": i, "text": t} for i, t in enumerate(expected)]
+    streamed = [json.loads(line) for line in answer.body.splitlines()]
+    assert streamed == [{"index": i, "text": t} for i, t in enumerate(expected)]
     path = "/v1/translate?source=xx&target=yy"
     plain = server.send("POST", path, text.encode(), Content_Type="text/plain; charset=utf-8")
     assert plain.body.decode() == "".join(f"{line}\n" for line in expected)
@@ -300,9 +307,9 @@ def test_files_are_translated_and_fetched(server: Running, expected: list[str]) 
     url = answer.json["translatedFileUrl"]
     assert url.startswith(f"http://127.0.0.1:{server.port}/download_file/")
     assert url.endswith("/my%20text_yy.txt")
-    found = server.get(url.split(str(server.port))[1])
-    assert found.body.decode() == "\r\n".join(expected)
-    assert "attachment" in found.headers["content-disposition"]
+    download = server.get(url.split(str(server.port))[1])
+    assert download.body.decode() == "\r\n".join(expected)
+    assert "attachment" in download.headers["content-disposition"]
     assert server.upload("a.docx", b"", source="xx", target="yy").status == 400
     assert server.upload("a.txt", b"\xff", source="xx", target="yy").status == 400
     assert server.get("/download_file/x/../y").status == 404
@@ -314,9 +321,9 @@ def test_suggestions_are_off_unless_asked(
     params = {"q": "a", "s": "b", "source": "xx", "target": "yy"}
     assert server.form("/suggest", **params).status == 403
     path = tmp_path / "suggestions.jsonl"
-    with running(copying(tokenizer)[0], suggestions=str(path)) as other:
-        assert other.form("/suggest", **params).json == {"success": True}
-        assert other.get("/frontend/settings").json["suggestions"] is True
+    with running(copying(tokenizer)[0], suggestions=str(path)) as suggesting_server:
+        assert suggesting_server.form("/suggest", **params).json == {"success": True}
+        assert suggesting_server.get("/frontend/settings").json["suggestions"] is True
     assert json.loads(path.read_text()).items() >= params.items()
 
 
@@ -362,15 +369,15 @@ def test_attention_is_that_of_the_plain_model(server: Running, folder: Path) -> 
         record = dict.fromkeys(modules.values())
         masks = (padding_mask(torch.tensor([src.size(1)]), src.size(1)), causal_mask(tgt.size(1)))
         plain.eval()(src, masks[0], tgt, masks[1], record)
-    asked = {"text": LINES[0], "translation": "Das Haus", "source": "xx", "target": "yy"}
+    params = {"text": LINES[0], "translation": "Das Haus", "source": "xx", "target": "yy"}
     for kind, module in modules.items():
         weights = record[module]
         assert weights is not None
         layer = 0 if kind == "decoder" else 1
         for head, expected in ((2, weights[0, 2]), (None, weights[0].mean(dim=0))):
             choice = {"kind": kind, "layer": layer} | ({} if head is None else {"head": head})
-            answer = server.post("/v1/attention", **asked, **choice).json
+            answer = server.post("/v1/attention", **params, **choice).json
             assert torch.allclose(torch.tensor(answer["weights"]), expected, atol=1e-4), kind
             assert (len(answer["rows"]), len(answer["columns"])) == expected.shape
     for wrong in ({"layer": 2}, {"head": 4}, {"kind": "self"}, {"translation": "Haus " * 300}):
-        assert server.post("/v1/attention", **asked | wrong).status == 400
+        assert server.post("/v1/attention", **params | wrong).status == 400

@@ -64,17 +64,17 @@ def page(browser: Any, tokenizer: Tokenizer) -> Iterator[Page]:
     console and no other place is asked.
     """
     models, engine = copying(tokenizer)
-    both = Models({**models.directions, ("yy", "xx"): models.directions["xx", "yy"]})
-    with running(both) as server:
-        found = Page(browser, server)
-        found.requests()
+    two_way = Models({**models.directions, ("yy", "xx"): models.directions["xx", "yy"]})
+    with running(two_way) as server:
+        page = Page(browser, server)
+        page.requests()
         browser.get_log("browser")
-        found.engine = engine  # type: ignore[attr-defined]
-        found.open()
-        yield found
-        assert all(url.startswith(f"http://127.0.0.1:{server.port}/") for url in found.requests())
+        page.engine = engine  # type: ignore[attr-defined]
+        page.open()
+        yield page
+        assert all(url.startswith(f"http://127.0.0.1:{server.port}/") for url in page.requests())
         assert not complaints(browser)
-        found.run("localStorage.clear()")
+        page.run("localStorage.clear()")
         browser.get("about:blank")
 
 
@@ -83,11 +83,11 @@ def test_it_translates_as_one_types_and_the_newest_answer_wins(page: Page) -> No
     field.send_keys("the house <b>is</b>")
     page.until_output("the house <b>is</b>")  # as text, never as markup
     assert page.run("return document.querySelectorAll('#output b').length") == 0
-    before = page.server.metric('nmt_requests_total{method="POST",route="/v1/translate"')
+    count_before = page.server.metric('nmt_requests_total{method="POST",route="/v1/translate"')
     field.send_keys(" a small green tree")  # one request, when the keys have stopped
     page.until_output("the house <b>is</b> a small green tree")
-    after = page.server.metric('nmt_requests_total{method="POST",route="/v1/translate"')
-    assert after - before <= 3
+    count_after = page.server.metric('nmt_requests_total{method="POST",route="/v1/translate"')
+    assert count_after - count_before <= 3
     page.engine.gate.clear()  # type: ignore[attr-defined]
     page.engine.entered.clear()  # type: ignore[attr-defined]
     field.clear()
@@ -166,8 +166,8 @@ def test_the_attention_of_any_layer_and_head_can_be_chosen(
         page.until("document.querySelector('#attention [data-ready=\"0\"]') !== null")
         picture = "document.querySelector('#attention .enlarged').toDataURL()"
         seen = {page.run(f"return {picture}")}
-        for chosen in ("[data-layer='0'][data-head='1']", "[value=encoder]", "[value=decoder]"):
-            page.run(f'document.querySelector("#attention button{chosen}").click()')
+        for selector in ("[data-layer='0'][data-head='1']", "[value=encoder]", "[value=decoder]"):
+            page.run(f'document.querySelector("#attention button{selector}").click()')
             page.until(f"!{json.dumps(sorted(seen))}.includes({picture})")
             seen.add(page.run(f"return {picture}"))
         assert len(seen) == 4
@@ -235,5 +235,5 @@ def test_every_control_has_a_name(page: Page) -> None:
 def test_the_page_of_the_api_lists_every_route(page: Page) -> None:
     page.open("/docs")
     page.until("document.querySelectorAll('#routes details').length > 5")
-    shown = page.text("routes")
-    assert all(path in shown for path in page.server.get("/spec").json["paths"])
+    listed = page.text("routes")
+    assert all(path in listed for path in page.server.get("/spec").json["paths"])

@@ -22,13 +22,13 @@ def translated(sentence: str, *, backwards: bool = False) -> LineResult:
     words = sentence.split()
     order = list(range(len(words)))[:: -1 if backwards else 1]
     target = [words[i].upper() for i in order]
-    found = Translation(" ".join(target), 0, 0, [f"▁{w}" for w in target], True, [], order)
-    return LineResult([found], source_tokens=[*(f"▁{w}" for w in words), "</s>"])
+    translation = Translation(" ".join(target), 0, 0, [f"▁{w}" for w in target], True, [], order)
+    return LineResult([translation], source_tokens=[*(f"▁{w}" for w in words), "</s>"])
 
 
 def html(text: str, *, backwards: bool = False) -> str:
-    piece = parse_html(text)
-    return piece.render([translated(s, backwards=backwards) for s in piece.sentences])
+    source_text = parse_html(text)
+    return source_text.render([translated(s, backwards=backwards) for s in source_text.sentences])
 
 
 def test_a_text_keeps_its_own_spaces_and_line_ends() -> None:
@@ -38,10 +38,10 @@ def test_a_text_keeps_its_own_spaces_and_line_ends() -> None:
             draw.choices(["a b", "C.", "?", " ", "  ", "\n", "\r\n", "\t", "\u3000"], k=12)
         )
         for split in (True, False):
-            piece = plain_text(text, split_sentences=split)
-            results = [LineResult([Translation(s, 0, 0, [], True)]) for s in piece.sentences]
-            assert piece.render(results) == text, repr(text)
-            assert all(s == s.strip() and s and "\n" not in s for s in piece.sentences)
+            source_text = plain_text(text, split_sentences=split)
+            results = [LineResult([Translation(s, 0, 0, [], True)]) for s in source_text.sentences]
+            assert source_text.render(results) == text, repr(text)
+            assert all(s == s.strip() and s and "\n" not in s for s in source_text.sentences)
 
 
 def test_a_text_is_cut_at_the_ends_of_sentences_and_lines() -> None:
@@ -51,12 +51,12 @@ def test_a_text_is_cut_at_the_ends_of_sentences_and_lines() -> None:
 
 
 def test_sentences_of_a_script_without_spaces_get_one_in_another_script() -> None:
-    piece = plain_text("你好。再见。")
-    assert len(piece.sentences) == 2
-    said = [LineResult([Translation(t, 0, 0, [], True)]) for t in ("Hello.", "Bye.")]
-    assert piece.render(said) == "Hello. Bye."
-    kept = [LineResult([Translation(t, 0, 0, [], True)]) for t in piece.sentences]
-    assert piece.render(kept) == "你好。再见。"
+    source_text = plain_text("你好。再见。")
+    assert len(source_text.sentences) == 2
+    english = [LineResult([Translation(t, 0, 0, [], True)]) for t in ("Hello.", "Bye.")]
+    assert source_text.render(english) == "Hello. Bye."
+    chinese = [LineResult([Translation(t, 0, 0, [], True)]) for t in source_text.sentences]
+    assert source_text.render(chinese) == "你好。再见。"
 
 
 def test_only_symbols_are_emoji() -> None:
@@ -108,9 +108,9 @@ def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> 
     assert html("a &amp; b &lt; c") == "A &amp; B &lt; C"
     assert parse_html("one\n  <b>two</b>\n three.").sentences == ["one two three."]
     for layout in ("a\n  b", "a    b", " a b \n\n\tc  d\r\n", "<b>a   b</b> c"):
-        for before in ("", "</pre>"):
-            wanted = re.sub(r"\b[a-d](?!>)", lambda letter: letter[0].upper(), layout)
-            assert html(f"{before}<pre>{layout}</pre>") == f"{before}<pre>{wanted}</pre>"
+        for stray_tag in ("", "</pre>"):
+            expected = re.sub(r"\b[a-d](?!>)", lambda letter: letter[0].upper(), layout)
+            assert html(f"{stray_tag}<pre>{layout}</pre>") == f"{stray_tag}<pre>{expected}</pre>"
     assert parse_html("<pre translate=no>x</pre><p>a\nb").sentences == ["a b"]
     for space in (" ", "\u3000\u3000", "\xa0"):
         assert html(f"\n <p>{space}a{space}</p>\n") == f"\n <p>{space}A{space}</p>\n"
@@ -204,8 +204,8 @@ def test_subtitles_keep_numbers_times_line_ends_and_the_number_of_lines() -> Non
 def test_subtitles_without_empty_lines_between_them_or_entities() -> None:
     cues = "1\n00:00:01,000 --> 00:00:02,000\n<i>a & b</i> <3 c\n"
     cues += "2\n00:00:03,000 --> 00:00:04,000\nd &amp; <b>e</b>\n00:05,000 --> 00:06,000\n7\n"
-    wanted = re.sub(r"(?<![</&])\b[a-e]\b", lambda letter: letter[0].upper(), cues)
-    assert render("a.srt", cues) == wanted
+    expected = re.sub(r"(?<![</&])\b[a-e]\b", lambda letter: letter[0].upper(), cues)
+    assert render("a.srt", cues) == expected
     assert [
         p.sentences
         for p in read_document("a.srt", cues.encode(), ReadOptions()).texts
@@ -227,11 +227,11 @@ def test_subtitles_keep_tags_whole_and_the_place_where_they_are_shown() -> None:
     assert result.count("\n") == cue.count("\n")
 
 
-def test_a_file_of_html_is_many_pieces() -> None:
+def test_a_file_of_html_is_many_source_texts() -> None:
     page = "<h1>a</h1>\n<p>b <i>c</i></p> d<hr>"
     assert render("a.html", page) == html(page) == "<h1>A</h1>\n<p>B <i>C</i></p> D<hr>"
     document = read_document("a.html", page.encode(), ReadOptions())
-    assert max(len(piece.sentences) for piece in document.texts) == 1
+    assert max(len(source_text.sentences) for source_text in document.texts) == 1
 
 
 def test_tables_translate_the_columns_asked_for() -> None:
@@ -269,19 +269,20 @@ def test_files_that_cannot_be_read_are_refused() -> None:
 
 
 def test_downloads_expire_and_have_names_that_nobody_guesses() -> None:
-    kept, gone = Downloads(60, 9), Downloads(0, 9)
-    key = kept.add("../../etc/a b.txt", "x")
+    valid = Downloads(60, 9)
+    expired = Downloads(0, 9)
+    key = valid.add("../../etc/a b.txt", "x")
     assert re.fullmatch(r"[\w-]{30,}/a b\.txt", key)
-    path = kept.find(key)
+    path = valid.find(key)
     assert path is not None
     assert path.read_text() == "x"
-    assert kept.find("../" + key) is None
-    assert kept.find(key[1:]) is None
-    assert gone.find(gone.add("a.txt", "x")) is None
-    shutil.rmtree(kept.folder)
-    assert kept.find(kept.add("a.txt", "x"))
-    assert not list(gone.folder.iterdir())
-    for downloads in (kept, gone):
+    assert valid.find("../" + key) is None
+    assert valid.find(key[1:]) is None
+    assert expired.find(expired.add("a.txt", "x")) is None
+    shutil.rmtree(valid.folder)
+    assert valid.find(valid.add("a.txt", "x"))
+    assert not list(expired.folder.iterdir())
+    for downloads in (valid, expired):
         downloads.close()
         assert not downloads.folder.exists()
 

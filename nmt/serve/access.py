@@ -121,14 +121,14 @@ class RateLimits:
         """Count a request. Raises a 429 `HttpError` above the limit; 0 is no limit."""
         if per_minute == 0:
             return
-        now = time.monotonic()
-        bucket = self._buckets.setdefault(client, _TokenBucket(per_minute, now))
+        current_time = time.monotonic()
+        bucket = self._buckets.setdefault(client, _TokenBucket(per_minute, current_time))
         self._buckets.move_to_end(client)
         if len(self._buckets) > _MAX_CLIENTS:
             self._buckets.popitem(last=False)
-        refill = (now - bucket.updated_at) * per_minute / 60
+        refill = (current_time - bucket.updated_at) * per_minute / 60
         bucket.num_requests = min(per_minute, bucket.num_requests + refill)
-        bucket.updated_at = now
+        bucket.updated_at = current_time
         if bucket.num_requests < 1:
             seconds = max(1, round((1 - bucket.num_requests) * 60 / per_minute + 0.5))
             raise HttpError(

@@ -96,7 +96,7 @@ def _read_static(name: str) -> str:
 
 
 def make_app(service: Service) -> ASGIApp:
-    """Return the ASGI application. It runs the scheduler as long as it is served."""
+    """Return the ASGI application. The scheduler runs until the application stops."""
 
     @contextlib.asynccontextmanager
     async def lifespan(app: Starlette) -> AsyncIterator[None]:

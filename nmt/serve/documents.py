@@ -85,7 +85,7 @@ def read_document(name: str, content: bytes, options: ReadOptions) -> Document:
         document = Document([read_text(options, line) for line in lines], "".join)
     else:
         page = parse_html(text, split_sentences=options.split_sentences, prefix=options.prefix)
-        document = Document([HtmlText([part]) for part in page.parts], "".join)
+        document = Document([HtmlText([content]) for content in page.contents], "".join)
     return Document(document.texts, lambda texts: byte_order_mark + document.assemble(texts))
 
 
@@ -102,7 +102,9 @@ class _Subtitle:
     position_tags: str  # before the text, as in the source
     num_lines: int
     newline: str
-    has_entities: bool  # of HTML; otherwise & and < are written as they are
+    has_entities: (
+        bool  # of HTML; otherwise otherwise & and < are written as they are and < are not escaped
+    )
 
     @property
     def sentences(self) -> list[str]:
@@ -146,7 +148,7 @@ def _read_subtitles(text: str, options: ReadOptions) -> list[SourceText]:
 
 
 def _split_speakers(lines: Sequence[str]) -> list[list[str]]:
-    """Start a new list at each line that begins with a dash: another person speaks."""
+    """Start a new list at each line that begins with a dash, which marks another speaker."""
     speakers: list[list[str]] = [[]]
     for line in lines:
         if _DASH.match(line) and speakers[-1]:
@@ -276,10 +278,10 @@ class Downloads:
 
     def expire(self) -> None:
         """Delete files that are too old or too large together."""
-        now = time.monotonic()
+        current_time = time.monotonic()
         total_bytes = sum(file.num_bytes for file in self._files.values())
         for key, file in list(self._files.items()):
-            if file.expires_at <= now or total_bytes > self.max_bytes:
+            if file.expires_at <= current_time or total_bytes > self.max_bytes:
                 total_bytes -= file.num_bytes
                 del self._files[key]
                 with contextlib.suppress(OSError):

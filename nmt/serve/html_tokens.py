@@ -54,9 +54,9 @@ def tokenize(text: str) -> Iterator[Token]:
         if not token.is_preformatted:
             yield Token(token.kind, raw, token.name)
             continue
-        for number, part in enumerate(_LAYOUT.split(raw)):
+        for number, segment in enumerate(_LAYOUT.split(raw)):
             is_layout = number % 2 == 1  # the pattern has a group: split() returns separators too
-            yield Token(TokenKind.BOUNDARY if is_layout else TokenKind.TEXT, part)
+            yield Token(TokenKind.BOUNDARY if is_layout else TokenKind.TEXT, segment)
 
 
 def visible_text(text: str, num_characters: int) -> str:
@@ -199,6 +199,6 @@ class _Tokenizer(HTMLParser):
 
 
 def _is_untranslated(attributes: dict[str, str | None]) -> bool:
-    """Return whether the attributes of an element say that its content stays as it is."""
+    """Return whether the attributes of an element exclude its content from translation."""
     classes = (attributes.get("class") or "").lower().split()
     return (attributes.get("translate") or "").lower() == "no" or "notranslate" in classes

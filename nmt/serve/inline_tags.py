@@ -7,7 +7,7 @@ An element is placed around the target words that attend to the source character
     attends    am: by, Meer: sea, ein: a, rotes: red, Haus: house
     result     am Meer ein <b>rotes Haus</b>
 
-If other words stand between the words of an element, its tags go around the longest run of them.
+If the words of an element are separated by other words, its tags go around the longest run of them.
 An element without words, such as an image, goes before the first word that translates text after
 it. Elements inside an element are placed among its words in the same way, so that tags stay nested.
 """

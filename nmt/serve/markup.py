@@ -25,30 +25,32 @@ _MAX_DEPTH = 32  # of elements in elements; tags further inside are placed witho
 class HtmlText:
     """An HTML document or fragment; see `SourceText`."""
 
-    parts: list[str | Block]
+    contents: list[str | Block]
     """Text to translate, and the markup between that stays as it is."""
 
     @property
     def sentences(self) -> list[str]:
         """See `SourceText`."""
-        blocks = [part for part in self.parts if isinstance(part, Block)]
+        blocks = [content for content in self.contents if isinstance(content, Block)]
         return [sentence for block in blocks for sentence in block.text.sentences]
 
     @property
     def needs_alignment(self) -> bool:
         """See `SourceText`."""
-        return any(isinstance(part, Block) and part.root.children for part in self.parts)
+        return any(
+            isinstance(content, Block) and content.root.children for content in self.contents
+        )
 
     def render(self, results: Sequence[LineResult], rank: int = 0) -> str:
         """See `SourceText.render`."""
         remaining = iter(results)
         rendered = []
-        for part in self.parts:
-            if isinstance(part, Block):
-                block_results = list(islice(remaining, len(part.text.sentences)))
-                rendered.append(part.render(block_results, rank))
+        for content in self.contents:
+            if isinstance(content, Block):
+                block_results = list(islice(remaining, len(content.text.sentences)))
+                rendered.append(content.render(block_results, rank))
             else:
-                rendered.append(part)
+                rendered.append(content)
         return "".join(rendered)
 
 
@@ -57,7 +59,7 @@ def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> 
 
     `prefix` is the text that the engine reads before each sentence.
     """
-    parts: list[str | Block] = []
+    contents: list[str | Block] = []
     markup: list[str] = []  # since the last block
     for is_boundary, group in groupby(tokenize(text), _is_boundary):
         tokens = list(group)
@@ -66,9 +68,9 @@ def parse_html(text: str, *, split_sentences: bool = True, prefix: str = "") -> 
             markup += [token.raw for token in tokens]
         else:
             block = _parse_block(tokens, split_sentences=split_sentences, prefix=prefix)
-            parts += ["".join(markup), block]
+            contents += ["".join(markup), block]
             markup = []
-    return HtmlText([*parts, "".join(markup)])
+    return HtmlText([*contents, "".join(markup)])
 
 
 def _is_boundary(token: Token) -> bool:

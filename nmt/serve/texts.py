@@ -78,10 +78,10 @@ def plain_text(text: str, *, split_sentences: bool = True) -> PlainText:
             if not sentence:
                 gap += line[start:end]
                 continue
-            before, _, after = line[start:end].partition(sentence)
-            gaps.append(gap + before)
+            space_before, _, space_after = line[start:end].partition(sentence)
+            gaps.append(gap + space_before)
             sentences.append(on_one_line(sentence))
-            gap = after
+            gap = space_after
     return PlainText(sentences, [*gaps, gap])
 
 

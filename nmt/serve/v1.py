@@ -323,15 +323,15 @@ def _find_attention(
     weights: Tensor = getattr(maps, kind)  # (L, H, T or S, S or T)
     _check_index("layer", layer, weights.size(0))
     if head is None:
-        chosen = weights[layer].mean(dim=0)
+        selected = weights[layer].mean(dim=0)
     else:
         _check_index("head", head, weights.size(1))
-        chosen = weights[layer, head]
+        selected = weights[layer, head]
     rows = {"encoder": maps.src, "decoder": maps.tgt, "cross": maps.predicted}
     return {
         "rows": rows[kind],
         "columns": maps.tgt if kind == "decoder" else maps.src,
-        "weights": [[round(weight, 4) for weight in row] for row in chosen.tolist()],
+        "weights": [[round(weight, 4) for weight in row] for row in selected.tolist()],
     }
 
 
