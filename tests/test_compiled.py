@@ -64,8 +64,8 @@ def test_one_graph_without_breaks_serves_batches_of_all_shapes(
     for count, longest in ((5, 20), (1, 44), (28, 26), (3, 1)):  # in the last all are as long
         batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
         flash = varlen.varlen_attn if varlen else None
-        sources = replace(batch.sources, flash=flash)
-        targets = replace(batch.targets, flash=flash)
+        sources = replace(batch.src_packing, flash=flash)
+        targets = replace(batch.tgt_packing, flash=flash)
         with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
             forward(batch.src, sources, batch.tgt_in, targets)
     assert len(graphs) == 1
@@ -187,5 +187,5 @@ def test_every_choice_of_layers_is_one_graph_without_breaks(tokenizer: Tokenizer
         for count, longest in ((5, 20), (1, 44), (28, 26), (6, 12)):
             batch = make_batch(draw_pairs(draw, count, longest), tokenizer, round_to=8)
             with pytest.raises(Traced), torch.autocast("cpu", dtype=torch.bfloat16):
-                forward(batch.src, batch.sources, batch.tgt_in, batch.targets)
+                forward(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)
         assert len(graphs) == 1, name

@@ -318,7 +318,7 @@ def test_targets_are_shifted_by_one(tokenizer: Tokenizer) -> None:
     assert batch.src.tolist() == [10, 11, 12, eos, 13, eos]
     assert batch.tgt_in.tolist() == [bos, 20, 21, bos, 22, 23, 24]
     assert batch.tgt_out.tolist() == [20, 21, eos, 22, 23, 24, eos]
-    offsets = batch.sources.offsets.tolist(), batch.targets.offsets.tolist()
+    offsets = batch.src_packing.offsets.tolist(), batch.tgt_packing.offsets.tolist()
     assert offsets == ([0, 4, 6], [0, 3, 7])
     assert (batch.num_src_tokens, batch.num_tokens) == (6, 7)
 
@@ -332,9 +332,11 @@ def test_a_rounded_batch_is_the_sum_of_its_pairs(tokenizer: Tokenizer) -> None:
         exact = make_batch(pairs, tokenizer)
         batch = make_batch(pairs, tokenizer, round_to=round_to)
         assert not any(len(x) % round_to for x in (batch.src, batch.tgt_in, batch.tgt_out)), case
-        assert batch.sources.num_sentences == batch.targets.num_sentences > num_pairs, case
-        assert batch.sources.longest == exact.sources.longest, case  # no more padding in attention
-        assert batch.targets.longest == exact.targets.longest, case
+        assert batch.src_packing.num_sentences == batch.tgt_packing.num_sentences > num_pairs, case
+        assert batch.src_packing.longest == exact.src_packing.longest, (
+            case
+        )  # no more padding in attention
+        assert batch.tgt_packing.longest == exact.tgt_packing.longest, case
         assert (batch.num_tokens, batch.num_src_tokens) == (exact.num_tokens, exact.num_src_tokens)
         results = []  # loss, negative log-likelihood and gradients of each batch
         for single_batch in [batch, *[make_batch([pair], tokenizer) for pair in pairs]]:

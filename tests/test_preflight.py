@@ -144,8 +144,8 @@ def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None
 def test_shortage_of_memory_differs_from_other_errors() -> None:
     cases: list[tuple[Any, type[Exception], str]] = [
         # more than any machine has
-        (lambda _: torch.empty(1 << 60, dtype=torch.uint8), ConfigError, "longest pair fits alone"),
-        (lambda _: np.empty(1 << 60, dtype=np.uint8), ConfigError, "longest pair fits alone"),
+        (lambda _: torch.empty(1 << 60, dtype=torch.uint8), ConfigError, "longest pair fits"),
+        (lambda _: np.empty(1 << 60, dtype=np.uint8), ConfigError, "longest pair fits"),
         (lambda _: torch.zeros(2) @ torch.zeros(3), RuntimeError, "size"),
     ]
     for run, kind, message in cases:

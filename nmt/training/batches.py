@@ -33,10 +33,10 @@ class Batch:
     """
 
     src: Tensor  # (N,)
-    sources: Packing
+    src_packing: Packing
     tgt_in: Tensor  # (M,)
     tgt_out: Tensor  # (M,)
-    targets: Packing
+    tgt_packing: Packing
     num_src_tokens: int  # without padding
     num_tokens: int  # target tokens without padding, EOS included
     lengths: Lengths  # (B, 2) of the sentences without padding, EOS included
@@ -55,10 +55,10 @@ class Batch:
         return replace(
             self,
             src=copy(self.src),
-            sources=copy_packing(self.sources),
+            src_packing=copy_packing(self.src_packing),
             tgt_in=copy(self.tgt_in),
             tgt_out=copy(self.tgt_out),
-            targets=copy_packing(self.targets),
+            tgt_packing=copy_packing(self.tgt_packing),
         )
 
 
@@ -97,10 +97,10 @@ def make_batch(
     tgt_pads = [tokenizer.tgt.pad_id] * tgt_padding
     return Batch(
         src=_concatenate(((src, src_end) for src in sources), src_pads),
-        sources=pack(src_lengths + src_extra),
+        src_packing=pack(src_lengths + src_extra),
         tgt_in=_concatenate(((bos, ids) for ids in decoder_inputs or targets), tgt_pads),
         tgt_out=_concatenate(((tgt, eos) for tgt in targets), tgt_pads),
-        targets=pack(tgt_lengths + tgt_extra),
+        tgt_packing=pack(tgt_lengths + tgt_extra),
         num_src_tokens=num_src_tokens,
         num_tokens=num_tokens,
         lengths=np.array([src_lengths, tgt_lengths]).T,

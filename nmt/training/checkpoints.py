@@ -105,14 +105,15 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     """Read a checkpoint; raise `ModelError` if a file is missing, damaged or of another version."""
     path = folder / FILE
     verify(folder, FILE)
+    damaged = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
     try:
         content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; it cannot be resumed") from None
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):
-        raise ModelError(f"{path} is damaged; remove {folder} to resume an older one") from None
+        raise damaged from None
     if not isinstance(content, dict):
-        raise ModelError(f"{path} is damaged; remove {folder} to resume an older one")
+        raise damaged
     if pop_version(content, path, FORMAT_VERSION) < FORMAT_VERSION:
         raise ModelError(f"{path} was written by an older nmt and cannot be resumed")
     content["state"] = to_dataclass(TrainerState, content.get("state"), path, "state")
@@ -120,7 +121,7 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     try:
         return Checkpoint(folder=str(folder), weights=weights, **content)
     except TypeError:  # missing or unknown keys
-        raise ModelError(f"{path} is damaged; remove {folder} to resume an older one") from None
+        raise damaged from None
 
 
 # --- writing

@@ -208,5 +208,5 @@ class Objective(nn.Module):
         )
 
     def _decode(self, batch: Batch) -> Tensor:
-        """Return the decoder's output for all target positions, with dropout of its own."""
-        return self.forward_model(batch.src, batch.sources, batch.tgt_in, batch.targets)
+        """Return the decoder's output for all target positions; each call draws new dropout."""
+        return self.forward_model(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)

@@ -52,8 +52,8 @@ class Meter:
 class RunLog:
     """Writes the figures of a run to `metrics.jsonl`, one object a line, and to trackers.
 
-    Rank 0 writes; on other ranks all methods do nothing. A file that cannot be written any more,
-    for example on a full disk, does not end the run.
+    Rank 0 writes; on other ranks all methods do nothing. A failed write, as on a full disk, does
+    not end the run.
     """
 
     def __init__(

@@ -145,7 +145,7 @@ def preflight(
     )
     fitting_tokens = _search_max_tokens(fits, int(lengths.max()), max_tokens)
     if fitting_tokens is None:
-        raise ConfigError(f"{problem}, but not even the longest pair fits alone; {remedy}")
+        raise ConfigError(f"{problem}, but not even the longest pair fits; {remedy}")
     raise ConfigError(f"{problem}; set max_tokens={fitting_tokens}, which fits, or {remedy}")
 
 

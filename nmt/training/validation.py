@@ -68,7 +68,7 @@ class Validation:
         for rows in batches[self.world.rank :: self.world.size]:
             pairs = [self.data[int(row)] for row in rows]
             batch = make_batch(pairs, self.tokenizer, source_eos=model.config.source_eos).to(device)
-            hidden = model(batch.src, batch.sources, batch.tgt_in, batch.targets)  # (M, D)
+            hidden = model(batch.src, batch.src_packing, batch.tgt_in, batch.tgt_packing)  # (M, D)
             _, nll_sum = smoothed_cross_entropy(
                 hidden, model.output_matrix, batch.tgt_out, smoothing=0.0, bias=model.output_bias
             )
