@@ -399,7 +399,7 @@ class Cluster:
         data_dir = self.data_dirs[-1]
         work_dir = data_dir.with_name(f".{data_dir.name}.work")
         shards = {}
-        for path in work_dir.glob("units/encode/*.json"):
+        for path in work_dir.glob("records/encode/*.json"):
             shards[path.stem] = (work_dir / f"data/{path.stem}.arrow").stat().st_ino
         return shards
 

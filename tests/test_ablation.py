@@ -1,4 +1,4 @@
-"""The table of scripts/ablation.py has the means, intervals and differences of its runs."""
+"""The table of variants of scripts/compare.py: its means, intervals and differences."""
 
 from __future__ import annotations
 
@@ -11,18 +11,27 @@ SCRIPTS = Path(__file__).parents[1] / "scripts"
 
 
 @pytest.fixture
-def ablation(monkeypatch: pytest.MonkeyPatch) -> Any:
+def compare(monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.syspath_prepend(str(SCRIPTS))
-    return __import__("ablation")
+    return __import__("compare")
 
 
-def results(ablation: Any, name: str, scores: list[float]) -> list[Any]:
-    figures = {"valid_loss": 2.0, "chrf": 60.0, "tokens_per_cpu_second": 1000.0, "about": "now"}
-    figures |= {"updates": 10, "parameters": 4_000_000}
-    return [
-        ablation.Result(name, seed, bleu=score, bleu_lowercase=score + 0.5, **figures)
-        for seed, score in enumerate(scores, start=1)
-    ]
+def make_results(compare: Any, variant: str, scores: list[float]) -> list[Any]:
+    """Return a result for each BLEU score, with seeds from 1."""
+    figures: dict[str, Any] = {
+        "updates": 10,
+        "valid_loss": 2.0,
+        "chrf": 60.0,
+        "tokens_per_cpu_second": 1000.0,
+        "parameters": 4_000_000,
+        "about": "now",
+    }
+    results = []
+    for seed, bleu in enumerate(scores, start=1):
+        lowercase = bleu + 0.5
+        result = compare.Result(variant, seed, bleu=bleu, bleu_lowercase=lowercase, **figures)
+        results.append(result)
+    return results
 
 
 def read_table(text: str) -> dict[str, list[str]]:
@@ -30,11 +39,12 @@ def read_table(text: str) -> dict[str, list[str]]:
     return {row[0].removeprefix("| "): row[1:] for row in rows[2:]}
 
 
-def test_a_row_has_means_intervals_and_a_verdict(ablation: Any) -> None:
-    found = results(ablation, "baseline", [36.0, 37.0, 38.0])
-    found += results(ablation, "R-Drop", [40.0, 41.0, 42.0])
-    found += results(ablation, "one head of keys", [36.5, 37.5, 38.5])
-    cells = read_table(ablation.table(found + results(ablation, "Muon", [39.0])))
+def test_a_row_has_means_intervals_and_a_verdict(compare: Any) -> None:
+    results = make_results(compare, "baseline", [36.0, 37.0, 38.0])
+    results += make_results(compare, "R-Drop", [40.0, 41.0, 42.0])
+    results += make_results(compare, "one head of keys", [36.5, 37.5, 38.5])
+    results += make_results(compare, "Muon", [39.0])
+    cells = read_table(compare.make_table(results))
     assert list(cells) == ["baseline", "one head of keys", "R-Drop", "Muon"]
     # 95 % of Student's t with 2 degrees of freedom: 4.303 * 1 / sqrt(3) = 2.48
     assert cells["baseline"][3] == "37.00 ± 2.48"
@@ -46,47 +56,49 @@ def test_a_row_has_means_intervals_and_a_verdict(ablation: Any) -> None:
     assert all(row[1] == "4,000,000" for row in cells.values())
 
 
-def test_a_variant_with_more_updates_is_compared_with_a_baseline_that_has_as_many(
-    ablation: Any,
-) -> None:
+def test_a_variant_is_compared_with_the_baseline_of_as_many_updates(compare: Any) -> None:
     scores = {"baseline": 36.0, "R-Drop x2": 38.0, "baseline x2": 37.0}
-    scores["R-Drop x4"] = 40.0  # a baseline x4 is not done
-    found = [one for name, score in scores.items() for one in results(ablation, name, [score])]
-    last = {name: row[-1] for name, row in read_table(ablation.table(found)).items()}
-    assert last == {
+    scores["R-Drop x4"] = 40.0  # without a baseline x4
+    results = []
+    for name, bleu in scores.items():
+        results += make_results(compare, name, [bleu])
+    differences = {name: row[-1] for name, row in read_table(compare.make_table(results)).items()}
+    assert differences == {
         "baseline": " |",
         "baseline x2": " |",
         "R-Drop x2": "+1.00 (one seed) |",
         "R-Drop x4": " |",
     }
-    assert [ablation.times(name) for name in ("baseline", "R-Drop x2", "R-Drop x4")] == [1, 2, 4]
+    for name, factor in (("baseline", 1), ("R-Drop x2", 2), ("R-Drop x4", 4)):
+        assert compare.length_factor(name) == factor
 
 
-def test_what_a_file_of_results_has_is_not_done_again(
-    ablation: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_results_in_the_file_are_not_measured_again(
+    compare: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     measured = []
 
     def measure(folder: Path, data_dir: Path, name: str, seed: int) -> Any:
         measured.append((name, seed))
-        return results(ablation, name, [30.0] * seed)[-1]
+        return make_results(compare, name, [30.0] * seed)[-1]
 
-    monkeypatch.setattr(ablation, "prepare", lambda text, data_dir: None)
-    monkeypatch.setattr(ablation, "measure", measure)
-    file, output = tmp_path / "results.jsonl", tmp_path / "build"
-    command = ["ablation", "--text=x", f"--output={output}", f"--results={file}", "--only"]
-    for more in (["baseline", "--seeds", "1"], ["baseline", "Muon", "--seeds", "1", "2"]):
-        monkeypatch.setattr("sys.argv", command + more)
-        ablation.main()
+    monkeypatch.setattr(compare, "prepare", lambda text, data_dir: None)
+    monkeypatch.setattr(compare, "measure_variant", measure)
+    file = tmp_path / "results.jsonl"
+    command = ["compare", "variants", "--text=x", f"--output={tmp_path}", f"--results={file}"]
+    command.append("--only")
+    for arguments in (["baseline", "--seeds", "1"], ["baseline", "Muon", "--seeds", "1", "2"]):
+        monkeypatch.setattr("sys.argv", command + arguments)
+        compare.main()
     assert measured == [("baseline", 1), ("Muon", 1), ("baseline", 2), ("Muon", 2)]
-    assert len(ablation.load(file)) == 4
+    assert len(compare.load_results(file)) == 4
 
 
-def test_every_variant_is_a_setting_of_training(ablation: Any) -> None:
+def test_every_variant_is_a_setting_of_training(compare: Any) -> None:
     from nmt.cli.commands import COMMANDS
 
-    accepted = {setting.key for setting in COMMANDS["train"].accepted}
-    for name in ablation.VARIANTS:
-        keys = [setting.partition("=")[0] for setting in ablation.settings(name)]
+    accepted = {setting.key for setting in COMMANDS["train"].accepted} | {"experiment"}
+    for name in compare.VARIANTS:
+        keys = [setting.partition("=")[0] for setting in compare.variant_settings(name)]
         assert set(keys) <= accepted, name
         assert len(set(keys)) == len(keys), name
