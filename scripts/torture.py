@@ -56,18 +56,37 @@ _CPU_SECONDS = 60  # that a command may take; damaged metadata must not make it 
 _SECONDS = 600
 _BYTES = 8 << 30  # of address space
 _TINY = [
-    "model=tiny", "model.d_model=32", "model.d_ff=64", "model.num_heads=2", "device=cpu",
-    "model.num_encoder_layers=1", "model.num_decoder_layers=1", "num_threads=1", "keep_last=5",
-    "tokens_per_update=400", "max_tokens=200", "checkpoint_every_updates=10",
-    "validate_every_updates=10", "log_every_updates=5", "optimizer.schedule=noam",
-    "optimizer.peak_learning_rate=null",    "average_last=3", "keep_best=1",
-]  # fmt: skip
+    "model=tiny",
+    "model.d_model=32",
+    "model.d_ff=64",
+    "model.num_heads=2",
+    "device=cpu",
+    "model.num_encoder_layers=1",
+    "model.num_decoder_layers=1",
+    "num_threads=1",
+    "keep_last=5",
+    "tokens_per_update=400",
+    "max_tokens=200",
+    "checkpoint_every_updates=10",
+    "validate_every_updates=10",
+    "log_every_updates=5",
+    "optimizer.schedule=noam",
+    "optimizer.peak_learning_rate=null",
+    "average_last=3",
+    "keep_best=1",
+]
 _VALUES: list[Any] = [None, True, -1, 0, 10**9, 10**18, 1e300, "", "x" * 1000, "../x", [], {}, [[]]]
 _NUMBERS = ("-1", "0", "1e300", "inf", "nan", str(2**63))
 _CHANGES = {  # audit events before a name in the file system changes
-    "os.mkdir", "os.rename", "os.remove", "os.rmdir", "os.symlink", "os.link", "os.chmod",
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.symlink",
+    "os.link",
+    "os.chmod",
     "os.truncate",
-}  # fmt: skip
+}
 _FOR_WRITING = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
 _LEFTOVER = re.compile(r"\.(tmp|old|work|partial)$")
 
@@ -109,11 +128,23 @@ def import_everything() -> None:
     """Import what commands import when they run, so that forks have it."""
     torch.set_num_threads(1)
     for name in (
-        "cli.tasks", "cli.train", "cli.translate", "cli.evaluate", "cli.data_folder", "average",
-        "training.train", "translate.translator", "translate.engines.ctranslate2",
-        "export.ctranslate2", "preprocess.prepare", "visualize.draw", "visualize.runs",
-        "visualize.run_report", "visualize.style", "serve.app",
-    ):  # fmt: skip
+        "cli.tasks",
+        "cli.train",
+        "cli.translate",
+        "cli.evaluate",
+        "cli.data_folder",
+        "average",
+        "training.train",
+        "translate.translator",
+        "translate.engines.ctranslate2",
+        "export.ctranslate2",
+        "preprocess.prepare",
+        "visualize.draw",
+        "visualize.runs",
+        "visualize.run_report",
+        "visualize.style",
+        "serve.app",
+    ):
         importlib.import_module(f"nmt.{name}")
     for name in ("ctranslate2", "torch.utils.tensorboard", "matplotlib.pyplot", "sacrebleu"):
         importlib.import_module(name)
@@ -133,8 +164,10 @@ class Place:
         self.inputs, self.references = root / "valid.src", root / "valid.tgt"
         self.preprocess = [
             *(f"data.{s}.{e}={root}/{s}.{e}" for s in ("train", "valid") for e in ("src", "tgt")),
-            "tokenizer.vocab_size=310", "num_threads=1", "shard_pairs=100",
-        ]  # fmt: skip
+            "tokenizer.vocab_size=310",
+            "num_threads=1",
+            "shard_pairs=100",
+        ]
         others = [(root / "other", 2)] if has_other else []  # to exchange files with
         for at, seed in [(self.whole, 1), *others]:
             for name, arguments in (
@@ -170,8 +203,11 @@ class Place:
                 ("export", [f"model_dir={at}/model", out, "max_positions=99"], "out/model.bin"),
             ],
             "export": [
-                ("translate", [f"model_dir={at}/export", text, out, "backend=ctranslate2", alone],
-                 "out"),
+                (
+                    "translate",
+                    [f"model_dir={at}/export", text, out, "backend=ctranslate2", alone],
+                    "out",
+                ),
             ],
             "run": [
                 train,
@@ -183,12 +219,15 @@ class Place:
             ],
             "data": [
                 train,
-                ("evaluate", [f"model_dir={at}/model", f"data_dir={at}/data", "split=valid", alone],
-                 ""),
+                (
+                    "evaluate",
+                    [f"model_dir={at}/model", f"data_dir={at}/data", "split=valid", alone],
+                    "",
+                ),
                 ("visualize", ["what=data", f"data_dir={at}/data", f"{out}.html"], "out.html"),
                 ("visualize", self.report(at), "report.html"),
             ],
-        }  # fmt: skip
+        }
 
     def copy(self) -> Path:
         """Return a fresh copy of the whole folders."""
@@ -294,8 +333,10 @@ def result(at: Path, use: Use) -> tuple[int, bytes, str]:
 def torture(place: Place, draw: random.Random, seconds: float) -> tuple[dict[str, Tally], Kills]:
     """Run cases of all classes in turn until the time is over, and one of each at least."""
     kinds: dict[str, Callable[[Path, Path, random.Random], bool]] = {
-        "flip": flip, "damage": damage, "metadata": change_metadata,
-    }  # fmt: skip
+        "flip": flip,
+        "damage": damage,
+        "metadata": change_metadata,
+    }
     tallies = {name: Tally() for name in (*kinds, "kill", "setting")}
     expected: dict[tuple[str, int], bytes] = {}
     for folder, uses in place.uses(place.copy()).items():
@@ -414,13 +455,17 @@ class Kills:
         """Return the commands by what they replace."""
         return {
             "model": ("average", [f"run_dir={at}/run", "last=1", f"output={at}/model"]),
-            "export": ("export", [f"model_dir={at}/model", f"output={at}/export",
-                                  "max_positions=99"]),
-            "data": ("preprocess", [*self.place.preprocess, f"data_dir={at}/data",
-                                    "max_length=20"]),
+            "export": (
+                "export",
+                [f"model_dir={at}/model", f"output={at}/export", "max_positions=99"],
+            ),
+            "data": (
+                "preprocess",
+                [*self.place.preprocess, f"data_dir={at}/data", "max_length=20"],
+            ),
             "run": ("train", self.place.train(at, 40, "seed=1", "average_last=1")),
             "report.html": ("visualize", self.place.report(at)),
-        }  # fmt: skip
+        }
 
     def cases(self, draw: random.Random) -> Iterator[tuple[str, int]]:
         """Yield what is replaced and a call, without end, each once in a round."""
@@ -504,8 +549,10 @@ def set_number(tally: Tally, place: Place, name: str, key: str, value: str) -> N
     pair = [f"src={place.inputs}", f"tgt={place.references}"]
     scored = [f"hypotheses={place.inputs}", f"references={place.references}"]
     key = key.replace("NAME", "a")
-    corpus = [f"data.corpora.a.src={place.root}/train.src",
-              f"data.corpora.a.tgt={place.root}/train.tgt"]  # fmt: skip
+    corpus = [
+        f"data.corpora.a.src={place.root}/train.src",
+        f"data.corpora.a.tgt={place.root}/train.tgt",
+    ]
     arguments = {
         "preprocess": [*place.preprocess, f"data_dir={at}/out"],
         "train": [*_TINY, f"data_dir={at}/data", f"run_dir={at}/out", "max_updates=4"],

@@ -60,8 +60,10 @@ def test_extreme_numbers_are_refused_in_one_line_or_work(torture: Any, place: An
     """All of them are in the long form; these are accepted, and once ended badly or might."""
     tally = torture.Tally()
     for name, key, value in (
-        ("translate", "length_penalty", "-1"), ("evaluate", "seed", "-1"), ("train", "seed", "inf"),
-    ):  # fmt: skip
+        ("translate", "length_penalty", "-1"),
+        ("evaluate", "seed", "-1"),
+        ("train", "seed", "inf"),
+    ):
         torture.set_number(tally, place, name, key, value)
     assert tally.failures == []
     assert min(tally.noticed, tally.harmless) > 0
