@@ -182,6 +182,7 @@ class LocalEngine:
         loop = asyncio.get_running_loop()
 
         def deliver_in_loop(delivery: Delivery) -> None:
+            """Call `deliver` in the event loop; called in a thread of the engine."""
             with contextlib.suppress(RuntimeError):  # the event loop is closed
                 loop.call_soon_threadsafe(deliver, delivery)
 

@@ -157,6 +157,7 @@ class WorkerPool:
         worker = await self._get_worker(slot)
 
         def send_arrived() -> None:
+            """Send segments that were added to the round."""
             segments = search_round.take_arrived()
             if segments:
                 worker.send(segments)
