@@ -35,28 +35,18 @@ class FastAttention(MultiHeadAttention):
         """
         if not isinstance(mask, PackedContext):
             return super().forward(x, memory, mask, attention_out)
-        return self.attend_packed(x, memory, mask, attention_out)
-
-    def attend_packed(
-        self,
-        x: Tensor,
-        memory: Tensor,
-        context: PackedContext,
-        attention_out: AttentionWeights | None = None,
-    ) -> Tensor:
-        """Let packed `x` (N, D) attend to packed `memory` (M, D)."""
         q, k, v = self.project_packed(x, memory)  # (N, H, d), 2 x (M, K, d)
-        q, k = self.rotate_and_normalize(q, k, context.positions)
+        q, k = self.rotate_and_normalize(q, k, mask.positions)
         k = repeat_heads(k, self.num_heads)  # (M, H, d)
         v = repeat_heads(v, self.num_heads)
         if self.position_encoding.has_bias:
-            heads, _ = self.attend_padded(q, k, v, context, self.dropout)
-            heads = context.queries.unpad(heads.transpose(1, 2))
+            heads, _ = self.attend_padded(q, k, v, mask, self.dropout)
+            heads = mask.queries.unpad(heads.transpose(1, 2))
         else:
             dropout = self.dropout.p if self.training else 0.0
-            heads = attend_packed(q, k, v, context, dropout)  # (N, H, d)
+            heads = attend_packed(q, k, v, mask, dropout)  # (N, H, d)
         if attention_out is not None and self in attention_out:  # kernels do not return weights
-            _, attention_out[self] = self.attend_padded(q, k, v, context)
+            _, attention_out[self] = self.attend_padded(q, k, v, mask)
         return self.out_projection(heads.flatten(1))  # type: ignore[no-any-return]
 
     def attend_padded(
