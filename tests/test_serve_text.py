@@ -106,6 +106,7 @@ def test_markup_that_is_no_text_stays_as_it_is() -> None:
 
 def test_html_keeps_entities_and_line_ends_inside_a_sentence_do_not_cut_it() -> None:
     assert html("a &amp; b &lt; c") == "A &amp; B &lt; C"
+    assert html("</>a <b></>b</b>") == "&lt;/&gt;A <b></>B</b>"
     assert parse_html("one\n  <b>two</b>\n three.").sentences == ["one two three."]
     for layout in ("a\n  b", "a    b", " a b \n\n\tc  d\r\n", "<b>a   b</b> c"):
         for stray_tag in ("", "</pre>"):

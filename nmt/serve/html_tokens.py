@@ -48,9 +48,12 @@ def tokenize(text: str) -> Iterator[Token]:
     """Yield the tokens of an HTML document or fragment."""
     tokenizer = _Tokenizer(text)
     tokenizer.read()
+    document_start = _TokenStart(0, TokenKind.TEXT)  # HTMLParser does not report "</>"
     document_end = _TokenStart(len(text), TokenKind.BOUNDARY)
-    for token, following in pairwise([*tokenizer.starts, document_end]):
+    for token, following in pairwise([document_start, *tokenizer.starts, document_end]):
         raw = text[token.position : following.position]
+        if not raw:
+            continue
         if not token.is_preformatted:
             yield Token(token.kind, raw, token.name)
             continue
