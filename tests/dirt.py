@@ -27,7 +27,7 @@ PIECES = [
 ]
 _NAMES = ["CR", "VT", "FF", "FS", "GS", "RS", "NEL", "U+2028", "U+2029"]
 BREAKS = dict(zip("\r\v\f\x1c\x1d\x1e\x85\u2028\u2029", _NAMES, strict=True))
-Place = tuple[str, int, int | None]
+LineLocation = tuple[str, int, int | None]
 
 
 def hostile_line(draw: random.Random, number: int) -> bytes:
@@ -88,14 +88,14 @@ class Story:
     kept: list[tuple[int, str, str]] = field(default_factory=list)
     dropped: Counter[str] = field(default_factory=Counter)
     replaced: Counter[str] = field(default_factory=Counter)
-    places: dict[str, list[Place]] = field(default_factory=dict)
+    locations: dict[str, list[LineLocation]] = field(default_factory=dict)
 
-    def note(self, counter: Counter[str], name: str, number: int, place: Place) -> None:
+    def note(self, counter: Counter[str], name: str, number: int, location: LineLocation) -> None:
         """Count, and remember the line if it is another one."""
         if number:
             counter[name] += number
-            if place not in self.places.setdefault(name, []):
-                self.places[name].append(place)
+            if location not in self.locations.setdefault(name, []):
+                self.locations[name].append(location)
 
 
 @dataclass
@@ -164,14 +164,14 @@ def _read_line(raw: bytes, file: str, line: int, story: Story, row: Row) -> str:
 
 def clean_text(text: str, file: str, line: int, story: Story) -> str:
     """Apply the rules on characters, one after the other."""
-    place = (file, line, None)
+    location = (file, line, None)
     if text.startswith("\ufeff"):
-        story.note(story.replaced, "BOM", 1, place)
+        story.note(story.replaced, "BOM", 1, location)
         text = text[1:]
     if text.endswith("\r"):
-        story.note(story.replaced, "CRLF", 1, place)
+        story.note(story.replaced, "CRLF", 1, location)
         text = text[:-1]
     for character in text:
         if character in BREAKS:
-            story.note(story.replaced, BREAKS[character], 1, place)
+            story.note(story.replaced, BREAKS[character], 1, location)
     return "".join(" " if character in BREAKS else character for character in text)

@@ -56,11 +56,11 @@ def slow_clean(
         files = ("a.src", "b.tgt") if len(raw) == 2 else ("both", "both")
         reasons = []
         for file, byte, size in row.broken:
-            place = (file, number, byte)
+            location = (file, number, byte)
             if held_out or config.data.invalid is Invalid.replace:
-                story.note(story.replaced, NOT_UTF8, size, place)
+                story.note(story.replaced, NOT_UTF8, size, location)
             else:
-                reasons.append((NOT_UTF8, place))
+                reasons.append((NOT_UTF8, location))
         if row.is_malformed and held_out:
             story.note(story.replaced, MALFORMED, 1, (files[0], number, None))
         elif row.is_malformed:
@@ -75,15 +75,17 @@ def slow_clean(
 
 def slow_filters(row, files, number, story, held_out):  # type: ignore[no-untyped-def]
     """Return why a pair is dropped for NUL or an empty side; replace NUL in held-out pairs."""
-    places = [(file, number, None) for file in files]
-    nul = [(NUL, p) for p, text in zip(places, row.texts, strict=True) if "\0" in text]
+    locations = [(file, number, None) for file in files]
+    nul = [(NUL, p) for p, text in zip(locations, row.texts, strict=True) if "\0" in text]
     if held_out:
-        for place, text in zip(places, row.texts, strict=True):
+        for location, text in zip(locations, row.texts, strict=True):
             if "\0" in text:
-                story.note(story.replaced, "NUL", text.count("\0"), place)
+                story.note(story.replaced, "NUL", text.count("\0"), location)
         row.texts = [text.replace("\0", " ") for text in row.texts]
         return []
-    return nul + [(EMPTY, p) for p, text in zip(places, row.texts, strict=True) if not text.strip()]
+    return nul + [
+        (EMPTY, p) for p, text in zip(locations, row.texts, strict=True) if not text.strip()
+    ]
 
 
 def assert_same(parts: list[CleanChunk], counts: PairCounts, story: Story, num_read: int) -> None:
@@ -92,7 +94,7 @@ def assert_same(parts: list[CleanChunk], counts: PairCounts, story: Story, num_r
     assert (counts.read, counts.kept) == (num_read, len(story.kept))
     assert counts.dropped == dict(story.dropped)
     assert counts.replaced == dict(story.replaced)
-    assert counts.examples == {k: v[:NUM_EXAMPLES] for k, v in story.places.items()}
+    assert counts.examples == {k: v[:NUM_EXAMPLES] for k, v in story.locations.items()}
     assert counts.read == counts.kept + sum(counts.dropped.values())
 
 

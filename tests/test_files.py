@@ -34,16 +34,16 @@ def tree(folder: Path) -> dict[str, str]:
 
 
 def fill(folder: Path, text: str) -> None:
-    with replace_folder(folder, marker=MARKER) as place:
-        (place / "deep").mkdir()
-        (place / "deep/file").write_text(text)
-        (place / MARKER).write_text('{"format_version": 1}')
+    with replace_folder(folder, marker=MARKER) as temporary:
+        (temporary / "deep").mkdir()
+        (temporary / "deep/file").write_text(text)
+        (temporary / MARKER).write_text('{"format_version": 1}')
 
 
 def interrupt(folder: Path, error: type[BaseException]) -> None:
     def write() -> None:
-        with replace_folder(folder, marker=MARKER) as place:
-            (place / MARKER).write_text('{"format_version": 1}')
+        with replace_folder(folder, marker=MARKER) as temporary:
+            (temporary / MARKER).write_text('{"format_version": 1}')
             raise error("interrupted")
 
     with pytest.raises(error, match="interrupted"):
@@ -54,11 +54,11 @@ WRITTEN = {"deep": "", "deep/file": "text", MARKER: '{"format_version": 1}'}
 
 
 def test_a_folder_appears_whole_with_its_parents_when_its_block_ends(tmp_path: Path) -> None:
-    with replace_folder(tmp_path / "new", marker=MARKER) as place:
-        assert place.parent == tmp_path  # the same file system, so that a rename is enough
-        assert list(place.iterdir()) == []
+    with replace_folder(tmp_path / "new", marker=MARKER) as temporary:
+        assert temporary.parent == tmp_path  # the same file system, so that a rename is enough
+        assert list(temporary.iterdir()) == []
         assert not (tmp_path / "new").exists()
-        safetensors.torch.save_file({"weight": torch.zeros(1)}, place / "model.safetensors")
+        safetensors.torch.save_file({"weight": torch.zeros(1)}, temporary / "model.safetensors")
     modes = {(tmp_path / name).stat().st_mode & 0o666 for name in ("new", "new/model.safetensors")}
     assert len(modes) == 1  # those who may read the folder may read its files
     fill(tmp_path / "a/b/new", "text")
@@ -124,13 +124,13 @@ def test_an_old_folder_is_replaced_as_a_whole_over_leftovers_and_behind_a_link(
 def test_a_file_is_replaced_as_a_whole_or_stays_as_it_was(tmp_path: Path) -> None:
     path = tmp_path / "file"
     for text in ("old", "new"):
-        with replace_file(path) as place:
-            place.write_text(text)
-            assert place.parent == tmp_path
+        with replace_file(path) as temporary:
+            temporary.write_text(text)
+            assert temporary.parent == tmp_path
             assert not path.exists() or path.read_text() == "old"
         assert tree(tmp_path) == {"file": text}
-    with contextlib.suppress(RuntimeError), replace_file(path) as place:
-        place.write_text("half")
+    with contextlib.suppress(RuntimeError), replace_file(path) as temporary:
+        temporary.write_text("half")
         raise RuntimeError("interrupted")
     assert tree(tmp_path) == {"file": "new"}
 

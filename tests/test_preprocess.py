@@ -27,7 +27,7 @@ from nmt.preprocess.scan import ALL_KEYS, sample_keys
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, and a data folder made of it in shards of 70 pairs."""
     folder = tmp_path_factory.mktemp("preprocess")
     arguments = [*write_corpus(folder), "shard_pairs=70", f"data_dir={folder / 'data'}"]
@@ -35,16 +35,20 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def arguments(place: Path, data_dir: Path, *changes: str) -> list[str]:
-    """Return the arguments that made the data folder of `place`, for another folder."""
-    return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}", *changes]
+def arguments(corpus_dir: Path, data_dir: Path, *changes: str) -> list[str]:
+    """Return the arguments that made the data folder of `corpus_dir`, for another folder."""
+    return [*write_corpus(corpus_dir), "shard_pairs=70", f"data_dir={data_dir}", *changes]
 
 
-def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(place: Path) -> None:
-    kept = [[int(re.match(r"\d+", line)[0]) for line in pair] for pair in read_back(place / "data")]  # type: ignore[index]
+def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(
+    corpus_dir: Path,
+) -> None:
+    kept = [
+        [int(re.match(r"\d+", line)[0]) for line in pair] for pair in read_back(corpus_dir / "data")
+    ]  # type: ignore[index]
     assert all(src == tgt for src, tgt in kept)
     lines = [
-        (place / f"train.{side}.txt").read_bytes().decode().split("\n")[:-1]
+        (corpus_dir / f"train.{side}.txt").read_bytes().decode().split("\n")[:-1]
         for side in ("src", "tgt")
     ]
     good = [
@@ -53,7 +57,7 @@ def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(plac
         if all(line.strip() and "\0" not in line and "too long" not in line for line in pair)
     ]
     assert [src for src, _ in kept] == good
-    report = read_report(place / "data")["train"]
+    report = read_report(corpus_dir / "data")["train"]
     assert report["read"] == len(lines[0])
     assert report["kept"] == len(good) == report["read"] - sum(report["dropped"].values())
     assert set(report["dropped"]) == {"empty side", "NUL character", "too long"}
@@ -62,20 +66,23 @@ def test_every_line_keeps_its_number_and_its_partner_and_held_out_ones_stay(plac
             line = Path(example["file"]).read_bytes().split(b"\n")[example["line"] - 1]
             assert part in line
         assert len(report["examples"][reason]) == min(5, report["dropped"][reason])
-    held_out = read_report(place / "data")["valid"]
+    held_out = read_report(corpus_dir / "data")["valid"]
     assert (held_out["read"], held_out["kept"], held_out["dropped"]) == (12, 12, {})
     for side in ("src", "tgt"):
-        assert (place / f"data/valid.{side}").read_bytes().count(b"\n") == 12
-    assert len(list(read_back(place / "data", "valid"))) == 12
+        assert (corpus_dir / f"data/valid.{side}").read_bytes().count(b"\n") == 12
+    assert len(list(read_back(corpus_dir / "data", "valid"))) == 12
 
 
-def test_other_libraries_read_the_shards_that_meta_lists(place: Path) -> None:
-    paths = sorted((place / "data").glob("train-*.arrow"))
+def test_other_libraries_read_the_shards_that_meta_lists(corpus_dir: Path) -> None:
+    paths = sorted((corpus_dir / "data").glob("train-*.arrow"))
     assert [path.name for path in paths] == [f"train-{n:05d}.arrow" for n in range(5)]
     with pa.OSFile(str(paths[1])) as source, pa.ipc.open_stream(source) as reader:
         rows = reader.read_all().to_pylist()
     assert Dataset.from_file(str(paths[1])).to_list() == rows
-    meta, tokenizer = read_meta(place / "data"), Tokenizer.load(place / "data/tokenizer.model")
+    meta, tokenizer = (
+        read_meta(corpus_dir / "data"),
+        Tokenizer.load(corpus_dir / "data/tokenizer.model"),
+    )
     (shards,) = meta.splits["train"]
     assert [shard.file for shard in shards.shards] == [path.name for path in paths]
     assert shards.shards[1].pairs == len(rows)
@@ -133,9 +140,9 @@ def test_duplicates_are_dropped_but_for_the_first(tmp_path: Path) -> None:
 
 
 def test_many_drops_are_a_warning(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    assert command("preprocess", *arguments(place, tmp_path / "data", "max_length=9")) == 0
+    assert command("preprocess", *arguments(corpus_dir, tmp_path / "data", "max_length=9")) == 0
     output = capfd.readouterr()
     assert "empty side" in output.out
     assert re.search(r"warning: \d\d\.\d % .* most of them for: too long", output.err)
@@ -172,16 +179,16 @@ def test_text_is_read_three_times_and_cleaned_twice(
 
 @pytest.mark.parametrize("limit", [0, pytest.param(1 << 63, marks=pytest.mark.slow)])
 def test_a_limit_that_leaves_too_few_pairs_for_the_sample_changes_nothing(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
+    corpus_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, limit: int
 ) -> None:
     data = tmp_path / "data"
     few = "tokenizer.max_sentences=300"  # of 600
-    assert command("preprocess", *arguments(place, data, few)) == 0
+    assert command("preprocess", *arguments(corpus_dir, data, few)) == 0
     found = tree(data)
     monkeypatch.setattr(plan, "first_limit", lambda *_: limit)
-    assert command("preprocess", *arguments(place, data, few)) == 0
+    assert command("preprocess", *arguments(corpus_dir, data, few)) == 0
     assert tree(data) == found
-    assert found["tokenizer.model"] != (place / "data/tokenizer.model").read_bytes()
+    assert found["tokenizer.model"] != (corpus_dir / "data/tokenizer.model").read_bytes()
 
 
 def test_a_shard_without_pairs_has_no_file(tmp_path: Path) -> None:
@@ -200,8 +207,8 @@ def test_a_shard_without_pairs_has_no_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> None:
-    assert command("preprocess", *arguments(place, tmp_path / "data", "keep_text=true")) == 0
+def test_text_is_kept_beside_the_ids_on_request(corpus_dir: Path, tmp_path: Path) -> None:
+    assert command("preprocess", *arguments(corpus_dir, tmp_path / "data", "keep_text=true")) == 0
     texts = [
         (row["src_text"], row["tgt_text"])
         for path in sorted((tmp_path / "data").glob("train-*.arrow"))
@@ -211,7 +218,7 @@ def test_text_is_kept_beside_the_ids_on_request(place: Path, tmp_path: Path) -> 
     assert [[t.split()[0] for t in pair] for pair in texts] == [
         [t.split()[0] for t in pair] for pair in read
     ]
-    assert read == list(read_back(place / "data"))
+    assert read == list(read_back(corpus_dir / "data"))
     assert not any(odd in text for pair in texts for text in pair for odd in ODD[:7])
 
 

@@ -32,29 +32,29 @@ KILLED = -signal.SIGKILL
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def corpus_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A folder with a corpus, and a data folder made of it without interruption."""
     folder = tmp_path_factory.mktemp("kills")
     assert command("preprocess", *arguments(folder, folder / "data")) == 0
     return folder
 
 
-def arguments(place: Path, data_dir: Path) -> list[str]:
-    """Return the arguments that make a data folder of the corpus in `place`, in five shards."""
-    return [*write_corpus(place), "shard_pairs=70", f"data_dir={data_dir}"]
+def arguments(corpus_dir: Path, data_dir: Path) -> list[str]:
+    """Return the arguments for a data folder of the corpus in `corpus_dir`, in five shards."""
+    return [*write_corpus(corpus_dir), "shard_pairs=70", f"data_dir={data_dir}"]
 
 
-def assert_done(place: Path, folder: Path) -> None:
-    """Check that the data folder is that of an uninterrupted run, and that nothing else is left."""
-    assert tree(folder) == {f"data/{k}": v for k, v in tree(place / "data").items()}
+def assert_done(corpus_dir: Path, folder: Path) -> None:
+    """Check that the data folder equals an uninterrupted one, and that nothing else is left."""
+    assert tree(folder) == {f"data/{k}": v for k, v in tree(corpus_dir / "data").items()}
     assert sorted(path.name for path in folder.iterdir()) == ["data"]
 
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
-    place: Path, tmp_path: Path
+    corpus_dir: Path, tmp_path: Path
 ) -> None:
-    every = arguments(place, tmp_path / "data")
+    every = arguments(corpus_dir, tmp_path / "data")
     done: dict[str, tuple[int, int]] = {}
     for number in (5, 21, 13):  # before the plan is whole, in shard 1, in shard 3
         assert run_and_die(number, *every) == KILLED
@@ -65,7 +65,7 @@ def test_a_run_that_is_killed_again_and_again_ends_with_the_same_bytes(
         done = {name: known for name, known in shards.items() if name[: -len(".arrow")] in finished}
     assert sorted(done) == [f"train-{number:05d}.arrow" for number in range(3)]
     assert command("preprocess", *every, "num_threads=2") == 0
-    assert_done(place, tmp_path)
+    assert_done(corpus_dir, tmp_path)
     for name, known in done.items():
         assert _identity(tmp_path / "data" / name) == known
 
@@ -76,8 +76,8 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 @pytest.mark.slow
-def test_a_lost_worker_is_one_line_and_nobody_is_left(place: Path, tmp_path: Path) -> None:
-    with start(*arguments(place, tmp_path / "data"), "num_threads=2") as process:
+def test_a_lost_worker_is_one_line_and_nobody_is_left(corpus_dir: Path, tmp_path: Path) -> None:
+    with start(*arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         for pid in workers:  # the parent alone: tests/test_pool.py
             os.kill(pid, signal.SIGKILL)
@@ -89,8 +89,8 @@ def test_a_lost_worker_is_one_line_and_nobody_is_left(place: Path, tmp_path: Pat
     assert "Traceback" not in error
 
 
-def test_control_c_ends_all_quickly_and_quietly(place: Path, tmp_path: Path) -> None:
-    with start(*arguments(place, tmp_path / "data"), "num_threads=2") as process:
+def test_control_c_ends_all_quickly_and_quietly(corpus_dir: Path, tmp_path: Path) -> None:
+    with start(*arguments(corpus_dir, tmp_path / "data"), "num_threads=2") as process:
         workers = wait_for_workers(process)
         os.killpg(process.pid, signal.SIGINT)
         assert process.wait(timeout=20) == 130
@@ -102,7 +102,7 @@ def test_control_c_ends_all_quickly_and_quietly(place: Path, tmp_path: Path) -> 
 
 @pytest.mark.slow
 def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     with open_workspace(tmp_path / "data"):
         for data_dir, message in (
@@ -110,18 +110,18 @@ def test_a_folder_in_use_or_one_that_cannot_be_written_is_one_line(
             (Path("/proc/nmt/data"), "/proc/nmt/data cannot be written"),
             (Path("/dev/null/data"), "/dev/null/data cannot be written"),
         ):
-            assert command("preprocess", *arguments(place, data_dir)) == 2
+            assert command("preprocess", *arguments(corpus_dir, data_dir)) == 2
             (line,) = capfd.readouterr().err.split("\n")[:-1]
             assert message in line
 
 
 @pytest.mark.slow
 def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
-    place: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    corpus_dir: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     small = partial(resource.setrlimit, resource.RLIMIT_FSIZE, (6000, 6000))
     # python ignores SIGXFSZ: write fails
-    assert run_in_fork(small, *arguments(place, tmp_path / "data")) == 2
+    assert run_in_fork(small, *arguments(corpus_dir, tmp_path / "data")) == 2
     error = capfd.readouterr().err
     assert "cannot be written: File too large; fix this" in error.split("\n")[-2]
     assert "Traceback" not in error
@@ -130,7 +130,10 @@ def test_a_disk_that_is_full_is_one_line_and_the_work_goes_on(
 
 @pytest.mark.slow
 def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+    corpus_dir: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
 ) -> None:
     def read(sources: list[Source], span: Span) -> Iterator[Chunk]:
         if span.number == 2 and (tmp_path / ".data.work/records/encode").exists():
@@ -140,9 +143,9 @@ def test_a_disk_that_fails_for_a_while_costs_no_shard_that_is_done(
 
     with monkeypatch.context() as patch:
         patch.setattr(workspace, "read_span", read)
-        assert command("preprocess", *arguments(place, tmp_path / "data")) == 2
+        assert command("preprocess", *arguments(corpus_dir, tmp_path / "data")) == 2
     assert "train.src.txt cannot be read: Input/output error" in capfd.readouterr().err
     assert len([*tmp_path.glob(".data.work/records/encode/*.json")]) == 2
-    assert command("preprocess", *arguments(place, tmp_path / "data")) == 0
+    assert command("preprocess", *arguments(corpus_dir, tmp_path / "data")) == 0
     assert "continuing an earlier run" in capfd.readouterr().err
-    assert_done(place, tmp_path)
+    assert_done(corpus_dir, tmp_path)

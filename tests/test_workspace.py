@@ -20,11 +20,11 @@ def fill(work: Workspace) -> None:
     replace_json(work.records / "train-00000.json", {"kept": 3})
 
 
-def end_early(place: Path, error: BaseException, *, is_begun: bool = True) -> None:
+def end_early(data_dir: Path, error: BaseException, *, is_begun: bool = True) -> None:
     """Let an error end a run."""
 
     def run() -> None:
-        with open_workspace(place) as work:
+        with open_workspace(data_dir) as work:
             if is_begun:
                 fill(work)
             raise error
@@ -33,52 +33,52 @@ def end_early(place: Path, error: BaseException, *, is_begun: bool = True) -> No
         run()
 
 
-def records(place: Path) -> list[str]:
-    """Return the names of the results in the work folder of `place`."""
-    return [path.name for path in place.parent.glob(f".{place.name}.work/records/*")]
+def records(data_dir: Path) -> list[str]:
+    """Return the names of the results in the work folder of `data_dir`."""
+    return [path.name for path in data_dir.parent.glob(f".{data_dir.name}.work/records/*")]
 
 
 def test_results_stay_for_the_same_job_alone_and_nothing_of_no_use(tmp_path: Path) -> None:
-    place = tmp_path / "new/data"
+    data_dir = tmp_path / "new/data"
     for error in (DataError("line 3"), ConfigError("seed")):
-        end_early(place, error)
+        end_early(data_dir, error)
         assert list(tmp_path.iterdir()) == [], error
-    end_early(place, KeyboardInterrupt(), is_begun=False)
+    end_early(data_dir, KeyboardInterrupt(), is_begun=False)
     assert list(tmp_path.iterdir()) == []
     for error in (NmtError("full"), KeyboardInterrupt(), RuntimeError("bug")):
-        end_early(place, error)
-        end_early(place, ConfigError("typo"), is_begun=False)
-        with open_workspace(place) as work:
+        end_early(data_dir, error)
+        end_early(data_dir, ConfigError("typo"), is_begun=False)
+        with open_workspace(data_dir) as work:
             (work.data / "x.tmp").write_bytes(b"half")
             work.start(JOB)
-            assert records(place) == ["train-00000.json"], error
+            assert records(data_dir) == ["train-00000.json"], error
             assert not (work.data / "x.tmp").exists()
     for key in ("seed", "inputs", "new"):
-        with open_workspace(place) as work:
+        with open_workspace(data_dir) as work:
             fill(work)
             work.spool.mkdir(exist_ok=True)
             (work.spool / "stdin").write_bytes(b"text")
             work.start({**JOB, key: 2})
-            assert records(place) == [], key
+            assert records(data_dir) == [], key
             assert (work.spool / "stdin").exists()  # its content is part of the job
 
 
 def test_a_finished_folder_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
-    place = tmp_path / "data"
-    place.mkdir()
-    (place / "meta.json").write_text('{"format_version": 1}', encoding="utf-8")
-    (place / "train-00009.arrow").write_bytes(b"old")
-    with open_workspace(place) as work:
+    data_dir = tmp_path / "data"
+    data_dir.mkdir()
+    (data_dir / "meta.json").write_text('{"format_version": 1}', encoding="utf-8")
+    (data_dir / "train-00009.arrow").write_bytes(b"old")
+    with open_workspace(data_dir) as work:
         fill(work)
         (work.data / "meta.json").write_text('{"format_version": 2}', encoding="utf-8")
-        assert (place / "train-00009.arrow").exists()
+        assert (data_dir / "train-00009.arrow").exists()
         work.finish()
     assert sorted(path.name for path in tmp_path.rglob("*")) == [
         "data",
         "manifest.json",
         "meta.json",
     ]
-    assert json.loads((place / "meta.json").read_text(encoding="utf-8")) == {"format_version": 2}
+    assert json.loads((data_dir / "meta.json").read_text(encoding="utf-8")) == {"format_version": 2}
 
 
 def test_a_kill_before_the_work_folder_goes_loses_nothing(tmp_path: Path) -> None:
@@ -100,8 +100,8 @@ def test_one_run_at_a_time(tmp_path: Path) -> None:
 
 def test_a_foreign_folder_or_file_stays_and_so_does_a_link(tmp_path: Path) -> None:
     (tmp_path / "letter.txt").write_text("dear", encoding="utf-8")
-    for place in (tmp_path, tmp_path / "letter.txt"):
-        with pytest.raises(NmtError, match="choose another folder"), open_workspace(place):
+    for data_dir in (tmp_path, tmp_path / "letter.txt"):
+        with pytest.raises(NmtError, match="choose another folder"), open_workspace(data_dir):
             raise AssertionError("taken over")
     assert (tmp_path / "letter.txt").read_text(encoding="utf-8") == "dear"
     (tmp_path / "disk/data").mkdir(parents=True)

@@ -94,13 +94,13 @@ class PairCounts:
             by_line = sorted(distinct, key=lambda location: location.line)
             self.examples[name] = by_line[:NUM_EXAMPLES]
 
-    def merge(self, other: PairCounts) -> None:
+    def merge(self, following: PairCounts) -> None:
         """Add the counts of the pairs that follow."""
-        self.read += other.read
-        self.kept += other.kept
-        self.dropped.update(other.dropped)
-        self.replaced.update(other.replaced)
-        for name, examples in other.examples.items():
+        self.read += following.read
+        self.kept += following.kept
+        self.dropped.update(following.dropped)
+        self.replaced.update(following.replaced)
+        for name, examples in following.examples.items():
             self.examples[name] = (self.examples.get(name, []) + examples)[:NUM_EXAMPLES]
 
     def reasons(self) -> str:

@@ -222,7 +222,7 @@ class LineEncoder:
         self._older_words: dict[str, bytes] = {}
 
     def encode(self, lines: list[str]) -> Ids:
-        """Return the ids of N lines, none of which holds a line break."""
+        """Return the ids of N lines without line breaks."""
         text = "".join([f"{line} {_END_OF_LINE} " for line in lines])
         if not self._has_words or _SPACE in text:
             ids = self._tokenizer.encode_batch(lines, 1)

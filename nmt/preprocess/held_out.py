@@ -1,6 +1,6 @@
 """Read validation and test sets, or take them out of the training text.
 
-Which pairs are taken depends on the text alone: the pairs with the smallest hashes whose sentences
+Which pairs are taken depends only on the text: the pairs with the smallest hashes whose sentences
 are all new. Training pairs that share a sentence with them on either side, compared without case,
 punctuation and spaces, are left out of training, in corpora of every direction.
 """

@@ -134,7 +134,7 @@ def _draw_sample(job: Job, spans: Sequence[Span], taken: Sequence[str]) -> np.ui
         if counts.kept == 0:
             raise no_pairs_left(counts)
         raise DataError(
-            "no training pair is left beside the held-out sets: all share a sentence with them; "
+            "all training pairs share a sentence with the held-out sets, so none is left; "
             "set smaller numbers in data.valid.num_pairs and data.test.num_pairs"
         )
     return sample_end(keys, size)

@@ -190,7 +190,7 @@ def _advise(report: Report) -> Iterator[str]:
     for split, overlap in report["overlap"].items():
         yield from _advise_on_overlap(split, overlap)
     train = report["train"]
-    kept = train["kept"]
+    num_kept = train["kept"]
     dropped = {reason: num for reason, num in train["dropped"].items() if reason != HELD_OUT}
     num_dropped = sum(dropped.values())
     if num_dropped > 0.05 * train["read"]:
@@ -209,9 +209,9 @@ def _advise(report: Report) -> Iterator[str]:
         yield from _advise_on_characters(_SIDES[side], train[side])
     for kind, (option, share) in _DUPLICATE_FILTERS.items():
         number = report["duplicates"][kind] if report["duplicates"] else 0
-        if number > share * kept:
+        if number > share * num_kept:
             yield (
-                f"{number / kept:.0%} of the training {kind} came before: "
+                f"{number / num_kept:.0%} of the training {kind} came before: "
                 f"filter.duplicates={option} keeps the first of each."
             )
             break  # repeated pairs repeat sources and targets too
@@ -221,10 +221,10 @@ def _advise(report: Report) -> Iterator[str]:
             f"There are {ratio:.2f} target tokens for each source token: check that the sides "
             "belong together and are not exchanged."
         )
-    elif train["steep_pairs"] > 0.01 * kept:
+    elif train["steep_pairs"] > 0.01 * num_kept:
         yield (
-            f"{train['steep_pairs'] / kept:.1%} of the training pairs have a side more than three "
-            "times as long as the other: filter.max_ratio=3 drops what is hardly a translation."
+            f"{train['steep_pairs'] / num_kept:.1%} of the training pairs have a side more than "
+            "three times as long as the other: filter.max_ratio=3 drops such pairs."
         )
     corpora = train["corpora"].values()
     if corpora and not any(corpus["times"] for corpus in corpora):

@@ -1,7 +1,7 @@
 """Read the training text once, to collect everything that must be known before it is encoded:
 a sample for the tokenizer, the hashes of duplicates, and candidates for held-out sets.
 
-Which pairs a task writes depends on keys alone, so that the result is the same for every division
+Which pairs a task writes depends only on keys, so that the result is the same for every division
 of the work. The sample consists of the pairs with the smallest keys, which are hashes of the seed,
 the corpus and the number of the pair there (bottom-k sampling; Cohen and Kaplan, 2007). Candidates
 for held-out sets are the pairs with the smallest hashes of their text.

@@ -44,7 +44,7 @@ for _scripts, _languages in (item.split(":") for item in _LANGUAGES.split(";")):
 _BY_CODE = {
     **{code: (script,) for script, code in _CODES.items()},
     "Zyyy": (_OTHER,),
-    # codes that stand for several scripts
+    # codes of several scripts
     "Hans": _BY_LANGUAGE["zh"],
     "Hant": _BY_LANGUAGE["zh"],
     "Jpan": _BY_LANGUAGE["ja"],

@@ -41,14 +41,14 @@ class SideStatistics:
     longest: int = 0  # tokens, EOS included
     characters: Counter[int] = field(default_factory=Counter)  # by code point
 
-    def merge(self, other: SideStatistics) -> None:
+    def merge(self, following: SideStatistics) -> None:
         """Add the counts of other text."""
-        self.tokens += other.tokens
-        self.words += other.words
-        self.unknown_tokens += other.unknown_tokens
-        self.byte_tokens += other.byte_tokens
-        self.longest = max(self.longest, other.longest)
-        self.characters.update(other.characters)
+        self.tokens += following.tokens
+        self.words += following.words
+        self.unknown_tokens += following.unknown_tokens
+        self.byte_tokens += following.byte_tokens
+        self.longest = max(self.longest, following.longest)
+        self.characters.update(following.characters)
 
 
 @dataclass
@@ -59,11 +59,11 @@ class Overlap:
     rows: set[int] = field(default_factory=set)  # matched pairs of the split
     examples: list[dict[str, Any]] = field(default_factory=list)
 
-    def merge(self, other: Overlap) -> None:
+    def merge(self, following: Overlap) -> None:
         """Add the matches of the training pairs that follow."""
-        self.matches += other.matches
-        self.rows |= other.rows
-        self.examples = [*self.examples, *other.examples][:NUM_EXAMPLES]
+        self.matches += following.matches
+        self.rows |= following.rows
+        self.examples = [*self.examples, *following.examples][:NUM_EXAMPLES]
 
 
 @dataclass
@@ -83,13 +83,13 @@ class Statistics:
         """The counts of source and target."""
         return self.src, self.tgt
 
-    def merge(self, other: Statistics) -> None:
+    def merge(self, following: Statistics) -> None:
         """Add the counts of the text that follows."""
-        self.pairs.merge(other.pairs)
-        self.src.merge(other.src)
-        self.tgt.merge(other.tgt)
-        self.lengths.update(other.lengths)
-        for name, overlap in other.overlaps.items():
+        self.pairs.merge(following.pairs)
+        self.src.merge(following.src)
+        self.tgt.merge(following.tgt)
+        self.lengths.update(following.lengths)
+        for name, overlap in following.overlaps.items():
             self.overlaps.setdefault(name, Overlap()).merge(overlap)
 
     def to_json(self) -> dict[str, Any]:
