@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 from device import GPU, DeviceTensor, a_device, replaced
-from searching import IDS, LENGTHS, decided_model, score_ids
+from searching import LENGTHS, TOKENIZER, decided_model, score_ids, source_rows
 from test_compiled import draw_pairs
 from tiny import random_source, tiny_config
 from torch import Tensor
@@ -23,8 +23,9 @@ from nmt.config import DType, Optimizer, OptimizerConfig, Positions, SearchConfi
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
 from nmt.runtime.distributed import World
-from nmt.search.hypotheses import SearchTask
-from nmt.search.search import BeamSearch, length_limits, search
+from nmt.search.beam import BeamSearch
+from nmt.search.request import SearchRequest
+from nmt.search.search import search
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.training.batches import make_batch
 from nmt.training.build import Run, build_run
@@ -119,7 +120,8 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
         config = SearchConfig(max_length_a=0.0, max_length_b=8, **settings)
         models = [decided_model(seed=s, **SMALL, **layers) for s in range(2 if prefixes else 1)]
         steppers = [ModelStepper(model) for model in models]
-        expected = search(EnsembleStepper(steppers), *source, config, IDS, prefixes=prefixes)
+        request = SearchRequest(source_rows(source), config, prefixes or ())
+        expected = search(EnsembleStepper(steppers), request, TOKENIZER)
         with a_device() as device, torch.inference_mode():
             for stepper in steppers:
                 stepper.model.to(GPU)
@@ -134,11 +136,8 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
                 return step(tokens, state)  # type: ignore[no-any-return]
 
             ensemble.step = noting  # type: ignore[method-assign]
-            hypotheses = search(ensemble, *source, config, IDS, prefixes=prefixes)
-        steps = [
-            waits_after - waits_before
-            for waits_before, waits_after in zip(waits, waits[1:], strict=False)
-        ]
+            hypotheses = search(ensemble, request, TOKENIZER)
+        steps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
         assert steps[0] == 0, device.waits  # nor does the encoder
         assert len(steps) > 5
         assert max(steps) <= 2, (name, device.waits)
@@ -152,15 +151,14 @@ def test_sentences_join_a_search_on_the_device() -> None:
     config = SearchConfig(max_length_b=10, beam_size=3)
 
     def find(stepper: ModelStepper) -> dict[int, list[int]]:
-        src, lengths = random_source(LENGTHS)
-        limits = length_limits(lengths, config, [()] * len(src))
-        beams = BeamSearch(stepper, SearchTask(src, lengths, config, IDS, (), limits, n_best=1))
+        rows = source_rows(random_source(LENGTHS))
+        beams = BeamSearch(stepper, SearchRequest(rows, config, n_best=1), TOKENIZER)
         tokens = {}
         later = iter([[], [5, 2], [], [4]])
         while beams.num_live:
             tokens |= {i: beams.result(i)[0].tokens for i in beams.step()}
             if more := next(later, []):
-                beams.join(*random_source(more))
+                beams.join(source_rows(random_source(more)))
         return tokens
 
     expected = find(ModelStepper(decided_model()))
@@ -170,7 +168,7 @@ def test_sentences_join_a_search_on_the_device() -> None:
         device.waits.clear()
         assert find(stepper) == expected
     assert set(device.waits) <= {
-        f"{function}: from the device" for function in ("search._extend", "hypotheses.close")
+        f"{function}: from the device" for function in ("beam._choose", "state.complete")
     }
 
 
@@ -185,7 +183,7 @@ def test_scoring_waits_for_the_device_once_a_batch() -> None:
         stepper = ModelStepper(decided_model().to(GPU))
         device.waits.clear()
         scored = score_ids(stepper, rows, targets, config, max_tokens=40)
-    assert set(device.waits) == {"native.score: from the device"}
+    assert set(device.waits) == {"native._score_batch: from the device"}
     assert 1 < device.waits.total() < len(rows)
     assert [h.alignment for h in scored] == [h.alignment for h in expected]
     assert [h.score for h in scored] == pytest.approx([h.score for h in expected], rel=1e-5)
