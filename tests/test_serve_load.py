@@ -24,7 +24,7 @@ from tiny import sentences
 
 from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.search.search import BeamSearch
+from nmt.search.beam import BeamSearch
 from nmt.serve.access import network_of
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
@@ -172,9 +172,9 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
         gate.wait(10)
         return step(beams)
 
-    def counted_join(beams: BeamSearch, *source: Any) -> None:
-        sizes.append(len(source[1]))
-        join(beams, *source)
+    def counted_join(beams: BeamSearch, rows: list[list[int]]) -> None:
+        sizes.append(len(rows))
+        join(beams, rows)
 
     def failing_join(beams: BeamSearch, *_: Any) -> None:
         raise RuntimeError("no more")
