@@ -137,7 +137,7 @@ def _can_decompose(func: Any) -> bool:
 
 
 def _has_booleans(indices: Any) -> bool:
-    return any(isinstance(x, Tensor) and x.dtype is torch.bool for x in indices)
+    return any(getattr(index, "dtype", None) is torch.bool for index in indices)
 
 
 def place() -> str:
@@ -182,9 +182,7 @@ class _Names(TorchFunctionMode):
         def rename(device: torch.device) -> torch.device:
             return META if device.type == "cuda" else device
 
-        args = [rename(x) if isinstance(x, torch.device) else x for x in args]
-        named = (kwargs or {}).items()
-        kwargs = {key: rename(x) if isinstance(x, torch.device) else x for key, x in named}
+        args, kwargs = replaced((args, kwargs or {}), torch.device, rename)
         if func is torch.tensor and kwargs.get("device") == META:
             del kwargs["device"]
             return func(*args, **kwargs).to(META)

@@ -20,10 +20,10 @@ from nmt.config import SearchConfig, ServeConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.runtime.manifest import write_manifest
 from nmt.search.hypotheses import Hypothesis
-from nmt.search.request import SearchRequest
 from nmt.serve.app import Server, http_protocol, make_app
 from nmt.serve.models import Direction, Models
 from nmt.serve.service import Service
+from nmt.translate.engines.base import SearchRequest
 from nmt.translate.translator import Translator
 
 GOOD = {"source": "xx", "target": "yy"}
@@ -86,10 +86,10 @@ class Running:
     def upload(self, name: str, content: bytes, **params: str) -> Answer:
         """Send a file to translate."""
         mark = "boundary17"
-        form_parts = [
-            f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'.encode()
-            for key, value in params.items()
-        ]
+        form_parts = []
+        for key, value in params.items():
+            field = f'--{mark}\r\nContent-Disposition: form-data; name="{key}"\r\n\r\n{value}\r\n'
+            form_parts.append(field.encode())
         head = f'form-data; name="file"; filename="{name}"'
         form_parts.append(f"--{mark}\r\nContent-Disposition: {head}\r\n\r\n".encode() + content)
         form_parts.append(f"\r\n--{mark}--\r\n".encode())
@@ -132,11 +132,16 @@ def running(models: Models, **settings: Any) -> Iterator[Running]:
 def tiny_folder(folder: Path, tokenizer: Tokenizer, seed: int = 3) -> Path:
     """Write a model folder with random weights that translates to at most 12 tokens."""
     random_model(folder, tokenizer, seed)
-    config = json.loads((folder / "config.json").read_text())
-    config["search"] |= {"max_length_a": 0, "max_length_b": 12}
+    search = json.loads((folder / "config.json").read_text())["search"]
+    change_config(folder, search=search | {"max_length_a": 0, "max_length_b": 12})
+    return folder
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    """Change config.json of a model folder."""
+    config = json.loads((folder / "config.json").read_text()) | changes
     (folder / "config.json").write_text(json.dumps(config))
     write_manifest(folder)
-    return folder
 
 
 def one_model(translator: Translator, source: str = "xx", target: str = "yy") -> Models:
@@ -163,7 +168,8 @@ class Copying:
         self.gate.set()
         self.entered = threading.Event()
         self.batches: list[tuple[SearchConfig, list[list[int]]]] = []
-        self._eos, self._poison = tokenizer.eos_id, poison
+        self._eos = tokenizer.eos_id
+        self._poison = poison
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         pass
@@ -184,6 +190,10 @@ class Copying:
                 [Hypothesis(tokens, -1.0, -1.0, True, [-0.1] * len(tokens), alignment)]
             )
         return hypotheses
+
+    def batch_sizes(self) -> list[int]:
+        """Return the number of sentences of each batch."""
+        return [len(rows) for _, rows in self.batches]
 
     def score(self, *_: Any) -> list[Hypothesis]:
         raise NotImplementedError

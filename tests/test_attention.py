@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import math
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -45,11 +46,8 @@ def naive(module: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor
         queries = x @ wq[rows].T + bq[rows]
         keys = memory @ wk[rows].T + bk[rows]
         for i, query in enumerate(queries):
-            seen = [j for j in range(len(keys)) if visible[i, j]]
-            logits = [float(query @ keys[j]) / math.sqrt(size) for j in seen]
-            total = sum(math.exp(logit - max(logits)) for logit in logits)
-            for j, logit in zip(seen, logits, strict=True):
-                weights[head, i, j] = math.exp(logit - max(logits)) / total
+            logits = keys[visible[i]] @ query / math.sqrt(size)
+            weights[head, i, visible[i]] = logits.exp() / logits.exp().sum()
     return weights
 
 
@@ -57,7 +55,7 @@ def naive(module: MultiHeadAttention, x: Tensor, memory: Tensor, visible: Tensor
 def expected(translator: Translator, src: list[int], tgt: list[int]) -> dict[str, list[Tensor]]:
     """Compute the attention weights of the plain model from the inputs of its attention modules."""
     model = plain(translator.backend.stepper.model)  # type: ignore[attr-defined]
-    weights: dict[str, list[Tensor]] = {kind: [] for kind in KINDS}
+    weights: dict[str, list[Tensor]] = defaultdict(list)
 
     def watch(module: MultiHeadAttention, inputs: tuple[Any, ...]) -> None:
         x, memory, mask = inputs[:3]

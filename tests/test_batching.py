@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from toy import batch_rows
 
 from nmt.data import batching
 from nmt.data.batch import batch_cost, bucket, padding_share
@@ -38,25 +39,36 @@ def sampler(lengths: Any, max_tokens: int = 150, **changes: Any) -> TokenBatchSa
 
 def plan(sampler: TokenBatchSampler, epoch: int = 0) -> list[list[list[int]]]:
     """Return the pair numbers of each batch of each update."""
-    return [[rows.tolist() for rows in update.batches] for update in sampler.updates(epoch)]
+    return list(map(batch_rows, sampler.updates(epoch)))
 
 
 def rank_plans(lengths: Any, world_size: int, **changes: Any) -> list[list[list[list[int]]]]:
     """Return the plan of every rank."""
-    ranks = range(world_size)
-    return [plan(sampler(lengths, rank=r, world_size=world_size, **changes), 1) for r in ranks]
+    plans = []
+    for rank in range(world_size):
+        plans.append(plan(sampler(lengths, rank=rank, world_size=world_size, **changes), 1))
+    return plans
 
 
 def flat(batches: Iterable[Iterable[Any]]) -> list[Any]:
-    return [row for rows in batches for row in rows]
+    return list(itertools.chain.from_iterable(batches))
+
+
+def total_cost(lengths: Any, batches: list[list[int]]) -> int:
+    return sum(batch_cost(lengths[rows]) for rows in batches)
 
 
 @pytest.fixture
 def planned(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Plan 30 pairs at a time; the list grows with each pool that is planned."""
     calls: list[int] = []
+
+    def counting_bucket(lengths: Any, max_tokens: int, order: Any) -> list[Any]:
+        calls.append(len(order))
+        return bucket(lengths, max_tokens, order)
+
     monkeypatch.setattr(batching, "_POOL_PAIRS", 30)
-    monkeypatch.setattr(batching, "bucket", lambda *a: calls.append(1) or bucket(*a))
+    monkeypatch.setattr(batching, "bucket", counting_bucket)
     return calls
 
 
@@ -68,31 +80,30 @@ def test_bucket_puts_every_pair_in_one_batch_within_the_bound() -> None:
         lengths = random_lengths(seed)
         bound = int(np.random.default_rng(seed).integers(lengths.max(), 500))
         order = np.random.default_rng(seed + 1).permutation(len(lengths))
-        batches = [rows.tolist() for rows in bucket(lengths, bound, order)]
+        batches = bucket(lengths, bound, order)
         assert sorted(flat(batches)) == list(range(len(lengths))), seed
-        longest = [max(int(side) for side in pair) for pair in lengths]
-        costs = [len(rows) * max(longest[row] for row in rows) for rows in batches]
-        assert all(0 < cost <= bound for cost in costs), seed
-        assert costs == [batch_cost(lengths[rows]) for rows in batches], seed
-        in_order = [longest[row] for row in flat(batches)]
-        assert in_order == sorted(in_order), seed
+        longest = lengths.max(axis=1)
+        assert (np.diff(longest[flat(batches)]) >= 0).all(), seed
+        for rows in batches:
+            assert 0 < batch_cost(lengths[rows]) <= bound, seed
+            assert batch_cost(lengths[rows]) == len(rows) * longest[rows].max(), seed
         for rows, following in itertools.pairwise(batches):  # no batch is cut too early
             assert (len(rows) + 1) * longest[following[0]] > bound, seed
         selected = np.arange(0, len(lengths), 3)  # of a part of the pairs
         assert sorted(np.concatenate(bucket(lengths, 200, selected)).tolist()) == selected.tolist()
 
 
-def test_padding_share_equals_a_count_of_empty_places() -> None:
+def test_padding_share_equals_a_count_of_empty_positions() -> None:
     assert padding_share(np.ones((1, 2), dtype=np.int32), []) == 0  # of a rank without a pair
     for seed in CASES:
         lengths = random_lengths(seed)
         batches = bucket(lengths, 200, np.arange(len(lengths)))
-        empty = num_positions = 0
+        num_empty = num_positions = 0
         for rows, side in itertools.product(batches, (0, 1)):
-            width = max(int(lengths[row, side]) for row in rows)
-            num_positions += width * len(rows)
-            empty += sum(width - int(lengths[row, side]) for row in rows)
-        assert padding_share(lengths, batches) == pytest.approx(empty / num_positions), seed
+            side_lengths = lengths[rows, side]
+            num_positions += side_lengths.max() * len(rows)
+            num_empty += (side_lengths.max() - side_lengths).sum()
+        assert padding_share(lengths, batches) == pytest.approx(num_empty / num_positions), seed
 
 
 # --- updates
@@ -106,17 +117,17 @@ def test_every_pair_comes_once_an_epoch_in_as_many_updates_as_announced(
         monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
         lengths = random_lengths(seed)
         token_sampler = sampler(lengths, tokens_per_update=tokens)
-        updates = token_sampler.updates(4)
-        assert sum(1 for _ in updates) == len(updates), case
-        assert all(update.batches for update in updates), case
-        batches = [rows for update in updates for rows in update.batches]
-        assert sorted(np.concatenate(batches).tolist()) == list(range(len(lengths))), case
-        assert all(
-            0 < batch_cost(lengths[rows]) <= token_sampler.max_tokens <= 150 for rows in batches
-        )
+        updates = list(token_sampler.updates(4))
+        assert len(updates) == len(token_sampler.updates(4)), case
+        all_rows: list[int] = []
         for update in updates:
-            counts = sum(lengths[rows].sum(axis=0) for rows in update.batches).tolist()
+            for rows in update.batches:
+                assert 0 < batch_cost(lengths[rows]) <= token_sampler.max_tokens <= 150, case
+            update_rows = flat(update.batches)
+            counts = lengths[update_rows].sum(axis=0).tolist()
             assert counts == [update.num_src_tokens, update.num_tokens], case
+            all_rows += update_rows
+        assert sorted(all_rows) == list(range(len(lengths))), case
 
 
 def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batches() -> None:
@@ -126,10 +137,11 @@ def test_the_order_of_a_corpus_is_one_shuffle_sorted_by_length_and_one_of_batche
         token_sampler = sampler(lengths, seed=seed)
         for epoch in (5, 0):  # an earlier plan has no influence
             generator = np.random.default_rng((seed, epoch))
-            pairs = [(*map(int, lengths[i]), int(i)) for i in generator.permutation(len(lengths))]
+            rows = generator.permutation(len(lengths)).tolist()
+            rows.sort(key=lambda row: (lengths[row].max(), lengths[row, 1], lengths[row, 0]))
             batches: list[list[int]] = []
-            for src, tgt, row in sorted(pairs, key=lambda pair: (max(pair[:2]), pair[1], pair[0])):
-                if not batches or (len(batches[-1]) + 1) * max(src, tgt) > 150:
+            for row in rows:
+                if not batches or (len(batches[-1]) + 1) * lengths[row].max() > 150:
                     batches.append([])
                 batches[-1].append(row)
             expected = [batches[i] for i in generator.permutation(len(batches))]
@@ -143,46 +155,52 @@ def test_ranks_share_the_pairs_of_every_update_equally_without_slivers_of_batche
         pool, seed, world_size, tokens = case
         monkeypatch.setattr(batching, "_POOL_PAIRS", pool)
         lengths = random_lengths(seed)
-        alone = plan(sampler(lengths, tokens_per_update=tokens), 1)
+        single = plan(sampler(lengths, tokens_per_update=tokens), 1)
         ranks = rank_plans(lengths, world_size, tokens_per_update=tokens)
-        assert {len(updates) for updates in ranks} == {len(alone)}, case
-        for update, shares in zip(alone, zip(*ranks, strict=True), strict=True):
-            assert flat(flat(shares)) == flat(update), case  # in order, hence each once
-            share = sum(batch_cost(lengths[rows]) for rows in update) / world_size
-            batch_of = {row: rows for rows in update for row in rows}
-            for batches in shares:
-                widths = [int(lengths[batch_of[rows[0]]].max()) for rows in batches]
-                cost = sum(batch_cost(lengths[rows]) for rows in batches)
-                assert cost <= 1.25 * share + max(widths, default=0), case
-                for rows, width in zip(batches, widths, strict=True):
-                    is_whole = rows == batch_of[rows[0]]
-                    assert is_whole or (len(rows) + 1) * width >= share / 8, case
+        assert set(map(len, ranks)) == {len(single)}, case
         second_rank = sampler(lengths, tokens_per_update=tokens, rank=1, world_size=world_size)
-        for rank_update, update in zip(
-            second_rank.updates(1), alone, strict=True
-        ):  # a rank knows the whole size
-            sizes = lengths[flat(update)].sum(axis=0).tolist()
-            assert [rank_update.num_src_tokens, rank_update.num_tokens] == sizes, case
+        sizes = second_rank.updates(1)
+        for index, update in enumerate(single):
+            batch_of = {row: rows for rows in update for row in rows}
+            share = total_cost(lengths, update) / world_size
+            rank_rows: list[int] = []
+            for rank_updates in ranks:
+                batches = rank_updates[index]
+                longest = 0
+                for rows in batches:
+                    width = lengths[batch_of[rows[0]]].max()
+                    longest = max(longest, width)
+                    is_uncut = rows == batch_of[rows[0]]
+                    assert is_uncut or (len(rows) + 1) * width >= share / 8, case
+                assert total_cost(lengths, batches) <= 1.25 * share + longest, case
+                rank_rows += flat(batches)
+            assert rank_rows == flat(update), case  # in order, hence each once
+            # a rank knows the size of the update of all ranks
+            num_tokens = lengths[flat(update)].sum(axis=0).tolist()
+            assert [sizes[index].num_src_tokens, sizes[index].num_tokens] == num_tokens, case
 
 
 def test_an_update_of_fewer_pairs_than_ranks_leaves_some_without_a_batch() -> None:
     lengths = np.full((3, 2), 5, dtype=np.int32)
-    shares = [updates[0] for updates in rank_plans(lengths, 8)]
-    assert sorted(len(flat(batches)) for batches in shares) == [0] * 5 + [1] * 3
+    num_pairs = [len(flat(updates[0])) for updates in rank_plans(lengths, 8)]
+    assert sorted(num_pairs) == [0] * 5 + [1] * 3
 
 
 def test_updates_have_the_tokens_asked_for_within_one_batch() -> None:
     for seed, tokens_per_update in itertools.product(CASES, (300, 900, 100_000)):
         lengths = random_lengths(seed)
-        updates = plan(sampler(lengths, tokens_per_update=tokens_per_update), 0)
-        tokens = [sum(int(lengths[rows, 1].sum()) for rows in update) for update in updates]
-        largest = max(int(lengths[rows, 1].sum()) for update in updates for rows in update)
+        token_sampler = sampler(lengths, tokens_per_update=tokens_per_update)
+        updates = token_sampler.updates(0)
+        largest = max(int(lengths[rows, 1].sum()) for rows in flat(plan(token_sampler)))
         total = int(lengths[:, 1].sum())
         assert len(updates) == max(1, round(total / tokens_per_update)), seed
-        assert all(abs(count - total / len(updates)) <= largest for count in tokens), seed
+        for update in updates:
+            assert abs(update.num_tokens - total / len(updates)) <= largest, seed
     lengths = np.full((100, 2), 5, dtype=np.int32)
-    updates = plan(sampler(lengths, max_tokens=1000, tokens_per_update=50))
-    assert [[len(rows) for rows in update] for update in updates] == [[10]] * 10  # smaller batches
+    small_updates = plan(sampler(lengths, max_tokens=1000, tokens_per_update=50))
+    assert len(small_updates) == 10
+    for (rows,) in small_updates:  # one batch, smaller than max_tokens allows
+        assert len(rows) == 10
 
 
 def test_a_sentence_above_max_tokens_is_refused_with_both_numbers() -> None:
@@ -198,15 +216,14 @@ def test_a_sentence_above_max_tokens_is_refused_with_both_numbers() -> None:
 
 def test_any_update_of_any_epoch_is_reached_by_planning_its_pool_alone(planned: list[int]) -> None:
     lengths = random_lengths(8)
-    expected = {epoch: plan(sampler(lengths), epoch) for epoch in (0, 3)}
+    expected = {0: plan(sampler(lengths), 0), 3: plan(sampler(lengths), 3)}
     planned.clear()
     token_sampler = sampler(lengths)
     assert len(token_sampler.updates(0)) > 5
     assert not planned
     for epoch, index in ((3, -1), (0, 4), (3, 2), (0, 0)):
         planned.clear()
-        update = token_sampler.updates(epoch)[index]
-        assert [rows.tolist() for rows in update.batches] == expected[epoch][index]
+        assert batch_rows(token_sampler.updates(epoch)[index]) == expected[epoch][index]
         assert len(planned) == 1
     planned.clear()
     updates = sampler(lengths).updates(0)
@@ -227,8 +244,10 @@ def test_each_pool_is_shuffled_in_its_own_way() -> None:
     orders = []
     for pool, index in enumerate((0, len(updates) - 1)):
         rows = token_sampler.mix.rows(token_sampler.seed, 0, pool, 2).tolist()
-        batches = [batch for update in updates.pool_of(index) for batch in update.batches]
-        orders.append([rows.index(row) for row in np.concatenate(batches).tolist()])
+        order: list[int] = []
+        for update in updates.pool_of(index):
+            order.extend(map(rows.index, flat(update.batches)))
+        orders.append(order)
     assert sorted(orders[0]) == sorted(orders[1]) == list(range(30))
     assert orders[0] != orders[1]
 
@@ -241,11 +260,14 @@ def test_the_pools_of_a_large_corpus_have_about_the_tokens_asked_for(
     lengths[:7000] //= 3  # one corpus is shorter than the other
     mix = make_mix([CorpusRange("a", 0, 7000, 2.0), CorpusRange("b", 7000, 14_000, 1.0)], {})
     updates = sampler(lengths, 400, tokens_per_update=2000, mix=mix).updates(0)
-    tokens = [update.num_tokens for update in updates]
+    tokens = []
+    counts = np.zeros(21_000)
+    for update in updates:
+        tokens.append(update.num_tokens)
+        np.add.at(counts, flat(update.batches), 1)
     assert updates.num_pairs == 28_000
     assert np.mean(tokens) == pytest.approx(2000, rel=0.01)
     assert np.std(tokens) < 200
-    counts = np.bincount(np.concatenate([r for u in updates for r in u.batches]))
     assert counts.tolist() == [2] * 7000 + [1] * 14_000
 
 
@@ -260,7 +282,11 @@ def test_what_is_tried_holds_the_longest_pairs_of_all_that_are_drawn(
         assert len(rows) <= 51
         assert int(lengths[rows].max()) == token_sampler.longest == int(lengths.max())
     lengths = np.array([[3, 4], [500, 5], [6, 7]], dtype=np.uint16)
-    corpora = [CorpusRange(name, i, 1, 1.0) for i, name in enumerate("abc")]
+    corpora = [
+        CorpusRange("a", 0, 1, 1.0),
+        CorpusRange("b", 1, 1, 1.0),
+        CorpusRange("c", 2, 1, 1.0),
+    ]
     token_sampler = sampler(lengths, 10, mix=make_mix(corpora, {"b": 0}))  # which bounds nothing
     assert (token_sampler.longest, token_sampler.rows_to_try().tolist()) == (7, [0, 2])
 

@@ -8,6 +8,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -19,6 +20,7 @@ from folders import flat, write_folder, write_shard
 
 from nmt.data import binary
 from nmt.data.binary import CorpusIndex, MappedShard, ParallelData, ShardWriter, write_index
+from nmt.data.mixing import CorpusRange
 from nmt.errors import DataError
 from nmt.runtime.files import write_json
 
@@ -29,10 +31,11 @@ LARGE = (1 << 16) + 1  # the last vocabulary for uint16, the first for int32
 def random_pairs(count: int, vocab_size: int, seed: int = 0) -> list[tuple[list[int], list[int]]]:
     """Draw pairs of ids up to the largest, some sides empty."""
     draw = np.random.default_rng(seed)
-    pairs = [
-        tuple(draw.integers(0, vocab_size, int(draw.integers(0, 9))).tolist() for _ in range(2))
-        for _ in range(count)
-    ]
+    pairs = []
+    for src_length, tgt_length in draw.integers(0, 9, (count, 2)):
+        src = draw.integers(0, vocab_size, src_length).tolist()
+        tgt = draw.integers(0, vocab_size, tgt_length).tolist()
+        pairs.append((src, tgt))
     pairs[-1] = ([vocab_size - 1], [0, vocab_size - 1])
     return pairs
 
@@ -56,7 +59,7 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
         write_shard(tmp_path / "x.arrow", pairs, vocab_size)
         shard = MappedShard(tmp_path / "x.arrow")
         assert len(shard) == 50
-        assert as_lists(shard[i] for i in range(50)) == pairs
+        assert as_lists(shard) == pairs
         assert shard[0][0].dtype == shard[0][1].dtype == kind
     with ShardWriter(tmp_path / "x", src_vocab_size=LARGE, tgt_vocab_size=300) as writer:
         writer.add(flat([[LARGE - 1]]), flat([[299]]))
@@ -70,29 +73,28 @@ def test_ids_come_back_in_the_smallest_type_of_their_side(tmp_path: Path) -> Non
 
 def test_bytes_do_not_depend_on_how_the_pairs_arrive(tmp_path: Path) -> None:
     pairs = random_pairs(40, 300)
-    ids = {"src": [src for src, _ in pairs], "tgt": [tgt for _, tgt in pairs]}
-    all_texts = {f"{side}_text": [f"{row} é" for row in rows] for side, rows in ids.items()}
+    src, tgt = map(list, zip(*pairs, strict=True))
+    ids = {"src": src, "tgt": tgt}
+    all_texts = {"src_text": list(map("{} é".format, src)), "tgt_text": list(map(str, tgt))}
     sizes = {"src_vocab_size": 300, "tgt_vocab_size": 300}
     for texts in ({}, all_texts):
         for name, cuts in {"one": [40], "two": [1, 7, 8, 8, 21, 35, 40]}.items():
             with ShardWriter(tmp_path / name, has_text=bool(texts), **sizes) as writer:
                 for start, end in itertools.pairwise([0, *cuts]):
-                    src = flat(ids["src"][start:end])
-                    tgt = flat(ids["tgt"][start:end])
-                    writer.add(src, tgt, [rows[start:end] for rows in texts.values()])
+                    chunk_texts = [lines[start:end] for lines in texts.values()]
+                    writer.add(flat(src[start:end]), flat(tgt[start:end]), chunk_texts)
         content = (tmp_path / "two").read_bytes()
         assert (tmp_path / "one").read_bytes() == content
         table = pa.ipc.open_stream(content).read_all()
-        assert max(len(batch) for batch in table.to_batches()) == 7
+        assert max(map(len, table.to_batches())) == 7
         assert table.to_pydict() == ids | texts
-        assert as_lists(MappedShard(tmp_path / "two")[i] for i in range(40)) == pairs
+        assert as_lists(MappedShard(tmp_path / "two")) == pairs
     shard = writer.shard
     assert (shard.file, shard.pairs) == ("two", 40)
     assert (shard.bytes, shard.sha256) == (len(content), hashlib.sha256(content).hexdigest())
-    assert (shard.src_tokens, shard.tgt_tokens) == tuple(
-        sum(map(len, rows)) for rows in ids.values()
-    )
-    assert shard.longest == max(len(side) for pair in pairs for side in pair) + 1
+    assert shard.src_tokens == sum(map(len, src))
+    assert shard.tgt_tokens == sum(map(len, tgt))
+    assert shard.longest == max(map(len, src + tgt)) + 1
 
 
 def test_a_record_batch_has_as_many_pairs_as_in_the_folders_that_there_are(
@@ -127,9 +129,14 @@ def test_corpora_shards_and_record_batches_are_one_list_that_threads_share(tmp_p
     assert len(data) == 60
     with ThreadPoolExecutor(8) as pool:
         assert as_lists(pool.map(data.__getitem__, range(60))) == as_lists(data) == pairs
-    assert not any(side.flags.owndata or side.flags.writeable for side in data[59])
-    ranges = [(c.name, c.start, c.num_pairs, c.weight) for c in data.corpora]
-    assert ranges == [("news", 0, 21, 1.0), ("none", 21, 0, 1.0), ("web", 21, 39, 0.5)]
+    for side in data[59]:
+        assert not side.flags.owndata
+        assert not side.flags.writeable
+    assert data.corpora == [
+        CorpusRange("news", 0, 21, 1.0),
+        CorpusRange("none", 21, 0, 1.0),
+        CorpusRange("web", 21, 39, 0.5),
+    ]
     assert as_lists(ParallelData(tmp_path, "valid")) == pairs[:21]
     with pytest.raises(IndexError):
         data[60]
@@ -169,15 +176,18 @@ def test_opening_reads_no_shard_and_a_damaged_one_fails_at_its_first_pair(tmp_pa
 
 def anonymous_bytes() -> int:
     """Return the memory of this process that is no file, its own or shared since a fork."""
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("Anonymous:")) * 1024
+    match = re.search(r"^Anonymous: +(\d+) kB", Path("/proc/self/smaps_rollup").read_text(), re.M)
+    assert match is not None
+    return int(match[1]) * 1024
 
 
 def read_all(pickled: bytes, channel: Any) -> None:
     """Read every pair; send their sum, and the bytes that this took."""
     bytes_before = anonymous_bytes()
     data = pickle.loads(pickled)
-    total = int(data.lengths.sum()) + sum(int(src.sum() + tgt.sum()) for src, tgt in data)
+    total = int(data.lengths.sum())
+    for src, tgt in data:
+        total += int(src.sum() + tgt.sum())
     channel.send((total, anonymous_bytes() - bytes_before))
 
 
@@ -265,7 +275,8 @@ def test_a_file_that_is_cut_or_of_another_kind_is_one_line_of_error(tmp_path: Pa
     write_shard(path, random_pairs(20, 300), 300)
     content = path.read_bytes()
     replacements = [b"text\n" * 100, b"\xff" * 1000, b"\0" * 1000]
-    replacements += [content[:end] for end in range(0, len(content), 8)]
+    for end in range(0, len(content), 8):
+        replacements.append(content[:end])
     for replacement in replacements:
         path.write_bytes(replacement)
         with pytest.raises(DataError, match=r"x\.arrow is damaged") as caught:

@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 import safetensors.torch
-import torch
 from exporting import random_model
 from faults import train_and_die
 from ranks import child
-from toy import assert_same_weights, read_records, train
+from tiny import assert_same_tensors
+from toy import assert_same_weights, call_before, read_values, train
 
 from nmt import checkpoint
 from nmt.config import TrainConfig
@@ -28,7 +28,7 @@ from nmt.data.tokenizer import Tokenizer
 from nmt.errors import ModelError
 from nmt.runtime.metadata import to_dataclass
 from nmt.training import checkpoints
-from nmt.training.checkpoints import Saver, TrainerState, load_newest
+from nmt.training.checkpoints import Saver, TrainerState, load_checkpoint, load_newest
 from nmt.training.learner import Learner
 from nmt.training.metrics import RunLog
 
@@ -46,20 +46,21 @@ def finished_run(toy_data: Path, tmp_path_factory: pytest.TempPathFactory) -> Pa
 
 def steps(run_dir: Path) -> list[int]:
     """Return the updates that have a checkpoint; there must be no incomplete folder."""
-    names = [path.name for path in (run_dir / "checkpoints").iterdir()]
-    assert not [name for name in names if name.startswith(".")]
-    return sorted(int(name[5:]) for name in names if name.startswith("step-"))
+    updates = []
+    for path in sorted((run_dir / "checkpoints").iterdir()):
+        assert not path.name.startswith(".")
+        if path.name.startswith("step-"):
+            updates.append(int(path.name[5:]))
+    return updates
 
 
 def before_save(action: Callable[[int], Any], monkeypatch: pytest.MonkeyPatch) -> None:
     """Call `action` with the update of a checkpoint just before it is written."""
-    save = checkpoint.save_model
 
-    def acting(folder: Path, *arguments: Any, **named: Any) -> None:
+    def act(folder: Path, *_: Any, **__: Any) -> None:
         action(checkpoint.checkpoint_update(folder))
-        save(folder, *arguments, **named)
 
-    monkeypatch.setattr(checkpoints, "save_model", acting)
+    call_before(monkeypatch, checkpoints, "save_model", act)
 
 
 def test_a_state_holds_the_operations_of_a_run_of_months() -> None:
@@ -143,7 +144,7 @@ def test_a_line_of_metrics_that_is_cut_off_is_left_out(
         path = tmp_path / "metrics.jsonl"
         bound_files(path.stat().st_size + 9 if update == 2 else -1)
         log.write({"update": update, "loss": 1.0})
-    assert [record["update"] for record in read_records(tmp_path, "loss")] == [1, 3]
+    assert read_values(tmp_path, "loss") == [1, 3]
 
 
 @pytest.mark.slow
@@ -152,7 +153,7 @@ def test_scores_of_another_metric_are_no_bar(toy_data: Path, tmp_path: Path) -> 
     for max_updates, metric in ((2, "bleu"), (6, "loss")):
         changes = [f"max_updates={max_updates}", f"best_metric={metric}"]
         assert train(toy_data, tmp_path / "run", options, changes) == 0
-    losses = [record["valid_loss"] for record in read_records(tmp_path / "run", "valid_loss")]
+    losses = read_values(tmp_path / "run", "valid_loss", "valid_loss")
     assert min(losses) == losses[-1]
     assert (tmp_path / "run/checkpoints/best").resolve().name == "step-00000006"
 
@@ -228,10 +229,11 @@ def test_a_run_goes_on_from_the_checkpoint_before_one_that_is_damaged_or_gone(
     # a damaged one does not count among the newest to keep
     run = copy("few")
     truncate(run / "checkpoints/step-00000012/trainer.pt")
-    task = (train_and_die, "update", 3, "0", toy_data, run, PLAIN, FEW)
-    with child(tmp_path / "log", *task) as process:
+    log = tmp_path / "log"
+    with child(log, train_and_die, "update", 3, "0", toy_data, run, PLAIN, FEW) as process:
         assert process.wait() == -9
-    assert {int(path.name[5:]) for path in run.glob("checkpoints/step-*")} in ({9}, {9, 10}, {10})
+    updates = {int(path.name[5:]) for path in run.glob("checkpoints/step-*")}
+    assert updates in ({9}, {9, 10}, {10})
     # a run with only damaged checkpoints is not started again
     run = copy("run")
     for path in run.glob("checkpoints/step-*/trainer.pt"):
@@ -248,25 +250,20 @@ def test_there_is_a_whole_checkpoint_after_every_step_of_every_write(
     finished_run: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = tmp_path / "run"
-    seen = []
+    counts = []
 
-    def noting(original: Callable[..., Any]) -> Callable[..., Any]:
-        def noted(*arguments: Any, **named: Any) -> Any:
-            result = original(*arguments, **named)
-            if threading.current_thread().name.startswith("saver"):
-                folders = run.glob("checkpoints/step-*")
-                seen.append(sum(len(list(folder.iterdir())) == 5 for folder in folders))
-            return result
-
-        return noted
+    def count_complete(*_: Any, **__: Any) -> None:
+        if threading.current_thread().name.startswith("saver"):
+            folders = run.glob("checkpoints/step-*")
+            counts.append(sum(len(os.listdir(folder)) == 5 for folder in folders))
 
     for name in ("rename", "replace", "unlink", "rmdir", "mkdir", "fsync"):
-        monkeypatch.setattr(os, name, noting(getattr(os, name)))
+        call_before(monkeypatch, os, name, count_complete)
     assert train(toy_data, run, PLAIN, FEW) == 0
     monkeypatch.undo()
-    assert 0 not in seen[seen.index(1) :]
-    assert max(seen) == 2
-    assert len(seen) > 12 * 10
+    assert 0 not in counts[counts.index(1) :]
+    assert max(counts) == 2
+    assert len(counts) > 12 * 10
     assert steps(run) == [12]
 
 
@@ -274,29 +271,23 @@ def test_saving_does_not_hold_up_training(
     finished_run: Path, toy_data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     events: list[str] = []
-    save = checkpoint.save_model
-    update = Learner.update
 
-    def slow_save(*arguments: Any, **named: Any) -> None:
+    def wait_for_updates(_: int) -> None:
         deadline = time.monotonic() + 30  # a disk so slow that four updates are done meanwhile
         while events.count("update") < 8 and time.monotonic() < deadline:
             time.sleep(0.01)
-        save(*arguments, **named)
-        events.append("end")
+        events.append("save")
 
-    def noted_update(*arguments: Any, **named: Any) -> Any:
-        events.append("update")
-        return update(*arguments, **named)
-
-    monkeypatch.setattr(checkpoints, "save_model", slow_save)
-    monkeypatch.setattr(Learner, "update", noted_update)
+    before_save(wait_for_updates, monkeypatch)
+    call_before(monkeypatch, Learner, "update", lambda *_, **__: events.append("update"))
     assert train(toy_data, tmp_path / "run", PLAIN, "max_updates=8") == 0
-    assert events[: events.index("end")].count("update") == 8
+    assert events[: events.index("save")].count("update") == 8
     # the checkpoint has the weights at the time of saving, not the later ones
-    folders = [run / "checkpoints/step-00000004" for run in (finished_run, tmp_path / "run")]
-    weights = safetensors.torch.load_file(folders[0] / "model.safetensors")
-    other_weights = safetensors.torch.load_file(folders[1] / "model.safetensors")
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
-    states = [torch.load(folder / "trainer.pt", weights_only=True) for folder in folders]
-    moments = [s["learner"]["optimizers"][0]["state"][0]["exp_avg"] for s in states]
-    assert torch.equal(moments[0], moments[1])
+    name = "checkpoints/step-00000004"
+    assert_same_tensors(
+        safetensors.torch.load_file(tmp_path / "run" / name / "model.safetensors"),
+        safetensors.torch.load_file(finished_run / name / "model.safetensors"),
+    )
+    saved = load_checkpoint(tmp_path / "run" / name).learner
+    expected = load_checkpoint(finished_run / name).learner
+    assert_same_tensors(saved["optimizers"][0]["state"], expected["optimizers"][0]["state"])

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections import Counter
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from device import GPU, DeviceTensor, a_device, replaced
-from searching import LENGTHS, TOKENIZER, decided_model, score_ids, source_rows
+from device import GPU, Device, DeviceTensor, a_device, replaced
+from searching import IDS, LENGTHS, decided_model, score_ids
 from test_compiled import draw_pairs
 from tiny import random_source, tiny_config
 from torch import Tensor
-from toy import write_data
+from toy import call_before, write_data
 from variants import MODERN
 
 from nmt.config import DType, Optimizer, OptimizerConfig, Positions, SearchConfig, TrainConfig
 from nmt.data.tokenizer import Tokenizer
 from nmt.model.fast.packing import PackedContext, attend_packed, pack
 from nmt.runtime.distributed import World
-from nmt.search.beam import BeamSearch
-from nmt.search.request import SearchRequest
-from nmt.search.search import search
+from nmt.search.hypotheses import SearchTask
+from nmt.search.search import BeamSearch, length_limits, search
 from nmt.search.stepper import EnsembleStepper, ModelStepper
 from nmt.training.batches import make_batch
 from nmt.training.build import Run, build_run
@@ -98,11 +98,14 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
         expected = losses(set_up(data_dir, CPU, **settings))
         with a_device() as device:
             setup = set_up(data_dir, GPU, **settings)
-            assert all(isinstance(p, DeviceTensor) for p in setup.learner.model.parameters())
+            for parameter in setup.learner.model.parameters():
+                assert isinstance(parameter, DeviceTensor)
             device.waits.clear()
             device_losses = losses(setup)
-            calls = ("distributed.sum_over_ranks", "validation.loss")
-            assert device.waits == {f"{at}: from the device": 1 for at in calls}, name
+            assert device.waits == {
+                "distributed.sum_over_ranks: from the device": 1,
+                "validation.loss: from the device": 1,
+            }, name
             device.waits.clear()
             planned = setup.sampler_at(0).updates(0).pool_of(0)
             assert try_largest_batches(setup.learner, setup.samplers.values(), planned) == 1  # byte
@@ -114,14 +117,22 @@ def test_an_update_waits_for_the_device_once_and_validation_and_preflight_too(
             ), name
 
 
-def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
-    source = random_source(LENGTHS)
+def token_lists(rows: list[list[Any]]) -> list[list[list[int]]]:
+    """Return the tokens of all hypotheses of each sentence."""
+    return [[hypothesis.tokens for hypothesis in row] for row in rows]
+
+
+def test_a_step_of_search_waits_for_the_device_twice_at_most(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    src, lengths = random_source(LENGTHS)
     for name, (settings, layers, prefixes) in SEARCHES.items():
         config = SearchConfig(max_length_a=0.0, max_length_b=8, **settings)
-        models = [decided_model(seed=s, **SMALL, **layers) for s in range(2 if prefixes else 1)]
-        steppers = [ModelStepper(model) for model in models]
-        request = SearchRequest(source_rows(source), config, prefixes or ())
-        expected = search(EnsembleStepper(steppers), request, TOKENIZER)
+        steppers = []
+        for seed in range(2 if prefixes else 1):
+            steppers.append(ModelStepper(decided_model(seed=seed, **SMALL, **layers)))
+        ensemble = EnsembleStepper(steppers)
+        expected = search(ensemble, src, lengths, config, IDS, prefixes=prefixes)
         with a_device() as device, torch.inference_mode():
             for stepper in steppers:
                 stepper.model.to(GPU)
@@ -129,21 +140,17 @@ def test_a_step_of_search_waits_for_the_device_twice_at_most() -> None:
             device.waits.clear()
             waits = [0]
             ensemble = EnsembleStepper(steppers)
-            step = ensemble.step
 
-            def noting(tokens: Tensor, state: Any, step: Any = step) -> Tensor:
-                waits.append(device.waits.total())  # noqa: B023
-                return step(tokens, state)  # type: ignore[no-any-return]
+            def count_waits(*_: Any, device: Device = device, waits: list[int] = waits) -> None:
+                waits.append(device.waits.total())
 
-            ensemble.step = noting  # type: ignore[method-assign]
-            hypotheses = search(ensemble, request, TOKENIZER)
-        steps = [after - before for before, after in zip(waits, waits[1:], strict=False)]
+            call_before(monkeypatch, ensemble, "step", count_waits)
+            hypotheses = search(ensemble, src, lengths, config, IDS, prefixes=prefixes)
+        steps = np.diff(waits)
         assert steps[0] == 0, device.waits  # nor does the encoder
         assert len(steps) > 5
-        assert max(steps) <= 2, (name, device.waits)
-        ours = [[hypothesis.tokens for hypothesis in row] for row in hypotheses]
-        theirs = [[hypothesis.tokens for hypothesis in row] for row in expected]
-        assert ours == theirs, name
+        assert steps.max() <= 2, (name, device.waits)
+        assert token_lists(hypotheses) == token_lists(expected), name
         assert len({len(row[0].tokens) for row in hypotheses}) > 1  # some end earlier
 
 
@@ -151,14 +158,17 @@ def test_sentences_join_a_search_on_the_device() -> None:
     config = SearchConfig(max_length_b=10, beam_size=3)
 
     def find(stepper: ModelStepper) -> dict[int, list[int]]:
-        rows = source_rows(random_source(LENGTHS))
-        beams = BeamSearch(stepper, SearchRequest(rows, config, n_best=1), TOKENIZER)
+        src, lengths = random_source(LENGTHS)
+        limits = length_limits(lengths, config, [()] * len(src))
+        beams = BeamSearch(stepper, SearchTask(src, lengths, config, IDS, (), limits, n_best=1))
         tokens = {}
         later = iter([[], [5, 2], [], [4]])
         while beams.num_live:
-            tokens |= {i: beams.result(i)[0].tokens for i in beams.step()}
+            for sentence in beams.step():
+                tokens[sentence] = beams.result(sentence)[0].tokens
             if more := next(later, []):
-                beams.join(source_rows(random_source(more)))
+                src, lengths = random_source(more)
+                beams.join(src, lengths)
         return tokens
 
     expected = find(ModelStepper(decided_model()))
@@ -167,15 +177,17 @@ def test_sentences_join_a_search_on_the_device() -> None:
         stepper.device = GPU
         device.waits.clear()
         assert find(stepper) == expected
-    assert set(device.waits) <= {
-        f"{function}: from the device" for function in ("beam._choose", "state.complete")
-    }
+    allowed = {"search._extend: from the device", "hypotheses.close: from the device"}
+    assert set(device.waits) <= allowed
 
 
 def test_scoring_waits_for_the_device_once_a_batch() -> None:
-    pairs = draw_pairs(random.Random(0), 6, 9)
-    rows = [[2 + i % 20 for i in src] for src, _ in pairs]
-    targets = [[2 + i % 20 for i in tgt] for _, tgt in pairs]
+    draw = random.Random(0)
+    rows = []
+    targets = []
+    for _ in range(6):
+        rows.append(draw.choices(range(2, 22), k=draw.randint(1, 9)))
+        targets.append(draw.choices(range(2, 22), k=draw.randint(1, 9)))
     config = SearchConfig(alignment=True)
     stepper = ModelStepper(decided_model())
     expected = score_ids(stepper, rows, targets, config, max_tokens=40)
@@ -183,10 +195,11 @@ def test_scoring_waits_for_the_device_once_a_batch() -> None:
         stepper = ModelStepper(decided_model().to(GPU))
         device.waits.clear()
         scored = score_ids(stepper, rows, targets, config, max_tokens=40)
-    assert set(device.waits) == {"native._score_batch: from the device"}
+    assert set(device.waits) == {"native.score: from the device"}
     assert 1 < device.waits.total() < len(rows)
-    assert [h.alignment for h in scored] == [h.alignment for h in expected]
-    assert [h.score for h in scored] == pytest.approx([h.score for h in expected], rel=1e-5)
+    for hypothesis, expected_hypothesis in zip(scored, expected, strict=True):
+        assert hypothesis.alignment == expected_hypothesis.alignment
+        assert hypothesis.score == pytest.approx(expected_hypothesis.score, rel=1e-5)
 
 
 def test_the_device_refuses_what_a_gpu_refuses_and_counts_what_waits() -> None:
@@ -217,14 +230,14 @@ def test_the_device_refuses_what_a_gpu_refuses_and_counts_what_waits() -> None:
         assert (x + torch.tensor(1.0)).tolist() == [1.0, 2.0, 1.5, 1.5]
 
 
-def test_autocast_on_a_gpu_rounds_matrix_multiplications_alone(tokenizer: Tokenizer) -> None:
+def test_autocast_on_a_gpu_rounds_only_matrix_multiplications(tokenizer: Tokenizer) -> None:
     dropouts = {"dropout": 0.1, "attention_dropout": 0.1}
     model = decided_model(vocab_size=300, **dropouts).train().requires_grad_(False)
     batch = make_batch(draw_pairs(random.Random(0), 5, 9), tokenizer)
-    seen: Counter[tuple[str, torch.dtype]] = Counter()
+    dtypes: dict[str, set[torch.dtype]] = defaultdict(set)  # of the results of each operation
 
-    def see(name: str, tensor: Any) -> None:
-        replaced(tensor, Tensor, lambda x: seen.update([(name, x.dtype)]))
+    def see(name: str, result: Any) -> None:
+        replaced(result, Tensor, lambda x: dtypes[name].add(x.dtype))
 
     with a_device(has_autograd=False) as device, torch.no_grad():
         objective = Objective(model.to(GPU), smoothing=0.1)
@@ -232,12 +245,11 @@ def test_autocast_on_a_gpu_rounds_matrix_multiplications_alone(tokenizer: Tokeni
         device.see = see
         with torch.autocast("cuda", dtype=torch.bfloat16):
             sums = objective(device_batch)
-    assert {x.dtype for x in sums} == {torch.float32}
-    formats = {name: {d for n, d in seen if n == name} for name, _ in seen}
+    assert sums[0].dtype is sums[1].dtype is torch.float32
     for name in ("native_layer_norm", "_softmax", "_safe_softmax", "scatter_add_"):
-        assert formats[name] == {torch.float32}, name
+        assert dtypes[name] == {torch.float32}, name
     for name in ("mm", "addmm", "relu"):
-        assert formats[name] == {torch.bfloat16}, name
+        assert dtypes[name] == {torch.bfloat16}, name
 
 
 def test_cudnn_which_plans_for_every_shape_is_not_asked_for_attention() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 from folders import write_folder
 from tiny import tiny_config
-from toy import assert_same_weights, make_run, read_records, train
+from toy import assert_same_weights, call_before, make_run, read_records, read_values, train
 
 from nmt.config import StageConfig, TrainConfig
 from nmt.data import batching, mixing
@@ -39,27 +39,28 @@ def corpora(**weights: float) -> list[CorpusRange]:
     return ranges
 
 
-def counts(mix: mixing.Mix, name: str, epochs: range, seed: int = 0) -> dict[int, int]:
+def count_pairs(mix: mixing.Mix, name: str, epochs: range) -> Any:
     """Count how often each pair of a corpus comes in some epochs."""
-    corpus = next(corpus for corpus in mix.corpora if corpus.name == name)
-    count = Counter(row for epoch in epochs for row in mix.rows(seed, epoch).tolist())
-    return {row: count[row] for row in range(corpus.start, corpus.end)}
+    rows = np.concatenate([mix.rows(0, epoch) for epoch in epochs])
+    counts = np.bincount(rows, minlength=137)
+    return np.split(counts, [30, 37])[list(SIZES).index(name)]
 
 
 # --- weights
 
 
 def test_a_pair_comes_as_often_as_its_weight_says_and_none_again_before_all_have() -> None:
-    weights = [(w, 1, w) for w in (0, 1, 2, 3)]  # and epochs, in which each pair comes so often
+    # weight, number of epochs, and how often each pair comes in them
+    weights = [(0, 1, 0), (1, 1, 1), (2, 1, 2), (3, 1, 3)]
     weights += [(0.5, 2, 1), (0.25, 4, 1), (1.5, 2, 3), (0.3, 10, 3)]
     for name, (weight, num_epochs, times) in itertools.product(SIZES, weights):
         mix = make_mix(corpora(), {name: weight})
         for first in (0, 3 * num_epochs):
             for end in range(1, num_epochs + 1):
-                repeats = counts(mix, name, range(first, first + end)).values()
-                assert max(repeats) - min(repeats) <= 1, (name, weight)
-                assert sum(repeats) == pytest.approx(end * weight * SIZES[name], abs=1)
-            assert set(repeats) == {times}, (name, weight)
+                counts = count_pairs(mix, name, range(first, first + end))
+                assert counts.max() - counts.min() <= 1, (name, weight)
+                assert counts.sum() == pytest.approx(end * weight * SIZES[name], abs=1)
+            assert (counts == times).all(), (name, weight)
     assert make_mix(corpora(), {}).rows(3, 5).tolist() == list(range(137))  # in order
     assert make_mix(corpora(a=3, b=0), {"b": 1, "c": 0}).sizes(0) == [90, 7, 0]
 
@@ -82,10 +83,12 @@ def test_half_an_epoch_is_drawn_at_random_and_of_a_large_corpus_in_blocks(
 def test_pools_share_an_epoch_and_every_corpus_of_it() -> None:
     mix = make_mix(corpora(), {"a": 0.5, "b": 3})
     for num_pools, epoch in itertools.product((1, 2, 5), (0, 1)):
-        pools = [mix.rows(1, epoch, pool, num_pools).tolist() for pool in range(num_pools)]
-        assert sorted(row for pool in pools for row in pool) == sorted(mix.rows(1, epoch).tolist())
-        for pool in pools:
-            assert sum(row >= 37 for row in pool) == pytest.approx(100 / num_pools, abs=1)
+        rows: list[int] = []
+        for pool in range(num_pools):
+            pool_rows = mix.rows(1, epoch, pool, num_pools)
+            assert (pool_rows >= 37).sum() == pytest.approx(100 / num_pools, abs=1)
+            rows.extend(pool_rows.tolist())
+        assert sorted(rows) == sorted(mix.rows(1, epoch).tolist())
 
 
 # --- temperature
@@ -157,14 +160,15 @@ def updates(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> list[Counter[str
     """The number of pairs of each corpus, for every update that a run makes."""
     counters: list[Counter[str]] = []
     data = ParallelData(data_dir, "train")
-    update = Learner.update
 
-    def count_pairs(learner: Learner, plan: Any, *arguments: Any, **options: Any) -> Any:
-        firsts = [int(data[int(row)][0][0]) for rows in plan.batches for row in rows]
-        counters.append(Counter("abc"[first - 4] for first in firsts))
-        return update(learner, plan, *arguments, **options)
+    def count_corpora(learner: Learner, update: Any, *_: Any, **__: Any) -> None:
+        counter = Counter[str]()
+        for row in np.concatenate(update.batches).tolist():
+            first_token = data[row][0][0]
+            counter["abc"[first_token - 4]] += 1
+        counters.append(counter)
 
-    monkeypatch.setattr(Learner, "update", count_pairs)
+    call_before(monkeypatch, Learner, "update", count_corpora)
     return counters
 
 
@@ -193,9 +197,15 @@ def test_a_pair_that_an_epoch_repeats_has_other_noise_in_another_update(
     monkeypatch.setattr(BatchMaker, "make_micro_batch", record_sources)
     mix = ["mix.a=4", "mix.b=0", "mix.c=0", "noise.mask=0.5", "max_updates=5"]  # less than an epoch
     assert train(data_dir, data_dir / "run", RUN, mix) == 0
-    repeated = [list(draws.values()) for draws in sources.values() if len(draws) > 1]
-    assert len(repeated) > 4
-    assert sum(draws[0] != draws[1] for draws in repeated) > 0.8 * len(repeated)
+    num_repeated = 0
+    num_changed = 0
+    for draws in sources.values():
+        first, *later = draws.values()
+        if later:
+            num_repeated += 1
+            num_changed += later[0] != first
+    assert num_repeated > 4
+    assert num_changed > 0.8 * num_repeated
 
 
 @pytest.mark.slow
@@ -301,5 +311,5 @@ def test_patience_counts_only_in_the_last_stage(data_dir: Path) -> None:
     # no validation is better than the first
     often += ["optimizer.schedule=cosine", "optimizer.peak_learning_rate=1e-30", "patience=2"]
     assert train(data_dir, data_dir / "run", RUN, STAGES, often) == 0
-    validated = [record["update"] for record in read_records(data_dir / "run", "valid_loss")]
+    validated = read_values(data_dir / "run", "valid_loss")
     assert validated == [*range(1, 10)]  # two after update 7

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import json
 import re
@@ -14,7 +15,9 @@ import numpy as np
 import pytest
 import torch
 from ranks import child
-from tiny import hidden_states, tiny_model
+from tiny import assert_same_tensors, hidden_states, tiny_model
+from torch.nn.utils import parameters_to_vector
+from toy import call_before
 
 from nmt.config import Adapter, ModelConfig, Optimizer, OptimizerConfig, Sharding, TrainConfig
 from nmt.data import Lengths, Rows
@@ -61,9 +64,8 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
     """
     torch.set_num_threads(1)
     linear = importlib.import_module("nmt.model.fast.layers")
-    linear.is_onednn_faster = lambda _num_packed=0: (
-        False
-    )  # oneDNN keeps the memory of failed attempts
+    # oneDNN keeps the memory of failed attempts
+    linear.is_onednn_faster = lambda _num_packed=0: False
     model = tiny_model(d_model=64, d_ff=256, vocab_size=500).train()
     optimizer = torch.optim.Adam(model.parameters(), fused=True)
     size_kib = re.search(r"VmSize:\s+(\d+)", Path("/proc/self/status").read_text())
@@ -74,7 +76,7 @@ def plan_under_limit(lengths: Lengths, max_tokens: int, path: Path) -> None:
     def run(rows: Rows) -> None:
         run_batch(model, lengths, rows)
 
-    ballast = sum(2 * 4 * weight.numel() for weight in model.parameters())
+    ballast = 2 * 4 * len(parameters_to_vector(model.parameters()))
     with pytest.raises(ConfigError) as info:
         preflight(run, lengths, max_tokens, device=CPU, reserved_bytes=ballast, remedy=REMEDY)
     message = str(info.value)
@@ -114,31 +116,31 @@ def test_too_large_batches_are_refused_with_a_size_that_then_trains(tmp_path: Pa
 def test_weights_stay_and_the_peak_holds_the_ballast() -> None:
     model = tiny_model().train()
     lengths = draw_lengths(50, 20)
-    weights_before = [weight.detach().clone() for weight in model.parameters()]
+    weights = copy.deepcopy(model.state_dict())
     held = peak_memory_bytes(CPU)
     # `held` is more than ever was free below the peak
     options = {"device": CPU, "reserved_bytes": held, "remedy": REMEDY}
     peak = preflight(lambda rows: run_batch(model, lengths, rows), lengths, 200, **options)
     assert peak > 1.2 * held
-    assert all(torch.equal(a, b) for a, b in zip(weights_before, model.parameters(), strict=True))
+    assert_same_tensors(model.state_dict(), weights)
 
 
 def test_every_batch_of_every_epoch_is_at_most_as_large_as_those_tried() -> None:
     lengths = draw_lengths(3000, 50)
-    tried = [lengths[rows] for rows in largest_batches(lengths, 700)]
 
-    def measures(batch: Lengths) -> list[int]:
-        count = len(batch)
-        (src, tgt) = map(int, batch.max(axis=0))
+    def measure(rows: Rows) -> list[int]:
+        count = len(rows)
+        src, tgt = lengths[rows].max(axis=0).tolist()
         squares = src * src + src * tgt + tgt * tgt
         return [count * (src + tgt), count * src, count * tgt, count * squares]
 
-    largest = np.max([measures(batch) for batch in tried], axis=0)
-    assert measures(tried[0])[0] == largest[0]
+    tried = list(map(measure, largest_batches(lengths, 700)))
+    largest = np.max(tried, axis=0)
+    assert tried[0][0] == largest[0]
     for epoch in range(5):
         order = np.random.default_rng(epoch).permutation(len(lengths))
-        all_batches = [measures(lengths[rows]) for rows in bucket(lengths, 700, order)]
-        assert (np.max(all_batches, axis=0) == largest).all()
+        measures = list(map(measure, bucket(lengths, 700, order)))
+        assert (np.max(measures, axis=0) == largest).all()
 
 
 def test_shortage_of_memory_differs_from_other_errors() -> None:
@@ -159,7 +161,7 @@ def test_a_model_whose_state_is_larger_than_the_device_is_refused_with_what_it_n
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     model = tiny_model()
-    weights = sum(p.numel() * 4 for p in model.parameters())
+    weights = 4 * len(parameters_to_vector(model.parameters()))
     full = {"sharding": Sharding.full}
     paths = {"data_dir": "", "run_dir": ""}
     cases: list[tuple[dict[str, Any], int, float]] = [  # settings, ranks, times the weights
@@ -196,11 +198,10 @@ def test_a_model_that_is_too_large_is_refused_before_it_takes_memory(
 ) -> None:
     device_types = []
 
-    def make(*sizes: Any, **named: Any) -> Transformer:
+    def note_device(*_: Any, **__: Any) -> None:
         device_types.append(torch.empty(0).device.type)
-        return Transformer(*sizes, **named)
 
-    monkeypatch.setattr(build, "Transformer", make)
+    call_before(monkeypatch, build, "Transformer", note_device)
     monkeypatch.setattr(preflights, "device_memory_bytes", lambda _: 1)
     tokenizer: Any = SimpleNamespace(tgt=SimpleNamespace(vocab_size=9), src_vocab_size=None)
     config = TrainConfig(model=ModelConfig(d_model=8, num_heads=2))

@@ -7,16 +7,26 @@ from __future__ import annotations
 import json
 import re
 import signal
+from collections import defaultdict
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from faults import train_and_die, train_and_record, train_and_signal
 from ranks import child, ranks, run_ranks
-from tiny import sentences, tokenizer_config
-from toy import assert_same_weights, command, read_records, read_weights, train, write_corpus
+from tiny import assert_near, assert_same_tensors, sentences, tokenizer_config
+from toy import (
+    assert_same_weights,
+    command,
+    read_records,
+    read_values,
+    read_weights,
+    train,
+    write_corpus,
+)
 
 from nmt.checkpoint import load_info
 from nmt.config import ModelConfig, Part, TrainConfig
@@ -78,11 +88,8 @@ def assert_same_run(run_dir: Path, other_run_dir: Path) -> None:
     """Compare weights, validations and logged updates of two runs."""
     assert_same_weights(run_dir, other_run_dir)
     for key in ("valid_loss", "nll"):
-        records = [
-            [(r["update"], r.get("valid_loss")) for r in read_records(folder, key)]
-            for folder in (run_dir, other_run_dir)
-        ]
-        assert records[0] == records[1]
+        for field in ("update", "valid_loss"):
+            assert read_values(run_dir, key, field) == read_values(other_run_dir, key, field)
     assert not list((other_run_dir / "checkpoints").glob(".*"))
 
 
@@ -102,54 +109,55 @@ def test_a_run_killed_again_and_again_ends_with_the_same_bits(
 def test_two_ranks_of_which_one_is_killed_go_on_with_the_same_bits(
     two_rank_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    arguments = (toy_data, tmp_path / "run", RICH)
-    with ranks(tmp_path, 2, train_and_die, "update", 9, "1", *arguments) as (first, second):
+    run = tmp_path / "run"
+    task = ranks(tmp_path, 2, train_and_die, "update", 9, "1", toy_data, run, RICH)
+    with task as (first, second):
         assert second.wait() == -9
         assert first.wait(30) == 1, first.stderr
         assert "nmt-train: the connection to another rank is lost" in first.stderr
-    newest = (tmp_path / "run/checkpoints/latest").resolve().name
-    assert newest in ("step-00000004", "step-00000008")  # that may have been on its way
-    run_ranks(tmp_path, 2, train, *arguments)
-    assert_same_weights(two_rank_run, tmp_path / "run")
+    newest = (run / "checkpoints/latest").resolve().name
+    assert newest in ("step-00000004", "step-00000008")  # the save of 8 may have been in progress
+    run_ranks(tmp_path, 2, train, toy_data, run, RICH)
+    assert_same_weights(two_rank_run, run)
 
 
 @pytest.mark.slow
 def test_another_number_of_ranks_goes_on_with_every_pair_once(
     toy_data: Path, tmp_path: Path
 ) -> None:
-    arguments = (tmp_path / "rows", toy_data, tmp_path / "run", *SMALL)
-    recorded: list[list[int]] = []
-    for size, end in ((2, 4), (1, 12)):
-        run_ranks(tmp_path, size, train_and_record, *arguments, f"max_updates={end}")
-        paths = [tmp_path / f"rows.{rank}" for rank in range(size)]
-        rank_updates = [[json.loads(x) for x in path.read_text().splitlines()] for path in paths]
-        recorded += [
-            [i for rows in update for i in rows] for update in zip(*rank_updates, strict=True)
-        ]
+    record = tmp_path / "rows"
+    run = tmp_path / "run"
+    recorded: dict[int, list[int]] = defaultdict(list)  # by update
+    for size, start, end in ((2, 0, 4), (1, 4, 12)):
+        options = [*SMALL, f"max_updates={end}"]
+        run_ranks(tmp_path, size, train_and_record, record, toy_data, run, options)
+        for rank in range(size):
+            path = record.with_suffix(f".{rank}")
+            for update, line in enumerate(path.read_text().splitlines(), start):
+                recorded[update] += json.loads(line)
+            path.unlink()
         log = (tmp_path / "rank0.log").read_text(encoding="utf-8")
         assert ("the data order is unchanged" in log) == (end > 4)
-        for path in paths:
-            path.unlink()
     lengths = ParallelData(toy_data, "train").lengths
     sampler = TokenBatchSampler(lengths, 100, tokens_per_update=200, seed=1)
-    planned = [u.batches for epoch in range(3) for u in sampler.updates(epoch)]
-    assert recorded == [[int(i) for rows in batches for i in rows] for batches in planned[:12]]
+    planned = []
+    for epoch in range(3):
+        for planned_update in sampler.updates(epoch):
+            planned.append(np.concatenate(planned_update.batches).tolist())
+    assert list(recorded.values()) == planned[:12]
 
 
-def test_dropout_differs_between_ranks_and_places_in_the_data() -> None:
-    def draw(seed: int, epoch: int, epoch_position: int, rank: int) -> list[float]:
+def test_dropout_differs_between_ranks_and_positions_in_the_data() -> None:
+    def draw(key: tuple[int, int, int, int]) -> tuple[float, ...]:
+        seed, epoch, epoch_position, rank = key
         state = TrainerState(num_updates=9, epoch=epoch, epoch_position=epoch_position)
         seed_update(seed, state, rank)
-        return torch.rand(4).tolist()  # type: ignore[no-any-return]
+        return tuple(torch.rand(4).tolist())
 
     keys = [(1, 2, 3, 0), (1, 2, 3, 1), (1, 2, 4, 0), (1, 3, 3, 0), (2, 2, 3, 0)]
-    samples_of_keys = [draw(*key) for key in keys]
-    assert all(
-        samples != other_samples
-        for i, samples in enumerate(samples_of_keys)
-        for other_samples in samples_of_keys[:i]
-    )
-    assert [draw(*key) for key in reversed(keys)] == samples_of_keys[::-1]
+    samples = list(map(draw, keys))
+    assert len(set(samples)) == len(keys)
+    assert list(map(draw, reversed(keys))) == samples[::-1]
 
 
 # --- signals
@@ -174,35 +182,35 @@ def test_a_signal_saves_and_the_same_command_goes_on(
     saved: int | None,
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    arguments = (toy_data, tmp_path / "run", RICH)
-    with child(tmp_path / "log", train_and_signal, number, fault, call, "0", *arguments) as process:
+    run = tmp_path / "run"
+    log = tmp_path / "log"
+    with child(log, train_and_signal, number, fault, call, "0", toy_data, run, RICH) as process:
         assert process.wait() == EXIT_STOPPED == 75
         last_line = process.stderr.splitlines()[-1]
-    newest = (tmp_path / "run/checkpoints/latest").resolve().name
+    newest = (run / "checkpoints/latest").resolve().name
     assert f"nmt-train: stopped by {number.name} after update {int(newest[5:])}," in last_line
     assert last_line.endswith("which is saved; the same command goes on")
     assert saved is None or newest == f"step-{saved:08d}"
     if saved == 10:  # it may take long, and who sent the signal may not wait
-        assert not read_records(tmp_path / "run", "valid_loss")
-    assert train(*arguments) == 0
+        assert not read_records(run, "valid_loss")
+    assert train(toy_data, run, RICH) == 0
     assert f"resuming after update {int(newest[5:])} from" in capfd.readouterr().err
-    assert_same_run(finished_run, tmp_path / "run")
+    assert_same_run(finished_run, run)
 
 
 @pytest.mark.slow
 def test_a_signal_to_one_rank_stops_both(
     two_rank_run: Path, toy_data: Path, tmp_path: Path
 ) -> None:
-    arguments = (toy_data, tmp_path / "run", RICH)
-    with ranks(
-        tmp_path, 2, train_and_signal, signal.SIGTERM, "update", 6, "1", *arguments
-    ) as processes:
-        assert [process.wait() for process in processes] == [EXIT_STOPPED] * 2
-        texts = [process.stderr.splitlines()[-1] for process in processes]
-    assert "stopped by a signal to another rank after update 7" in texts[0]
-    assert "stopped by SIGTERM after update 7" in texts[1]
-    run_ranks(tmp_path, 2, train, *arguments)
-    assert_same_run(two_rank_run, tmp_path / "run")
+    run = tmp_path / "run"
+    number = signal.SIGTERM
+    task = ranks(tmp_path, 2, train_and_signal, number, "update", 6, "1", toy_data, run, RICH)
+    with task as (first, second):
+        assert first.wait() == second.wait() == EXIT_STOPPED
+    assert "stopped by a signal to another rank after update 7" in first.stderr.splitlines()[-1]
+    assert "stopped by SIGTERM after update 7" in second.stderr.splitlines()[-1]
+    run_ranks(tmp_path, 2, train, toy_data, run, RICH)
+    assert_same_run(two_rank_run, run)
 
 
 @pytest.mark.slow
@@ -214,8 +222,9 @@ def test_a_signal_at_the_last_update_is_no_stop_and_ctrl_c_ends_at_once_with_130
         (signal.SIGINT, 7, 130, "nmt-train: interrupted\n", "step-00000004"),
     ):
         run = tmp_path / number.name
-        task = (train_and_signal, number, "update", call, "0", toy_data, run, RICH)
-        with child(tmp_path / "log", *task) as process:
+        log = tmp_path / "log"
+        task = child(log, train_and_signal, number, "update", call, "0", toy_data, run, RICH)
+        with task as process:
             assert process.wait() == code
             assert expected_end in process.stderr[-200:]
         assert (run / "checkpoints/latest").resolve().name == newest
@@ -234,15 +243,6 @@ def test_signals_are_noted_in_their_order_and_handlers_put_back() -> None:
 # --- refused runs
 
 
-def other_data(toy_data: Path, folder: Path, *arguments: str) -> Path:
-    """Preprocess the toy corpus with other arguments."""
-    usual = write_corpus(toy_data.parent)
-    data_dir = folder / "data"
-    mine = [text.replace(str(toy_data), str(data_dir)) for text in usual]
-    assert command("preprocess", mine, arguments) == 0
-    return data_dir
-
-
 def test_a_run_does_not_go_on_with_other_settings_or_data(
     short: Path, toy_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -250,9 +250,11 @@ def test_a_run_does_not_go_on_with_other_settings_or_data(
         return {path: path.read_bytes() for path in short.rglob("*") if path.is_file()}
 
     files = contents()
-    same = (toy_data.parent / "train.src.txt").read_text(encoding="utf-8")
-    (tmp_path / "more").write_text(same.replace("red", "blue", 1), encoding="utf-8")
-    data_dir = other_data(toy_data, tmp_path, f"data.train.src={tmp_path / 'more'}")
+    src = (toy_data.parent / "train.src.txt").read_text(encoding="utf-8")
+    (tmp_path / "more").write_text(src.replace("red", "blue", 1), encoding="utf-8")
+    data_dir = tmp_path / "data"
+    changes = [f"data_dir={data_dir}", f"data.train.src={tmp_path / 'more'}"]
+    assert command("preprocess", write_corpus(toy_data.parent), changes) == 0
     assert train(data_dir, short, SMALL, "seed=5") == 2
     last_line = capfd.readouterr().err.splitlines()[-1]
     assert re.search(
@@ -293,7 +295,7 @@ def test_init_from_takes_the_weights_and_a_killed_run_goes_on_from_its_own(
     assert train(toy_data, tmp_path / "still", options, still) == 0
     old = read_weights(short)
     new = read_weights(tmp_path / "still")
-    assert max(float((old[name] - new[name]).abs().max()) for name in old) < 1e-9
+    assert_near(new, old, atol=1e-9, rtol=0)
     (record,) = read_records(tmp_path / "still", "nll")  # a new schedule
     assert record["update"] == 1
     assert record["learning_rate"] == pytest.approx(1e-12 * 16**-0.5 * 20**-1.5)
@@ -331,30 +333,27 @@ def test_init_from_refuses_another_architecture_and_keeps_rows_of_shared_pieces(
     frozen = replace(config, model=info.model, freeze=[Part.embeddings])
     with pytest.raises(ConfigError, match=r"freeze=\[embeddings\]: \d+ pieces .* stay random"):
         load_initial_weights(frozen, new, fresh)
-    rows = dict(zip(old.all_pieces(), range(old.vocab_size), strict=True))
-    num_kept = 0
+    old_pieces = old.all_pieces()
+    old_rows = []
+    new_rows = []
     for row, piece in enumerate(new.all_pieces()):
-        origin = old_weights["embedding.weight"][rows[piece]] if piece in rows else None
-        same = fresh["embedding.weight"][row] if origin is None else origin
-        assert torch.equal(carried["embedding.weight"][row], same), piece
-        num_kept += origin is not None
-    assert 261 <= num_kept < new.vocab_size
-    assert f"{num_kept} of {new.vocab_size} rows are kept" in caplog.text
-    assert all(
-        torch.equal(carried[k], w) for k, w in old_weights.items() if k != "embedding.weight"
-    )
-    old_rows = torch.arange(float(old.vocab_size))
+        if piece in old_pieces:
+            old_rows.append(old_pieces.index(piece))
+            new_rows.append(row)
+    assert 261 <= len(new_rows) < new.vocab_size
+    assert 0 < np.equal(old_rows, new_rows).sum() < len(new_rows)
     embedding = "embedding.weight"
-    output = {"output_weight": old_weights[embedding] + 1, "output_bias": old_rows}
+    expected_embedding = fresh[embedding].clone()
+    expected_embedding[new_rows] = old_weights[embedding][old_rows]
+    assert_same_tensors(carried, old_weights | {embedding: expected_embedding})
+    assert f"{len(new_rows)} of {new.vocab_size} rows are kept" in caplog.text
+    old_bias = torch.arange(float(old.vocab_size))
+    output = {"output_weight": old_weights[embedding] + 1, "output_bias": old_bias}
     old_state = old_weights | output
     new_state = fresh | {
         "output_weight": fresh[embedding],
         "output_bias": torch.zeros(new.vocab_size),
     }
     carried = carry_over(old_state, old, new_state, new)
-    same = [(rows[piece], row) for row, piece in enumerate(new.all_pieces()) if piece in rows]
-    assert len({old_row == row for old_row, row in same}) == 2
     for name in output:
-        assert all(
-            torch.equal(old_state[name][old_row], carried[name][row]) for old_row, row in same
-        )
+        assert torch.equal(old_state[name][old_rows], carried[name][new_rows]), name

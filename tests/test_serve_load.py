@@ -14,24 +14,26 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 from serving import GOOD, Answer, Running, copying, eventually, loaded, running, tiny_folder
 from tiny import sentences
+from toy import call_before
 
 from nmt.config import ServeConfig
 from nmt.data.tokenizer import Tokenizer
-from nmt.search.beam import BeamSearch
+from nmt.search.search import BeamSearch
+from nmt.serve import v1
 from nmt.serve.access import network_of
 from nmt.serve.models import Models
 from nmt.serve.monitoring import Metrics
 from nmt.serve.queues import BatchOptions, QueueFullError
 from nmt.serve.scheduler import Scheduler
 from nmt.serve.service import Service
-from nmt.serve.texts import PlainText, plain_text
 from nmt.translate.options import LineOptions
 from nmt.translate.translator import Translator
 
@@ -42,6 +44,10 @@ def pool() -> Iterator[ThreadPoolExecutor]:
         yield executor
 
 
+def results(first: Future[Any], others: list[Future[Any]]) -> list[Any]:
+    return [future.result(10) for future in (first, *others)]
+
+
 @pytest.mark.slow
 def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
     tmp_path: Path, tokenizer: Tokenizer, pool: ThreadPoolExecutor
@@ -50,24 +56,22 @@ def test_answers_equal_those_alone_with_64_clients_of_mixed_lengths_and_options(
     translator = Translator.load(folder, device="cpu")
     lines = [*sentences(40), " ".join(sentences(120)), "Ein Satz. " * 3 + "Ende"]
     searches: list[dict[str, Any]] = [{}, {"beam_size": 1}, {"beam_size": 2, "length_penalty": 1.0}]
-    expected = [translator.translate(lines, **search, too_long="split") for search in searches]
+    expected = []  # translations by line, for each search
+    for search in searches:
+        translations = translator.translate(lines, **search, too_long="split")
+        expected.append(dict(zip(lines, translations, strict=True)))
     draw = random.Random(3)
-    jobs = [
-        (draw.randrange(3), draw.sample(range(len(lines)), draw.randint(1, 4))) for _ in range(130)
-    ]
-
-    def client(server: Running, job: tuple[int, list[int]]) -> list[str]:
-        search, numbers = job
-        text = [lines[i] for i in numbers]
-        body = {"text": text, "search": searches[search], "split_sentences": False}
-        answer = server.post("/v1/translate", **body, **GOOD)
-        return [item["text"] for item in answer.json["translations"]]
 
     with running(loaded(folder)) as server, ThreadPoolExecutor(64) as clients:
-        for job, texts in zip(
-            jobs, clients.map(lambda job: client(server, job), jobs), strict=True
-        ):
-            assert texts == [expected[job[0]][i] for i in job[1]]
+        answers = []
+        for number in draw.choices(range(len(searches)), k=130):
+            text = draw.sample(lines, draw.randint(1, 4))
+            body = {"text": text, "search": searches[number], "split_sentences": False, **GOOD}
+            answer = clients.submit(server.post, "/v1/translate", **body)
+            answers.append((answer, list(map(expected[number].__getitem__, text))))
+        for answer, expected_texts in answers:
+            texts = [item["text"] for item in answer.result().json["translations"]]
+            assert texts == expected_texts
         assert server.metric("nmt_batch_sentences_count") < server.metric("nmt_sentences_total")
 
 
@@ -97,7 +101,7 @@ def test_clients_that_hang_up_free_their_places_and_disturb_nobody(tokenizer: To
         )
         eventually(lambda: server.service.bodies.held_bytes == 0)
         assert not server.service.scheduler.queues._queues
-    assert sum(len(rows) for _, rows in engine.batches) == 2
+    assert engine.batch_sizes() == [1, 1]
 
 
 def test_one_client_with_many_lines_does_not_starve_another(tokenizer: Tokenizer) -> None:
@@ -144,15 +148,14 @@ def test_the_engine_starts_at_once_and_gathers_while_it_is_busy(
         engine.gate.clear()
         first = pool.submit(server.translate, "the")
         assert engine.entered.wait(10)  # alone, without waiting for company
-        waiting = [pool.submit(server.translate, f"a {word}") for word in ("tree", "house") * 6]
+        waiting = [pool.submit(server.translate, text) for text in ("a tree", "a house") * 6]
         eventually(lambda: server.service.scheduler.queues.num_waiting == 12)
         different = pool.submit(server.post, "/translate", q="a tree", alternatives=2, **GOOD)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 13)
         engine.gate.set()
-        assert first.result(10) == "the"
-        assert [future.result(10) for future in waiting] == ["a tree", "a house"] * 6
+        assert results(first, waiting) == ["the", *["a tree", "a house"] * 6]
         assert different.result(10).json["translatedText"] == "a tree"
-    assert [len(rows) for _, rows in engine.batches] == [1, 12, 1]  # equal options share a batch
+    assert engine.batch_sizes() == [1, 12, 1]  # equal options share a batch
 
 
 def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harms_nobody(
@@ -164,25 +167,21 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
     entered = threading.Event()
     gate = threading.Event()
     sizes = []
-    step = BeamSearch.step
-    join = BeamSearch.join
 
-    def slow_step(beams: BeamSearch) -> set[int]:
+    def wait_for_gate(_: BeamSearch) -> None:
         entered.set()
         gate.wait(10)
-        return step(beams)
 
-    def counted_join(beams: BeamSearch, rows: list[list[int]]) -> None:
-        sizes.append(len(rows))
-        join(beams, rows)
+    def note_size(_: BeamSearch, src: Any, src_lengths: Any, *__: Any) -> None:
+        sizes.append(len(src_lengths))
 
-    def failing_join(beams: BeamSearch, *_: Any) -> None:
+    def fail(*_: Any) -> None:
         raise RuntimeError("no more")
 
-    monkeypatch.setattr(BeamSearch, "step", slow_step)
+    call_before(monkeypatch, BeamSearch, "step", wait_for_gate)
     with running(loaded(folder)) as server:
-        for patched_join in (counted_join, failing_join):
-            monkeypatch.setattr(BeamSearch, "join", patched_join)
+        for action in (note_size, fail):
+            call_before(monkeypatch, BeamSearch, "join", action)
             entered.clear()
             gate.clear()
             first = pool.submit(server.translate, lines[0])
@@ -190,7 +189,7 @@ def test_who_comes_while_others_are_searched_joins_them_and_a_failure_there_harm
             joining = [pool.submit(server.translate, line) for line in lines[1:]]
             eventually(lambda: len(server.service.scheduler.rounds.running[0].unfinished) == 3)
             gate.set()
-            assert [future.result(10) for future in (first, *joining)] == expected, patched_join
+            assert results(first, joining) == expected, action
         assert sizes == [2]
         assert server.service.scheduler.queues.num_waiting == 0
 
@@ -228,13 +227,12 @@ def test_a_sentence_that_fails_fails_its_request_alone(
         engine.gate.clear()
         first = pool.submit(server.translate, "the")
         engine.entered.wait(10)
-        good = [pool.submit(server.translate, f"a tree {i}") for i in range(9)]
+        numbered = list(map("a tree {}".format, range(9)))
+        good = [pool.submit(server.translate, text) for text in numbered]
         bad = pool.submit(server.post, "/translate", q=["a tree", "a über house"], **GOOD)
         eventually(lambda: server.service.scheduler.queues.num_waiting == 11)
         engine.gate.set()
-        assert [future.result(10) for future in (first, *good)][1:] == [
-            f"a tree {i}" for i in range(9)
-        ]
+        assert results(first, good) == ["the", *numbered]
         assert bad.result(10).status == 500
         assert "a poisoned sentence" in bad.result().json["error"]
         content = server.post("/v1/translate", text=["a tree", "a über house"], **GOOD).json
@@ -263,12 +261,12 @@ def test_a_bug_outside_the_engine_fails_the_requests_there_and_the_server_goes_o
 
 
 def raw(
-    server: Running, *pieces: bytes, pause_seconds: float = 0.0, hang_up: bool = False
+    server: Running, chunks: list[bytes], *, pause_seconds: float = 0.0, hang_up: bool = False
 ) -> bytes:
-    """Send bytes with a pause after each piece; return the bytes that come back."""
+    """Send bytes with a pause after each chunk; return the bytes that come back."""
     with socket.create_connection(("127.0.0.1", server.port), timeout=20) as connection:
-        for piece in pieces:
-            connection.sendall(piece)
+        for sent in chunks:
+            connection.sendall(sent)
             time.sleep(pause_seconds)
         if hang_up:
             return b""
@@ -301,20 +299,21 @@ def test_bodies_that_are_wrong_get_the_right_status(tokenizer: Tokenizer) -> Non
             assert server.send("POST", "/translate", body, **form).status == 400, body[:20]
         broken = server.send("POST", "/translate_file", b"--", Content_Type="multipart/form-data")
         assert broken.status == 400
-        slow = raw(server, HEAD + b"40\r\n\r\n", *[b" "] * 3, pause_seconds=0.1)
+        slow = raw(server, [HEAD + b"40\r\n\r\n", b" ", b" ", b" "], pause_seconds=0.1)
         assert b" 408 " in slow.splitlines()[0]
         chunked = HEAD.replace(b"Content-Length: ", b"Transfer-Encoding: chunked\r\n\r\n")
-        assert b" 413 " in raw(server, chunked, *[b"800\r\n" + b" " * 2048 + b"\r\n"] * 3)
-        raw(server, HEAD + b"400\r\n\r\n{", hang_up=True)  # cut off
-        endless = raw(server, b"GET / HTTP/1.1\r\nX: ", *[b"a" * 30_000] * 3, pause_seconds=0.05)
+        large_chunk = b"800\r\n" + b" " * 2048 + b"\r\n"
+        assert b" 413 " in raw(server, [chunked, large_chunk, large_chunk, large_chunk])
+        raw(server, [HEAD + b"400\r\n\r\n{"], hang_up=True)  # cut off
+        header = [b"a" * 30_000] * 3
+        endless = raw(server, [b"GET / HTTP/1.1\r\nX: ", *header], pause_seconds=0.05)
         assert b" 400 " in endless.splitlines()[0]
-        lines = [b"X: " + b"a" * n + b"\r\n" for n in (30_000, 30_000, 6000)]
-        trailers = raw(server, chunked + b"0\r\n", *lines, pause_seconds=0.1)
+        line = b"X: " + b"a" * 30_000 + b"\r\n"
+        lines = [line, line, b"X: " + b"a" * 6000 + b"\r\n"]
+        trailers = raw(server, [chunked + b"0\r\n", *lines], pause_seconds=0.1)
         assert b" 400 " in trailers.splitlines()[0]
-        chunks = [b"1\r\n \r\n"] * 3000 + [b"0\r\n\r\n"]
-        response = raw(
-            server, chunked.replace(b"Host", b"Connection: close\r\nHost"), b"".join(chunks)
-        )
+        closing = chunked.replace(b"Host", b"Connection: close\r\nHost")
+        response = raw(server, [closing, b"1\r\n \r\n" * 3000 + b"0\r\n\r\n"])
         assert b"Invalid JSON" in response
         assert server.translate("the tree") == "the tree"
         eventually(lambda: server.service.bodies.held_bytes == 0)
@@ -331,8 +330,9 @@ def test_connections_without_a_request_are_closed(
         engine.gate.clear()
         slow = client.submit(server.translate, "the tree")
         request = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
-        assert raw(server) == raw(server, b"GET /health HTT", b"P", pause_seconds=0.1) == b""
-        assert raw(server, request, b"\r\n", b"G", pause_seconds=0.1).count(b"200 OK") == 1
+        assert raw(server, []) == b""
+        assert raw(server, [b"GET /health HTT", b"P"], pause_seconds=0.1) == b""
+        assert raw(server, [request, b"\r\n", b"G"], pause_seconds=0.1).count(b"200 OK") == 1
         engine.gate.set()
         assert slow.result(10) == "the tree"
 
@@ -342,14 +342,10 @@ def test_a_stream_is_read_as_it_is_translated(
     tokenizer: Tokenizer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     models, engine = copying(tokenizer)
-    path, kind = "/v1/translate?source=xx&target=yy", {"Content_Type": "text/plain"}
+    path = "/v1/translate?source=xx&target=yy"
+    kind = {"Content_Type": "text/plain"}
     read: list[str] = []
-
-    def reading(text: str, **settings: bool) -> PlainText:
-        read.append(text)
-        return plain_text(text, **settings)
-
-    monkeypatch.setattr("nmt.serve.v1.plain_text", reading)
+    call_before(monkeypatch, v1, "plain_text", lambda text, **_: read.append(text))
     engine.gate.clear()
     with running(models) as server, ThreadPoolExecutor(1) as client:
         text = b"the tree\n" * 2000
@@ -379,24 +375,24 @@ def test_keys_and_rates_are_limited_by_key_and_address(
         def status(key: str, q: str = "a") -> int:
             return server.post("/translate", q=q, api_key=key, **GOOD).status
 
-        assert [status("wrong"), status("")] == [403, 400]
-        assert [status("secret-1") for _ in range(3)] == [200, 200, 429]
-        assert [status("secret-2", "a" * n) for n in (5, 6)] == [200, 400]
+        assert status("wrong") == 403
+        assert status("") == 400
+        assert list(map(status, ["secret-1"] * 3)) == [200, 200, 429]
         params = {"api_key": "secret-2", **GOOD}
         for n, expected in ((5, 200), (6, 400)):  # the limit of a key counts for files, too
+            assert status("secret-2", "a" * n) == expected
             stream = server.post("/v1/translate", text="a" * n, stream=True, **params)
             assert stream.status == expected
             assert server.upload("a.txt", b"a" * n, **params).status == expected
         bearer = server.send("POST", "/detect", b"q=a", Authorization="Bearer secret-1")
         assert bearer.status == 429
     with running(models, requests_per_minute=3) as server:
-        answers = [server.post("/translate", q="a", **GOOD) for _ in range(5)]
-        assert [answer.status for answer in answers] == [200, 200, 200, 429, 429]
-        assert answers[-1].headers["retry-after"]
+        assert list(map(status, [""] * 5)) == [200, 200, 200, 429, 429]
+        assert server.post("/translate", q="a", **GOOD).headers["retry-after"]
     with running(models, api_keys=str(keys), requests_per_minute=2) as server:
-        assert [status("wrong") for _ in range(3)] == [403, 403, 429]
-    networks = [network_of(f"::ffff:1.2.3.{i}") for i in (4, 5)] + [network_of("1.2.3.4")]
-    assert networks == ["1.2.3.4", "1.2.3.5", "1.2.3.4"]
+        assert list(map(status, ["wrong"] * 3)) == [403, 403, 429]
+    assert network_of("::ffff:1.2.3.4") == network_of("1.2.3.4") == "1.2.3.4"
+    assert network_of("::ffff:1.2.3.5") == "1.2.3.5"
     assert network_of("2001:db8::1") == network_of("2001:db8::2") != network_of("2001:db8:0:1::1")
 
 
@@ -412,7 +408,7 @@ def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
         assert server.get("/metrics", Authorization="Bearer t0ken").status == 200
         with caplog.at_level("INFO", logger), _propagating(logger):
             server.translate("the secret house")
-            eventually(lambda: any("/translate" in message for message in caplog.messages))
+            eventually(lambda: "/translate" in caplog.text)
     (entry,) = [e for e in map(json.loads, caplog.messages) if e["path"] == "/translate"]
     assert (entry["status"], entry["sentences"], entry["characters"]) == (200, 1, 16)
     assert "secret" not in caplog.text
@@ -424,20 +420,13 @@ def test_metrics_can_ask_for_a_token_and_the_log_holds_no_text(
         assert json.loads(caplog.messages[-1])["texts"] == ["the house"]
 
 
-class _propagating:
-    """Lets pytest see the logs of nmt, whatever a command has configured."""
-
-    def __init__(self, name: str) -> None:
-        self._loggers = [logging.getLogger(name), logging.getLogger("nmt")]
-
-    def __enter__(self) -> None:
-        self._before = [logger.propagate for logger in self._loggers]
-        for logger in self._loggers:
-            logger.propagate = True
-
-    def __exit__(self, *_: object) -> None:
-        for logger, propagate in zip(self._loggers, self._before, strict=True):
-            logger.propagate = propagate
+@contextmanager
+def _propagating(name: str) -> Iterator[None]:
+    """Let pytest see the logs of nmt, whatever a command has configured."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(logging.getLogger(name), "propagate", True)
+        patch.setattr(logging.getLogger("nmt"), "propagate", True)
+        yield
 
 
 def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> None:
@@ -446,10 +435,9 @@ def test_a_queue_that_is_full_says_when_to_come_back(tokenizer: Tokenizer) -> No
     async def scenario() -> None:
         scheduler = Scheduler(10, Metrics())  # nothing runs it
         options = options_of(models)
-        waiting = [
-            asyncio.ensure_future(scheduler.translate(c, options, ["a"] * 5, timeout_seconds=9))
-            for c in "ab"
-        ]
+        first = scheduler.translate("a", options, ["a"] * 5, timeout_seconds=9)
+        second = scheduler.translate("b", options, ["a"] * 5, timeout_seconds=9)
+        waiting = [asyncio.ensure_future(first), asyncio.ensure_future(second)]
         await asyncio.sleep(0)
         with pytest.raises(QueueFullError, match="try again in 1 s"):
             await scheduler.translate("c", options, ["a"], timeout_seconds=9)
@@ -467,12 +455,13 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
 ) -> None:
     models, _ = copying(tokenizer)
     service = Service(ServeConfig(), models)
-    newer, calls = [copying(tokenizer)[0] for _ in range(2)], iter((0.3, 0.0))
-    loads = iter(newer)
+    first_load = copying(tokenizer)[0]
+    second_load = copying(tokenizer)[0]
+    loads = iter([(first_load, 0.3), (second_load, 0.0)])
 
     def load(_: ServeConfig) -> Models:
-        models = next(loads)
-        time.sleep(next(calls))
+        models, seconds = next(loads)
+        time.sleep(seconds)
         return models
 
     def fail(_: ServeConfig) -> Models:
@@ -480,10 +469,10 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
 
     async def scenario() -> None:
         await asyncio.gather(service.reload(), service.reload())
-        assert service.models is newer[1]
+        assert service.models is second_load
         monkeypatch.setattr(Models, "load", fail)
         await service.reload()
-        assert service.models is newer[1]
+        assert service.models is second_load
         assert 'nmt_reloads_total{result="failed"} 1' in service.metrics.render()
 
     monkeypatch.setattr(Models, "load", load)
@@ -495,7 +484,7 @@ def test_reloads_come_one_after_the_other_and_one_that_fails_changes_nothing(
 def test_signals_drain_and_reload_without_a_lost_request(
     tmp_path: Path, tokenizer: Tokenizer
 ) -> None:
-    folders = [tiny_folder(tmp_path / name, tokenizer, seed) for name, seed in (("a", 3), ("b", 4))]
+    folders = [tiny_folder(tmp_path / "a", tokenizer, 3), tiny_folder(tmp_path / "b", tokenizer, 4)]
     expected = [Translator.load(f, device="cpu").translate(["the house"])[0] for f in folders]
     link = tmp_path / "model"
     link.symlink_to(folders[0])
@@ -505,8 +494,9 @@ def test_signals_drain_and_reload_without_a_lost_request(
     try:
         assert process.stderr is not None
         lines = iter(process.stderr.readline, "")
-        port = next(int(line.rsplit(":", 1)[1]) for line in lines if "serving on" in line)
-        threading.Thread(target=lambda: [None for _ in lines], daemon=True).start()
+        serving_line = next(line for line in lines if "serving on" in line)
+        port = int(serving_line.rsplit(":", 1)[1])
+        threading.Thread(target=process.stderr.read, daemon=True).start()
         server = Running(port, None)  # type: ignore[arg-type]
         assert server.translate("the house") == expected[0]
         stop = threading.Event()

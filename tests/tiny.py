@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -53,10 +54,12 @@ def draw_large(model: Transformer) -> None:
         nn.init.normal_(model.output_weight, std=model.config.d_model**-0.5)
     for module in model.modules():
         if isinstance(module, (MultiHeadAttention, FeedForward)):
-            linears = {n: m for n, m in module.named_children() if isinstance(m, nn.Linear)}
-            for linear in linears.values():
-                linear.reset_parameters()
-            for name, linear in linears.items():
+            linears = []
+            for name, child in module.named_children():
+                if isinstance(child, nn.Linear):
+                    child.reset_parameters()
+                    linears.append((name, child))
+            for name, linear in linears:
                 rows = module.sizes if name == "in_projection" else [len(linear.weight)]
                 for block in linear.weight.split(rows):
                     nn.init.xavier_uniform_(block)
@@ -139,6 +142,13 @@ def assert_near(
     """Compare tensors, or sequences of them; `case` is named on failure."""
     compare = torch.testing.assert_close
     compare(actual, expected, atol=atol, rtol=rtol, msg=lambda text: f"{case}: {text}")
+
+
+def assert_same_tensors(
+    actual: Mapping[str, Tensor], expected: Mapping[str, Tensor], case: object = ""
+) -> None:
+    """Compare state dicts bit by bit; `case` is named on failure."""
+    assert_near(actual, expected, case, atol=0, rtol=0)
 
 
 def sentences(count: int, seed: int = 0) -> list[str]:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 import safetensors.torch
 import torch
 from folders import write_folder
-from tiny import tiny_config
+from tiny import assert_same_tensors, tiny_config
 from torch import Tensor
 
 from nmt.cli.commands import COMMANDS
@@ -33,11 +34,14 @@ def write_corpus(folder: Path, num_train: int = 200, words: tuple[int, int] = (2
     draw = random.Random(1)
     arguments = ["tokenizer.vocab_size=310", f"data_dir={folder / 'data'}", "data.tgt_lang=de"]
     for split, size in {"train": num_train, "valid": 20, "test": 20}.items():
-        rows = [draw.choices(list(WORDS), k=draw.randint(*words)) for _ in range(size)]
-        for side, table in (("src", {}), ("tgt", WORDS)):
-            lines = [" ".join(table.get(word, word) for word in row) for row in rows]
+        lines: dict[str, list[str]] = {"src": [], "tgt": []}
+        for _ in range(size):
+            src_words = draw.choices(list(WORDS), k=draw.randint(words[0], words[1]))
+            lines["src"].append(" ".join(src_words) + "\n")
+            lines["tgt"].append(" ".join(map(WORDS.__getitem__, src_words)) + "\n")
+        for side, side_lines in lines.items():
             path = folder / f"{split}.{side}.txt"
-            path.write_text("".join(line + "\n" for line in lines), encoding="utf-8", newline="\n")
+            path.write_text("".join(side_lines), encoding="utf-8", newline="\n")
             arguments.append(f"data.{split}.{side}={path}")
     return arguments
 
@@ -86,6 +90,11 @@ def read_records(run_dir: Path, key: str) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if key in record]
 
 
+def read_values(run_dir: Path, key: str, field: str = "update") -> list[Any]:
+    """Return `field` of each line of metrics.jsonl that has `key`."""
+    return [record.get(field) for record in read_records(run_dir, key)]
+
+
 def read_weights(run_dir: Path) -> dict[str, Tensor]:
     """Return the weights of the newest checkpoint."""
     return safetensors.torch.load_file(run_dir / "checkpoints/latest/model.safetensors")
@@ -93,30 +102,46 @@ def read_weights(run_dir: Path) -> dict[str, Tensor]:
 
 def assert_same_weights(run_dir: Path, other_run_dir: Path) -> None:
     """Compare the newest checkpoints of two runs bit by bit."""
-    weights = read_weights(run_dir)
-    other_weights = read_weights(other_run_dir)
-    assert weights.keys() == other_weights.keys()
-    assert all(torch.equal(weights[name], other_weights[name]) for name in weights)
+    assert_same_tensors(read_weights(run_dir), read_weights(other_run_dir))
 
 
 def write_data(folder: Path, tokenizer: Tokenizer, lengths: list[tuple[int, int]]) -> None:
     """Write a data folder of random pairs; `lengths` are in tokens and count EOS."""
     draw = np.random.default_rng(0)
-    pairs = [
-        tuple(draw.integers(4, tokenizer.vocab_size, length - 1).tolist() for length in pair)
-        for pair in lengths
-    ]
+    pairs = []
+    for src_length, tgt_length in lengths:
+        src = draw.integers(4, tokenizer.vocab_size, src_length - 1).tolist()
+        tgt = draw.integers(4, tokenizer.vocab_size, tgt_length - 1).tolist()
+        pairs.append((src, tgt))
     (folder / "tokenizer.model").write_bytes(tokenizer.model)
     languages = {"src_lang": "en", "tgt_lang": "de"}
     meta = {"tokenizer_sha256": tokenizer.sha256, **languages}
     write_folder(folder, {"": pairs}, tokenizer.vocab_size, **meta)
 
 
+def call_before(
+    patch: pytest.MonkeyPatch, owner: Any, name: str, action: Callable[..., Any]
+) -> None:
+    """Call `action` with the arguments of each call of a function, before the function itself."""
+    original = getattr(owner, name)
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        action(*arguments, **named)
+        return original(*arguments, **named)
+
+    patch.setattr(owner, name, call)
+
+
+def batch_rows(update: Update) -> list[list[int]]:
+    """Return the rows of each batch of an update."""
+    return [rows.tolist() for rows in update.batches]
+
+
 def read_pairs(learner: Learner, batches: list[Any], draw: int) -> list[list[list[int]]]:
     """Return the source, decoder input and target ids of the pairs of `batches`, lists of rows, as
     training reads them in update `draw`.
     """
-    update = Update([np.array(rows) for rows in batches], 1, 1)
+    update = Update(list(map(np.array, batches)), 1, 1)
     pairs = []
     for micro_batches in learner.batch_maker.make(update, draw):
         for batch in micro_batches:
@@ -125,7 +150,7 @@ def read_pairs(learner: Learner, batches: list[Any], draw: int) -> list[list[lis
             tgt_in = batch.tgt_in[: batch.num_tokens].split(tgt_lengths)
             tgt_out = batch.tgt_out[: batch.num_tokens].split(tgt_lengths)
             for pair in zip(src, tgt_in, tgt_out, strict=True):
-                pairs.append([ids.tolist() for ids in pair])
+                pairs.append(list(map(Tensor.tolist, pair)))
     return pairs
 
 

@@ -25,11 +25,9 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
-from nmt.search.constraints import forbidden_ids
-from nmt.search.hypotheses import Hypothesis
-from nmt.search.request import SearchRequest
-from nmt.search.scoring import score
-from nmt.translate.engines.base import LoadedModel, directions_of
+from nmt.search.hypotheses import ControlIds, Hypothesis, score
+from nmt.search.search import check_prefixes, length_limits
+from nmt.translate.engines.base import LoadedModel, SearchRequest, directions_of
 
 Ids = Sequence[int]
 _SCORED_TOKENS = 1024  # source tokens scored at once: logits of a batch are held whole
@@ -68,10 +66,10 @@ class CTranslate2Backend:
         self._engine = engine
         self._src_pieces, self._pieces = tokenizer.src.all_pieces(), tokenizer.tgt.all_pieces()
         self._ids = {piece: i for i, piece in enumerate(self._pieces)}
-        self._tokenizer = tokenizer
-        self._eos = self._pieces[tokenizer.tgt.eos_id]
+        self._control = ControlIds.of(tokenizer)
+        self._eos = self._pieces[self._control.eos]
         self._max_positions = max_positions
-        self._forbidden = [[self._pieces[token]] for token in forbidden_ids(tokenizer.tgt)]
+        self._forbidden = [[self._pieces[token]] for token in self._control.never]
 
     def check(self, config: SearchConfig, *, scoring: bool = False) -> None:
         """Refuse penalties that CTranslate2 has not; scoring has no attention."""
@@ -89,9 +87,9 @@ class CTranslate2Backend:
         """
         rows, config = request.rows, request.config
         prefixes = request.prefixes or [()] * len(rows)
-        request.check_prefixes(self._tokenizer)
+        check_prefixes(prefixes, self._control)
         self._check_lengths(rows)
-        limits = request.length_limits()
+        limits = length_limits(torch.tensor([len(row) + 1 for row in rows]), config, prefixes)
         known = vars(request) | {"prefixes": prefixes, "n_best": request.n_best or config.beam_size}
         whole = _Request(**known, limits=[min(limit, self._max_positions - 1) for limit in limits])
         found: list[list[_Found]] = [[] for _ in rows]
