@@ -83,7 +83,7 @@ def best_checkpoints(run_dir: Path, count: int, metric: BestMetric) -> list[Path
 def validation_scores(run_dir: Path, metric: BestMetric) -> dict[int, float]:
     """Return the score of each validated update of a run."""
     path = run_dir / "metrics.jsonl"
-    if not path.is_file():
+    if not path.exists():
         raise ModelError(f"{path} does not exist; best=N needs the run folder of nmt-train")
     key = f"valid_{metric.value}"
     return {record["update"]: record[key] for record in read_metrics_log(path) if key in record}

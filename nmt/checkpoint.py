@@ -23,11 +23,13 @@ from nmt.model.transformer import Transformer
 from nmt.runtime.files import replace_folder, write_json
 from nmt.runtime.manifest import note_unverified, verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
+from nmt.runtime.reading import open_regular
 
 FORMAT_VERSION = 1
 WEIGHTS = "model.safetensors"
 CONFIG = "config.json"
 EXPORTED = "nmt.json"  # our own file in a folder of nmt-export, whose config.json is another's
+_MAX_HEADER_BYTES = 1 << 22  # of a safetensors file; a deep model has 0.3 MB
 _STEP = re.compile(r"step-(\d{8,})")
 
 
@@ -96,12 +98,12 @@ def save_weights(path: Path, tensors: dict[str, Tensor]) -> None:
 
 def load_info(folder: Path) -> ModelInfo:
     """Read `config.json`; raise `ModelError` for other folders and newer formats."""
-    if (folder / EXPORTED).is_file():
+    if (folder / EXPORTED).exists():
         raise ModelError(
             f"{folder} is an export (nmt-export); give the model it was exported from, or for "
             "format=ctranslate2 use nmt-translate backend=ctranslate2"
         )
-    if not (folder / CONFIG).is_file():
+    if not (folder / CONFIG).exists():
         problem = "is no model folder (no config.json)" if folder.is_dir() else "does not exist"
         raise ModelError(f"{folder} {problem}; give a run, a checkpoint or a model folder")
     note_unverified(folder)
@@ -111,7 +113,7 @@ def load_info(folder: Path) -> ModelInfo:
 def load_export_info(folder: Path) -> tuple[ModelInfo, ExportInfo]:
     """Read `nmt.json` of an exported folder; raise `ModelError` for other folders."""
     path = folder / EXPORTED
-    if not path.is_file():
+    if not path.exists():
         problem = "is no exported folder (no nmt.json)" if folder.is_dir() else "does not exist"
         raise ModelError(
             f"{folder} {problem}; make one with nmt-export model_dir={folder} format=ctranslate2"
@@ -135,16 +137,28 @@ def load_weights(folder: Path) -> dict[str, Tensor]:
     """Read the weights to memory; raise `ModelError` for a missing or damaged file."""
     path = folder / WEIGHTS
     verify(folder, WEIGHTS)
-    try:
-        weights = safetensors.torch.load_file(path)
-    except FileNotFoundError:
-        raise ModelError(f"{path} does not exist; copy the model folder again") from None
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{path} is damaged ({error}); use another checkpoint") from None
+    weights = load_tensors(path)
     for name, tensor in weights.items():
         if not torch.isfinite(tensor.sum(dtype=torch.float64)):
             raise ModelError(f"{path}: {name} holds numbers that are not finite; use another")
     return weights
+
+
+def load_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; raise `ModelError` if it is missing or damaged.
+
+    Every tensor takes time, so the size of the header limits their number, to some 40,000.
+    """
+    try:
+        with open_regular(path) as file:
+            num_header_bytes = int.from_bytes(file.read(8), "little")
+        if num_header_bytes > _MAX_HEADER_BYTES:
+            raise ModelError(f"{path} has a header of {num_header_bytes:,} bytes; it is no model")
+        return safetensors.torch.load_file(path)
+    except FileNotFoundError:
+        raise ModelError(f"{path} does not exist; copy the model folder again") from None
+    except (safetensors.SafetensorError, OSError) as error:
+        raise ModelError(f"{path} is damaged ({error}); copy it again, or use another") from None
 
 
 def load_tokenizer(folder: Path, info: ModelInfo) -> Tokenizers:
@@ -187,7 +201,7 @@ def find_model(folder: Path) -> Path:
     The newest model is the average, unless the newest checkpoint has more updates and was written
     later. Raises `ModelError` if there is no model.
     """
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG).exists():
         return folder.resolve()
     models = _run_models(folder)
     if not models:
@@ -203,7 +217,7 @@ def find_model(folder: Path) -> Path:
 
 def other_models(folder: Path, taken: Path) -> str:
     """Describe for the log the models of a run folder other than `taken`."""
-    if (folder / CONFIG).is_file():
+    if (folder / CONFIG).exists():
         return ""
     descriptions = [
         f"{name} ({_num_updates(path)} updates)"
@@ -215,7 +229,7 @@ def other_models(folder: Path, taken: Path) -> str:
 
 def _run_models(run_dir: Path) -> dict[str, Path]:
     names = ("average", "checkpoints/latest", "checkpoints/best")
-    return {n: (run_dir / n).resolve() for n in names if (run_dir / n / CONFIG).is_file()}
+    return {n: (run_dir / n).resolve() for n in names if (run_dir / n / CONFIG).exists()}
 
 
 def _num_updates(folder: Path) -> int:
@@ -229,7 +243,7 @@ def _write_time(folder: Path) -> int:
 def list_checkpoints(run_dir: Path) -> list[Path]:
     """Return the checkpoints of a run, oldest first, without leftovers of interrupted writes."""
     folders = (run_dir / "checkpoints").glob("step-*")
-    return sorted(f for f in folders if _STEP.fullmatch(f.name) and (f / CONFIG).is_file())
+    return sorted(f for f in folders if _STEP.fullmatch(f.name) and (f / CONFIG).exists())
 
 
 def checkpoint_dir(run_dir: Path, update: int) -> Path:

@@ -143,13 +143,13 @@ def test_configs_and_logs_that_were_made_to_do_harm_are_refused(tmp_path: Path) 
     for text in ("a: " + "[" * 30_000, "a: b: c", "a: 2026-99-99", "- a", long):
         config.write_text(text)
         start_seconds = time.process_time()
-        with pytest.raises(DamagedError, match=r"config\.yaml is no config of a run"):
+        with pytest.raises(DamagedError, match=r"config\.yaml (is no config|has 100,003 bytes)"):
             read_config(tmp_path)
         assert time.process_time() - start_seconds < 2
     for path in (metrics, config):
         with path.open("ab") as file:
             file.truncate(1 << 40)
-    with pytest.raises(DamagedError, match="more than 1 GB"):
+    with pytest.raises(DamagedError, match="more than the 1,073,741,824"):
         read_metrics_log(metrics)
     with pytest.raises(DamagedError, match=r"config\.yaml"):
         read_config(tmp_path)
@@ -396,5 +396,5 @@ def test_whatever_metadata_holds_is_read_or_refused(data: st.DataObject) -> None
 def test_json_that_is_too_large_is_refused_unread(tmp_path: Path) -> None:
     with (tmp_path / "meta.json").open("wb") as file:
         file.truncate(1 << 40)
-    with pytest.raises(DamagedError, match="more than 256 MB"):
+    with pytest.raises(DamagedError, match="more than the 268,435,456"):
         read_json(tmp_path / "meta.json")

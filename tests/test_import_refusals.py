@@ -136,7 +136,7 @@ HUGGINGFACE: dict[str, Damage] = {
     "not the embedding, though": edit_weights(
         lambda weights: weights.update({"lm_head.weight": torch.ones(5, 14)})
     ),
-    "cannot be read": write("model.safetensors", b"\x08\0\0\0\0\0\0\0{}      "[:12]),
+    "model.safetensors is damaged": write("model.safetensors", b"\x08\0\0\0\0\0\0\0{}      "[:12]),
     "holds neither": lambda folder: (folder / "model.safetensors").unlink(),
     "the vocabulary has a hole": edit_ids(remove_middle),
     "which is taken or no row": edit_ids(lambda ids: ids.update({"extra": 10_000})),

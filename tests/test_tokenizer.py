@@ -344,7 +344,7 @@ def test_a_file_that_is_no_model_or_lacks_symbols_is_refused_in_a_line(tmp_path:
         assert "\n" not in str(caught.value)
         with pytest.raises(ModelError, match=str(path)):
             Tokenizer.load(path)
-    with pytest.raises(ModelError, match=f"{tmp_path}: Is a directory"):
+    with pytest.raises(ModelError, match=f"{tmp_path} cannot be read: Is a directory"):
         adopt_tokenizer(tmp_path)
     for kind in ("SentencePiece's own ids", "T5"):
         path.write_bytes(foreign(**KINDS[kind]))

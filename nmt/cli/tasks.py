@@ -77,7 +77,7 @@ def _choose_checkpoints(config: AverageConfig) -> list[Path]:
 
     run_dir = resolve(config.run_dir)
     path = run_dir / "config.yaml"
-    if not path.is_file():
+    if not path.exists():
         problem = "is no run folder (no config.yaml)" if run_dir.is_dir() else "does not exist"
         raise ModelError(f"{run_dir} {problem}; give run_dir=FOLDER or checkpoints=[FOLDER,...]")
     try:

@@ -21,6 +21,7 @@ from nmt.cli.arguments import GROUPS, Argument, is_list
 from nmt.cli.commands import COMMANDS, choices
 from nmt.config import translate_value
 from nmt.errors import ConfigError, nearest
+from nmt.runtime.reading import MAX_BYTES, open_regular
 
 IS_HYDRA_1_3 = hydra.__version__.startswith("1.3")
 _paths: dict[str, Path] = {}  # of registered files, by the name that Hydra knows
@@ -80,7 +81,8 @@ def describe_choice(name: str) -> str:
 def _register(group: str, path: Path) -> str:
     """Check a YAML file and store it for Hydra; return its name there."""
     try:
-        content: Any = OmegaConf.to_container(OmegaConf.load(path))
+        with open_regular(path, max_bytes=MAX_BYTES) as file:
+            content: Any = OmegaConf.to_container(OmegaConf.load(file))
     except (YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{path} is not valid YAML: {' '.join(str(error).split())}") from None
     if not isinstance(content, dict):

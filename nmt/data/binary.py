@@ -23,10 +23,11 @@ from nmt.config import require
 from nmt.data import Lengths
 from nmt.data.languages import LanguagePair
 from nmt.data.mixing import CorpusRange
-from nmt.data.text import read_lines
+from nmt.data.text import read_stream
 from nmt.errors import DataError
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import pop_version, read_json, to_dataclass
+from nmt.runtime.reading import MAX_BYTES, check_regular, open_regular
 
 Ids = np.ndarray[Any, np.dtype[Any]]
 FlatIds = tuple[Ids, Ids]  # of all lines of a side, and where each line starts
@@ -176,6 +177,7 @@ class MappedShard:
         self._texts: list[list[pa.Array]] = []
         self._batches: list[tuple[FlatIds, FlatIds]] = []
         try:
+            check_regular(path)
             with pa.memory_map(str(path)) as source:
                 # pyarrow accepts a stream that was truncated between two batches
                 end = max(source.size() - len(_END_OF_STREAM), 0)
@@ -247,7 +249,7 @@ def _unusable(path: Path, problem: str = "is damaged") -> DataError:
 def read_meta(data_dir: Path) -> DataInfo:
     """Read `meta.json`. Raises `DataError` for other folders and for newer formats."""
     path = data_dir / "meta.json"
-    if not path.is_file():
+    if not path.exists():
         problem = "is no data folder" if data_dir.is_dir() else "does not exist"
         raise DataError(f"{data_dir} {problem}; create one from text with nmt-preprocess")
     verify(data_dir, "meta.json")
@@ -349,6 +351,7 @@ class ParallelData:
         path = self._data_dir / f"{self._split}.lengths.npy"
         verify(self._data_dir, path.name)
         try:
+            check_regular(path)
             # a plain view: np.memmap is slow to index
             lengths: Lengths = np.asarray(np.load(path, mmap_mode="r", allow_pickle=False))
         except FileNotFoundError:
@@ -380,6 +383,14 @@ class HeldOutText:
     targets: list[str]
 
 
+def _read_text(path: Path) -> list[str]:
+    try:
+        with open_regular(path, max_bytes=MAX_BYTES) as file:
+            return list(read_stream(file, str(path)))
+    except FileNotFoundError:
+        raise _unusable(path, "is missing") from None
+
+
 def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     """Read the text of `valid` or `test` in a data folder, by corpus.
 
@@ -389,8 +400,8 @@ def read_held_out(data_dir: Path, split: str) -> list[HeldOutText]:
     default_direction = LanguagePair(meta.src_lang, meta.tgt_lang)
     corpora = ParallelData(data_dir, split).corpora
     verify(data_dir, f"{split}.src", f"{split}.tgt")
-    src = list(read_lines(data_dir / f"{split}.src"))
-    tgt = list(read_lines(data_dir / f"{split}.tgt"))
+    src = _read_text(data_dir / f"{split}.src")
+    tgt = _read_text(data_dir / f"{split}.tgt")
     if not len(src) == len(tgt) == corpora[-1].end:
         raise _unusable(
             data_dir,

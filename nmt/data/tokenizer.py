@@ -23,6 +23,7 @@ from nmt.errors import DataError, ModelError
 from nmt.runtime.files import write_json
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import read_json, to_dataclass
+from nmt.runtime.reading import read_regular
 
 JOINT = "tokenizer.model"
 SOURCE = "tokenizer.src.model"
@@ -63,7 +64,7 @@ class Tokenizer:
     @classmethod
     def load(cls, path: Path, tags: Sequence[str] = ()) -> Tokenizer:
         """Read a `tokenizer.model`. Raises `ModelError` if it is missing or damaged."""
-        if not path.is_file():
+        if not path.exists():
             raise ModelError(f"{path} does not exist; the folder is no model or data folder of nmt")
         tokenizer = cls(read_model(path), tags)
         if min(tokenizer.pad_id, tokenizer.bos_id, tokenizer.eos_id) < 0:
@@ -271,9 +272,9 @@ def load_tokenizers(
     """
     verify(folder, JOINT, SOURCE, TARGET, VOCABULARY, SRC_VOCABULARY, TGT_VOCABULARY)
     tokenizers: Tokenizers
-    if (folder / VOCABULARY).is_file() or (folder / SRC_VOCABULARY).is_file():
+    if (folder / VOCABULARY).exists() or (folder / SRC_VOCABULARY).exists():
         tokenizers = _load_mapped(folder)
-    elif (folder / SOURCE).is_file():
+    elif (folder / SOURCE).exists():
         src = Tokenizer.load(folder / SOURCE)
         tokenizers = TokenizerPair(src, Tokenizer.load(folder / TARGET, tags))
     else:
@@ -288,7 +289,7 @@ def load_tokenizers(
 
 def _load_mapped(folder: Path) -> TokenizerPair:
     """Read the tokenizers of an imported model, with one vocabulary or with two."""
-    is_joint = (folder / VOCABULARY).is_file()
+    is_joint = (folder / VOCABULARY).exists()
     if is_joint:
         src_vocabulary = tgt_vocabulary = Vocabulary.load(folder / VOCABULARY)
     else:
@@ -318,7 +319,7 @@ def save_tokenizers(folder: Path, tokenizers: Tokenizers) -> None:
 def read_model(path: Path) -> bytes:
     """Read a SentencePiece model. Raises `ModelError` if it is missing or damaged."""
     try:
-        model = path.read_bytes()
+        model = read_regular(path)
         open_model(model)
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; give a SentencePiece model") from None

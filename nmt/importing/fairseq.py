@@ -67,7 +67,7 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
 def _read_pieces(folder: Path, lang: str | None, size: int) -> list[str]:
     """Return the control symbols and the pieces of `dict.LANG.txt`, which has a count for each."""
     path = folder / f"dict.{lang}.txt"
-    if not path.is_file():
+    if not path.exists():
         path = folder / "dict.txt"
     pieces = list(_CONTROL)
     for line in read_text(path).split("\n"):

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from nmt.checkpoint import load_tensors
 from nmt.config import Activation, ImportConfig, ModelConfig, Norm, Positions, SearchConfig
 from nmt.errors import ModelError
 from nmt.importing.piece_ids import (
@@ -31,7 +32,6 @@ from nmt.importing.weights import (
     Tensors,
     Weights,
     load_pickle,
-    load_safetensors,
     make_state,
     merge_embeddings,
 )
@@ -112,7 +112,7 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
         ),
         weights=make_state(tensors, model, sizes),
         search=_convert_search(
-            Settings.read(generation) if generation.is_file() else settings, tgt_special
+            Settings.read(generation) if generation.exists() else settings, tgt_special
         ),
         src_lang=src_lang,
         tgt_lang=tgt_lang,
@@ -120,19 +120,19 @@ def read(folder: Path, config: ImportConfig) -> ImportedModel:
 
 
 def _read_optional(path: Path) -> Settings:
-    return Settings.read(path) if path.is_file() else Settings(path, {})
+    return Settings.read(path) if path.exists() else Settings(path, {})
 
 
 def _load_weights(folder: Path) -> Weights:
     """Read the weights from one file or several shards; prefer files that cannot hold code."""
-    for name, load in (("model.safetensors", load_safetensors), ("pytorch_model.bin", load_pickle)):
+    for name, load in (("model.safetensors", load_tensors), ("pytorch_model.bin", load_pickle)):
         shards = [name]
         index = folder / f"{name}.index.json"
-        if not (folder / name).is_file() and index.is_file():
+        if not (folder / name).exists() and index.exists():
             shards = sorted(set(map(str, dict(read_json(index).get("weight_map", {})).values())))
             if any(Path(shard).name != shard for shard in shards):
                 raise ModelError(f"{index} names files outside of its folder; copy it again")
-        if all((folder / shard).is_file() for shard in shards):
+        if all((folder / shard).exists() for shard in shards):
             weights: Weights = {}
             for shard in shards:
                 weights |= load(folder / shard)
@@ -204,7 +204,7 @@ def _read_pieces(
     if sizes.num_src_rows != sizes.vocab_size:
         raise ModelError(f"{folder} has embeddings of two sizes and one vocabulary")
     path = folder / "vocab.json"
-    if path.is_file():
+    if path.exists():
         ids = _read_vocabulary(path, tokenizer, has_languages=has_languages)
     else:
         path = folder / "tokenizer.json"

@@ -72,14 +72,14 @@ def import_model(config: ImportConfig) -> Path:
 
 def find_format(path: Path) -> ImportFormat:
     """Return the toolkit that wrote the files; raise `ConfigError` if none is recognized."""
-    if (path / huggingface.CONFIG).is_file():
+    if (path / huggingface.CONFIG).exists():
         return ImportFormat.huggingface
     folder = path if path.is_dir() else path.parent
     suffixes = {file.suffix for file in path.iterdir()} if path.is_dir() else {path.suffix}
     if suffixes & {".npz", ".bin"}:
         return ImportFormat.marian
     if ".pt" in suffixes:
-        has_dictionary = any(folder.glob("dict.*.txt")) or (folder / "dict.txt").is_file()
+        has_dictionary = any(folder.glob("dict.*.txt")) or (folder / "dict.txt").exists()
         return ImportFormat.fairseq if has_dictionary else ImportFormat.opennmt
     names = ", ".join(toolkit.value for toolkit in _READERS)
     raise ConfigError(f"input={path} holds no known model; set format to one of {names}")

@@ -33,6 +33,7 @@ from nmt.importing.piece_ids import (
 )
 from nmt.importing.settings import ImportedModel, Settings, read_text
 from nmt.importing.weights import EmbeddingSizes, Rule, Tensors, make_state, merge_embeddings
+from nmt.runtime.reading import check_regular
 
 _SETTINGS = "special:model.yml"  # an array with the bytes of the settings
 _ACTIVATIONS = {"relu": Activation.relu, "swish": Activation.silu}
@@ -74,10 +75,10 @@ def read(path: Path, config: ImportConfig) -> ImportedModel:
     """
     folder = path if path.is_dir() else path.parent
     decoder_path = folder / "decoder.yml"  # in folders of OPUS-MT
-    if not decoder_path.is_file():  # Marian names it after the weights
+    if not decoder_path.exists():  # Marian names it after the weights
         decoder_path = Path(f"{_find_weights(path, [])}.decoder.yml")
     decoder = Settings(decoder_path, {})
-    if decoder_path.is_file():
+    if decoder_path.exists():
         decoder = Settings(decoder_path, _parse(decoder_path, read_text(decoder_path)))
     path = _find_weights(path, decoder.file_names("models"))
     arrays = _load(path)
@@ -109,7 +110,7 @@ def _find_weights(path: Path, names: list[str]) -> Path:
 
     Raises `ModelError` for several files, and for Marian's binary format.
     """
-    files = [path] if path.is_file() else sorted(path.glob("*.npz"))
+    files = sorted(path.glob("*.npz")) if path.is_dir() else [path]
     files = [file for file in files if file.name in names] or files
     files = [f for f in files if not f.name.endswith((".optimizer.npz", ".progress.npz"))]
     if len(files) != 1:
@@ -127,6 +128,7 @@ def _load(path: Path) -> dict[str, np.ndarray[Any, Any]]:
     Raises `ModelError` for arrays of Python objects, which could run code, and for files that would
     fill the memory when unpacked.
     """
+    check_regular(path)
     try:
         with zipfile.ZipFile(path) as archive:
             num_bytes = sum(member.file_size for member in archive.infolist())

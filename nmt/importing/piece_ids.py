@@ -140,7 +140,7 @@ def find_spm(folder: Path, config: ImportConfig, *names: tuple[str, str]) -> tup
         src_path = resolve(config.src_tokenizer)
         return src_path, resolve(config.tgt_tokenizer or config.src_tokenizer)
     for src, tgt in names:
-        if (folder / src).is_file() and (folder / tgt).is_file():
+        if (folder / src).exists() and (folder / tgt).exists():
             return folder / src, folder / tgt
     tried = " or ".join(dict.fromkeys(name for pair in names for name in pair))
     raise ModelError(

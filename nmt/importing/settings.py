@@ -14,6 +14,7 @@ from nmt.config import ModelConfig, Normalization, SearchConfig
 from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DamagedError, ModelError
 from nmt.runtime import metadata
+from nmt.runtime.reading import read_regular
 
 T = TypeVar("T")
 _LARGEST = 1 << 20  # a width or depth above is a damaged file
@@ -128,7 +129,7 @@ class Settings:
 def read_text(path: Path) -> str:
     """Read a text file; raise `ModelError` if it is missing or no UTF-8."""
     try:
-        return path.read_text(encoding="utf-8")
+        return read_regular(path).decode("utf-8")
     except OSError as error:
         raise ModelError(f"{path}: {error.strerror}; copy the whole folder") from None
     except UnicodeDecodeError:

@@ -18,14 +18,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import safetensors
-import safetensors.torch
 import torch
 from torch import Tensor
 from torch.serialization import safe_globals
 
 from nmt.config import ModelConfig, Norm
 from nmt.errors import ModelError
+from nmt.runtime.reading import check_regular
 
 Weights = dict[str, Tensor]
 Rule = tuple[str, str | Callable[[re.Match[str]], str]]
@@ -266,17 +265,9 @@ def merge_embeddings(tensors: Tensors, *, is_tied: bool) -> EmbeddingSizes:
 # --- files
 
 
-def load_safetensors(path: Path) -> Weights:
-    """Read the tensors of a file; raise `ModelError` if it is damaged."""
-    try:
-        return safetensors.torch.load_file(path)
-    except (safetensors.SafetensorError, OSError) as error:
-        raise ModelError(f"{path} cannot be read ({error}); copy it again") from None
-
-
 def find_pickle(path: Path) -> Path:
     """Return the only `.pt` in a folder; raise `ModelError` if there are several."""
-    files = [path] if path.is_file() else sorted(path.glob("*.pt"))
+    files = sorted(path.glob("*.pt")) if path.is_dir() else [path]
     if len(files) != 1:
         names = ", ".join(file.name for file in files) or "none"
         raise ModelError(f"{path} holds not one .pt file ({names}); give input=FILE")
@@ -288,6 +279,7 @@ def load_pickle(path: Path) -> dict[str, Any]:
 
     No code of the file runs. Raises `ModelError` for a file that is damaged or needs other classes.
     """
+    check_regular(path)
     try:
         is_zip = zipfile.is_zipfile(path)
         if is_zip and any(member.compress_type for member in zipfile.ZipFile(path).infolist()):

@@ -7,7 +7,6 @@ punctuation and spaces, are left out of training, in corpora of every direction.
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -22,6 +21,7 @@ from nmt.preprocess.clean import CleanChunk, clean
 from nmt.preprocess.scan import NUM_KEYS, ScanLimits, scan
 from nmt.preprocess.workspace import Job, read_records
 from nmt.runtime.files import replace_json
+from nmt.runtime.metadata import read_json
 
 log = logging.getLogger(__name__)
 _SPLITS = ("test", "valid")  # in this order, so that more validation pairs keep the test set
@@ -70,7 +70,7 @@ def take_held_out(job: Job, spans: Sequence[Span], stage: str, limits: ScanLimit
         corpora = {split: sorted({pair[0] for pair in pairs}) for split, pairs in taken.items()}
         replace_json(marker, {"corpora": corpora, "lines": sorted(lines)})
     held_out = dict(job.held_out)
-    for split, names in json.loads(marker.read_text(encoding="utf-8"))["corpora"].items():
+    for split, names in read_json(marker)["corpora"].items():
         sources = list(held_out[split])
         for name in names:
             label = f"{split} taken from train"
@@ -86,7 +86,7 @@ def read_taken_lines(job: Job) -> list[str]:
     marker = job.work.plan / _TAKEN
     if not marker.exists():
         return []
-    lines: list[str] = json.loads(marker.read_text(encoding="utf-8"))["lines"]
+    lines: list[str] = read_json(marker)["lines"]
     return lines
 
 

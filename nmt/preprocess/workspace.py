@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -23,7 +22,7 @@ from typing import Any
 from filelock import FileLock, Timeout
 
 from nmt.config import PreprocessConfig, resolve, settings_to_compare
-from nmt.errors import ConfigError, DataError, NmtError
+from nmt.errors import ConfigError, DamagedError, DataError, NmtError
 from nmt.preprocess.chunks import Chunk, Source, Span, read_span
 from nmt.runtime.cluster import open_workers
 from nmt.runtime.files import (
@@ -34,8 +33,10 @@ from nmt.runtime.files import (
     removing_empty_parents,
     replace_json,
 )
+from nmt.runtime.metadata import read_json
 from nmt.runtime.pool import count_workers
 from nmt.runtime.progress import Progress
+from nmt.runtime.reading import read_regular
 
 log = logging.getLogger(__name__)
 
@@ -65,7 +66,7 @@ class Job:
                 continue
             path = resolve(name)
             files = sorted(path.glob("tokenizer.*")) if path.is_dir() else [path]
-            models += [file for file in files if file.is_file()]
+            models += [file for file in files if file.exists()]
         inputs = {}
         for source in chain(*self.sources.values(), *self.held_out.values()):
             for path in source.paths:
@@ -75,7 +76,7 @@ class Job:
             "format": _FORMAT,
             **settings_to_compare(self.config),
             "inputs": inputs,
-            "models": [hashlib.sha256(path.read_bytes()).hexdigest() for path in models],
+            "models": [hashlib.sha256(read_regular(path)).hexdigest() for path in models],
         }
 
 
@@ -137,7 +138,7 @@ def read_records(job: Job, spans: Iterable[Span], stage: str) -> Iterator[dict[s
     """Yield the records of these spans."""
     for span in spans:
         path = job.work.records / stage / f"{span.name}.json"
-        yield json.loads(path.read_text(encoding="utf-8"))
+        yield read_json(path)
 
 
 class Workspace:
@@ -152,8 +153,8 @@ class Workspace:
         self.spool = folder / "spool"  # text that is not read from uncompressed files
         self.plan = folder / "plan"
         self._fingerprint: dict[str, Any] = {}  # of the job that an earlier run began
-        with contextlib.suppress(FileNotFoundError, ValueError):
-            self._fingerprint = json.loads((folder / _FINGERPRINT).read_text(encoding="utf-8"))
+        with contextlib.suppress(FileNotFoundError, DamagedError):
+            self._fingerprint = read_json(folder / _FINGERPRINT)
         self.is_new = not self._fingerprint
 
     def start(self, fingerprint: dict[str, Any]) -> None:

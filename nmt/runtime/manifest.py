@@ -16,6 +16,7 @@ import xxhash
 
 from nmt.errors import DamagedError
 from nmt.runtime.metadata import read_json, read_yaml
+from nmt.runtime.reading import open_regular, read_regular
 
 log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def verify(folder: Path, *names: str) -> None:
     entries = _read_entries(folder)
     for name in names or entries:
         path = folder / name
-        if not path.is_file():
+        if not path.exists():
             if not names:
                 raise DamagedError(f"{path} is missing; copy or make the folder again")
         elif name in entries and not _is_intact(path, entries[name]):
@@ -70,7 +71,7 @@ def verify(folder: Path, *names: str) -> None:
 
 def note_unverified(folder: Path) -> None:
     """Log it if a folder has no manifest."""
-    if not (folder / MANIFEST).is_file():
+    if not (folder / MANIFEST).exists():
         log.info("%s has no %s, so damaged files would not be detected", folder, MANIFEST)
 
 
@@ -91,7 +92,7 @@ def _read_entries(folder: Path) -> dict[str, Any]:
     except FileNotFoundError:
         return {}
     entries = content.get("files")
-    if not isinstance(entries, dict) or path.read_bytes() != _render(entries):
+    if not isinstance(entries, dict) or read_regular(path) != _render(entries):
         raise DamagedError(
             f"{path} is damaged: it differs from the file that nmt wrote; copy or make the folder "
             "again, or set verify=false to use it unchecked"
@@ -105,7 +106,7 @@ def _is_intact(path: Path, entry: dict[str, Any]) -> bool:
 
 def _checksum(path: Path) -> str:
     digest = xxhash.xxh3_128()
-    with path.open("rb") as file:
+    with open_regular(path) as file:
         while block := file.read(_BLOCK_BYTES):
             digest.update(block)
     return digest.hexdigest()

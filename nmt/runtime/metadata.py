@@ -18,10 +18,10 @@ from typing import Any, TypeVar
 import yaml
 
 from nmt.errors import ConfigError, DamagedError
+from nmt.runtime.reading import read_regular
 
 T = TypeVar("T")
 
-_MAX_JSON_BYTES = 1 << 28  # an index of 100,000 shards has 20 MB
 _MAX_YAML_BYTES = 1 << 16
 _TYPE_NAMES = {bool: "true or false", int: "an integer", float: "a number", str: "text"}
 
@@ -32,12 +32,8 @@ def read_json(path: Path) -> dict[str, Any]:
     Raises `FileNotFoundError`, or `DamagedError` if the file is too large or is not a JSON object
     in UTF-8.
     """
-    if path.stat().st_size > _MAX_JSON_BYTES:
-        raise DamagedError(
-            f"{path} has more than {_MAX_JSON_BYTES >> 20} MB, so it is no file of nmt"
-        )
     try:
-        content = json.loads(path.read_bytes().decode("utf-8"))
+        content = json.loads(read_regular(path).decode("utf-8"))
         if not isinstance(content, dict):
             raise ValueError("no JSON object")
     except (ValueError, RecursionError) as error:
@@ -51,9 +47,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     Raises `FileNotFoundError`, or `DamagedError` if the file is too large or is not a YAML mapping.
     """
     try:
-        if path.stat().st_size > _MAX_YAML_BYTES:
-            raise ValueError(f"more than {_MAX_YAML_BYTES >> 10} kB")
-        content = yaml.safe_load(path.read_bytes())
+        content = yaml.safe_load(read_regular(path, max_bytes=_MAX_YAML_BYTES))
         if not isinstance(content, dict):
             raise ValueError("no settings")
     except (ValueError, RecursionError, yaml.YAMLError) as error:

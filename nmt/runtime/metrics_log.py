@@ -7,7 +7,7 @@ import logging
 from pathlib import Path
 from typing import Any
 
-from nmt.errors import DamagedError
+from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 
@@ -21,11 +21,9 @@ def read_metrics_log(path: Path) -> list[dict[str, Any]]:
     Skips damaged lines with one warning, and a last line without a line break, which is still being
     written. Raises `DamagedError` if the file is larger than `MAX_BYTES`.
     """
-    if path.stat().st_size > MAX_BYTES:
-        raise DamagedError(f"{path} has more than {MAX_BYTES >> 30} GB; move it elsewhere")
     records: list[dict[str, Any]] = []
     problems: list[str] = []
-    with path.open("rb") as file:
+    with open_regular(path, max_bytes=MAX_BYTES) as file:
         for line_number, line in enumerate(file, start=1):
             if not line.endswith(b"\n"):
                 break

@@ -32,6 +32,7 @@ from nmt.errors import ModelError, NmtError
 from nmt.runtime.files import remove_folder, replace_link
 from nmt.runtime.manifest import verify
 from nmt.runtime.metadata import pop_version, to_dataclass
+from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 FORMAT_VERSION = 3
@@ -107,7 +108,8 @@ def load_checkpoint(folder: Path) -> Checkpoint:
     verify(folder, FILE)
     damaged = ModelError(f"{path} is damaged; remove {folder} to resume an older one")
     try:
-        content: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        with open_regular(path) as file:
+            content: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
     except FileNotFoundError:
         raise ModelError(f"{path} does not exist; it cannot be resumed") from None
     except (RuntimeError, EOFError, OSError, ValueError, pickle.UnpicklingError):

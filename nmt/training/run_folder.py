@@ -16,6 +16,7 @@ from nmt.data.binary import DataInfo
 from nmt.errors import ConfigError
 from nmt.runtime.files import disk_errors, remove_leftovers, replace_file
 from nmt.runtime.manifest import MANIFEST, render_manifest
+from nmt.runtime.reading import read_regular
 
 log = logging.getLogger(__name__)
 _LOCK_SECONDS = 10  # the ranks of a killed run need a moment to notice and to end
@@ -57,12 +58,12 @@ def save_config(run_dir: Path, config_yaml: str) -> None:
     """
     path = run_dir / "config.yaml"
     manifest = run_dir / MANIFEST
-    if not path.exists() or path.read_bytes() != config_yaml.encode():
+    if not path.exists() or read_regular(path) != config_yaml.encode():
         manifest.unlink(missing_ok=True)
         with replace_file(path) as temporary:
             temporary.write_bytes(config_yaml.encode())
     rendered = render_manifest(run_dir, [path])
-    if not manifest.exists() or manifest.read_bytes() != rendered:
+    if not manifest.exists() or read_regular(manifest) != rendered:
         with replace_file(manifest) as temporary:
             temporary.write_bytes(rendered)
 

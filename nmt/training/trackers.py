@@ -27,6 +27,7 @@ from nmt.runtime.files import write_json
 from nmt.runtime.manifest import read_config
 from nmt.runtime.metadata import read_json, to_dataclass
 from nmt.runtime.metrics_log import parse_record
+from nmt.runtime.reading import open_regular
 
 log = logging.getLogger(__name__)
 CLOSE_SECONDS = 20.0  # how long the end of a run waits for a tracker
@@ -274,7 +275,7 @@ class Feed:
         run = TrackedRun(self._run_dir, marker.id, settings, marker.sent)
         tracker: Tracker = _TRACKERS[self._name](run)
         marker.sent = tracker.newest_position()
-        with (self._run_dir / "metrics.jsonl").open("rb") as file:
+        with open_regular(self._run_dir / "metrics.jsonl") as file:
             for record in self._read_records(file):
                 position = 2 * record.pop("update") + ("valid_loss" in record)
                 figures = {k: float(v) for k, v in record.items() if not isinstance(v, str)}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
 import logging
 import os
 import shutil
@@ -24,8 +23,10 @@ from nmt import __version__
 from nmt.checkpoint import find_model
 from nmt.config import Engine, SearchConfig, TranslationConfig, resolve, settings_to_compare
 from nmt.data.text import is_packed, packed
-from nmt.errors import ConfigError, NmtError
+from nmt.errors import ConfigError, DamagedError, NmtError
 from nmt.runtime.files import disk_errors, replace_file, sync, write_json
+from nmt.runtime.metadata import read_json
+from nmt.runtime.reading import open_at_once, open_regular
 from nmt.translate.results import LineCounts
 from nmt.translate.windows import Window, WindowReader
 
@@ -63,7 +64,7 @@ def _fingerprint(folder: Path) -> str:
     for path in sorted(folder.iterdir()):
         if path.is_file() and path.name != "trainer.pt":  # which does not affect translations
             digest.update(f"{path.name}\0{path.stat().st_size}\0".encode())
-            with path.open("rb") as stream:
+            with open_regular(path) as stream:
                 while block := stream.read(1 << 20):
                     digest.update(block)
     return digest.hexdigest()
@@ -98,7 +99,7 @@ class PartialFile:
 
     def __enter__(self) -> PartialFile:
         with self._disk_errors():
-            self._stream = self.path.open("ab", buffering=0)
+            self._stream = open(self.path, "ab", buffering=0, opener=open_at_once)
         if not self._lock():
             self._stream.close()
             raise ConfigError(
@@ -197,7 +198,7 @@ class PartialFile:
     def _load_state(self) -> str:
         """Load the saved state, if any; return how it differs from this job, "" if it does not."""
         try:
-            content = json.loads(_state_path(self.path).read_text(encoding="utf-8"))
+            content = read_json(_state_path(self.path))
             if content.pop("format_version") != _FORMAT_VERSION:
                 return "the version of nmt"
             job = content.pop("job")
@@ -205,7 +206,7 @@ class PartialFile:
             self.state = JobState(**content, counts=counts)
         except FileNotFoundError:
             return ""
-        except (ValueError, KeyError, TypeError, AttributeError):
+        except (DamagedError, KeyError, TypeError, AttributeError):
             return "its state, which is damaged"
         if self.path.stat().st_size < self.state.bytes:
             return "its size"

@@ -96,7 +96,7 @@ def _find_data(run_dir: Path, configured: str, trained: str) -> Path | None:
         folders.reverse()
     info = checkpoint.load_info(checkpoint.find_model(run_dir))
     for folder in folders:
-        has_report = (folder / "report.json").is_file()
+        has_report = (folder / "report.json").exists()
         if has_report and read_meta(folder).tokenizer_sha256 == info.tokenizer_sha256:
             return folder
     return None
@@ -191,7 +191,7 @@ class TestResult:
 
 def translate_test(run_dir: Path, data_dir: Path, config: VisualizeConfig) -> TestResult:
     """Translate the test set of a data folder, or its validation set, and score it."""
-    split = config.split if (data_dir / f"{config.split}.src").is_file() else "valid"
+    split = config.split if (data_dir / f"{config.split}.src").exists() else "valid"
     translator = Translator.load(run_dir, device=config.device)
     sources: list[str] = []
     references: list[str] = []

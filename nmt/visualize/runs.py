@@ -39,7 +39,7 @@ def read_metrics(run_dir: Path) -> Records:
     Raises `DataError` if there are none.
     """
     path = run_dir / "metrics.jsonl"
-    records = read_metrics_log(path) if path.is_file() else []
+    records = read_metrics_log(path) if path.exists() else []
     if not records:
         raise DataError(f"{path} has no metrics yet; give run_dir=FOLDER of a run of nmt-train")
     return records
@@ -48,7 +48,7 @@ def read_metrics(run_dir: Path) -> Records:
 def read_settings(run_dir: Path) -> dict[str, Any]:
     """Read the settings of a run; raise `DataError` if the folder is no run."""
     settings = {}
-    if (run_dir / "config.yaml").is_file():
+    if (run_dir / "config.yaml").exists():
         settings = read_config(run_dir)
     if not {"data_dir", "model", "optimizer"} <= set(settings):
         raise DataError(f"{run_dir / 'config.yaml'} is no config of a run of nmt-train")

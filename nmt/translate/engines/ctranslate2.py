@@ -25,6 +25,7 @@ from nmt.data.tokenizer import Tokenizers
 from nmt.errors import ConfigError, DataError, DeviceError, ModelError, NmtError
 from nmt.runtime.distributed import find_device
 from nmt.runtime.metadata import read_json, to_dataclass
+from nmt.runtime.reading import check_regular
 from nmt.search.hypotheses import ControlIds, Hypothesis, score
 from nmt.search.search import check_prefixes, length_limits
 from nmt.translate.engines.base import LoadedModel, SearchRequest, directions_of
@@ -276,6 +277,8 @@ def load_ctranslate2(folder: Path, *, device: str, dtype: DType, num_threads: in
             "backend=ctranslate2 needs one of format=ctranslate2"
         )
     tokenizer = load_tokenizer(folder, info)
+    for path in folder.iterdir():  # CTranslate2 would wait for a pipe
+        check_regular(path)
     _check_config(folder / "config.json")
     engine = _load_engine(folder, device, dtype, num_threads or torch.get_num_threads())
     max_tokens = 65536  # a guess for GPUs, which were not measured
@@ -329,5 +332,8 @@ def _load_engine(folder: Path, device: str, dtype: DType, num_threads: int) -> A
             inter_threads=num_threads if place.type == "cpu" else 1,
             intra_threads=1,  # several threads in one multiplication take twice the CPU time
         )
-    except RuntimeError as error:
-        raise ModelError(f"{folder} cannot be loaded by CTranslate2: {error}") from None
+    except (RuntimeError, ValueError, LookupError, MemoryError) as error:
+        reason = " ".join(str(error).split())[:200]
+        raise ModelError(
+            f"{folder} cannot be loaded by CTranslate2 ({reason}); export it again"
+        ) from None

@@ -1,0 +1,63 @@
+"""Open files of model, data and run folders, which anyone may have written or replaced.
+
+A pipe would wait for its writer, a device or a file of zeros might never end. All readers of such
+files open them here, also before they pass a path to a library.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import BinaryIO
+
+from nmt.errors import DamagedError
+
+MAX_BYTES = 1 << 28  # of a file that is read whole; an index of 100,000 shards has 20 MB
+_REMEDY = "copy or make the folder again"
+_NON_BLOCKING = getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_NOCTTY", 0)  # 0 on Windows
+
+
+@contextlib.contextmanager
+def open_regular(path: Path, *, max_bytes: int | None = None) -> Iterator[BinaryIO]:
+    """Open a regular file for reading, without waiting for the writer of a pipe.
+
+    Raises `FileNotFoundError` and `PermissionError`; raises `DamagedError` for a folder, a pipe and
+    a device, for a file of more than `max_bytes`, and if the disk cannot be read.
+    """
+    try:
+        with open(path, "rb", opener=open_at_once) as file:
+            status = os.fstat(file.fileno())
+            if not stat.S_ISREG(status.st_mode):
+                raise DamagedError(f"{path} is a pipe or a device, not a file; {_REMEDY}")
+            if max_bytes is not None and status.st_size > max_bytes:
+                raise DamagedError(
+                    f"{path} has {status.st_size:,} bytes, more than the {max_bytes:,} that nmt "
+                    f"reads; {_REMEDY}"
+                )
+            yield file
+    except (FileNotFoundError, PermissionError):
+        raise
+    except OSError as error:
+        raise DamagedError(f"{path} cannot be read: {error.strerror}; {_REMEDY}") from None
+
+
+def open_at_once(path: str, flags: int) -> int:
+    """Open a file like `os.open`, as the `opener` of `open`, but do not wait for the other end of a
+    pipe.
+    """
+    return os.open(path, flags | _NON_BLOCKING)
+
+
+def read_regular(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """Read a whole file; see `open_regular`."""
+    with open_regular(path, max_bytes=max_bytes) as file:
+        return file.read(max_bytes)  # files of /proc have the size 0
+
+
+def check_regular(path: Path) -> None:
+    """Raise the errors of `open_regular` before a library opens `path`."""
+    with open_regular(path):
+        pass
