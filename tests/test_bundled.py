@@ -1,5 +1,5 @@
-"""The corpora that come along: the packaged numbers against num2words, babel and a reader of German
-clock times, and the copy task.
+"""The bundled corpora: the numbers, compared with num2words, babel and a parser of German clock
+times, and the copy task.
 """
 
 from __future__ import annotations
@@ -16,24 +16,33 @@ from nmt.config import Corpus
 from nmt.data.text import bundled_corpus
 
 SCRIPT = runpy.run_path(str(Path(__file__).parents[1] / "scripts/make_numbers.py"))
-SPLITS, COPY = bundled_corpus(Corpus.numbers, seed=0), bundled_corpus(Corpus.copy, seed=0)
-PAIRS = [pair for pairs in SPLITS.values() for pair in pairs]
+NUMBERS = bundled_corpus(Corpus.numbers, seed=0)
+COPY = bundled_corpus(Corpus.copy, seed=0)
+PAIRS = NUMBERS["train"] + NUMBERS["valid"] + NUMBERS["test"]
 DE_VALUES = {num2words(n, lang="de"): n for n in range(60)}
 
 
-def test_the_packaged_text_is_what_the_script_makes_with_num2words() -> None:
+def words(text: str) -> list[str]:
+    return re.findall(r"\w+", text)
+
+
+def test_the_script_makes_the_packaged_text() -> None:
     assert SCRIPT["generate"]() == PAIRS
 
 
 def test_month_and_weekday_names_agree_with_babel() -> None:
     oracle: dict[str, str] = {}
     for names in (get_month_names, get_day_names):
-        en, de = names(locale="en"), names(locale="de")
-        oracle |= {en[key]: de[key] for key in en}
+        german = names(locale="de")
+        for key, english in names(locale="en").items():
+            oracle[english] = german[key]
+    seen = set()
     for src, tgt in PAIRS:
-        expected = [oracle[word] for word in re.findall(r"\w+", src) if word in oracle]
-        assert [word for word in re.findall(r"\w+", tgt) if word in oracle.values()] == expected
-    assert set(oracle) <= {word for src, _ in PAIRS for word in re.findall(r"\w+", src)}
+        english_names = [word for word in words(src) if word in oracle]
+        german_names = [word for word in words(tgt) if word in oracle.values()]
+        assert german_names == list(map(oracle.__getitem__, english_names))
+        seen.update(english_names)
+    assert seen == set(oracle)
 
 
 def _read_german_time(text: str) -> int:
@@ -51,11 +60,11 @@ def _read_german_time(text: str) -> int:
     return minutes % 720
 
 
-def test_clock_times_are_said_as_people_say_them_and_mean_what_they_were_made_from() -> None:
+def test_clock_times_are_idiomatic_and_keep_their_meaning() -> None:
     clock_time = SCRIPT["clock_time"]
     for hour, minute in itertools.product(range(1, 13), range(60)):
-        found = _read_german_time(clock_time(hour, minute)[1])
-        assert found == (hour * 60 + minute) % 720, (hour, minute)
+        german = clock_time(hour, minute)[1]
+        assert _read_german_time(german) == (hour * 60 + minute) % 720, german
     for hour, minute, english, german in [
         (1, 0, "one o'clock", "ein Uhr"),
         (3, 1, "one minute past three", "eine Minute nach drei"),
@@ -81,24 +90,26 @@ def test_amounts_take_the_ending_of_their_case() -> None:
         assert SCRIPT["amount"](n, day, case) == (english, german)
 
 
-def test_sentences_are_plain_words_and_every_one_held_out_occurs_in_train() -> None:
-    """Words and the parts of hyphenated ones: what is left to learn is how they combine."""
-    parts = {name: set(re.findall(r"\w+", " ".join(s for s, _ in SPLITS[name]))) for name in SPLITS}
-    assert parts["valid"] | parts["test"] <= parts["train"]
-    for text in (side for pair in PAIRS for side in pair):
+def test_sentences_are_plain_words_and_train_has_all_words() -> None:
+    """Hyphenated words count as several words."""
+    vocabulary: dict[str, set[str]] = {}
+    for split, pairs in NUMBERS.items():
+        vocabulary[split] = set(words(" ".join(src for src, _ in pairs)))
+    assert vocabulary["valid"] | vocabulary["test"] <= vocabulary["train"]
+    for text in itertools.chain.from_iterable(PAIRS):
         assert re.fullmatch(r"[\wäöüß',-]+( [\wäöüß',-]+){0,12}", text)
 
 
-def test_no_sentence_stands_twice_in_a_corpus_of_known_size() -> None:
-    for splits, sizes in (SPLITS, [10_000, 300, 500]), (COPY, [5000, 200, 500]):
-        assert [len(splits[name]) for name in ("train", "valid", "test")] == sizes
-        pairs = [pair for part in splits.values() for pair in part]
-        assert all(len(set(side)) == len(pairs) for side in zip(*pairs, strict=True))
+def test_sizes_are_known_and_no_sentence_occurs_twice() -> None:
+    for splits, sizes in ((NUMBERS, (10_000, 300, 500)), (COPY, (5000, 200, 500))):
+        assert (len(splits["train"]), len(splits["valid"]), len(splits["test"])) == sizes
+        for side in zip(*itertools.chain.from_iterable(splits.values()), strict=True):
+            assert len(set(side)) == sum(sizes)
 
 
 def test_the_copy_corpus_is_short_rows_of_symbols_drawn_by_the_seed() -> None:
-    again, other = (bundled_corpus(Corpus.copy, seed) for seed in (0, 8))
-    assert again == COPY != other
+    assert bundled_corpus(Corpus.copy, seed=0) == COPY
+    assert bundled_corpus(Corpus.copy, seed=8) != COPY
     for src, tgt in COPY["train"]:
         assert src == tgt
         assert re.fullmatch("[a-j]( [a-j]){7,11}", src)

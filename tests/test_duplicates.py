@@ -1,7 +1,8 @@
-"""Duplicates are those that a set of texts finds, in whatever pieces they come."""
+"""Duplicates of hashed pairs equal duplicates in a set of texts, however the text is divided."""
 
 from __future__ import annotations
 
+import itertools
 import random
 from pathlib import Path
 
@@ -31,59 +32,57 @@ def draw_tasks(seed: int) -> dict[int, list[Pair]]:
     """Draw tasks, whose numbers do not sort as text; some are empty."""
     draw = random.Random(seed)
     words = [f"wört {number}" for number in range(20)]
-    sizes = {task: draw.choice([0, 1, 12, 40]) for task in (0, 2, 9, 10, 100, 1_000_000_000)}
-    return {
-        task: [(draw.choice(words), draw.choice(words)) for _ in range(size)]
-        for task, size in sizes.items()
-    }
+    tasks = {}
+    for task in (0, 2, 9, 10, 100, 1_000_000_000):
+        size = draw.choice([0, 1, 12, 40])
+        src = draw.choices(words, k=size)
+        tasks[task] = list(zip(src, draw.choices(words, k=size), strict=True))
+    return tasks
 
 
 def write_tasks(folder: Path, tasks: dict[int, list[Pair]], kind: Duplicates) -> None:
-    """Write hashes in pieces; a kind of `keep` writes those that are counted."""
+    """Write hashes of four pairs at a time; `keep` writes the hashes of `count_repeats`."""
     folder.mkdir()
-    for name, pairs in tasks.items():
-        with HashWriter(folder, name) as writer:
+    for task, pairs in tasks.items():
+        with HashWriter(folder, task) as writer:
             for start in range(0, len(pairs), 4):
-                part = pairs[start : start + 4]
-                rows = np.arange(start, start + len(part)) * 3  # what lies between was dropped
-                sides = [p[0] for p in part], [p[1] for p in part]
+                src, tgt = zip(*pairs[start : start + 4], strict=True)
+                rows = np.arange(start, start + len(src)) * 3  # two of three pairs were dropped
                 if kind is Duplicates.keep:
-                    writer.add_sides(hash_sides(*sides))
+                    writer.add_sides(hash_sides(src, tgt))
                 else:
-                    writer.add_rows(hash_duplicates(*sides, kind), rows)
+                    writer.add_rows(hash_duplicates(src, tgt, kind), rows)
             if kind is Duplicates.keep:
                 writer.add_sides(hash_sides([], []))
 
 
-@pytest.mark.parametrize("sizes", [(3, 25), (1 << 20, 1 << 20)], ids=["many parts", "one part"])
+@pytest.mark.parametrize("sizes", [(3, 25), (1 << 20, 1 << 20)], ids=["many files", "one file"])
 def test_all_but_the_first_in_the_order_of_reading_are_found_and_counted(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sizes: tuple[int, int]
 ) -> None:
     monkeypatch.setattr(duplicates, "PAIRS_A_FILE", sizes[0])
     monkeypatch.setattr(duplicates, "PAIRS_AN_INTERVAL", sizes[1])
     for seed, kind in enumerate(KEYS):
-        folder, tasks = tmp_path / kind.value, draw_tasks(seed)
+        folder = tmp_path / kind.value
+        tasks = draw_tasks(seed)
         write_tasks(folder, tasks, kind)
         find_duplicates(folder)
         for path in folder.glob("*.seen"):  # as after an interruption
             path.write_bytes(path.read_bytes() + b"\0")
         find_duplicates(folder)
-        known = set()
-        for name, pairs in tasks.items():
+        earlier = set()
+        for task, pairs in tasks.items():
             expected = np.zeros(3 * len(pairs) + 11, bool)
             for row, pair in enumerate(pairs):
-                expected[3 * row] = KEYS[kind](pair) in known
-                known.add(KEYS[kind](pair))
-            np.testing.assert_array_equal(read_seen(folder, name, len(expected)), expected)
-        assert len(known) < sum(map(len, tasks.values()))
+                expected[3 * row] = KEYS[kind](pair) in earlier
+                earlier.add(KEYS[kind](pair))
+            np.testing.assert_array_equal(read_seen(folder, task, len(expected)), expected)
+        assert len(earlier) < sum(map(len, tasks.values()))
     write_tasks(tmp_path / "counted", tasks, Duplicates.keep)
-    pairs = [pair for task in tasks.values() for pair in task]
-    different = {kind: len(set(map(key, pairs))) for kind, key in KEYS.items()}
-    assert count_repeats(tmp_path / "counted") == {
-        "pairs": len(pairs) - different[Duplicates.pair],
-        "sources": len(pairs) - different[Duplicates.src],
-        "targets": len(pairs) - different[Duplicates.tgt],
-    }
+    pairs = list(itertools.chain.from_iterable(tasks.values()))
+    numbers = count_repeats(tmp_path / "counted")
+    for name, key in zip(("pairs", "sources", "targets"), KEYS.values(), strict=True):
+        assert numbers[name] == len(pairs) - len(set(map(key, pairs))), name
 
 
 def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Path) -> None:
@@ -106,14 +105,19 @@ def test_a_task_that_failed_leaves_no_file_and_can_be_written_again(tmp_path: Pa
     assert read_seen(tmp_path, 1, 2).tolist() == [False, True]
 
 
+def test_swapped_sides_are_another_pair() -> None:
+    hashes = hash_sides(["a", "b", "a", "b", ""], ["b", "a", "a", "b", ""])
+    assert len(np.unique(hashes[:, 0])) == 5
+
+
 def test_the_ends_of_the_range_of_hashes_are_searched_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(duplicates, "PAIRS_AN_INTERVAL", 2)
-    src, tgt = ["a", "b", "a", "b", ""], ["b", "a", "a", "b", ""]
-    assert len(np.unique(hash_sides(src, tgt)[:, 0])) == 5  # swapped sides are another pair
-    most, middle = 2**64 - 1, 2**63
-    hashes = np.array([[7, most, 0, middle, 7, middle - 1, most, 0, middle, 8]], np.uint64)[0]
+    maximum = 2**64 - 1
+    middle = 2**63
+    values = [7, maximum, 0, middle, 7, middle - 1, maximum, 0, middle, 8]
+    hashes = np.array(values, np.uint64)
     with HashWriter(tmp_path, 1) as writer:
         writer.add_rows(hashes, np.arange(10))
     find_duplicates(tmp_path)

@@ -1,4 +1,4 @@
-"""Encoding by words: the same ids as SentencePiece gives for whole lines."""
+"""Encoding word by word gives the same ids as encoding whole lines with SentencePiece."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from nmt.data.vocabulary import train_tokenizer
 from nmt.preprocess import encode
 from nmt.preprocess.encode import Ids, LineEncoder, cuts_at_spaces
 
-# whatever a normaliser may drop, join, split, or take for a space; and spaces themselves
+# characters that a normalizer may drop, join, split or turn into a space; and spaces
 ODD = "\u00a0\u3000\u2009\u200b\u200d\u00ad\u0301\u0308\u00a8\uffe3\u0385\u1fc1\t\x01\x1a\x00"
 LETTERS = "ab häüÄZ0.,-'’…①ﬁ½ΩйНあカ한漢😀<s>\\{}" + ODD + "  "
 
 
 def hostile_lines(count: int, seed: int) -> list[str]:
-    """Draw lines in which words and odd characters come again."""
+    """Draw lines that repeat words and odd characters."""
     draw = random.Random(seed)
-    known = ["house", "{url}", "<2de>", "</s>", "größer", "", " "]
+    words = ["house", "{url}", "<2de>", "</s>", "größer", "", " "]
     lines = ["", " ", "a  b", " a", "a "]
     for _ in range(count):
         odd = ["".join(draw.choices(LETTERS, k=3)) for _ in range(6)]
-        parts = draw.choices(known + odd, k=draw.randint(0, 12))
-        lines.append(draw.choice([" ", "  ", ""]).join(parts))
+        line_words = draw.choices(words + odd, k=draw.randint(0, 12))
+        lines.append(draw.choice([" ", "  ", ""]).join(line_words))
     return lines
 
 
@@ -38,10 +38,9 @@ def assert_same(encoder: LineEncoder, tokenizer: Tokenizer, lines: list[str]) ->
     """Compare with SentencePiece line by line."""
     ids = encoder.encode(lines)
     expected = tokenizer.encode_batch(lines, 1)
-    assert ids.lengths.tolist() == [len(line) for line in expected]
-    parts = np.split(ids.flat, ids.offsets[1:-1])
-    for line, part, want in zip(lines, parts, expected, strict=True):
-        assert part.tolist() == want, repr(line)
+    assert ids.lengths.tolist() == list(map(len, expected))
+    for i, line in enumerate(lines):
+        assert ids.flat[ids.offsets[i] : ids.offsets[i + 1]].tolist() == expected[i], repr(line)
 
 
 def test_words_encode_as_whole_lines_do() -> None:
@@ -64,15 +63,16 @@ def test_words_encode_as_whole_lines_do() -> None:
 
 def test_selected_lines_keep_their_ids() -> None:
     ids = Ids(np.arange(6), np.array([0, 2, 2, 5, 6]))
-    some = ids.select(np.array([False, True, True, True]))
-    assert (some.flat.tolist(), some.offsets.tolist()) == ([2, 3, 4, 5], [0, 0, 3, 4])
+    selected = ids.select(np.array([False, True, True, True]))
+    assert selected.flat.tolist() == [2, 3, 4, 5]
+    assert selected.offsets.tolist() == [0, 0, 3, 4]
 
 
 def test_a_line_with_the_sign_of_a_space_is_encoded_whole() -> None:
     tokenizer = train_tokenizer(sentences(200), tokenizer_config(normalization="identity"))
     lines = ["a▁ a", "▁ a", "▁", "house tree"]
     by_words = [id for word in lines[0].split() for id in tokenizer.encode(word)]
-    assert tokenizer.encode(lines[0]) != by_words  # so words alone would be wrong
+    assert tokenizer.encode(lines[0]) != by_words  # so encoding words would be wrong
     assert_same(LineEncoder(tokenizer), tokenizer, lines)
 
 
@@ -84,17 +84,17 @@ def test_rare_words_are_forgotten_and_cut_again(
     for seed in range(6):
         lines = ["the house", *hostile_lines(50, seed), "the house"]
         assert_same(encoder, tokenizer, lines)
-        of_these = len({word for line in lines for word in line.split(" ")}) + 1
-        assert len(encoder._words) <= 20 + of_these
+        num_words = len(set(" ".join(lines).split(" "))) + 1  # and the end of a line
+        assert len(encoder._words) <= 20 + num_words
         assert {"the", "house"} <= encoder._words.keys()
     cut = []
     monkeypatch.setattr(tokenizer, "encode_batch", lambda texts, _: cut.extend(texts) or [])
-    encoder.encode(["the house", "house the"])  # used last: not cut again
+    encoder.encode(["the house", "house the"])  # recent words are not cut again
     assert cut == []
 
 
-def test_models_whose_words_do_not_stand_alone_encode_whole_lines() -> None:
-    """Unigram models, whose sums round; models with a piece over a space or that keep spaces."""
+def test_models_that_cannot_encode_words_one_by_one_encode_lines() -> None:
+    """Unigram models round their sums; the others have pieces across a space, or keep spaces."""
     config = tokenizer_config(type=TokenizerType.unigram, vocab_size=285)
     tokenizers = [train_tokenizer(sentences(200), config)]
     for option in ({"split_by_whitespace": False}, {"remove_extra_whitespaces": False}):
