@@ -1,7 +1,7 @@
-"""Data folders keep their bytes: the same input and settings give what the release of November 2026
-gave, whose SHA-256 sums stand in `reference/preprocess.json`.
+"""The same input and settings give the same data folders as in November 2026.
 
-`python tests/test_reference.py` prints the sums of this tree, in the form of that file.
+`reference/preprocess.json` has the SHA-256 sums of these folders. `python tests/test_reference.py`
+prints the sums of this version in the same format.
 """
 
 from __future__ import annotations
@@ -25,31 +25,27 @@ from nmt.runtime.files import write_json
 REFERENCE = Path(__file__).parent / "reference" / "preprocess.json"
 _EN = ["red", "green", "big", "house", "tree", "sees", "the", "a", "river", "bridge", "don't"]
 _DE = ["rot", "grün", "groß", "Haus", "Baum", "sieht", "der", "ein", "Fluß", "Brücke", "„Ja“"]
-_ODD = [
-    *("\u2028", "\u2029", "\x85", "\v", "\f", "\x1c", "\r", "\u00a0", "\ufeff", "😀", "\x1a"),
-    *(
-        "e\u0301",
-        "ﬁ",
-        "Ｆｕｌｌ",
-        "猫",
-        "שלום",
-        "\u200b",
-        "<s>",
-        "</s>",
-        "▁",
-        "&amp;",
-        "\ue000",
-        "\t",
-    ),
+_ODD = ["\u2028", "\u2029", "\x85", "\v", "\f", "\x1c", "\r", "\u00a0", "\ufeff", "😀", "\x1a"]
+_ODD += [
+    "e\u0301",
+    "ﬁ",
+    "Ｆｕｌｌ",
+    "猫",
+    "שלום",
+    "\u200b",
+    "<s>",
+    "</s>",
+    "▁",
+    "&amp;",
+    "\ue000",
+    "\t",
 ]
 _BAD = [b"\xe9t\xe9", b"\xff\xfe", b"\xe2\x80", b"\xed\xa0\x80"]
 _PAIR = ["data.train.src=a.en", "data.train.tgt=a.de", "data.valid.src=v.en", "data.valid.tgt=v.de"]
 _LANGS = ["data.src_lang=en", "data.tgt_lang=de"]
 _SMALL = ["tokenizer.vocab_size=400", "num_threads=1"]
-_TWO = [
-    *("data.corpora.news.src=a.en", "data.corpora.news.tgt=a.de", "data.corpora.news.weight=2"),
-    *("data.corpora.web.tsv=b.tsv", "data.corpora.web.tgt_tag=<web>", "data.valid.tsv=v.tsv"),
-]
+_TWO = ["data.corpora.news.src=a.en", "data.corpora.news.tgt=a.de", "data.corpora.news.weight=2"]
+_TWO += ["data.corpora.web.tsv=b.tsv", "data.corpora.web.tgt_tag=<web>", "data.valid.tsv=v.tsv"]
 CASES = {
     "plain": [*_PAIR, *_LANGS, *_SMALL],
     "no languages, short": [*_PAIR, *_SMALL, "max_length=20"],
@@ -89,28 +85,35 @@ def write_texts(folder: Path) -> None:
     """Write the texts that the cases name, the same every time."""
     draw = random.Random(1)
     pairs = [_pair(draw, n) for n in range(700)]
-    pairs += draw.sample(pairs, 60)  # again
+    pairs += draw.sample(pairs, 60)  # duplicates
     held_out = [_pair(draw, n) for n in range(30)] + pairs[:5]
-    sources, targets = ([side.encode() for side in column] for column in zip(*pairs, strict=True))
-    _write(folder / "a.en", sources)
-    _write(folder / "a.de", targets)
-    broken = [line + draw.choice(_BAD) if n % 40 == 7 else line for n, line in enumerate(sources)]
-    _write(folder / "bad.en", broken)
+    _write(folder / "a.en", [src.encode() for src, _ in pairs])
+    _write(folder / "a.de", [tgt.encode() for _, tgt in pairs])
     _write(folder / "v.en", [src.encode() for src, _ in held_out])
     _write(folder / "v.de", [tgt.encode() for _, tgt in held_out])
-    rows = ["\t".join(side.replace("\t", " ") for side in pair).encode() for pair in pairs]
+    broken = []
+    rows = []
+    records = []
+    for number, (src, tgt) in enumerate(pairs):
+        broken.append(src.encode())
+        if number % 40 == 7:
+            broken[-1] += draw.choice(_BAD)
+        row = "{}\t{}".format(src.replace("\t", " "), tgt.replace("\t", " "))
+        rows.append(row.encode())
+        records.append(json.dumps({"en": src, "de": tgt, "n": 1}).encode())
+    _write(folder / "bad.en", broken)
     _write(folder / "b.tsv", rows[:300])
     _write(folder / "v.tsv", rows[300:330])
     columns = b"".join(line + b"\n" for line in rows[330:])
     (folder / "c.tsv.gz").write_bytes(gzip.compress(columns[: len(columns) // 2] + b"\n"))
     (folder / "c.tsv.xz").write_bytes(lzma.compress(columns))
-    records = [json.dumps({"en": s, "de": t, "n": 1}).encode() for s, t in pairs]
     _write(folder / "a.jsonl", records)
 
 
 def _pair(draw: random.Random, number: int) -> tuple[str, str]:
     words = [draw.randrange(len(_EN)) for _ in range(draw.randint(1, 12))]
-    src, tgt = (" ".join(side[w] for w in words) for side in (_EN, _DE))
+    src = " ".join(map(_EN.__getitem__, words))
+    tgt = " ".join(map(_DE.__getitem__, words))
     kind = draw.random()
     if kind < 0.2:
         src = f"{draw.choice(_ODD)}{src} {draw.choice(_ODD)} {number}"
@@ -128,37 +131,38 @@ def _write(path: Path, lines: list[bytes]) -> None:
     path.write_bytes(b"".join(line + b"\n" for line in lines))
 
 
-def sums(place: Path, arguments: list[str]) -> dict[str, str]:
-    """Preprocess the texts in `place`; return the SHA-256 of each file, and of the counts."""
-    out, here = place / "data", Path.cwd()
-    os.chdir(place)  # the files are named relative to it
+def hash_outputs(folder: Path, arguments: list[str]) -> dict[str, str]:
+    """Preprocess the texts in `folder`; return the SHA-256 of each file, and of the counts."""
+    out = folder / "data"
+    working_dir = Path.cwd()
+    os.chdir(folder)  # the arguments have relative paths
     try:
         assert main(COMMANDS["preprocess"], [*arguments, f"data_dir={out}"]) == 0, arguments
     finally:
-        os.chdir(here)
+        os.chdir(working_dir)
     meta = json.loads((out / "meta.json").read_text(encoding="utf-8"))
     write_json(out / "meta.json", meta)
-    found = {
-        path.name: hashlib.sha256(path.read_bytes()).hexdigest()[:16]
-        for path in sorted(out.iterdir())
-        if not path.name.startswith(("report.", "manifest."))
-    }
+    hashes = {}
+    for path in sorted(out.iterdir()):
+        if not path.name.startswith(("report.", "manifest.")):
+            hashes[path.name] = hashlib.sha256(path.read_bytes()).hexdigest()[:16]
     report = json.loads((out / "report.json").read_text(encoding="utf-8"))
     keys = ("read", "kept", "dropped", "replaced", "examples")
     counts = {split: {key: report[split][key] for key in keys} for split in ("train", "valid")}
     text = json.dumps([counts, report["overlap"], report["duplicates"]], sort_keys=True)
-    return {**found, "counts": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    hashes["counts"] = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return hashes
 
 
-def sums_of(name: str) -> dict[str, str]:
-    """Return the sums of a case."""
-    with tempfile.TemporaryDirectory() as place:
-        write_texts(Path(place))
-        return sums(Path(place), CASES[name])
+def hash_case(name: str) -> dict[str, str]:
+    """Return the hashes of a case."""
+    with tempfile.TemporaryDirectory() as folder:
+        write_texts(Path(folder))
+        return hash_outputs(Path(folder), CASES[name])
 
 
 def cases() -> list[Any]:
-    """Return the names of all cases; the first of them take the most ways."""
+    """Return the names of all cases; the quick ones reach the most code."""
     quick = ["temperature, test", "duplicate pairs"]
     slow = [pytest.param(n, marks=pytest.mark.slow) for n in CASES if n not in quick]
     return [*quick, *slow]
@@ -168,9 +172,9 @@ def cases() -> list[Any]:
 def test_data_folders_keep_their_bytes(name: str) -> None:
     expected = json.loads(REFERENCE.read_text(encoding="utf-8"))
     assert expected.keys() == CASES.keys()
-    assert sums_of(name) == expected[name]
+    assert hash_case(name) == expected[name]
 
 
 if __name__ == "__main__":
-    found = {name: sums_of(name) for name in CASES}
-    print(json.dumps(found, indent=1, ensure_ascii=False))
+    hashes = {name: hash_case(name) for name in CASES}
+    print(json.dumps(hashes, indent=1, ensure_ascii=False))

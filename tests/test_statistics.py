@@ -7,7 +7,7 @@ import random
 import unicodedata
 from collections import Counter
 from collections.abc import Sequence
-from itertools import product
+from itertools import chain, product
 from typing import Any
 
 import numpy as np
@@ -35,16 +35,16 @@ ODD = "aB é\u0301ßﬁ \u00a0\u2003\u3000\u200b.,!?-'\"`$ \ue000\ufffd你好П�
 
 
 def odd_lines(count: int, seed: int) -> list[str]:
-    """Draw lines of odd characters, some empty, some that come twice."""
+    """Draw lines of odd characters, some empty, some twice."""
     draw = random.Random(seed)
-    lines = ["".join(draw.choices(ODD, k=draw.randint(0, 12))) for _ in range(count)]
-    return [draw.choice(lines) if draw.random() < 0.3 else line for line in lines]
+    distinct = ["".join(draw.choices(ODD, k=draw.randint(0, 12))) for _ in range(count)]
+    return [draw.choice(distinct) if draw.random() < 0.3 else line for line in distinct]
 
 
 def encode(tokenizer: Tokenizer, lines: Sequence[str]) -> tuple[Any, Any]:
     """Return flat ids and offsets."""
     ids = tokenizer.encode_batch(lines)
-    flat = np.array([token for line in ids for token in line], np.uint16)
+    flat = np.array(list(chain.from_iterable(ids)), np.uint16)
     return flat, np.cumsum([0, *map(len, ids)])
 
 
@@ -59,16 +59,18 @@ def measure(
     kinds = token_kinds(tokenizer)
     total = Statistics()
     for start in range(0, max(1, len(src)), cut):
-        chunk = src[start : start + cut], tgt[start : start + cut]
-        encoded = encode(tokenizer, chunk[0]), encode(tokenizer, chunk[1])
-        size = len(chunk[0])
-        place = make_chunk([[b""] * size] * 2, Format.pair, first_line=start + 1)
-        cleaned = CleanChunk(place, *chunk, np.arange(size), PairCounts(size, size))
+        src_lines = src[start : start + cut]
+        tgt_lines = tgt[start : start + cut]
+        size = len(src_lines)
+        chunk = make_chunk([[b""] * size] * 2, Format.pair, first_line=start + 1)
+        counts = PairCounts(size, size)
+        cleaned = CleanChunk(chunk, src_lines, tgt_lines, np.arange(size), counts)
+        encoded = encode(tokenizer, src_lines), encode(tokenizer, tgt_lines)
         total.merge(measure_chunk(cleaned, encoded, (kinds, kinds), held_out))
     return total
 
 
-def test_characters_and_words_are_those_that_python_counts() -> None:
+def test_characters_and_words_are_counted_as_by_python() -> None:
     for seed in range(20):
         lines = odd_lines(30, seed)
         codes = CodePoints(lines)
@@ -77,7 +79,7 @@ def test_characters_and_words_are_those_that_python_counts() -> None:
 
 
 def slow_normal_form(text: str) -> str:
-    """Do what `normal_form` promises, on the whole line."""
+    """Normalize the whole line, as `normal_form` describes."""
     for _ in range(2):
         text = unicodedata.normalize("NFKD", text).casefold()
     text = unicodedata.normalize("NFKD", text)
@@ -92,41 +94,44 @@ def test_case_punctuation_spaces_and_composition_do_not_matter() -> None:
         assert unicodedata.normalize("NFKD", normal_form(line)) == slow_normal_form(line)
 
 
-def test_signatures_agree_where_normal_forms_do_and_else_differ() -> None:
+def test_signatures_are_equal_if_and_only_if_normal_forms_are() -> None:
     lines = [*odd_lines(400, seed=2), "", "...", "a b", "A, B!", "ab c"]
     signatures = CodePoints(lines).signatures().tolist()
     assert len(signatures) == len(lines)
     by_form: dict[str, int] = {}
     for line, signature in zip(lines, signatures, strict=True):
-        # the order of characters is all that a signature does not see
+        # a signature ignores the order of characters
         form = "".join(sorted(normal_form(line)))
         assert by_form.setdefault(form, signature) == signature
     assert len(set(by_form.values())) == len(by_form)
 
 
-def test_counts_are_those_of_single_lines(tokenizer: Tokenizer) -> None:
-    src, tgt = odd_lines(60, seed=3), sentences(60)
+def test_counts_equal_counts_of_single_lines(tokenizer: Tokenizer) -> None:
+    src = odd_lines(60, seed=3)
+    tgt = sentences(60)
     statistics = measure(tokenizer, src, tgt)
     lengths = []
     for lines, side in zip((src, tgt), statistics.sides, strict=True):
-        ids = [tokenizer.encode(line) for line in lines]
-        tokens = [token for line in ids for token in line]
+        ids = list(map(tokenizer.encode, lines))
+        tokens = list(chain.from_iterable(ids))
         assert side.tokens == len(tokens)
         assert side.unknown_tokens == tokens.count(tokenizer.unk_id)
-        assert side.byte_tokens == sum(
-            piece.startswith("<0x") for piece in tokenizer.pieces(tokens)
-        )
-        assert side.longest == max(len(line) + 1 for line in ids)
+        num_bytes = sum(piece.startswith("<0x") for piece in tokenizer.pieces(tokens))
+        assert side.byte_tokens == num_bytes
         lengths.append([len(line) + 1 for line in ids])
+        assert side.longest == max(lengths[-1])
     assert statistics.sides[0].byte_tokens > 0
     assert statistics.pairs.kept == 60
-    found = {divmod(key, NUM_BINS): count for key, count in statistics.lengths.items()}
-    assert found == Counter(zip(*lengths, strict=True))
+    expected: Counter[int] = Counter()
+    for src_length, tgt_length in zip(lengths[0], lengths[1], strict=True):
+        expected[src_length * NUM_BINS + tgt_length] += 1
+    assert statistics.lengths == expected
 
 
-def test_every_length_has_one_bin_and_short_ones_their_own() -> None:
+def test_every_length_has_a_bin_and_each_short_length_its_own() -> None:
     lengths = np.concatenate([np.arange(5000), [99_999, 500_000]])
-    bins, starts = length_bins(lengths), bin_starts()
+    bins = length_bins(lengths)
+    starts = bin_starts()
     assert (starts[bins] <= lengths).all()
     assert (lengths < starts[bins + 1]).all()
     assert (bins[:EXACT_LENGTHS] == lengths[:EXACT_LENGTHS]).all()
@@ -151,55 +156,57 @@ LINES = [
 ]
 
 
-def is_same(pair: Sequence[str], row: Sequence[str], strictness: str, side: int) -> bool:
-    """Compare two lines."""
-    if pair[side] == row[side]:
-        return True
-    form = slow_normal_form(pair[side])
-    return strictness == "normalised" and form != "" and form == slow_normal_form(row[side])
+KIND_SIDES = {"pairs": (0, 1), "sources": (0,), "targets": (1,)}
 
 
-def test_overlap_is_what_comparing_all_with_all_finds(tokenizer: Tokenizer) -> None:
+def is_same(pair: Sequence[str], row: Sequence[str], strictness: str, kind: str) -> bool:
+    """Compare a pair with a held-out pair."""
+    for side in KIND_SIDES[kind]:
+        form = slow_normal_form(pair[side])
+        is_same_form = form != "" and form == slow_normal_form(row[side])
+        if pair[side] != row[side] and not (strictness == "normalised" and is_same_form):
+            return False
+    return True
+
+
+def test_overlap_agrees_with_comparing_all_pairs(tokenizer: Tokenizer) -> None:
     draw = random.Random(0)
     lines = [*LINES, *(draw.choice(LINES) for _ in range(40))]
     src, tgt = map(list, zip(*lines, strict=True))
-    statistics = measure(tokenizer, src, tgt, HeldOut(HELD))
-    kinds = {"pairs": (0, 1), "sources": (0,), "targets": (1,)}
-    for split, strictness, kind in product(HELD, ("exact", "normalised"), kinds):
-        rows, name = [*zip(*HELD[split], strict=True)], f"{split} {strictness} {kind}"
-        seen, places = set(), []
+    overlaps = measure(tokenizer, src, tgt, HeldOut(HELD)).overlaps
+    for split, strictness, kind in product(HELD, ("exact", "normalised"), KIND_SIDES):
+        rows = list(zip(*HELD[split], strict=True))
+        expected = Overlap()
         for number, pair in enumerate(lines, start=1):
-            hits = [
-                i
-                for i, row in enumerate(rows)
-                if all(is_same(pair, row, strictness, side) for side in kinds[kind])
-            ]
-            seen |= set(hits)
-            if hits:
-                places.append({"file": "a.src", "line": number, "held_out_line": hits[0] + 1})
-        assert Overlap(len(places), seen, places[:NUM_EXAMPLES]) == statistics.overlaps.get(
-            name, Overlap()
-        ), name
+            matches = [i for i, row in enumerate(rows) if is_same(pair, row, strictness, kind)]
+            if matches:
+                expected.matches += 1
+                expected.rows.update(matches)
+                example = {"file": "a.src", "line": number, "held_out_line": matches[0] + 1}
+                expected.examples.append(example)
+        del expected.examples[NUM_EXAMPLES:]
+        name = f"{split} {strictness} {kind}"
+        assert overlaps.get(name, Overlap()) == expected, name
 
 
-def test_statistics_do_not_depend_on_how_text_is_cut_nor_on_a_json_file(
+def test_statistics_do_not_depend_on_chunks_or_on_json(
     tokenizer: Tokenizer,
 ) -> None:
     src = odd_lines(57, seed=4) + [pair[0] for pair in LINES]
     tgt = sentences(57) + [pair[1] for pair in LINES]
-    whole = json.dumps(measure(tokenizer, src, tgt, HeldOut(HELD)).to_json())
+    expected = json.dumps(measure(tokenizer, src, tgt, HeldOut(HELD)).to_json())
     for cut in (1, 2, 13):
-        found = measure(tokenizer, src, tgt, HeldOut(HELD), cut)
-        assert json.dumps(found.to_json()) == whole, cut
-    read = Statistics.from_json(json.loads(whole))
-    assert json.dumps(read.to_json()) == whole
-    often = Statistics()
+        statistics = measure(tokenizer, src, tgt, HeldOut(HELD), cut)
+        assert json.dumps(statistics.to_json()) == expected, cut
+    read = Statistics.from_json(json.loads(expected))
+    assert json.dumps(read.to_json()) == expected
+    merged = Statistics()
     for _ in range(50):
-        often.merge(read)
-    assert json.dumps(read.to_json()) == whole  # stays as it was
-    assert often.pairs.kept == 50 * len(src)
-    assert len(json.dumps(often.to_json())) < 1.5 * len(whole)  # does not grow with the corpus
-    assert often.lengths.keys() == read.lengths.keys()
-    assert often.sides[1].characters.total() == 50 * sum(map(len, tgt))
+        merged.merge(read)
+    assert json.dumps(read.to_json()) == expected  # merging changes only its target
+    assert merged.pairs.kept == 50 * len(src)
+    assert len(json.dumps(merged.to_json())) < 1.5 * len(expected)  # does not grow with the corpus
+    assert merged.lengths.keys() == read.lengths.keys()
+    assert merged.sides[1].characters.total() == 50 * sum(map(len, tgt))
     empty = measure(tokenizer, [], [], HeldOut(HELD))
     assert empty.to_json() == Statistics().to_json()
