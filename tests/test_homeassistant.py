@@ -1,4 +1,4 @@
-"""The Home Assistant corpus, on a small wheel made here: cleaning, splits and what goes wrong."""
+"""The Home Assistant corpus, from a small wheel: cleaning, splits and errors."""
 
 from __future__ import annotations
 
@@ -30,27 +30,31 @@ def _write_wheel(path: Path, texts: Texts) -> Path:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("homeassistant/components/light/manifest.json", "{}")
         for lang, flat in texts.items():
-            for component in ("light", "lock"):
-                own = {key: text for key, text in flat.items() if key.startswith(component)}
+            components: Texts = {"light": {}, "lock": {}}
+            for key, text in flat.items():
+                components["light" if key.startswith("light") else "lock"][key] = text
+            for component, step in components.items():
                 member = f"homeassistant/components/{component}/translations/{lang}.json"
-                archive.writestr(member, json.dumps({"config": {"step": own}}))
+                archive.writestr(member, json.dumps({"config": {"step": step}}))
     return path
 
 
 def _word(number: int) -> str:
-    """Spell a number in letters: normalisation takes all numbers for one."""
-    return "".join("abcdefghij"[int(digit)] for digit in str(number))
+    """Spell a number in letters, since all digits are equal after normalization."""
+    return str(number).translate(str.maketrans("0123456789", "abcdefghij"))
 
 
 def _corpus(extra: list[tuple[str, str]]) -> Texts:
-    """Add `extra` pairs to 200 ordinary ones, where every tenth has its neighbour's target."""
-    pairs = [
-        (f"the word {_word(n)}", f"das Wort {_word(n - (n % 10 == 0))}") for n in range(1, 201)
-    ]
+    """Add `extra` pairs to 200 ordinary pairs, of which every tenth repeats a target."""
+    pairs = []
+    for n in range(1, 201):
+        target_number = n - 1 if n % 10 == 0 else n
+        pairs.append((f"the word {_word(n)}", f"das Wort {_word(target_number)}"))
     texts: Texts = {"en": {}, "de": {}}
     for n, (src, tgt) in enumerate([*pairs, *extra]):
         key = f"{'light' if n % 2 else 'lock'}{n}"
-        texts["en"][key], texts["de"][key] = src, tgt
+        texts["en"][key] = src
+        texts["de"][key] = tgt
     return texts
 
 
@@ -59,7 +63,7 @@ def _extract(folder: Path, extra: list[tuple[str, str]]) -> dict[str, list[tuple
 
 
 def _all_pairs(splits: dict[str, list[tuple[str, str]]]) -> list[tuple[str, str]]:
-    return [pair for pairs in splits.values() for pair in pairs]
+    return list(itertools.chain.from_iterable(splits.values()))
 
 
 def test_texts_are_joined_by_key_in_either_direction_whatever_the_keys(tmp_path: Path) -> None:
@@ -72,14 +76,13 @@ def test_texts_are_joined_by_key_in_either_direction_whatever_the_keys(tmp_path:
     assert forward["train"]
     assert set(_all_pairs(forward)) <= expected
     assert {(src, tgt) for tgt, src in backward} <= expected
-    renamed = {
-        lang: {f"lock_new_{key}": text for key, text in reversed(flat.items())}
-        for lang, flat in texts.items()
-    }
-    again = homeassistant.extract(_write_wheel(tmp_path / "b.whl", renamed), "en", "de")
-    assert {name: set(pairs) for name, pairs in forward.items()} == {
-        name: set(pairs) for name, pairs in again.items()
-    }
+    renamed: Texts = {}
+    for lang, flat in texts.items():
+        renamed[lang] = {f"lock_new_{key}": text for key, text in reversed(flat.items())}
+    splits = homeassistant.extract(_write_wheel(tmp_path / "b.whl", renamed), "en", "de")
+    assert splits.keys() == forward.keys()
+    for name, pairs in forward.items():
+        assert set(splits[name]) == set(pairs), name
 
 
 def test_pairs_that_teach_nothing_are_dropped_and_others_kept(tmp_path: Path) -> None:
@@ -110,21 +113,20 @@ def test_pairs_that_teach_nothing_are_dropped_and_others_kept(tmp_path: Path) ->
     assert [tgt for src, tgt in _all_pairs(splits) if src == "Clear"] == ["Leeren"]
 
 
-def test_no_sentence_stands_in_two_splits_on_either_side_nor_twice_held_out(tmp_path: Path) -> None:
+def test_no_sentence_is_in_two_splits_or_twice_in_a_held_out_split(tmp_path: Path) -> None:
     variants = [(f"The word, {_word(n)}!", f"Das  Wort: {_word(n)}.") for n in range(1, 201)]
-    families = [
-        (f"Relay {_word(n)} {i}", f"Relais {_word(n)} {i}") for n in range(200) for i in (1, 2)
-    ]
+    families = []
+    for n, i in itertools.product(range(200), (1, 2)):
+        families.append((f"Relay {_word(n)} {i}", f"Relais {_word(n)} {i}"))
     for splits in (_extract(tmp_path, variants), _extract(tmp_path, families)):
         for side in (0, 1):
-            seen = {
-                name: [homeassistant.normalise(pair[side]) for pair in pairs]
-                for name, pairs in splits.items()
-            }
-            for one, other in itertools.combinations(seen, 2):
-                assert not set(seen[one]) & set(seen[other])
-            if side == 0:
-                assert all(len(set(seen[n])) == len(seen[n]) for n in ("valid", "test"))
+            seen: set[str] = set()
+            for name, pairs in splits.items():
+                sentences = {homeassistant.normalise(pair[side]) for pair in pairs}
+                assert seen.isdisjoint(sentences), name
+                seen |= sentences
+                if side == 0 and name != "train":
+                    assert len(sentences) == len(pairs), name
 
 
 def test_languages_that_cannot_be_paired_say_why(tmp_path: Path) -> None:
@@ -161,11 +163,11 @@ def test_wheel_is_downloaded_once_unless_damaged_and_a_failure_is_quoted_and_lea
     assert (wheel.read_bytes(), len(calls)) == (b"wheel", 1)
     wheel.write_bytes(b"whe")
     assert homeassistant.fetch(tmp_path / "cache").read_bytes() == b"wheel"
-    for given, message in [
+    for new_content, message in [
         (b"something else", "has SHA-256 .*, expected .*; run again"),
         (None, "ERROR: No matching distribution found"),
     ]:
-        content = given
+        content = new_content
         (tmp_path / "new").mkdir(exist_ok=True)
         with pytest.raises(DataError, match=message) as caught:
             homeassistant.fetch(tmp_path / "new")
@@ -183,17 +185,15 @@ def test_script_writes_line_aligned_files_where_the_experiment_reads_them(
     monkeypatch.setattr(sys, "argv", [str(SCRIPT), "--src", "de", "--tgt", "en"])
     command_line = ["data=homeassistant", "data.src_lang=de", "data.tgt_lang=en"]
     command_line += ["tokenizer.vocab_size=300", "data_dir=data/ha"]
-    assert command("preprocess", *command_line) == 2
+    assert command("preprocess", command_line) == 2
     errors = capfd.readouterr().err.rstrip()
     assert "does not exist; make it with: " in errors
     assert errors.endswith("scripts/fetch_homeassistant.py --src de --tgt en")
     assert homeassistant.main() == 0
     for name, pairs in homeassistant.extract(wheel, "de", "en").items():
-        sides = [
-            (tmp_path / f"data/raw/homeassistant/de-en/{name}.{lang}").read_text(encoding="utf-8")
-            for lang in ("de", "en")
-        ]
-        lines = [side.removesuffix("\n").split("\n") for side in sides]
-        assert list(zip(*lines, strict=True)) == pairs
-    assert command("preprocess", *command_line) == 0
+        for side, lang in enumerate(("de", "en")):
+            path = tmp_path / f"data/raw/homeassistant/de-en/{name}.{lang}"
+            lines = path.read_text(encoding="utf-8").split("\n")
+            assert lines == [*(pair[side] for pair in pairs), ""]
+    assert command("preprocess", command_line) == 0
     assert (tmp_path / "data/ha/test.src").read_text("utf-8").count("\n") == len(pairs)

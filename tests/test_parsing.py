@@ -1,4 +1,4 @@
-"""scripts/parsing.py: trees to text and back, scored as EVALB does, and learned by a model."""
+"""scripts/parsing.py: trees to text and back, scored like EVALB, and learned by a model."""
 
 from __future__ import annotations
 
@@ -18,8 +18,15 @@ RULES: dict[str, list[tuple[int, str]]] = {  # weights and right sides; small le
     "SBAR": [(1, "in S")],
     "PRT": [(1, "rp")],
 }
-WORDS = {"dt": "the a every", "nn": "dog cat house man street ship", "nnp": "Ann Bob Prague"}
-WORDS |= {"jj": "old red small", "vb": "saw took says gave", "in": "in with of that on", "rp": "up"}
+WORDS = {
+    "dt": ["the", "a", "every"],
+    "nn": ["dog", "cat", "house", "man", "street", "ship"],
+    "nnp": ["Ann", "Bob", "Prague"],
+    "jj": ["old", "red", "small"],
+    "vb": ["saw", "took", "says", "gave"],
+    "in": ["in", "with", "of", "that", "on"],
+    "rp": ["up"],
+}
 
 
 @pytest.fixture
@@ -31,11 +38,12 @@ def parsing(monkeypatch: pytest.MonkeyPatch) -> Any:
 def grow(draw: random.Random, label: str = "S", depth: int = 0) -> str:
     """Return a constituent of the grammar in brackets, with function tags and empty elements."""
     if label not in RULES:
-        word = draw.choice(WORDS[label].split()) if label in WORDS else label
+        word = draw.choice(WORDS.get(label, [label]))
         return f"({label.upper()} {word})"
     rules = RULES[label][: 2 if depth > 5 else None]
-    right = draw.choices([r for _, r in rules], [weight for weight, _ in rules])[0]
-    inner = [grow(draw, part, depth + 1) for part in right.split()]
+    weights, right_sides = zip(*rules, strict=True)
+    labels = draw.choices(right_sides, weights)[0].split()
+    inner = [grow(draw, child, depth + 1) for child in labels]
     if draw.random() < 0.1:
         inner.append("(SBAR-2 (-NONE- 0) (S (-NONE- *T*-1)))")
     return f"({label}{draw.choice(['', '', '-SBJ', '=3'])} {' '.join(inner)})"
@@ -46,16 +54,17 @@ def treebank(count: int, seed: int) -> str:
     return "".join(f"( {grow(draw)} )\n" for _ in range(count))
 
 
-def test_a_treebank_becomes_words_and_brackets_without_what_is_empty(parsing: Any) -> None:
+def test_a_treebank_becomes_words_and_brackets_without_empty_elements(parsing: Any) -> None:
     text = """( (S-TPC=1
         (NP-SBJ-1 (NNP Ann) (-LRB- -LRB-))
         (VP (VBD ran) (SBAR (-NONE- 0) (S (NP (-NONE- *T*-1)))) (PRT (RP up))) (. .) ) )
       (TOP (NP (NN dog)))
       (X (SYM a) (PP=2 (IN b)))"""
     trees = list(parsing.read_trees(text))
-    words = [" ".join(leaf.word for leaf in tree.leaves()) for tree in trees]
-    assert words == ["Ann -LRB- ran up .", "dog", "a b"]
-    assert [parsing.write(tree) for tree in trees] == [
+    sentences = ["Ann -LRB- ran up .", "dog", "a b"]
+    for tree, sentence in zip(trees, sentences, strict=True):
+        assert [leaf.word for leaf in tree.leaves()] == sentence.split()
+    assert list(map(parsing.write, trees)) == [
         "S NP XX XX endNP VP XX PRT XX endPRT endVP XX endS",
         "NP XX endNP",
         "X XX PP XX endPP endX",
@@ -65,39 +74,44 @@ def test_a_treebank_becomes_words_and_brackets_without_what_is_empty(parsing: An
             list(parsing.read_trees(wrong))
 
 
-def test_text_of_a_tree_gives_that_tree_and_any_other_text_one_over_all_words(parsing: Any) -> None:
+def test_text_of_a_tree_gives_the_tree_and_any_text_one_of_all_words(
+    parsing: Any,
+) -> None:
     draw = random.Random(1)
     for tree in parsing.read_trees(treebank(50, seed=1)):
-        output, leaves = parsing.write(tree), list(tree.leaves())
+        output = parsing.write(tree)
+        leaves = list(tree.leaves())
         assert str(parsing.read(output, leaves)) == str(tree)
         tokens = output.split()
         for token in draw.choices(["S", "NP", "endS", "endNP", "XX", "?"], k=4):
             tokens[draw.randrange(len(tokens))] = token
         cut = tokens[draw.randrange(len(tokens)) :]
         for broken in (tokens, cut, tokens + cut, []):
-            found = parsing.read(" ".join(broken), leaves)
-            assert list(found.leaves()) == leaves, broken
-            again = list(parsing.read_trees(str(found)))  # no constituent is empty
-            assert [str(one) for one in again] == [str(found)], broken
+            repaired = parsing.read(" ".join(broken), leaves)
+            assert list(repaired.leaves()) == leaves, broken
+            (parsed,) = parsing.read_trees(str(repaired))  # no constituent is empty
+            assert str(parsed) == str(repaired), broken
     leaf = parsing.Tree("NN", word="dog")
     assert str(parsing.read("S NP XX endS XX endNP", [leaf] * 3)) == (
         "( (S (NP (NN dog))) (NN dog) (NN dog))"
     )
 
 
-def test_brackets_are_counted_as_evalb_does(parsing: Any) -> None:
-    pairs = [  # gold, found, constituents of each, matched
+def test_brackets_are_counted_like_evalb(parsing: Any) -> None:
+    pairs = [  # gold, output, constituents of each, matched
         ("(S (NP (DT a) (NN b)) (VP (VB c)))", "(S (NP (DT a)) (VP (NN b) (VB c)))", 3, 3, 1),
         ("(S (NP (DT a) (, ,)) (VB c))", "(S (NP (DT a)) (, ,) (VB c))", 2, 2, 2),  # punctuation
         ("(S (X (, ,)) (VB c))", "(S (, ,) (VB c))", 1, 1, 1),  # nothing else in it
         ("(VP (VB c) (PRT (RP up)))", "(VP (VB c) (ADVP (RP up)))", 2, 2, 2),
-        ("(NP (NP (NN a)))", "(NP (NN a))", 2, 1, 1),  # as often as in both
+        ("(NP (NP (NN a)))", "(NP (NN a))", 2, 1, 1),  # the minimum of both counts
     ]
-    for gold, found, num_gold, num_found, matched in pairs:
+    for gold, output, num_gold, num_output, matched in pairs:
         score = parsing.Score()
-        score.add(*(next(parsing.read_trees(f"( {text} )")) for text in (gold, found)))
-        assert (score.gold, score.found, score.matched) == (num_gold, num_found, matched), gold
-        f1 = 200 * matched / (num_gold + num_found)
+        (gold_tree,) = parsing.read_trees(f"( {gold} )")
+        (output_tree,) = parsing.read_trees(f"( {output} )")
+        score.add(gold_tree, output_tree)
+        assert (score.gold, score.found, score.matched) == (num_gold, num_output, matched), gold
+        f1 = 200 * matched / (num_gold + num_output)
         assert score.percent()["F1"] == pytest.approx(f1), gold
 
 
@@ -112,18 +126,19 @@ def test_a_small_model_parses_text_of_a_small_grammar(
     for seed, (split, count) in enumerate((("train", 4000), ("valid", 100), ("test", 200))):
         Path(f"{split}.mrg").write_text(treebank(count, seed), encoding="utf-8")
         parsing.prepare([Path(f"{split}.mrg")], split, Path("data/raw/parsing"))
-    experiment, quick = "experiment=parsing", ["num_threads=1", "max_updates=600", "device=cpu"]
+    experiment = ["experiment=parsing", "num_threads=1"]
     assert command("preprocess", experiment, "tokenizer.vocab_size=420") == 0
     sizes = "num_encoder_layers=2 num_decoder_layers=2 d_model=128 d_ff=512 num_heads=4 norm=pre"
-    small = [f"model.{size}" for size in f"{sizes} dropout=0.1 attention_dropout=0".split()]
+    model = [f"model.{size}" for size in f"{sizes} dropout=0.1 attention_dropout=0".split()]
     rate = "warmup_steps=150 peak_learning_rate=0.0029 schedule=cosine max_grad_norm=1"
-    small += [f"optimizer.{setting}" for setting in rate.split()]
-    small += ["tokens_per_update=2500", "validate_every_updates=200"]
-    assert command("train", experiment, *quick, *small) == 0
-    given = ["input=data/raw/parsing/test.src", "output=test.out", "device=cpu", "num_threads=1"]
-    assert command("translate", experiment, *given) == 0
+    optimizer = [f"optimizer.{setting}" for setting in rate.split()]
+    run = ["max_updates=600", "device=cpu", "tokens_per_update=2500", "validate_every_updates=200"]
+    assert command("train", experiment, run, model, optimizer) == 0
+    files = ["input=data/raw/parsing/test.src", "output=test.out"]
+    assert command("translate", experiment, files, "device=cpu") == 0
     capsys.readouterr()
-    gold, figures = Path("data/raw/parsing/test.trees"), {}
+    gold = Path("data/raw/parsing/test.trees")
+    figures = {}
     Path("none.out").write_text("S XX endS\n" * 200, encoding="utf-8")
     for name in ("test", "none"):
         parsing.score(gold, Path(f"{name}.out"), Path(f"{name}.trees"))

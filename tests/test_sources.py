@@ -1,4 +1,4 @@
-"""Text of any source comes as the same pairs: files, patterns, streams, corpora, datasets."""
+"""All sources give the same pairs: files, patterns, streams, corpora and datasets."""
 
 from __future__ import annotations
 
@@ -42,60 +42,79 @@ def settings(train: SplitConfig | None = None, **changes: Any) -> PreprocessConf
     return PreprocessConfig(data=DataConfig(**data))
 
 
-def find(place: Path, **split: Any) -> list[Source]:
-    """Find the sources of training text; what must be is spooled in a folder of `place`."""
-    return find_sources(settings(SplitConfig(**split)), "train", place / "spool")
+def find(folder: Path, **split: Any) -> list[Source]:
+    """Find the sources of training text, with temporary copies in `folder`."""
+    return find_sources(settings(SplitConfig(**split)), "train", folder / "spool")
 
 
 def read(sources: list[Source]) -> Pairs:
     """Read the text of sources, cleaned as training text is."""
-    cleaned = [clean(chunk, settings(), held_out=False) for chunk in read_chunks(sources)]
-    return [pair for part in cleaned for pair in zip(part.src, part.tgt, strict=True)]
+    pairs: Pairs = []
+    for chunk in read_chunks(sources):
+        cleaned = clean(chunk, settings(), held_out=False)
+        pairs += zip(cleaned.src, cleaned.tgt, strict=True)
+    return pairs
 
 
 def lines(texts: list[str]) -> bytes:
     return "".join(f"{text}\n" for text in texts).encode()
 
 
+SRC = lines([src for src, _ in PAIRS])
+TGT = lines([tgt for _, tgt in PAIRS])
+TSV = lines([f"{src}\t{tgt}" for src, tgt in PAIRS])
+
+
+def write_tsv(folder: Path, name: str) -> str:
+    """Write a file with one pair, whose source is `name`; return its path."""
+    return str(write(folder / f"{name}.tsv", f"{name}\tx\n".encode()))
+
+
 def test_every_format_gives_the_same_pairs(tmp_path: Path) -> None:
-    src, tgt = (lines([pair[side] for pair in PAIRS]) for side in (0, 1))
-    tsv, wide = (lines([row.format(*p) for p in PAIRS]) for row in ("{}\t{}", "1\t{1}\t\t{0}"))
-    records = lines([json.dumps({"en": src, "de": tgt, "id": 1}) for src, tgt in PAIRS])
-    named = lines([json.dumps({"q": src, "a": tgt}) for src, tgt in PAIRS])
+    contents = {
+        "src": SRC,
+        "tgt": TGT,
+        "tsv": TSV,
+        "wide": lines([f"1\t{tgt}\t\t{src}" for src, tgt in PAIRS]),
+        "jsonl": lines([json.dumps({"en": src, "de": tgt, "id": 1}) for src, tgt in PAIRS]),
+        "named": lines([json.dumps({"q": src, "a": tgt}) for src, tgt in PAIRS]),
+    }
     for suffix in SUFFIXES:
-        parts = enumerate((src, tgt, tsv, wide, records, named))
-        files = [[str(write(tmp_path / f"{i}.{suffix}", text))] for i, text in parts]
-        mixed = [find(tmp_path / suffix, tsv=files[2])]
-        mixed = [find(tmp_path / suffix, src=files[0], tgt=files[1]), *mixed, *mixed]
-        if suffix == "txt":  # as the held-out sets of several corpora may be
-            assert read(sum(mixed, [])) == read(sum(mixed[::-1], [])) == 3 * PAIRS
+        files = {}
+        for name, content in contents.items():
+            files[name] = [str(write(tmp_path / f"{name}.{suffix}", content))]
         for split in (
-            SplitConfig(src=files[0], tgt=files[1]),
-            SplitConfig(tsv=files[2]),
-            SplitConfig(tsv=files[3], columns=[4, 2]),
-            SplitConfig(jsonl=files[4]),
-            SplitConfig(jsonl=files[5], fields=["q", "a"]),
+            {"src": files["src"], "tgt": files["tgt"]},
+            {"tsv": files["tsv"]},
+            {"tsv": files["wide"], "columns": [4, 2]},
+            {"jsonl": files["jsonl"]},
+            {"jsonl": files["named"], "fields": ["q", "a"]},
         ):
-            assert read(find(tmp_path / suffix, **vars(split))) == PAIRS, split
-        assert (tmp_path / suffix / "spool").exists() is (suffix != "txt")  # packed ones
+            assert read(find(tmp_path / suffix, **split)) == PAIRS, split
+        assert (tmp_path / suffix / "spool").exists() is (suffix != "txt")  # decompressed files
+        if suffix == "txt":  # held-out sets of several corpora may mix formats
+            pair = find(tmp_path, src=files["src"], tgt=files["tgt"])
+            tsv = find(tmp_path, tsv=files["tsv"])
+            assert read(pair + tsv + tsv) == read(tsv + tsv + pair) == 3 * PAIRS
 
 
 def test_several_files_are_read_in_the_order_they_are_named(tmp_path: Path) -> None:
-    files = [str(write(tmp_path / f"{name}.tsv", lines([f"{name}\tx"]))) for name in "bac"]
+    files = [write_tsv(tmp_path, name) for name in "bac"]
     for names, expected in ((files, "bac"), ([files[0], str(tmp_path / "?.tsv")], "babc")):
-        assert "".join(pair[0] for pair in read(find(tmp_path, tsv=names))) == expected
+        assert "".join(src for src, _ in read(find(tmp_path, tsv=names))) == expected
 
 
 # --- patterns
 
 
-def test_patterns_pair_what_their_wildcards_stand_for(
+def test_patterns_pair_files_with_the_same_wildcard_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     paths = (write(tmp_path / "a.en", b"x\n"), write(tmp_path / "a.de", b"x\n"))
-    (found,) = find(tmp_path, src=["a*.en"], tgt=["a.de"])  # which names files as the user does
-    assert (found.names, found.paths) == (("a.en", "a.de"), paths)
+    (source,) = find(tmp_path, src=["a*.en"], tgt=["a.de"])  # names files as the user does
+    assert source.names == ("a.en", "a.de")
+    assert source.paths == paths
     names = ["n-1.en", "n-2.en", "n.en", "de_n-1", "de_n-2", "de_n", "m-1", "m-3", "odd.fr"]
     for name in [*names, "[x].en", "1*.en", "12.en"]:
         write(Path(name), b"")
@@ -108,8 +127,8 @@ def test_patterns_pair_what_their_wildcards_stand_for(
         ("n-1.en n.en", "de_n*1 odd.fr", "n-1.en de_n-1, n.en odd.fr"),
         ("n-1.en n-2.en", "de_n-?", "n-1.en de_n-1, n-2.en de_n-2"),
     ]:
-        found = pair_up(src.split(), tgt.split(), "data.train")
-        assert ", ".join(map(" ".join, found)) == expected
+        file_pairs = pair_up(src.split(), tgt.split(), "data.train")
+        assert ", ".join(map(" ".join, file_pairs)) == expected
     for src, tgt, expected in [
         ("n-*.en", "m-*", "m-3 has no counterpart"),
         ("m-*", "n-*.en", "m-3 has no counterpart"),
@@ -118,7 +137,7 @@ def test_patterns_pair_what_their_wildcards_stand_for(
         ("n-1.en n.en", "odd.fr", r"^data\.train: 2 source files \(n-1\.en .*1 target"),
         ("n.en", "de_n-?", "1 source files.*2 target"),
         ("nothing*", "odd.fr", r"nothing\* matches no file"),
-        ("[!x]*", "odd.fr", r"\[!x\]\* matches no file"),  # * and ? alone are wild
+        ("[!x]*", "odd.fr", r"\[!x\]\* matches no file"),  # only * and ? are wildcards
     ]:
         with pytest.raises(DataError, match=expected):
             pair_up(src.split(), tgt.split(), "data.train")
@@ -128,16 +147,16 @@ def test_patterns_pair_what_their_wildcards_stand_for(
 
 
 def test_named_corpora_come_in_the_order_of_their_names_with_their_tags(tmp_path: Path) -> None:
-    files = [str(write(tmp_path / f"{name}.tsv", lines([f"{name}\tx"]))) for name in "abc"]
+    files = [write_tsv(tmp_path, name) for name in "abc"]
     corpora = {
         "web": CorpusConfig(tsv=[files[0]], weight=0),
         "news": CorpusConfig(tsv=files[1:], src_tag="<2de>"),
     }
     config = settings(corpora=corpora)
-    found = find_sources(config, "train", tmp_path)
-    tagged = ("news", ("<2de>", "", ()))
-    assert [(s.corpus, s.tags) for s in found] == [tagged] * 2 + [("web", ("", "", ()))]
-    assert [pair[0] for pair in read(found)] == ["b", "c", "a"]
+    sources = find_sources(config, "train", tmp_path)
+    assert [source.corpus for source in sources] == ["news", "news", "web"]
+    assert [source.tags.src for source in sources] == ["<2de>", "<2de>", ""]
+    assert [src for src, _ in read(sources)] == ["b", "c", "a"]
     assert has_split(config.data, "train")
     assert not has_split(config.data, "valid")
     config.data.corpora["empty"] = CorpusConfig(weight=2)
@@ -145,18 +164,17 @@ def test_named_corpora_come_in_the_order_of_their_names_with_their_tags(tmp_path
         find_sources(config, "train", tmp_path)
 
 
-def test_a_corpus_that_comes_along_is_spooled_whole(tmp_path: Path) -> None:
+def test_a_bundled_corpus_is_spooled_whole(tmp_path: Path) -> None:
     for corpus, split, seed in [(Corpus.numbers, "test", 0), (Corpus.copy, "valid", 2)]:
         config = PreprocessConfig(data=DataConfig(corpus=corpus), seed=seed)
         assert has_split(config.data, split)
-        found = find_sources(config, split, tmp_path)
-        assert read(found) == bundled_corpus(corpus, seed)[split]
+        sources = find_sources(config, split, tmp_path)
+        assert read(sources) == bundled_corpus(corpus, seed)[split]
 
 
 # --- streams
 
-OLD = 1_000_000_000  # a time in nanoseconds that no file of a test gets by itself
-TSV = lines(["\t".join(pair) for pair in PAIRS])
+OLD = 1_000_000_000  # a modification time in nanoseconds that no new file has
 
 
 def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> io.BytesIO:
@@ -168,11 +186,11 @@ def pipe(monkeypatch: pytest.MonkeyPatch, content: bytes) -> io.BytesIO:
 def test_stdin_can_be_one_side_or_a_file_of_both(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tgt = write(tmp_path / "tgt", lines([pair[1] for pair in PAIRS]))
-    pipe(monkeypatch, lines([pair[0] for pair in PAIRS]))
-    found = find(tmp_path, src=["-"], tgt=[str(tgt)])
-    assert read(found) == PAIRS
-    assert found[0].names == ("stdin", str(tgt))
+    tgt = write(tmp_path / "tgt", TGT)
+    pipe(monkeypatch, SRC)
+    sources = find(tmp_path, src=["-"], tgt=[str(tgt)])
+    assert read(sources) == PAIRS
+    assert sources[0].names == ("stdin", str(tgt))
     pipe(monkeypatch, TSV)
     assert read(find(tmp_path, tsv=["-"])) == PAIRS
 
@@ -184,7 +202,7 @@ def test_a_damaged_archive_is_named_as_the_user_wrote_it(tmp_path: Path) -> None
         find(tmp_path, tsv=[str(path)])
 
 
-def test_stdin_is_spooled_anew_only_when_it_differs(
+def test_stdin_is_spooled_again_only_when_it_differs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     is_same = []
@@ -199,27 +217,29 @@ def test_stdin_is_spooled_anew_only_when_it_differs(
 
 
 def test_named_pipes_are_spooled_each_by_itself(tmp_path: Path) -> None:
-    pipes, writers = [tmp_path / "src.gz", tmp_path / "tgt.gz"], []
-    for side, path in enumerate(pipes):
+    src = tmp_path / "src.gz"
+    tgt = tmp_path / "tgt.gz"
+    writers = []
+    for path, content in ((src, SRC), (tgt, TGT)):
         os.mkfifo(path)
-        content = pack(lines([pair[side] for pair in PAIRS]), path.suffix[1:])
-        writers.append(threading.Thread(target=path.write_bytes, args=[content]))
+        writers.append(threading.Thread(target=path.write_bytes, args=[pack(content, "gz")]))
         writers[-1].start()
-    found = find(tmp_path, src=[str(pipes[0])], tgt=[str(pipes[1])])
+    sources = find(tmp_path, src=[str(src)], tgt=[str(tgt)])
     for writer in writers:
         writer.join()
-    assert read(found) == PAIRS
-    assert found[0].names == tuple(map(str, pipes))
+    assert read(sources) == PAIRS
+    assert sources[0].names == (str(src), str(tgt))
 
 
-def test_what_is_missing_is_said_before_a_stream_is_read(
+def test_missing_files_are_named_before_a_stream_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     train = HeldOutConfig(tsv=[str(tmp_path / "a")])
     with pytest.raises(DataError, match=r"a does not exist; make it with: make text$"):
         find_sources(settings(train=train, made_by="make text"), "train", tmp_path)
     stream = pipe(monkeypatch, b"a\tb\n")
-    train, missing = HeldOutConfig(tsv=["-"]), HeldOutConfig(tsv=[str(tmp_path / "none.tsv")])
+    train = HeldOutConfig(tsv=["-"])
+    missing = HeldOutConfig(tsv=[str(tmp_path / "none.tsv")])
     for changes, error, expected in [
         ({"valid": missing}, DataError, "none.tsv does not exist"),
         ({"valid": train}, ConfigError, "2 files are -"),
@@ -258,12 +278,14 @@ def pairs_of(split: str) -> Pairs:
 
 
 def table_of(pairs: Pairs, *, nested: bool) -> pa.Table:
-    flat = [{"de": de, "en": en} for en, de in pairs]
-    return pa.Table.from_pylist([{"translation": row} for row in flat] if nested else flat)
+    rows: list[dict[str, Any]] = [{"de": de, "en": en} for en, de in pairs]
+    if nested:
+        rows = [{"translation": row} for row in rows]
+    return pa.Table.from_pylist(rows)
 
 
 def write_dataset(path: Path, pairs: Pairs, kind: str, *, nested: bool = True) -> Path:
-    """Write a file of two rows a block: Parquet, either of Arrow's formats, or JSON."""
+    """Write a file of Parquet, Arrow (stream or file) or JSON, in blocks of two rows."""
     path.parent.mkdir(parents=True, exist_ok=True)
     table = table_of(pairs, nested=nested)
     if kind == "parquet":
@@ -279,12 +301,17 @@ def write_dataset(path: Path, pairs: Pairs, kind: str, *, nested: bool = True) -
 
 @pytest.fixture
 def wmt14(tmp_path: Path) -> Path:
-    """The layout of wmt/wmt14: a folder of Parquet files a configuration, a column of structs."""
-    for config, split in itertools.product(("de-en", "cs-en"), SIZES):
-        pairs = [(en if config == "de-en" else "cs", de) for en, de in pairs_of(split)]
-        for i, part in enumerate((pairs[:1], pairs[1:])):
-            name = f"wmt14/{config}/{split}-{i:05}-of-00002.parquet"
-            write_dataset(tmp_path / name, part, "parquet")
+    """The layout of wmt/wmt14: a folder of Parquet files per configuration, a column of structs."""
+    for split in SIZES:
+        pairs = pairs_of(split)
+        czech = [("cs", de) for _, de in pairs]
+        for config, shards in {
+            "de-en": (pairs[:1], pairs[1:]),
+            "cs-en": (czech[:1], czech[1:]),
+        }.items():
+            for i, shard in enumerate(shards):
+                name = f"wmt14/{config}/{split}-{i:05}-of-00002.parquet"
+                write_dataset(tmp_path / name, shard, "parquet")
     return tmp_path / "wmt14"
 
 
@@ -308,18 +335,18 @@ def test_the_layouts_of_the_hub_give_the_pairs_of_a_split(tmp_path: Path, wmt14:
     for has_readme, (ours, theirs) in itertools.product((False, True), OURS.items()):
         if has_readme:
             add_readme(wmt14)
-        found = read_dataset(tmp_path, ours, dataset=str(wmt14), dataset_config="de-en")
-        assert found == pairs_of(theirs), (ours, has_readme)
-    for kind in ("jsonl", "parquet"):  # bentrevett/multi30k: a file a split, fields of languages
+        pairs = read_dataset(tmp_path, ours, dataset=str(wmt14), dataset_config="de-en")
+        assert pairs == pairs_of(theirs), (ours, has_readme)
+    for kind in ("jsonl", "parquet"):  # bentrevett/multi30k: a file per split, a field per language
         folder = tmp_path / f"multi30k-{kind}"
         for split, name in (("train", "train"), ("validation", "val"), ("test", "test")):
             write_dataset(folder / f"{name}.{kind}", pairs_of(split), kind, nested=False)
         for ours, theirs in OURS.items():
             assert read_dataset(tmp_path, ours, dataset=str(folder)) == pairs_of(theirs)
-        found = read_dataset(tmp_path, dataset=str(folder), dataset_split="test")
-        assert found == pairs_of("test")
-        found = read_dataset(tmp_path, dataset=str(folder), fields=["de", "en"])
-        assert found == [(de, en) for en, de in pairs_of("train")]
+        test_pairs = read_dataset(tmp_path, dataset=str(folder), dataset_split="test")
+        assert test_pairs == pairs_of("test")
+        swapped = read_dataset(tmp_path, dataset=str(folder), fields=["de", "en"])
+        assert swapped == [(de, en) for en, de in pairs_of("train")]
 
 
 def test_single_files_and_folders_of_save_to_disk_give_their_pairs(tmp_path: Path) -> None:
@@ -328,8 +355,8 @@ def test_single_files_and_folders_of_save_to_disk_give_their_pairs(tmp_path: Pat
         write_dataset(path, pairs_of("train"), kind, nested=nested)
         assert read_dataset(tmp_path, dataset=str(path)) == pairs_of("train"), (kind, nested)
     saved = datasets.Dataset.from_list(table_of(pairs_of("test"), nested=True).to_pylist())
-    for name, whole in (("one", saved), ("splits", datasets.DatasetDict({"test": saved}))):
-        whole.save_to_disk(str(tmp_path / name))
+    for name, dataset in (("one", saved), ("splits", datasets.DatasetDict({"test": saved}))):
+        dataset.save_to_disk(str(tmp_path / name))
         assert read_dataset(tmp_path, "test", dataset=str(tmp_path / name)) == pairs_of("test")
 
 
@@ -345,19 +372,21 @@ def test_line_breaks_in_texts_become_spaces_and_move_no_other_pair(tmp_path: Pat
 
 def test_fields_may_hold_nothing_numbers_or_bytes(tmp_path: Path) -> None:
     """A missing text is an empty line; bytes are left to cleaning."""
-    path, raw = tmp_path / "a.parquet", pa.array([b"gr\xfcn", b"b"], pa.binary())
-    for columns, expected in [
-        (([None, "a", None], ["b", "c", None]), (b"\na\n\n", b"b\nc\n\n")),
-        (([1, 2], raw), (b"1\n2\n", b"gr\xfcn\nb\n")),
+    path = tmp_path / "a.parquet"
+    raw = pa.array([b"gr\xfcn", b"b"], pa.binary())
+    for src, tgt, expected_src, expected_tgt in [
+        ([None, "a", None], ["b", "c", None], b"\na\n\n", b"b\nc\n\n"),
+        ([1, 2], raw, b"1\n2\n", b"gr\xfcn\nb\n"),
     ]:
-        pq.write_table(pa.table({"en": columns[0], "de": columns[1]}), path)
+        pq.write_table(pa.table({"en": src, "de": tgt}), path)
         (source,) = find(tmp_path, dataset=str(path))
-        assert tuple(file.read_bytes() for file in source.paths) == expected
+        assert source.paths[0].read_bytes() == expected_src
+        assert source.paths[1].read_bytes() == expected_tgt
     with pytest.raises(DataError, match=rf"{re.escape(str(tmp_path))}/a\.parquet:1: byte 3"):
         read([source])
 
 
-def test_what_a_dataset_lacks_is_said_with_what_it_has(tmp_path: Path, wmt14: Path) -> None:
+def test_errors_about_datasets_name_the_alternatives(tmp_path: Path, wmt14: Path) -> None:
     add_readme(wmt14)
     text = write_dataset(tmp_path / "text" / "a.jsonl", pairs_of("test"), "jsonl")
     (tmp_path / "none").mkdir()
@@ -380,7 +409,8 @@ def test_a_damaged_dataset_is_a_data_error(tmp_path: Path) -> None:
         suffix = "arrow" if name == "stream" else name
         path = write_dataset(tmp_path / name / f"train.{suffix}", pairs_of("train") * 100, name)
         os.truncate(path, path.stat().st_size // 2 - 3)  # not at the end of a line
-        for place in (path.parent, path)[: 1 if name == "jsonl" else 2]:  # a folder, a file
-            with pytest.raises(DataError, match=f"{re.escape(str(place))} cannot be read") as error:
-                find(tmp_path, dataset=str(place))
+        names = [path.parent] if name == "jsonl" else [path.parent, path]
+        for dataset in map(str, names):
+            with pytest.raises(DataError, match=f"{re.escape(dataset)} cannot be read") as error:
+                find(tmp_path, dataset=dataset)
             assert "\n" not in str(error.value)
